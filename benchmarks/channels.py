@@ -105,8 +105,8 @@ def flow(kind: str) -> tuple[lab.Workflow, lab.ExecutionPlan]:
             sender.arrays(count, 16, kind == "tensors", forth)
             return receiver.look(forth)
 
-    chunks = dict.fromkeys(made.graph.channels_by_name(), BATCH if kind == "batched" else 1)
-    return made, lab.ExecutionPlan.spatial(made, DEVICES, {"sender": [0], "receiver": [1]}, chunks=chunks)
+    micro_batches = dict.fromkeys(made.graph.channels_by_name(), BATCH if kind == "batched" else 1)
+    return made, lab.ExecutionPlan.spatial(made, DEVICES, {"sender": [0], "receiver": [1]}, micro_batches=micro_batches)
 
 
 class Simulator(lab.Worker):

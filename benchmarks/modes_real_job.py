@@ -22,7 +22,7 @@ ROUNDS, TURNS = 3, 12
 
 def plans(flow: lab.Workflow) -> tuple[ExecutionPlan, dict[str, ExecutionPlan]]:
     """(the measured one, the modes). Everywhere two tokens, answered one by one."""
-    one = {"chunks": {"obs": 1}}
+    one = {"micro_batches": {"obs": 1}}
     double = {"sub_batches": {"simulator": 2}, **one}
     measured = ExecutionPlan.temporal(flow, devices(1), name="measured", **double)
     return measured, {

@@ -29,7 +29,7 @@ def chain(devices: int, granularities: int = 7) -> Problem:
 
 
 def with_fixed_costs(devices: int, granularities: int = 7) -> Problem:
-    """Three leaves whose calls cost something however small they are, and who switch in different times: chunks of many sizes are worth looking at."""
+    """Three leaves whose calls cost something however small they are, and who switch in different times: micro-batches of many sizes are worth looking at."""
     n = np.arange(devices + 1, dtype=float)
     leaves = ((700, 0.62, 0.05), (90, 0.9, 0.02), (400, 0.83, 0.1))  # seconds on one device, exponent, seconds of a call
     with np.errstate(divide="ignore"):
@@ -54,7 +54,7 @@ def whole(devices: int) -> float:
 
 
 def cases(smoke: bool) -> list[Case]:
-    note = "CPU ms of one core; 64 chunks at the finest, every device count valid, power-law seconds, switch costs"
+    note = "CPU ms of one core; 64 micro-batches at the finest, every device count valid, power-law seconds, switch costs"
     return [
         *[
             Case("planner_search_time" if n == 64 else f"planner_search_time_{n}", "ms", lambda n=n: milliseconds(n), target=f"<= {most}", target_of="value",

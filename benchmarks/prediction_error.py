@@ -132,47 +132,49 @@ def devices(n: int) -> list[str]:
 
 
 def chain_plans(flow: lab.Workflow, stages: int) -> Iterator[ExecutionPlan]:
-    """Temporal, spatial with several chunk sizes and ranks, and hybrids that share one device."""
+    """Temporal, spatial with several micro-batch sizes and ranks, and hybrids that share one device."""
     middle = [f"stage{i}" for i in range(stages)]
     # Batches of two sizes, so that a batch's and an item's seconds can be told apart.
-    yield ExecutionPlan.temporal(flow, devices(1), name="temporal on 1", chunks={f"c{i}": 20 for i in range(stages)})
+    yield ExecutionPlan.temporal(flow, devices(1), name="temporal on 1", micro_batches={f"c{i}": 20 for i in range(stages)})
     for ranks in (1, 2, 4, 14 // stages):
         used = {"source": [0]}
         for i, name in enumerate(middle):
             used[name] = list(range(1 + i * ranks, 1 + (i + 1) * ranks))
         last = 1 + stages * ranks
-        for chunk in (1, 4, 12):
-            yield ExecutionPlan.spatial(flow, devices(last + 1), {**used, "learner": [last]}, chunk=chunk, name=f"spatial on {last + 1}, chunk {chunk}")
-        yield ExecutionPlan.spatial(flow, devices(last), {**used, "learner": [0]}, chunk=4, name=f"hybrid on {last}")
+        for micro_batch in (1, 4, 12):
+            yield ExecutionPlan.spatial(
+                flow, devices(last + 1), {**used, "learner": [last]}, micro_batch=micro_batch, name=f"spatial on {last + 1}, micro-batch {micro_batch}"
+            )
+        yield ExecutionPlan.spatial(flow, devices(last), {**used, "learner": [0]}, micro_batch=4, name=f"hybrid on {last}")
 
 
 def cell_plans(flow: lab.Workflow, tokens: int) -> Iterator[ExecutionPlan]:
     """The tokens are shared by ranks and sub-batches; their number stays."""
     whole = {"sub_batches": {"sim": tokens}}
-    yield ExecutionPlan.temporal(flow, devices(1), name="temporal on 1", chunks={"obs": 3}, **whole)  # 52 observations: batches of three and of one
+    yield ExecutionPlan.temporal(flow, devices(1), name="temporal on 1", micro_batches={"obs": 3}, **whole)  # 52 observations: batches of three and of one
     for ranks in (2, 4):
         split = {"sub_batches": {"sim": tokens // ranks}}
         yield ExecutionPlan.temporal(flow, devices(ranks), {"sim": ranks, "policy": ranks}, name=f"temporal on {ranks}", **split)
         yield ExecutionPlan.fused_cells(flow, devices(ranks), {"sim": ranks}, name=f"fused on {ranks}", **split)
     for ranks in (1, 2, 4):
-        for chunk in (1, tokens // 2):
+        for micro_batch in (1, tokens // 2):
             on = {"sim": list(range(ranks)), "policy": [ranks], "learner": [ranks + 1]}
-            split = {"sub_batches": {"sim": tokens // ranks}, "chunks": {"obs": chunk}}
-            yield ExecutionPlan.spatial(flow, devices(ranks + 2), on, name=f"spatial on {ranks + 2}, chunk {chunk}", **split)
+            split = {"sub_batches": {"sim": tokens // ranks}, "micro_batches": {"obs": micro_batch}}
+            yield ExecutionPlan.spatial(flow, devices(ranks + 2), on, name=f"spatial on {ranks + 2}, micro-batch {micro_batch}", **split)
 
 
 # --- real workers ---------------------------------------------------------------------------------------------
 def ppo_plans(flow: lab.Workflow) -> Iterator[ExecutionPlan]:
     """Two tokens on one core and on two; the policy answers them one by one."""
     double, single = {"sub_batches": {"simulator": 2}}, {"sub_batches": {"simulator": 1}}
-    yield ExecutionPlan.temporal(flow, devices(1), name="temporal on 1", chunks={"obs": 1}, **double)
-    yield ExecutionPlan.fused_cells(flow, devices(1), name="fused on 1", chunks={"obs": 1}, **double)
-    yield ExecutionPlan.fused_cells(flow, devices(2), {"simulator": 2}, name="fused on 2", chunks={"obs": 1}, **single)
-    yield ExecutionPlan.temporal(flow, devices(2), {"simulator": 2, "policy": 2}, name="temporal on 2", chunks={"obs": 1}, **single)
+    yield ExecutionPlan.temporal(flow, devices(1), name="temporal on 1", micro_batches={"obs": 1}, **double)
+    yield ExecutionPlan.fused_cells(flow, devices(1), name="fused on 1", micro_batches={"obs": 1}, **double)
+    yield ExecutionPlan.fused_cells(flow, devices(2), {"simulator": 2}, name="fused on 2", micro_batches={"obs": 1}, **single)
+    yield ExecutionPlan.temporal(flow, devices(2), {"simulator": 2, "policy": 2}, name="temporal on 2", micro_batches={"obs": 1}, **single)
     on = {"simulator": [0], "policy": [1], "learner": [1]}
-    yield ExecutionPlan.spatial(flow, devices(2), on, name="spatial on 2", chunks={"obs": 1}, **double)
+    yield ExecutionPlan.spatial(flow, devices(2), on, name="spatial on 2", micro_batches={"obs": 1}, **double)
     on = {"simulator": [0], "policy": [1], "learner": [0]}
-    yield ExecutionPlan.spatial(flow, devices(2), on, name="hybrid on 2", chunks={"obs": 1}, **double)
+    yield ExecutionPlan.spatial(flow, devices(2), on, name="hybrid on 2", micro_batches={"obs": 1}, **double)
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _next(arguments: Sequence[str]) -> str:
     """What to type instead of arguments that are no command."""
+    if any(a.split("=")[0] == "--chunks" for a in arguments):
+        return "Next: --micro-batches, as --chunks is called now."
     name = next((a for a in arguments if not a.startswith("-")), "")
     if name not in EXAMPLES:
         name = next(iter(difflib.get_close_matches(name, EXAMPLES, n=1)), "")

@@ -9,7 +9,11 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_C = TypeVar("_C", bound=type)
 
 
 def shown(value: object, limit: int = 80) -> str:
@@ -27,6 +31,50 @@ def said(error: BaseException) -> str:
         return str(error)
     except Exception as problem:
         return f"<{type(error).__name__}, whose str raises {type(problem).__name__}>"
+
+
+def renamed(**names: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Decorator: an argument by the name that it had before is refused, and the new name said. ``names``: old to new."""
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        @functools.wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            refuse_old_names(f"{function.__qualname__.removesuffix('.__init__')}()", kwargs, names)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def refuse_old_names(who: str, given: Iterable[str], names: Mapping[str, str]) -> None:
+    """Raise `RenamedError` for what is ``given`` by the name that it had before. ``names``: old to new, or to what to write instead."""
+    for old in given:
+        if old in names and names[old].isidentifier():
+            raise RenamedError(f"{who}: {old!r} is called {names[old]!r} now. Next: {names[old]}=...")
+        if old in names:
+            raise RenamedError(f"{who}: {old!r} is gone. Next: {names[old]}.")
+
+
+def with_old_names(renamed: Mapping[str, str]) -> Callable[[_C], _C]:
+    """Class decorator: constructing with an old name, or reading it, raises `RenamedError` in one line with the new one."""
+
+    def decorated(cls: _C) -> _C:
+        construct = cls.__init__  # type: ignore[misc]
+
+        @functools.wraps(construct)
+        def checked(self: Any, *values: Any, **named: Any) -> None:
+            refuse_old_names(cls.__name__, named, renamed)
+            construct(self, *values, **named)
+
+        def absent(self: Any, name: str) -> Any:
+            refuse_old_names(cls.__name__, [name], renamed)
+            raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
+
+        cls.__init__, cls.__getattr__ = checked, absent  # type: ignore[misc,attr-defined]
+        return cls
+
+    return decorated
 
 
 class RlinfLabError(Exception):
@@ -64,37 +112,6 @@ class ConfigError(RlinfLabError, ValueError):
 
 class RenamedError(ConfigError, TypeError, AttributeError):
     """A name of an earlier version; says the new one."""
-
-
-def refuse_old_names(where: str, given: Iterable[str], renamed: Mapping[str, str]) -> None:
-    """Raise `RenamedError` for the first of the names ``given`` that has another one now. ``renamed``: old name to new one, or to what to write."""
-    for name in given:
-        if name in renamed:
-            raise RenamedError(f"{where}: {name} is {renamed[name]} now.")
-
-
-C = TypeVar("C", bound=type)
-
-
-def with_old_names(renamed: Mapping[str, str]) -> Callable[[C], C]:
-    """Class decorator: constructing with an old name, or reading it, raises `RenamedError` in one line with the new one."""
-
-    def decorated(cls: C) -> C:
-        construct = cls.__init__  # type: ignore[misc]
-
-        @functools.wraps(construct)
-        def checked(self: Any, *values: Any, **named: Any) -> None:
-            refuse_old_names(cls.__name__, named, renamed)
-            construct(self, *values, **named)
-
-        def absent(self: Any, name: str) -> Any:
-            refuse_old_names(cls.__name__, [name], renamed)
-            raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
-
-        cls.__init__, cls.__getattr__ = checked, absent  # type: ignore[misc,attr-defined]
-        return cls
-
-    return decorated
 
 
 class WorkflowError(RlinfLabError, ValueError):

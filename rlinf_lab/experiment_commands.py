@@ -135,7 +135,7 @@ def flags_of(recipe: Any) -> type[Any]:
     docs, hints = field_docs(recipe.config), typing.get_type_hints(recipe.config)
     for name, field in recipe.fields.items():
         kind = flag_type(hints[name])
-        if kind is not None and name not in ("env", "env_id", "total_timesteps"):
+        if kind is not None and name not in ("env", "total_timesteps"):
             made.append(_flag(name, kind, docs.get(name, ""), _default(field)))
     docs, hints = field_docs(Options), typing.get_type_hints(Options)
     for field in dataclasses.fields(Options):

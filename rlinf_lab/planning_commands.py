@@ -34,8 +34,8 @@ class PlanCommand:
     """GiB of one device (default: the profile's)"""
     staleness: int = 0
     """how many iterations old a rollout's weights may be; 0: synchronous"""
-    chunks: int = 64
-    """most chunks of an iteration"""
+    micro_batches: int = 64
+    """most micro-batches of an iteration"""
     rule: str = "fitted"
     """cost rule: fitted, or rlinf (the public placement tool's formulas)"""
     modes: str = "temporal,spatial,hybrid"
@@ -47,7 +47,7 @@ class PlanCommand:
 
     def plans(self) -> Plans:
         return plan(
-            Profile.load(self.profile), counts(self.devices), memory_gib=self.memory_gib, staleness=self.staleness, chunks=self.chunks,
+            Profile.load(self.profile), counts(self.devices), memory_gib=self.memory_gib, staleness=self.staleness, micro_batches=self.micro_batches,
             rule=self.rule, modes=tuple(m.strip() for m in self.modes.split(",")),
         )  # fmt: skip
 
@@ -106,7 +106,7 @@ class SimulateCommand(PlanCommand):
 
     def _given(self) -> Planned:
         """The plan of a file."""
-        for flag in ("staleness", "chunks", "modes"):
+        for flag in ("staleness", "micro_batches", "modes"):
             if getattr(self, flag) != PlanCommand.__dataclass_fields__[flag].default:
                 raise ConfigError(f"--{flag} together with --plan {self.plan}: what the plan of a file says counts. Next: without it, or change the file.")
         text = read_text(self.plan, "plan", PlanError)
@@ -162,7 +162,7 @@ def in_flags(said: str) -> str:
     return re.sub(rf"(^(?=(?:{_NAMES}) is )|(?<=It stands in )(?=devices\.))({_NAMES})", lambda found: _flag(found[2]), said)
 
 
-_NAMES = "memory_gib|modes|devices|chunks|staleness|rule|iterations|noise|seed"
+_NAMES = "memory_gib|modes|devices|micro_batches|staleness|rule|iterations|noise|seed"
 _KEYWORD = re.compile(rf"\b(?:(?<=device_))?({_NAMES})=(\([^)]*\)|\{{[^}}]*\}}|[\w+-]+(?:\.\d+)?)")
 
 

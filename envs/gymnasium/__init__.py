@@ -130,12 +130,25 @@ class GymnasiumEnv:
         return None
 
     def reset(self, seed: int | None) -> Any:
-        return self.env.reset(seed=seed)[0]
+        given = self.env.reset(seed=seed)
+        if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
+            raise EnvError(f"{self._maker.id}: reset() gave {shown(given)}; gymnasium's gives (observation, info). Next: return observation, {{}}.")
+        return given[0]
 
     def step(self, action: Any) -> Outcome:
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        given = self.env.step(action)
+        if not isinstance(given, tuple) or len(given) != 5:
+            raise EnvError(
+                f"{self._maker.id}: step() gave {shown(given)}; gymnasium's gives (observation, reward, terminated, truncated, info), five things. "
+                f"Next: return observation, reward, terminated, False, {{}}."
+            )
+        observation, reward, terminated, truncated, info = given
         success = info.get("is_success", info.get("success")) if info else None
-        return Outcome(observation, float(reward), bool(terminated), bool(truncated), None if success is None else bool(success))
+        try:
+            return Outcome(observation, float(reward), bool(terminated), bool(truncated), None if success is None else bool(success))
+        except (TypeError, ValueError) as error:
+            told = {"reward": reward, "terminated": terminated, "truncated": truncated, "success": success}
+            raise EnvError(f"{self._maker.id}: step() gave {shown(told, 200)}; one number and two truth values are needed. {said(error)}.") from error
 
     def render(self) -> NDArray[np.uint8] | None:
         """A picture; None, and a warning the first time, where this machine cannot draw: training goes on without."""

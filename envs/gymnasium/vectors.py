@@ -30,6 +30,7 @@ class GymnasiumVector:
 
     def __init__(self, env: VectorEnv, spec: EnvSpec, mode: AutoresetMode) -> None:
         self.env, self.num_envs, self.spec, self.mode = env, env.num_envs, spec, mode
+        self.begins_in_next_step = mode is AutoresetMode.NEXT_STEP
         self._native = Native(env.single_action_space)
         self._ended_N = np.zeros(env.num_envs, bool)  # in the last step, under NEXT_STEP
         self._started = False

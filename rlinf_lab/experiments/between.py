@@ -43,7 +43,8 @@ class Between:
         self._version = 0
         self._thread: threading.Thread | None = None
         self._wishes = 0
-        self.is_holding = self._ending = False
+        self.is_holding = self._ending = self._cut = False
+        self._attached = threading.Event()  # the run's thread may ask before `attach` has been told which run that is
 
     # --- asked by others, from any thread -----------------------------------------------------------------
     def snapshot(self, timeout: float | None = None) -> Snapshot:
@@ -82,6 +83,32 @@ class Between:
             self._ending = True
             self._changed.notify_all()
 
+    def cut(self) -> None:
+        """The iteration that goes on is the last of this phase: the run goes on in another one (`attach`)."""
+        with self._changed:
+            self._cut = True
+
+    @property
+    def trained(self) -> int:
+        """Iterations whose results have been taken in."""
+        return self._trained
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the phase has ended and the run has not."""
+        return self._cut and not self._ending and self._trained < self.last
+
+    def attach(self, run: Run) -> None:
+        """``run`` is the next phase: it goes on from the `newest` state. Its number of iterations begins at zero."""
+        with self._changed:
+            self.run, self._cut = run, False
+            self._asked.clear()
+            self._number_of.clear()
+            self._told.clear()
+            self._seen = self._version = 0
+            self._submitted = self._trained
+        self._attached.set()
+
     def close(self) -> None:
         """The run has ended: nothing comes any more."""
         with self._changed:
@@ -90,7 +117,12 @@ class Between:
 
     # --- the run's thread -------------------------------------------------------------------------------
     def requests(self) -> Iterator[str]:
-        """Argument after argument of the iteration function."""
+        """Argument after argument of the iteration function, for the run that is attached next."""
+        self._attached.clear()
+        return self._requests()
+
+    def _requests(self) -> Iterator[str]:
+        self._attached.wait()
         self._thread = threading.current_thread()
         while True:
             self.harvest()
@@ -106,7 +138,7 @@ class Between:
                 self._tell("paused", "running")
                 self._changed.wait()
             self._tell("running", "paused")
-            if self._ending or self._submitted >= self.last:
+            if self._ending or self._cut or self._submitted >= self.last:
                 known = self.newest is not None and self.newest.iteration == self._submitted
                 return None if known or "state" in self._asked or "checkpoint" in list(self._asked)[-1:] else self._one_more()
             if self.is_holding:

@@ -29,6 +29,10 @@ class Line:
         self._bar.set_postfix({name: f"{value:.4g}" for name, value in values.items()}, refresh=False)
         self._bar.update(max(0, int(row.get("env_steps", 0)) - self._bar.n))
 
+    def say(self, text: str) -> None:
+        """A line of text above the bar."""
+        self._bar.write(text, file=sys.stderr)
+
     def close(self, said: str = "") -> None:
         """The run has ended."""
         self._bar.close()

@@ -9,6 +9,8 @@ A recipe is one readable file with a frozen dataclass of settings and a function
                 "train"       one update; returns its metrics, a dict of numbers
                 "checkpoint"  the same; returns {"metrics": ..., "state": ...}; of several ranks the state may be a list
                 "state"       returns the state, nothing is trained
+    shares      ``shares(config)``, optional: for each worker that may have several ranks, in how many equal parts its work divides at most, such as
+                ``{"simulator": config.num_envs}``; what ``plan="auto"`` looks at
     state       a tree (dicts, lists, numbers, arrays, tensors, `Weights`, `Moments`) from which ``build(config, state)`` goes on;
                 ``state["weights"]`` are the policy's
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
@@ -33,6 +35,11 @@ GROUP = "rlinf_lab.recipes"
 HOMES = {"ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build")}
 
 
+def no_shares(_config: Any) -> Mapping[str, int]:
+    """No worker may have several ranks."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """An algorithm: its settings and how its workflow is built. See the module's docstring for what is asked of both."""
@@ -43,6 +50,8 @@ class Recipe:
     """a frozen dataclass"""
     build: Callable[..., Workflow]
     """``build(config, state=None)``"""
+    shares: Callable[[Any], Mapping[str, int]] = no_shares
+    """``shares(config)``; none: every worker has one rank"""
 
     @property
     def fields(self) -> dict[str, dataclasses.Field[Any]]:
@@ -59,7 +68,7 @@ def find(algorithm: str | Recipe) -> Recipe:
     if algorithm in HOMES:
         module, config, build = HOMES[algorithm]
         home = importlib.import_module(module)
-        return Recipe(algorithm, getattr(home, config), getattr(home, build))
+        return Recipe(algorithm, getattr(home, config), getattr(home, build), getattr(home, "shares", no_shares))
     found = {point.name: point for point in entry_points(group=GROUP)}
     if algorithm not in found:
         raise UnknownNameError.of("algorithm", algorithm, [*HOMES, *found])

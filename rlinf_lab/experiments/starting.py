@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.experiments.acting import TrainedPolicy
+from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.options import OPTIONS, Options
 from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.settings import check_names, configured, configured_again
@@ -23,18 +24,21 @@ def train(
     env: Any,
     *,
     total_timesteps: int | None = None,
-    plan: ExecutionPlan | Callable[[Workflow], ExecutionPlan] | None = None,
+    plan: ExecutionPlan | Callable[[Workflow], ExecutionPlan] | str | None = "auto",
+    devices: Sequence[str] | None = None,
     executor: str | None = None,
     folder: str | os.PathLike[str] | bool | None = None,
     **settings: Any,
 ) -> TrainingRun:
     """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
 
-    ``algorithm``: "ppo", or a `Recipe`. ``env``: an id, a factory, a class. ``total_timesteps``: environment steps over all environments, rounded up to
-    whole iterations. ``plan``: an `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on one core.
-    ``executor``: "local" (threads), "processes" or "ray"; None: "local" where the plan uses one device. ``folder``: where the run is kept; None: a new one
-    in ``runs/``; False: nowhere.
-    ``settings``: fields of the recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``, ``on_iteration``, ``loggers``, …
+    ``algorithm``: "ppo", or a `Recipe`. ``env``: an id, a factory, a class. ``total_timesteps``: environment steps over all environments,
+    rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores of
+    this machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it found); or an
+    `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on one core. ``executor``: "local"
+    (threads), "processes" or "ray"; None: "local" where the plan uses one device. ``folder``: where the run is kept; None: a new one in
+    ``runs/``; False: nowhere. ``settings``: fields of the recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``,
+    ``on_iteration``, ``loggers``, …
 
     Raises `ConfigError`, `UnknownNameError` or `PlanError` before anything starts; what a worker raises comes from `TrainingRun.wait`.
     """
@@ -43,9 +47,11 @@ def train(
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config = configured(recipe, env, total_timesteps, settings)
     workflow = recipe.build(config)
-    plan = checked_plan(plan, workflow)
+    auto = auto_plan(plan, devices, recipe.shares(config), executor)
+    first = auto.first(workflow) if auto is not None else None
+    plan = checked_plan(plan if first is None else first.plan, workflow)
     kept = folder_of(folder, recipe, config)
-    return TrainingRun(recipe, config, workflow, plan, executor_for(plan, executor), options, kept)
+    return TrainingRun(recipe, config, workflow, plan, first.executor if first else executor_for(plan, executor), options, kept, auto=auto)
 
 
 def resume(
@@ -84,6 +90,15 @@ def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = N
     return TrainedPolicy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
 
 
+def auto_plan(plan: Any, devices: Sequence[str] | None, shares: Mapping[str, int], executor: str | None) -> AutoPlan | None:
+    """For ``plan="auto"``; None for another plan. `ConfigError` for devices beside a plan that names its own."""
+    if plan == "auto":
+        return AutoPlan(shares, tuple(devices_here("cpu") if devices is None else devices), executor or "processes")
+    if devices is not None:
+        raise ConfigError(f"train(devices={shown(devices)}): for plan='auto' only; a plan names its own. Next: leave one of them out.")
+    return None
+
+
 def checked_plan(plan: Any, workflow: Workflow) -> ExecutionPlan:
     """The plan, or one core for all. `ConfigError` for what is none, `PlanError` for one that does not fit."""
     if plan is None:
@@ -91,7 +106,7 @@ def checked_plan(plan: Any, workflow: Workflow) -> ExecutionPlan:
     if callable(plan) and not isinstance(plan, type):
         plan = plan(workflow)
     if not isinstance(plan, ExecutionPlan):
-        raise ConfigError(f"train(plan={shown(plan)}): an ExecutionPlan, or None. Next: lab.plan(run.workflow, ...).best.execution.")
+        raise ConfigError(f"train(plan={shown(plan)}): 'auto', an ExecutionPlan, or None. Next: lab.plan(run.workflow, ...).best.execution.")
     plan.validate(workflow)
     return plan
 

@@ -13,6 +13,7 @@ import pandas as pd
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.acting import TrainedPolicy
+from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
 from rlinf_lab.experiments.evaluation import Evaluation
 from rlinf_lab.experiments.exits import wait_at_exit
@@ -27,7 +28,7 @@ from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
 from rlinf_lab.notebook import in_notebook, show
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.run.run import ENDED, run
+from rlinf_lab.runtime.run.run import ENDED, Run, run
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -42,12 +43,13 @@ class TrainingRun:
     """A training that goes on in the background; made by `train` and `resume`.
 
     Attributes: ``recipe``, ``config`` (every setting), ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames,
-    channels), ``reason`` (why it ended before its last iteration, in words).
+    channels), ``reason`` (why it ended before its last iteration, in words). Of a run that plans itself, ``auto`` says what was measured and chosen,
+    ``phases`` are the runs so far, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
     """
 
     def __init__(
         self, recipe: Recipe, config: Any, workflow: Workflow, plan: ExecutionPlan, executor: str, options: Options,
-        folder: RunFolder | None, start: Snapshot | None = None, rows: dict[int, Row] | None = None,
+        folder: RunFolder | None, start: Snapshot | None = None, rows: dict[int, Row] | None = None, auto: AutoPlan | None = None,
     ) -> None:  # fmt: skip
         first = 0 if start is None else start.iteration
         self.recipe, self.config, self.workflow, self.options = recipe, config, workflow, options
@@ -61,17 +63,14 @@ class TrainingRun:
         self._between.newest = start
         self._line: Line | None = None
         self._loggers = Loggers(options.loggers, self.name, to_plain(config), self.folder or ROOT)
-        self._stopped = False
+        self._stopped = self._is_over = False
         self._termination = Termination(lambda: self.stop(wait=False)) if options.checkpoint_on_sigterm else None
         self._done = threading.Event()
         self._closing = threading.Lock()
-        self.run = run(workflow, plan, config.updates - first, executor, self._requests(), plan.staleness + 2)
-        self._between.run = self.run
-        self.plan = self.run.plan
-        self._tell_folder(state="running", began=time.time(), iteration=first, iterations=config.updates, executor=executor, **this_process())
+        self.auto = auto
+        self.phases: list[Run] = []
+        self._begin(workflow, plan, executor)
         wait_at_exit(self)
-        self._show()
-        self.run.on_update(self._on_update)
 
     # --- controlling ---------------------------------------------------------------------------------------
     def wait(self, timeout: float | None = None) -> TrainingRun:
@@ -98,7 +97,7 @@ class TrainingRun:
 
     def stop(self, wait: bool = True, at_once: bool = False) -> None:
         """End the run after the iteration that goes on, and keep its weights. ``at_once``: give that iteration up."""
-        self._stopped = self._stopped or self.run.state not in ENDED
+        self._stopped = self._stopped or not self._is_over
         self._between.end()
         if wait and (at_once or self.run.state == "starting" or not self._done.wait(STOP_SECONDS)):
             self.run.stop()
@@ -118,6 +117,8 @@ class TrainingRun:
         """starting, running, paused, finished, stopped or failed."""
         if self.error is not None or self.run.state == "failed":
             return "failed"
+        if not self._is_over and self.run.state == "finished":  # a phase: the next one begins, or the end is being written
+            return "running"
         return "stopped" if self._stopped and self.run.state in ENDED else self.run.state
 
     @property
@@ -200,9 +201,9 @@ class TrainingRun:
         return self._keeper.best_snapshot
 
     # --- the run's thread --------------------------------------------------------------------------------
-    def _requests(self) -> Iterator[str]:
+    def _requests(self, requests: Iterator[str]) -> Iterator[str]:
         wait_at_exit(self)  # again: the executor has registered its own end
-        yield from self._between.requests()
+        yield from requests
 
     def _wants_state(self, iteration: int) -> bool:
         return self.options.evaluates_after(iteration, self.config.env_steps) or self._keeper.wants_state()
@@ -221,15 +222,27 @@ class TrainingRun:
         self._loggers.log(row)
         if self._line is not None:
             self._line(row)
+        if self.auto is not None and self.auto.ends_phase(self._phase_seconds(), self.config.updates - iteration):
+            self._between.cut()
         return self._watch.look(row)
 
-    def _on_update(self, _: Any) -> None:
-        if self.run.state in ENDED and self._closing.acquire(blocking=False):
-            self._end()
+    def _on_update(self, updated: Any) -> None:
+        if updated is not self.run or updated.state not in ENDED or not self._closing.acquire(blocking=False):
+            return
+        if updated.state == "finished":
+            try:
+                self._between.harvest()
+                if self._between.goes_on:
+                    self._next_phase()
+                    self._closing.release()
+                    return
+            except Exception as error:  # of the planner, or of the user's on_iteration
+                self.error = error
+        self._end()
 
     def _end(self) -> None:
         """Take in what is left, write all, and let those who wait go on."""
-        self.error = self.run.error
+        self.error, self._is_over = self.error or self.run.error, True
         try:
             self._between.harvest()
         except Exception as error:  # of the user's on_iteration, say
@@ -246,12 +259,49 @@ class TrainingRun:
         self._done.set()
 
     # --- the beginning -------------------------------------------------------------------------------------
+    def _begin(self, workflow: Workflow, plan: ExecutionPlan, executor: str) -> None:
+        """Start the run, or its next phase."""
+        first = self._phase_first = self._between.trained
+        requests = self._requests(self._between.requests())
+        started = run(workflow, plan, self.config.updates - first, executor, requests, plan.staleness + 2)
+        self.workflow, self.run, self.plan = workflow, started, started.plan
+        self.phases.append(started)
+        self._between.attach(started)
+        self._tell_folder(state="running", began=time.time(), iteration=first, iterations=self.config.updates, executor=executor, **this_process())
+        self._show()
+        started.on_update(self._on_update)
+
+    def _phase_seconds(self) -> list[float]:
+        """Of the iterations of this phase, as far as they are known."""
+        rows = (self._between.rows.get(i, {}) for i in range(self._phase_first + 1, self.iteration + 1))
+        return [row["seconds"] for row in rows if "seconds" in row]
+
+    def _next_phase(self) -> None:
+        """Go on under the plan that `AutoPlan` says, from where the phase that has ended stopped."""
+        assert self.auto is not None
+        ended, seconds = self.run, self._phase_seconds()
+        setup_s = max(0.0, ended.elapsed_seconds - sum(seconds))
+        phase = self.auto.next(self.workflow, ended.timeline, self.config.updates - self.iteration, setup_s)
+        if self.auto.choice is not None:
+            self._say_choice()
+        workflow = self.recipe.build(self.config, self._between.newest.state if self._between.newest is not None else None)
+        self._begin(workflow, phase.plan, phase.executor)
+
+    def _say_choice(self) -> None:
+        """Old plan, new plan, predicted, measured, gain."""
+        if self._line is not None:
+            self._line.say(repr(self.auto))
+        elif self.options.progress is not False and in_notebook():
+            from IPython.display import display
+
+            display(self.auto)
+
     def _show(self) -> None:
         if self.options.progress is False:
             return
         if in_notebook():
             self.show()
-        else:
+        elif self._line is None:
             steps = self.config.env_steps
             self._line = Line(f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps)
 

@@ -13,6 +13,7 @@ Legend: B batch, P parameters of the head, K numbers of noise, F numbers that ar
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlinf_lab.errors import shown
-from rlinf_lab.policies.deployable import Deployable
 from rlinf_lab.policies.encoders import CombinedEncoder
 from rlinf_lab.policies.heads import Head
 from rlinf_lab.policies.leaves import flatten, unflatten
@@ -121,12 +121,76 @@ class Policy(nn.Module):
             )
 
 
-class ActorCritic(Policy):
+class Deployable(nn.Module):
+    """Observations, a tree of tensors (B, *shape) as environments give them, to greedy actions, a tree of tensors.
+
+    Preprocessing and its statistics are inside. A copy: training on does not change it.
+    """
+
+    def __init__(self, preprocess: nn.Module, encoder: nn.Module, actor: nn.Module, head: Head) -> None:
+        super().__init__()
+        self.preprocess, self.encoder, self.actor, self.head = copy.deepcopy((preprocess, encoder, actor, head))
+        self.eval().requires_grad_(False)
+
+    def forward(self, obs: Any) -> Any:
+        return self.head.greedy(self.actor(self.encoder(self.preprocess(obs))))
+
+
+class Actor(Policy):
+    """Chooses actions, observations and actions given as trees of arrays, and nothing else. Made by `make_actor`.
+
+    `act` takes and gives numpy arrays, without gradients. On a CPU, without images and with the default encoder, it is
+    numpy on the module's own memory.
+    """
+
+    def __init__(
+        self, preprocess: Preprocess, encoder: nn.Module, actor: nn.Module, head: Head, activation: str = "tanh"
+    ) -> None:
+        super().__init__(preprocess, head)
+        self.policy, self.encoder = actor, encoder
+        self._parts = preprocess, head  # the same again: a module looks its parts up slowly
+        self._numpy_actor: NumpyMLP | None = None
+        if preprocess.is_flat and isinstance(encoder, CombinedEncoder) and isinstance(actor, nn.Sequential):
+            self._numpy_actor = NumpyMLP(actor, activation) if head.acts_in_numpy else None
+
+    def forward(self, obs: Any, noise_BK: Tensor) -> Any:
+        """Actions (B, ...) and log-probabilities (B) with gradients through both, of tensors on the module's device.
+
+        Reparametrised: SAC's and TD3's actors are trained through the action.
+        """
+        return self.head.sample(self.policy(self.encoder(self.preprocess(obs))), noise_BK)
+
+    def act(self, obs: Any, noise_BK: NDArray | None) -> tuple[Any, NDArray[np.float32]]:
+        """Actions, a tree with leaves (B, ...), and their log-probabilities in nats (B).
+
+        ``noise_BK``: of `draw_noise`; None: the greedy action. The noise comes from outside so that whoever calls can
+        give each environment a stream of its own. Raises `ValueError` naming the leaf of an observation that does not
+        fit.
+        """
+        preprocess, head = self._parts
+        if self._numpy_actor is not None and preprocess.obs_mean.is_cpu:
+            params_BP = self._numpy_actor(preprocess.numpy(obs))
+            if noise_BK is not None and noise_BK.shape != (len(params_BP), head.noise_size):
+                self._check_noise(noise_BK, len(params_BP))
+            return head.act(params_BP, noise_BK)
+        with torch.inference_mode():
+            tensors = self._checked(obs)
+            self._check_noise(noise_BK, len(flatten(preprocess.space, tensors)[0]))
+            return head.choose(self.policy(self.encoder(self.preprocess(tensors))), noise_BK)
+
+    def as_deployable(self) -> nn.Module:
+        """A module of its own from observations to greedy actions, trees of tensors (B, ...).
+
+        Normalisation is inside; made for `torch.export` and ONNX.
+        """
+        return Deployable(self.preprocess, self.encoder, self.policy, self.head)
+
+
+class ActorCritic(Actor):
     """Chooses actions and values observations, both given as trees of arrays. Made by `make_policy`.
 
     Called as a module it evaluates actions with gradients; that is what DistributedDataParallel and `fully_shard` have
-    their hooks on. `act` and `values` take and give numpy arrays, without gradients. On a CPU, without images and with
-    the default encoder, `act` is numpy on the module's own memory.
+    their hooks on. `act` and `values` take and give numpy arrays, without gradients.
     """
 
     def __init__(
@@ -138,15 +202,11 @@ class ActorCritic(Policy):
         head: Head,
         activation: str = "tanh",
     ) -> None:
-        super().__init__(preprocess, head)
-        self.policy, self.critic, self.encoder = actor, critic, encoders[0]
+        super().__init__(preprocess, encoders[0], actor, head, activation)
+        self.critic = critic
         self.shares_encoder = encoders[0] is encoders[1]
         if not self.shares_encoder:
             self.value_encoder = encoders[1]
-        self._parts = preprocess, head  # the same again: a module looks its parts up slowly
-        self._numpy_actor: NumpyMLP | None = None
-        if preprocess.is_flat and isinstance(encoders[0], CombinedEncoder) and isinstance(actor, nn.Sequential):
-            self._numpy_actor = NumpyMLP(actor, activation) if head.acts_in_numpy else None
 
     # --- torch: with gradients ------------------------------------------------------------------------
     def forward(self, obs: Any, action: Any, clone_noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -183,25 +243,6 @@ class ActorCritic(Policy):
         loss_B: Tensor = self(*trees, torch.from_numpy(noise).to(self.device))[0]
         return loss_B
 
-    # --- numpy in, numpy out: without gradients ---------------------------------------------------------
-    def act(self, obs: Any, noise_BK: NDArray | None) -> tuple[Any, NDArray[np.float32]]:
-        """Actions, a tree with leaves (B, ...), and their log-probabilities in nats (B).
-
-        ``noise_BK``: of `draw_noise`; None: the greedy action. The noise comes from outside so that whoever calls can
-        give each environment a stream of its own. Raises `ValueError` naming the leaf of an observation that does not
-        fit.
-        """
-        preprocess, head = self._parts
-        if self._numpy_actor is not None and preprocess.obs_mean.is_cpu:
-            params_BP = self._numpy_actor(preprocess.numpy(obs))
-            if noise_BK is not None and noise_BK.shape != (len(params_BP), head.noise_size):
-                self._check_noise(noise_BK, len(params_BP))
-            return head.act(params_BP, noise_BK)
-        with torch.inference_mode():
-            tensors = self._checked(obs)
-            self._check_noise(noise_BK, len(flatten(preprocess.space, tensors)[0]))
-            return head.choose(self.policy(self.encoder(self.preprocess(tensors))), noise_BK)
-
     def values(self, obs: Any) -> NDArray[np.float32]:
         """Values of observations whose leaves are (..., *shape), float32, shape (...): whole trajectories at once."""
         space, leaves = self.preprocess.space, self.preprocess.leaves
@@ -219,10 +260,3 @@ class ActorCritic(Policy):
         value_B1 = self.critic(encoder(self.preprocess(self._tensors(self.preprocess.space, obs))))
         values: NDArray[np.float32] = value_B1.squeeze(-1).float().cpu().numpy()
         return values
-
-    def as_deployable(self) -> nn.Module:
-        """A module of its own from observations to greedy actions, trees of tensors (B, ...).
-
-        Normalisation is inside; made for `torch.export` and ONNX.
-        """
-        return Deployable(self.preprocess, self.encoder, self.policy, self.head)

@@ -27,6 +27,7 @@ from rlinf_lab.policies.leaves import choices, first_choice
 from rlinf_lab.policies.views import HostViews
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+STATE_LOG_STD = (-20.0, 2.0)  # bounds of a log standard deviation that the net gives
 _LARGEST = (
     1.0 - 2.0**-22
 )  # of a squashed action, in units of its range: beyond, single precision knows no argument of tanh
@@ -66,6 +67,10 @@ class Head(nn.Module):
         """Of what `act` returned, the part that an environment gets: all of it, unless the head says otherwise."""
         return action
 
+    def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
+        """What `act` gives, with gradients through the action (reparametrised); Gaussians can."""
+        raise NotImplementedError(f"{type(self).__name__}: its actions have no gradient. Next: a Box of actions.")
+
     def log_prob(self, params_BP: Tensor, action: Any) -> Tensor:
         """Of each action, (B)."""
         raise NotImplementedError
@@ -84,32 +89,49 @@ class Head(nn.Module):
 
 
 class GaussianHead(Head):
-    """``action ~ Normal(mean, exp(log_std))``, the standard deviation independent of the observation.
+    """``action ~ Normal(mean, exp(log_std))``, the standard deviation a parameter of its own.
 
     Not squashed: an environment clips what leaves its range. The density is that of the action before it is clipped.
     ``per_action``: the space is one of chunks, whose first axis counts actions; log-probabilities and entropies are
-    those of each of them, (B, that many).
+    those of each of them, (B, that many). ``state_std``: the net gives the log standard deviations too, behind the
+    means; they are kept within `STATE_LOG_STD`.
     """
 
-    def __init__(self, space: spaces.Box, log_std_init: float, per_action: bool = False) -> None:
+    def __init__(
+        self, space: spaces.Box, log_std_init: float, per_action: bool = False, state_std: bool = False
+    ) -> None:
         super().__init__()
         self.space = space
         self.shape = tuple(space.shape)
-        self.size = self.noise_size = int(np.prod(self.shape))
-        self.per_action = per_action
-        self.log_std = nn.Parameter(torch.full((self.size,), float(log_std_init)))
-        self._views = HostViews((self, "log_std"))
+        self.per_action, self.state_std = per_action, state_std
+        self.noise_size = int(np.prod(self.shape))
+        self.size = self.noise_size * (2 if state_std else 1)
+        if not state_std:
+            self.log_std = nn.Parameter(torch.full((self.noise_size,), float(log_std_init)))
+            self._views = HostViews((self, "log_std"))
 
     def draw_noise(self, rng: np.random.Generator, n: int) -> NDArray[np.float32]:
-        return rng.standard_normal((n, self.size), dtype=np.float32)
+        return rng.standard_normal((n, self.noise_size), dtype=np.float32)
+
+    def _numpy(self, params_BP: NDArray) -> tuple[NDArray, NDArray]:
+        """Means (B, A) and log standard deviations (A or B, A)."""
+        if self.state_std:
+            mean_BA, log_std_BA = np.split(params_BP, 2, axis=1)
+            return mean_BA, np.clip(log_std_BA, *STATE_LOG_STD)
+        return params_BP, self._views()[0]
+
+    def _torch(self, params_BP: Tensor) -> tuple[Tensor, Tensor]:
+        if self.state_std:
+            mean_BA, log_std_BA = params_BP.chunk(2, dim=1)
+            return mean_BA, log_std_BA.clamp(*STATE_LOG_STD)
+        return params_BP, self.log_std
 
     def act(self, params_BP: NDArray, noise_BK: NDArray | None) -> tuple[NDArray, NDArray[np.float32]]:
-        (log_std_A,) = self._views()
+        mean_BA, log_std = self._numpy(params_BP)
         if noise_BK is None:
-            at_mean = self._summed(-(log_std_A + _LOG_SQRT_2PI)[None])
-            return self._shaped(params_BP), np.repeat(at_mean, len(params_BP), 0)
-        log_prob = self._summed(-0.5 * noise_BK * noise_BK - log_std_A - _LOG_SQRT_2PI)
-        return self._shaped(params_BP + np.exp(log_std_A) * noise_BK), log_prob
+            return self._shaped(mean_BA), self._summed(np.broadcast_to(-(log_std + _LOG_SQRT_2PI), mean_BA.shape))
+        log_prob = self._summed(-0.5 * noise_BK * noise_BK - log_std - _LOG_SQRT_2PI)
+        return self._shaped(mean_BA + np.exp(log_std) * noise_BK), log_prob
 
     def _shaped(self, action_BA: Any) -> Any:
         return action_BA if len(self.shape) == 1 else action_BA.reshape(action_BA.shape[0], *self.shape)
@@ -119,14 +141,21 @@ class GaussianHead(Head):
         return (each_BA.reshape(each_BA.shape[0], self.shape[0], -1) if self.per_action else each_BA).sum(-1)
 
     def greedy(self, params_BP: Tensor) -> Tensor:
-        return self._shaped(params_BP)
+        return self._shaped(self._torch(params_BP)[0])
+
+    def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
+        mean_BA, log_std = self._torch(params_BP)
+        log_prob = self._summed(-0.5 * noise_BK.square() - log_std - _LOG_SQRT_2PI)
+        return self._shaped(mean_BA + log_std.exp() * noise_BK), log_prob
 
     def log_prob(self, params_BP: Tensor, action: Tensor) -> Tensor:
-        z_BA = (action.reshape(params_BP.shape) - params_BP) * (-self.log_std).exp()
-        return self._summed(-0.5 * z_BA.square() - self.log_std - _LOG_SQRT_2PI)
+        mean_BA, log_std = self._torch(params_BP)
+        z_BA = (action.reshape(mean_BA.shape) - mean_BA) * (-log_std).exp()
+        return self._summed(-0.5 * z_BA.square() - log_std - _LOG_SQRT_2PI)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        return self._summed(self.log_std + 0.5 + _LOG_SQRT_2PI + torch.zeros_like(params_BP))
+        mean_BA, log_std = self._torch(params_BP)
+        return self._summed(log_std + 0.5 + _LOG_SQRT_2PI + torch.zeros_like(mean_BA))
 
     def extra_repr(self) -> str:
         return f"action {self.shape}"
@@ -145,10 +174,11 @@ class SquashedGaussianHead(GaussianHead):
     points: Tensor
     mass: Tensor
 
-    def __init__(self, space: spaces.Box, log_std_init: float, per_action: bool = False) -> None:
-        super().__init__(space, log_std_init, per_action)
-        low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
-        self._centre, self._reach = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+    def __init__(
+        self, space: spaces.Box, log_std_init: float, per_action: bool = False, state_std: bool = False
+    ) -> None:
+        super().__init__(space, log_std_init, per_action, state_std)
+        self._centre, self._reach = centre_and_reach(space)
         self.register_buffer("centre", torch.from_numpy(self._centre), persistent=False)
         self.register_buffer("reach", torch.from_numpy(self._reach), persistent=False)
         points, mass = np.polynomial.hermite_e.hermegauss(32)
@@ -156,30 +186,89 @@ class SquashedGaussianHead(GaussianHead):
         self.register_buffer("mass", torch.from_numpy(mass / mass.sum()).float(), persistent=False)
 
     def act(self, params_BP: NDArray, noise_BK: NDArray | None) -> tuple[NDArray, NDArray[np.float32]]:
-        (log_std_A,) = self._views()
-        u_BA = params_BP if noise_BK is None else params_BP + np.exp(log_std_A) * noise_BK
+        mean_BA, log_std = self._numpy(params_BP)
+        u_BA = mean_BA if noise_BK is None else mean_BA + np.exp(log_std) * noise_BK
         action_BA = self._centre + self._reach * np.tanh(u_BA)
         # Of what is returned: u itself is lost in rounding, and whoever learns has the action only.
         squashed_BA = np.clip((action_BA - self._centre) / self._reach, -_LARGEST, _LARGEST)
         above, below = np.log1p(squashed_BA), np.log1p(-squashed_BA)
-        z_BA = (0.5 * (above - below) - params_BP) * np.exp(-log_std_A)
-        log_prob = -0.5 * z_BA * z_BA - log_std_A - _LOG_SQRT_2PI - above - below - np.log(self._reach)
+        z_BA = (0.5 * (above - below) - mean_BA) * np.exp(-log_std)
+        log_prob = -0.5 * z_BA * z_BA - log_std - _LOG_SQRT_2PI - above - below - np.log(self._reach)
         return self._shaped(action_BA), self._summed(log_prob)
+
+    def greedy(self, params_BP: Tensor) -> Tensor:
+        return self._shaped(self.centre + self.reach * torch.tanh(self._torch(params_BP)[0]))
+
+    def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
+        mean_BA, log_std = self._torch(params_BP)
+        u_BA = mean_BA + log_std.exp() * noise_BK
+        log_prob = -0.5 * noise_BK.square() - log_std - _LOG_SQRT_2PI - _log_slope(u_BA) - self.reach.log()
+        return self._shaped(self.centre + self.reach * torch.tanh(u_BA)), self._summed(log_prob)
+
+    def log_prob(self, params_BP: Tensor, action: Tensor) -> Tensor:
+        mean_BA, log_std = self._torch(params_BP)
+        squashed_BA = ((action.reshape(mean_BA.shape) - self.centre) / self.reach).clamp(-_LARGEST, _LARGEST)
+        above, below = torch.log1p(squashed_BA), torch.log1p(-squashed_BA)
+        z_BA = (0.5 * (above - below) - mean_BA) * (-log_std).exp()
+        log_prob = -0.5 * z_BA.square() - log_std - _LOG_SQRT_2PI - above - below - self.reach.log()
+        return self._summed(log_prob)
+
+    def entropy(self, params_BP: Tensor) -> Tensor:
+        mean_BA, log_std = self._torch(params_BP)
+        u_BAQ = mean_BA.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * self.points
+        return super().entropy(params_BP) + self._summed((_log_slope(u_BAQ) * self.mass).sum(-1) + self.reach.log())
+
+
+class DeterministicHead(GaussianHead):
+    """``centre + reach · tanh(params)``; exploring adds Gaussian noise of a fixed size and clips, as TD3 does.
+
+    ``std``: of the noise, in units of half the range. Log-probabilities are those before clipping. Source: Fujimoto et
+    al., Addressing Function Approximation Error in Actor-Critic Methods (arXiv 1802.09477), algorithm 1.
+    """
+
+    centre: Tensor
+    reach: Tensor
+
+    def __init__(self, space: spaces.Box, std: float) -> None:
+        super().__init__(space, math.log(std))
+        self._centre, self._reach = centre_and_reach(space)
+        self.register_buffer("centre", torch.from_numpy(self._centre), persistent=False)
+        self.register_buffer("reach", torch.from_numpy(self._reach), persistent=False)
+        self.log_std.requires_grad_(False)
+
+    def act(self, params_BP: NDArray, noise_BK: NDArray | None) -> tuple[NDArray, NDArray[np.float32]]:
+        squashed_BA, log_std_A = np.tanh(params_BP), self._views()[0]
+        noise_BA = np.zeros_like(squashed_BA) if noise_BK is None else noise_BK
+        explored_BA = np.clip(squashed_BA + np.exp(log_std_A) * noise_BA, -1.0, 1.0)
+        log_prob = -0.5 * noise_BA * noise_BA - log_std_A - np.log(self._reach) - _LOG_SQRT_2PI
+        return self._shaped(self._centre + self._reach * explored_BA), self._summed(log_prob)
 
     def greedy(self, params_BP: Tensor) -> Tensor:
         return self._shaped(self.centre + self.reach * torch.tanh(params_BP))
 
+    def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
+        explored_BA = (torch.tanh(params_BP) + self.log_std.exp() * noise_BK).clamp(-1.0, 1.0)
+        log_prob = -0.5 * noise_BK.square() - self.log_std - self.reach.log() - _LOG_SQRT_2PI
+        return self._shaped(self.centre + self.reach * explored_BA), self._summed(log_prob)
+
     def log_prob(self, params_BP: Tensor, action: Tensor) -> Tensor:
-        squashed_BA = ((action.reshape(params_BP.shape) - self.centre) / self.reach).clamp(-_LARGEST, _LARGEST)
-        above, below = torch.log1p(squashed_BA), torch.log1p(-squashed_BA)
-        z_BA = (0.5 * (above - below) - params_BP) * (-self.log_std).exp()
-        log_prob = -0.5 * z_BA.square() - self.log_std - _LOG_SQRT_2PI - above - below - self.reach.log()
-        return self._summed(log_prob)
+        away_BA = (action.reshape(params_BP.shape) - self.centre) / self.reach - torch.tanh(params_BP)
+        z_BA = away_BA * (-self.log_std).exp()
+        return self._summed(-0.5 * z_BA.square() - self.log_std - self.reach.log() - _LOG_SQRT_2PI)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        u_BAQ = params_BP.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.points
-        log_slope_BAQ = 2.0 * (math.log(2.0) - u_BAQ - F.softplus(-2.0 * u_BAQ))  # log(1 − tanh²u), stable for any u
-        return super().entropy(params_BP) + self._summed((log_slope_BAQ * self.mass).sum(-1) + self.reach.log())
+        return super().entropy(params_BP) + self._summed(self.reach.log() + torch.zeros_like(params_BP))
+
+
+def centre_and_reach(space: spaces.Box) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The middle of a bounded Box and half its range, in one row each."""
+    low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+    return ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+
+
+def _log_slope(u: Tensor) -> Tensor:
+    """log(1 − tanh²u), stable for any u."""
+    return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
 
 
 class CategoricalHead(Head):

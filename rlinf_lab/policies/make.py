@@ -57,15 +57,15 @@ def make_policy(
     ``seed`` fixes the initial weights whatever the global random state is, so two workers construct equal policies.
     Raises `ConfigError` naming the argument, or the leaf of a space which no policy can handle.
     """
-    _check(net_arch, activation, log_std_init, seed)
+    check_arguments(net_arch, activation, log_std_init, seed)
     preprocess = Preprocess(observation_space, normalize_obs)
     if per_action and chunk is None:
         raise ConfigError(
             "make_policy(per_action=True) is about the actions of a chunk. Next: chunk=5, or leave it out."
         )
     chosen_space = action_space if chunk is None else chunked(action_space, chunk)
-    first = _encoder(observation_space, encoder, seed, 0)
-    second = first if share_encoder else _encoder(observation_space, encoder, seed, 1)
+    first = encoder_of(observation_space, encoder, seed, 0)
+    second = first if share_encoder else encoder_of(observation_space, encoder, seed, 1)
     generator = torch.Generator().manual_seed(seed)
     features: int = first.features_dim  # type: ignore[assignment]
     head: Head
@@ -82,7 +82,7 @@ def make_policy(
 
 def chunked(space: Space, chunk: int) -> spaces.Box:
     """The space of ``chunk`` actions of a Box, one after another along the first axis. Raises `ConfigError`."""
-    if not _whole(chunk, 1):
+    if not whole_number(chunk, 1):
         raise ConfigError(f"chunk={shown(chunk)}: it must be a whole number of at least 1.")
     if not isinstance(space, spaces.Box):
         raise ConfigError(
@@ -103,9 +103,9 @@ def flow_space(space: Space, squash: bool) -> spaces.Box:
     return space
 
 
-def _encoder(space: Space, factory: Encoder | None, seed: int, number: int) -> nn.Module:
+def encoder_of(space: Space, factory: Encoder | None, seed: int, number: int) -> nn.Module:
     """``number`` tells the encoders of one policy apart, so that their weights differ."""
-    own_seed = int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
+    own_seed = derived_seed(seed, number)
     if factory is None:
         return CombinedEncoder(space, torch.Generator().manual_seed(own_seed))
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -118,7 +118,7 @@ def _encoder(space: Space, factory: Encoder | None, seed: int, number: int) -> n
         torch.manual_seed(own_seed)
         module = factory(space)
     features = getattr(module, "features_dim", None)
-    if not isinstance(module, nn.Module) or not _whole(features, 1):
+    if not isinstance(module, nn.Module) or not whole_number(features, 1):
         raise ConfigError(
             f"make_policy(encoder=...) made {shown(module)} with features_dim={shown(features)}: it must be a torch "
             "module whose features_dim is the number of "
@@ -127,8 +127,14 @@ def _encoder(space: Space, factory: Encoder | None, seed: int, number: int) -> n
     return module
 
 
-def _check(net_arch: Any, activation: Any, log_std_init: Any, seed: Any) -> None:
-    if not isinstance(net_arch, (tuple, list)) or not all(_whole(units, 1) for units in net_arch):
+def derived_seed(seed: int, number: int) -> int:
+    """A seed for part ``number`` of a policy, so that equal parts have different weights."""
+    return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
+
+
+def check_arguments(net_arch: Any, activation: Any, log_std_init: Any, seed: Any) -> None:
+    """Raise `ConfigError` or `UnknownNameError` naming the argument of `make_policy` that cannot work."""
+    if not isinstance(net_arch, (tuple, list)) or not all(whole_number(units, 1) for units in net_arch):
         raise ConfigError(
             f"make_policy(net_arch={shown(net_arch)}): it must be a tuple of whole numbers of at least 1, such as (64, "
             "64)."
@@ -140,9 +146,10 @@ def _check(net_arch: Any, activation: Any, log_std_init: Any, seed: Any) -> None
             f"make_policy(log_std_init={shown(log_std_init)}): it must be a finite number; -0.5 is a standard "
             "deviation of 0.6."
         )
-    if not _whole(seed, 0):
+    if not whole_number(seed, 0):
         raise ConfigError(f"make_policy(seed={shown(seed)}): it must be a whole number of at least 0.")
 
 
-def _whole(value: object, least: int) -> bool:
+def whole_number(value: object, least: int) -> bool:
+    """Whether it is an integer of at least ``least``, and no bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least

@@ -26,15 +26,16 @@ class Preprocess(nn.Module):
     1], categories one-hot.
 
     As a module it maps a tree of tensors (B, *shape) to a tree of the same form; `numpy` does the same for arrays and
-    puts them into one row. With ``normalise=False`` numbers pass as they are.
+    puts them into one row. With ``normalise=False`` numbers pass as they are; with ``one_hot=False`` categories are
+    indices from 0, int64 (B, components), as embeddings want them.
     """
 
     obs_mean: Tensor
     obs_std: Tensor
 
-    def __init__(self, space: Space, normalise: bool = True) -> None:
+    def __init__(self, space: Space, normalise: bool = True, one_hot: bool = True) -> None:
         super().__init__()
-        self.space, self.normalise = space, normalise
+        self.space, self.normalise, self.one_hot = space, normalise, one_hot
         self.leaves = leaves_of(space)
         self.is_flat = all(leaf.kind is not Kind.IMAGE for leaf in self.leaves)
         self.rows: dict[int, slice] = {}
@@ -47,6 +48,7 @@ class Preprocess(nn.Module):
                 component, value = _components(leaf)
                 self.register_buffer(f"component_{i}", torch.from_numpy(component), persistent=False)
                 self.register_buffer(f"value_{i}", torch.from_numpy(value), persistent=False)
+                self.register_buffer(f"first_{i}", torch.from_numpy(first_choice(leaf.space).copy()), persistent=False)
         self.register_buffer("obs_mean", torch.zeros(start))
         self.register_buffer("obs_std", torch.ones(start))
         self._views = HostViews((self, "obs_mean"), (self, "obs_std"))
@@ -64,8 +66,10 @@ class Preprocess(nn.Module):
         if leaf.kind is Kind.IMAGE:
             return _scaled(leaf, x)
         if leaf.kind is Kind.CATEGORIES:
-            component, value = self.get_buffer(f"component_{i}"), self.get_buffer(f"value_{i}")
             rows = x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)
+            if not self.one_hot:
+                return rows.long() - self.get_buffer(f"first_{i}")
+            component, value = self.get_buffer(f"component_{i}"), self.get_buffer(f"value_{i}")
             return (rows[:, component] == value).float()
         if i not in self.rows:
             return x.float()

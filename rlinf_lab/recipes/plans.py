@@ -46,7 +46,7 @@ def _with_a_gpu(flow: Workflow, names: Sequence[str], cores: list[int], gpu: int
     on, tokens = {"simulator": cores, "policy": [gpu], "learner": [gpu]}, {"simulator": 2}
     together = {**on, "policy": cores}
     return [
-        ExecutionPlan.spatial(flow, names, on, name="temporal", sub_batches=tokens, chunks={"obs": 2 * len(cores)}),
+        ExecutionPlan.spatial(flow, names, on, name="temporal", sub_batches=tokens, micro_batches={"obs": 2 * len(cores)}),
         ExecutionPlan.spatial(flow, names, on, sub_batches=tokens),
         ExecutionPlan.spatial(flow, names, together, name="fused", sub_batches=tokens, fused=(("simulator", "policy"),)),
     ]

@@ -36,7 +36,8 @@ from rlinf_lab.workers.learner import GROUPS, Number
 from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
 
 OLD_NAMES = {
-    "env_id": "env", "obs_size": "read from the environment", "action_size": "read from the environment", "horizon": "max_episode_steps",
+    "env_id": "env", "obs_size": "leave it out, spaces are read from the environment",
+    "action_size": "leave it out, spaces are read from the environment", "horizon": "max_episode_steps",
     "steps": "n_steps", "lam": "gae_lambda", "epochs": "n_epochs", "minibatch": "batch_size", "clip": "clip_range", "value_coefficient": "vf_coef",
     "entropy_coefficient": "ent_coef", "log_std": "log_std_init", "hidden": "net_arch", "anneal": "learning_rate=lab.linear(1e-3, 1e-4)",
 }  # fmt: skip
@@ -288,6 +289,11 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
 
     return flow
+
+
+def shares(config: PPOConfig) -> dict[str, int]:
+    """The simulator may have as many ranks as there are environments."""
+    return {"simulator": config.num_envs}
 
 
 def build_evaluation(config: PPOConfig, weights: Weights | None = None, episodes: int = 50) -> Workflow:

@@ -5,6 +5,7 @@ Legend: N environments.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,8 +20,8 @@ from rlinf_lab.trees import Tree
 
 @with_old_names(
     {
-        "horizon": "max_episode_steps", "obs_size": "observation_space, which is read from the environment",
-        "action_size": "action_space, which is read from the environment",
+        "horizon": "max_episode_steps", "obs_size": "observation_space=, as the environment has it",
+        "action_size": "action_space=, as the environment has it",
     }
 )  # fmt: skip
 @dataclass(frozen=True)
@@ -40,14 +41,25 @@ class EnvSpec:
     renders: bool = False
     """whether `render` may give a picture"""
 
+    @functools.cached_property
+    def action_bounds(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """(low, high) of a Box of actions, without axes where they are the same everywhere, which clips twice as fast; None for other spaces."""
+        space = self.action_space
+        if not isinstance(space, spaces.Box):
+            return None
+        bounds = space.low, space.high
+        if space.low.size and all((bound == bound.flat[0]).all() for bound in bounds):
+            bounds = np.array(space.low.flat[0]), np.array(space.high.flat[0])
+        return bounds
+
 
 @runtime_checkable
 class VecEnv(Protocol):
     """N environments stepped together, gymnasium's names, trees of numpy arrays.
 
     Episodes that end are reset within the same step (gymnasium's SAME_STEP): ``obs_N`` is then the new episode's first
-    observation and ``final_obs_N`` the old one's last. Actions outside of a Box are clipped. Arrays that are handed over may be used again by the
-    next step: whoever keeps them copies them.
+    observation and ``final_obs_N`` the old one's last. Actions outside of a Box are clipped. Arrays that were handed over are not written
+    again; the workers copy what they keep all the same.
     """
 
     num_envs: int

@@ -18,7 +18,7 @@ from rlinf_lab.errors import EnvError
 from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.vecenv.base import EnvSpec, Restorable, cannot_leave
-from rlinf_lab.vecenv.spaces import checked_batch, empty, write_one
+from rlinf_lab.vecenv.spaces import checked_batch, checked_box, empty, write_one
 
 
 class Outcome(NamedTuple):
@@ -60,6 +60,10 @@ class LoopVecEnv:
         """The single environments."""
         return tuple(self._envs)
 
+    def native(self, action_N: Tree) -> Tree:
+        """What the environments' `step` takes, of checked actions."""
+        return action_N if self._native is None else self._native(action_N)
+
     def reset(self, *, seed: int | None = None) -> Tree:
         self._age_N[:] = 0
         self._started = True
@@ -71,8 +75,7 @@ class LoopVecEnv:
     def step(self, action_N: Tree) -> EnvStep:
         n = self.num_envs
         action_N = checked_actions(self.spec, n, action_N, self._started)
-        if self._native is not None:
-            action_N = self._native(action_N)
+        action_N = self.native(action_N)
         final_N = empty(self.spec.observation_space, n)
         reward_N = np.empty(n, np.float32)
         terminated_N, truncated_N, success_N = np.zeros((3, n), bool)
@@ -159,4 +162,6 @@ def checked_actions(spec: EnvSpec, num_envs: int, action_N: Tree, started: bool)
     """Actions, new arrays, clipped to the bounds of a Box. `EnvError` when shape or type is wrong, a number is not finite, or `reset` was not called."""
     if not started:
         raise EnvError(f"{spec.id}: step() before reset(). Next: obs = env.reset(seed=0).")
+    if spec.action_bounds is not None:
+        return checked_box(spec.action_space, spec.action_bounds, num_envs, np.asarray(action_N), spec.id)
     return checked_batch(spec.action_space, num_envs, action_N, spec.id)

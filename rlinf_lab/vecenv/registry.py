@@ -204,7 +204,7 @@ def _from_callable(id: str, make: Callable[..., Any], *, num_envs: int, max_epis
     """Whatever the function gives: single environments of gymnasium's, or a vector."""
     if isinstance(make, type) and issubclass(make, gymnasium.Env):
         return _from_gymnasium("from_maker", id, make, num_envs=num_envs, max_episode_steps=max_episode_steps, **options)
-    names = _parameters(id, make)
+    names = parameters(make)
     refuse_old_names(f"{id}, a parameter of the function that makes it", names, OLD_NAMES)
     _check_options(id, make, options)
     if "num_envs" not in names:
@@ -265,12 +265,18 @@ def _name_of(env: Any) -> str:
     return f"{named.__module__.rpartition('.')[2].strip('_')}/{named.__qualname__.rpartition('.')[2]}"
 
 
-def _parameters(id: str, make: Callable[..., Any]) -> list[str]:
+def parameters(make: Callable[..., Any]) -> list[str]:
+    """Names that a function takes."""
     try:
-        parameters = inspect.signature(make).parameters.values()
+        taken = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # written in C
         return []
-    return [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [p.name for p in taken if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def takes(make: Callable[..., Any], name: str) -> bool:
+    """Whether a function takes an argument of that name."""
+    return name in parameters(make)
 
 
 def _check_options(id: str, make: Callable[..., Any], options: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ Legend: N environments.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -117,8 +118,8 @@ def is_finite(array: NDArray) -> bool:
     """Whether all numbers are. One pass of the processor's own multiplication in the usual case; whole numbers always are."""
     if array.dtype.kind != "f":
         return True
-    flat = array.ravel()
-    return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(array).all())  # the squares alone may be too large
+    flat = array if array.ndim == 1 else array.ravel()
+    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(array).all())  # the squares alone may be too large
 
 
 def first_not_finite(tree: Tree) -> tuple[int, str, Any] | None:
@@ -134,7 +135,7 @@ def first_not_finite(tree: Tree) -> tuple[int, str, Any] | None:
 def checked_batch(space: spaces.Space, num_envs: int, action_N: Tree, id: str, name: str = "actions") -> Tree:
     """Actions of a batch, new arrays, clipped where the space is a Box. `EnvError` for a shape, a type or a number that does not fit."""
     if isinstance(space, spaces.Box):
-        return _checked_box(space, num_envs, np.asarray(action_N), id, name)
+        return checked_box(space, (space.low, space.high), num_envs, np.asarray(action_N), id, name)
     if isinstance(space, spaces.Dict):
         if not isinstance(action_N, dict) or set(action_N) != set(space.spaces):
             raise EnvError(f"{id}: {name} are {shown(action_N)}; a dict with the keys {sorted(space.spaces)} is needed.")
@@ -146,13 +147,14 @@ def checked_batch(space: spaces.Space, num_envs: int, action_N: Tree, id: str, n
     return _checked_choice(space, num_envs, np.asarray(action_N), id, name)
 
 
-def _checked_box(space: spaces.Box, num_envs: int, action: NDArray, id: str, name: str) -> NDArray:
-    if action.shape != (num_envs, *space.shape):
-        raise EnvError(f"{id}: {name} have shape {action.shape}; {(num_envs, *space.shape)} is needed.")
+def checked_box(space: spaces.Space, bounds: tuple[NDArray, NDArray], num_envs: int, action: NDArray, id: str, name: str = "actions") -> NDArray:
+    """`checked_batch` for a Box with these bounds."""
+    if action.shape != (num_envs, *(space.shape or ())):
+        raise EnvError(f"{id}: {name} have shape {action.shape}; {(num_envs, *(space.shape or ()))} is needed.")
     if not is_finite(action):
         row = np.argwhere(~np.isfinite(action))[0][0]
         raise EnvError(f"{id}: an action is not finite: {shown(action[row])} for environment {row}. Did the policy diverge?")
-    return np.minimum(np.maximum(action, space.low), space.high)
+    return np.minimum(np.maximum(action, bounds[0]), bounds[1])
 
 
 def _checked_choice(space: Any, num_envs: int, action: NDArray, id: str, name: str) -> NDArray:
@@ -162,7 +164,7 @@ def _checked_choice(space: Any, num_envs: int, action: NDArray, id: str, name: s
         raise EnvError(f"{id}: {name} are {action.dtype}; whole numbers are needed, for they choose in {space}.")
     start, count = (0, 2) if isinstance(space, spaces.MultiBinary) else (space.start, space.n if isinstance(space, spaces.Discrete) else space.nvec)
     inside = (action >= start) & (action < start + count)
-    if not inside.all():
+    if np.count_nonzero(inside) < inside.size:  # a third of what all() takes
         row = np.argwhere(~inside)[0][0]
         raise EnvError(f"{id}: {name} of environment {row} are {shown(action[row])}, which is not in {space}.")
     return action.astype(space.dtype)

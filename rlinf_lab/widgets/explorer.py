@@ -32,8 +32,8 @@ TOLD_EVERY = 0.2  # seconds at least from one word on how far a search for range
 class PlanExplorer(PushedWidget):
     """Explore what `lab.plan` found: ``PlanExplorer(plans)``.
 
-    While a slider moves, plans are followed chunk by chunk (quick); when it rests, these are simulated, the best one first, and then `lab.plan` searches
-    for better ones. ``plans`` and ``question`` are what is shown now, so that what was found with the mouse can be run:
+    While a slider moves, plans are followed micro-batch by micro-batch (quick); when it rests, these are simulated, the best one first, and then `lab.plan`
+    searches for better ones. ``plans`` and ``question`` are what is shown now, so that what was found with the mouse can be run:
     ``lab.run(flow, explorer.plans.best)``.
 
     What the page asks is answered in a thread. A newer question has the older one given up within milliseconds, be it simulated or searched for

@@ -93,7 +93,7 @@ class Step:
 class LoopStep:
     """What the loop does itself between its calls. ``kind``: "put", "get" or "wait"; ``before``: so many calls were made until then.
 
-    ``items`` of a get: how many it asks for, "all", or None for a chunk. ``call``: position of the call that is waited for, ``part``: for
+    ``items`` of a get: how many it asks for, "all", or None for a micro-batch. ``call``: position of the call that is waited for, ``part``: for
     a part of rank 0's value only.
     """
 

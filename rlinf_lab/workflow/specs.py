@@ -29,7 +29,7 @@ class ChannelSpec:
 
     ``group``: a barrier for so many items of one key, as group-relative advantages need (GRPO: the responses to one prompt). A put says its key; when a
     rank has put as many with the same key, they go on together, as one item of the channel: a list, in the order of their puts. All else
-    (``capacity``, chunks, ``get(n)``, an order's or weight's function) counts and sees groups. A call that ends with an incomplete group fails.
+    (``capacity``, micro-batches, ``get(n)``, an order's or weight's function) counts and sees groups. A call that ends with an incomplete group fails.
 
     ``discard_unread``: more may be put in an iteration than is read, as where samples are drawn until a batch is full (dynamic sampling, DAPO): what is
     left is discarded, and calls that go on putting end (`Outbox.put`). Without it the iteration fails, as soon as it is certain that nobody will read on.

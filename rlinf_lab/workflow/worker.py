@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
+from rlinf_lab.errors import ChannelClosed, WorkflowError, renamed, shown
 from rlinf_lab.workflow.quantities import logged
 
 STAY = (  # what to do next about a worker that cannot leave its device
@@ -39,7 +39,7 @@ class Inbox(Protocol[T]):
     def __iter__(self) -> Iterator[list[T]]: ...
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[T]:
-        """Exactly ``n`` items (``None``: the plan's chunk); fewer only when the stream ends, ``[]`` after its end."""
+        """Exactly ``n`` items (``None``: the plan's micro-batch); fewer only when the stream ends, ``[]`` after its end."""
         ...
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[T]:
@@ -54,7 +54,7 @@ class Inbox(Protocol[T]):
 
         Rank r gets items N·r // R to N·(r+1) // R of the N that nobody has taken by then, in the order in which one rank would get them; whoever asks first
         changes nothing. What a rank then gets in other ways is of its share, too; the share of one that does not ask is left unread. On a queue of its own
-        (fused with its producer) a rank gets all of that. The same holds for every get where the plan's chunk is everything. `Worker.exchange` gives all
+        (fused with its producer) a rank gets all of that. The same holds for every get where the plan's micro-batch is everything. `Worker.exchange` gives all
         ranks all shares.
         """
         ...
@@ -360,14 +360,17 @@ class Collected(list[T], Generic[T]):
 class Scripted(Generic[T]):
     """An inbox over a list of items: for calling a worker's method by hand. It refuses what a channel refuses.
 
-    ``chunk`` is the batch size of iteration. ``keys``: the key of each item (as `Collected.keys` has them); the inbox is then keyed.
+    ``micro_batch`` is the batch size of iteration. ``keys``: the key of each item (as `Collected.keys` has them); the inbox is then keyed.
     ``weight``: of an item, as the channel has it.
     """
 
-    def __init__(self, items: Iterable[T], chunk: int | None = None, *, keys: Iterable[int] | None = None, weight: Callable[[T], int] | None = None) -> None:
+    @renamed(chunk="micro_batch")
+    def __init__(
+        self, items: Iterable[T], micro_batch: int | None = None, *, keys: Iterable[int] | None = None, weight: Callable[[T], int] | None = None
+    ) -> None:
         found = list(items)
         self._weight = weight
-        self._keyed, self._chunk = keys is not None, chunk
+        self._keyed, self._micro_batch = keys is not None, micro_batch
         self._items: dict[int | None, list[T]] = {}
         of = [None] * len(found) if keys is None else list(keys)
         if len(of) != len(found):
@@ -383,7 +386,7 @@ class Scripted(Generic[T]):
         if n is not None and n < 1:
             raise WorkflowError(f"{self!r}: get({n}) asks for less than one item. Next: get(1), or get() for a batch.")
         left = self._of(key)
-        size = n or self._chunk or len(left)
+        size = n or self._micro_batch or len(left)
         batch, left[:] = left[:size], left[size:]
         return batch
 
@@ -415,4 +418,4 @@ class Scripted(Generic[T]):
 
     def __repr__(self) -> str:
         left = sum(map(len, self._items.values()))
-        return f"Scripted({left} items left{', keyed' if self._keyed else ''}{f', in batches of {self._chunk}' if self._chunk else ''})"
+        return f"Scripted({left} items left{', keyed' if self._keyed else ''}{f', in batches of {self._micro_batch}' if self._micro_batch else ''})"

@@ -77,6 +77,11 @@ def test_a_package_has_few_rules_and_each_is_kept_by_something(document: Path) -
     assert [rule.splitlines()[0] for rule in rules if not any(map(_exists, _paths(rule)))] == []
 
 
+def test_every_package_has_its_rules() -> None:
+    packages = {path.parent.name for path in (ROOT / "rlinf_lab").glob("*/__init__.py")}
+    assert packages - {note.stem for note in DESIGN} == set()
+
+
 def test_a_version_has_few_lines_in_the_changelog() -> None:
     newest = re.split(r"^## ", (ROOT / "docs/CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
     assert rlinf_lab.__version__ in newest.splitlines()[0]
@@ -120,6 +125,18 @@ def test_commands_and_extras_that_are_named_exist() -> None:
 def test_the_readme_lists_the_notebooks() -> None:
     listed = re.findall(r"\(notebooks/(\w+\.ipynb)\)", (ROOT / "README.md").read_text())
     assert sorted(listed) == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_the_floors_within_rooms_are_those_of_the_contracts() -> None:
+    text = " ".join((ROOT / "ARCHITECTURE.md").read_text().split())
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    rooms = [c for c in contracts if c["type"] == "layers" and c["containers"] != ["rlinf_lab"]]
+    assert rooms
+    for contract in rooms:
+        room = contract["containers"][0].removeprefix("rlinf_lab.")
+        folder = ROOT / "rlinf_lab" / room.replace(".", "/")
+        floors = [layer for layer in reversed(contract["layers"]) if (folder / layer).is_dir()]
+        assert "." in room or f"`{room}/` {', '.join(floors)}" in text, floors
 
 
 def test_pictures_are_of_today() -> None:

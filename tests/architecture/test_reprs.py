@@ -117,7 +117,7 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "Residence": (lambda o: Residence([torch.nn.Linear(512, 512)], "cpu"), "Residence(Linear of cpu, 1.0 MiB, now in cpu)"),
     "Filler": (lambda o: lab.Filler(Step, on=["cpu:0", "cpu:1"]), "Filler('step': Step.step on cpu:0, cpu:1)"),
     "Collected": (lambda o: lab.Collected(), "[]"),
-    "Scripted": (lambda o: lab.Scripted([1, 2, 3], chunk=2), "Scripted(3 items left, in batches of 2)"),
+    "Scripted": (lambda o: lab.Scripted([1, 2, 3], micro_batch=2), "Scripted(3 items left, in batches of 2)"),
     "Timeline": (lambda o: o.run.timeline, "Timeline: 2 devices"),
     "TimelineView": (lambda o: lab.TimelineView(o.run.timeline), "TimelineView("),
     "Recorder": (lambda o: lab.Recorder("here", _Clock()), "Recorder on here"),

@@ -35,7 +35,7 @@ run = lab.run(flow, plan, emulate=True)
 """
 
 
-def pipeline_cell(name: str, items: int, source_seconds: float, sink_seconds: float, chunk: int | None = None) -> str:
+def pipeline_cell(name: str, items: int, source_seconds: float, sink_seconds: float, micro_batch: int | None = None) -> str:
     """``items`` of an iteration; what each takes in the source, and each batch in the sink."""
-    more = "" if chunk is None else f", chunk={chunk}"
+    more = "" if micro_batch is None else f", micro_batch={micro_batch}"
     return _CELL.format(name=name, items=items, source_seconds=source_seconds, sink_seconds=sink_seconds, more=more)

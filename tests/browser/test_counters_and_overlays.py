@@ -100,7 +100,7 @@ def test_a_dense_curve_is_drawn_by_columns_of_pixels(jupyterlab: Any, tmp_path: 
 
 def test_both_lanes_of_an_overlay_are_named(jupyterlab: Any, tmp_path: Path) -> None:
     made, other = sample(), sample(5)
-    path = timeline_html(made.timeline, tmp_path / "over.html", "Over", over=other.timeline, labels=("chunk 4", "chunk 32"))
+    path = timeline_html(made.timeline, tmp_path / "over.html", "Over", over=other.timeline, labels=("micro-batch 4", "micro-batch 32"))
     page = jupyterlab.open_file(path, theme="light")
     page.add_init_script("""(() => {
         const draw = CanvasRenderingContext2D.prototype.fillText;
@@ -108,7 +108,7 @@ def test_both_lanes_of_an_overlay_are_named(jupyterlab: Any, tmp_path: Path) -> 
         CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) { window.drawn.add(text); return draw.call(this, text, ...rest); };
     })()""")
     page.reload()
-    page.wait_for_function("() => window.drawn.has('chunk 4') && window.drawn.has('chunk 32')", timeout=15_000)
+    page.wait_for_function("() => window.drawn.has('micro-batch 4') && window.drawn.has('micro-batch 32')", timeout=15_000)
     page.wait_for_function("() => document.getElementById('timeline').dataset.counters == 8")
     page.screenshot(path=str(ARTIFACTS / "timeline-overlay-light.png"))
 

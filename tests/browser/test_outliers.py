@@ -68,7 +68,7 @@ def run() -> lab.Run:
         return learner.train(steps)
 
     devices = ["cpu:0", "cpu:1", "cpu:2"]
-    plan = lab.ExecutionPlan.spatial(flow, devices, {"simulator": [0], "policy": [1], "learner": [2]}, chunk=1)
+    plan = lab.ExecutionPlan.spatial(flow, devices, {"simulator": [0], "policy": [1], "learner": [2]}, micro_batch=1)
     done = lab.run(flow, plan, iterations=ITERATIONS, dashboard=False, emulate=True)
     done.wait()
     return done

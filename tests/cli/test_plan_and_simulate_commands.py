@@ -122,7 +122,7 @@ def test_a_plan_of_a_file_is_simulated(tmp_path: Path, capsys: pytest.CaptureFix
     ("changed", "flags", "says"),
     [
         ({"placements": {}}, [], "places no rank of worker 'simulator'"),
-        ({"chunks": {"simulator_to_trainer": 1}}, [], "Did you mean 'simulator_to_training'"),
+        ({"micro_batches": {"simulator_to_trainer": 1}}, [], "Did you mean 'simulator_to_training'"),
         ({"staleness": -1}, [], "staleness"),
         ({}, ["--devices", "8"], "devices is 8, but plan 'temporal' has 16. Next: 16"),
         ({}, ["--memory-gib", "0"], "--memory-gib is 0"),
@@ -205,7 +205,7 @@ def kinds(folder: Path, **fields: object) -> str:
     (["--devices", "h100=2,a100=-1"], "--devices: a100 is -1; "),
     (["--devices", "h100=2,b100=1"], "It stands in --devices."),
     (["--devices", "h100=2", "--memory-gib", "-4"], "--memory-gib is -4.0; give a number, above 0, at most 1e+09. Next: 4."),
-    (["--devices", "h100=2", "--chunks", "0"], "--chunks is 0; "),
+    (["--devices", "h100=2", "--micro-batches", "0"], "--micro-batches is 0; "),
 ])  # fmt: skip
 def test_refusals_speak_of_flags(arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["plan", "--profile", kinds(tmp_path), *arguments]) == 2

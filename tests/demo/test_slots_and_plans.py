@@ -105,7 +105,7 @@ def test_with_a_gpu_the_simulator_has_the_cores_and_the_learner_the_gpu(names: l
         assert where["simulator"] == names[:-1] and where["learner"] == ["cuda:0"]
         assert where["policy"] == (names[:-1] if plan.name == "fused" else ["cuda:0"])
     cores = len(names) - 1
-    assert (plans[0].chunk("obs"), plans[1].chunk("obs")) == (2 * cores, 1), "phases that alternate; streaming"
+    assert (plans[0].micro_batch("obs"), plans[1].micro_batch("obs")) == (2 * cores, 1), "phases that alternate; streaming"
     assert [moved(plans[0], p) for p in plans] == [[], [], ["fused: policy was measured on cuda and is assumed to take as long on cpu"]]
 
 

@@ -134,7 +134,7 @@ def test_a_broken_environment_comes_out_too() -> None:
         ({"gamma": 2.0}, "gamma is 2.0"),
         ({"total_timesteps": 0}, "total_timesteps is 0"),
         ({"eval_every": {"steps": 3}}, "eval_every="),
-        ({"plan": "auto"}, "an ExecutionPlan"),
+        ({"plan": "fastest"}, "an ExecutionPlan"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_before_anything_starts(settings: dict[str, Any], said: str) -> None:

@@ -19,7 +19,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "10_workflows": {"population": 32},
     "20_profiling": {"items": 12, "iterations": 2},
-    "21_planning": {"devices": 16, "chunks": 16},
+    "21_planning": {"devices": 16, "micro_batches": 16},
     "22_published_comparisons": {"simulate": True, "asked": ["1.5B, 128", "ManiSkill, 16", "LIBERO, 8"]},
     "30_live_timeline": {"samples": 24, "iterations": 4},
     "31_reading_a_timeline": {"iterations": 3},

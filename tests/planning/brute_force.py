@@ -47,7 +47,7 @@ def random_problem(
         for g, kind in itertools.product(range(1 if handed >> leaf & 1 else grains), range(kinds)):
             for n in range(1, there[kind] + 1):
                 if n in valid and resident / n + activations / 2**g + beside <= cap:
-                    # Whole seconds, divisible as often as chunks are halved: sums are exact.
+                    # Whole seconds, divisible as often as micro-batches are halved: sums are exact.
                     part = ticks * work * n**-exponent / speeds[kind]
                     at = tuple(n if k == kind else 0 for k in range(kinds))
                     rows[(g, *at)] = 2 ** (grains - 1 - g) * max(1, round(part)) + ticks * (fixed + 3 * bool(beside))
@@ -121,11 +121,11 @@ def switch(problem: Problem, leaving: int, coming: int) -> float:
 
 
 def every_value(problem: Problem, dominance: bool = False, most: float = np.inf) -> tuple[np.ndarray, np.ndarray]:
-    """(fills, periods) of the whole iteration as one chunk on at most all devices: every pair that some plan attains.
+    """(fills, periods) of the whole iteration as one micro-batch on at most all devices: every pair that some plan attains.
 
     ``dominance``: without pairs that another one on the same devices is as good as in both, for graphs that are too large otherwise.
-    ``most``: without pairs that are part of slower plans only. A part that 2^g chunks pass through makes an iteration take 2^g times the smaller of its two
-    numbers, and no iteration ends before one of its chunks has.
+    ``most``: without pairs that are part of slower plans only. A part that 2^g micro-batches pass through makes an iteration take 2^g times the smaller of its
+    two numbers, and no iteration ends before one of its micro-batches has.
     """
 
     @cache

@@ -31,7 +31,7 @@ def first(plans: Plans, profile: Profile, tolerance: float = 0.0) -> set[str]:
     """The shapes that `plan` ranks first: more than one where they tie, and the choice's where the best plan of its shape that is ranked, or the choice kept as
     it is, takes at most ``tolerance`` longer. Of plans that seat everybody alike one is named: it goes by the choice's name here, if it is that."""
     like = plans.best.candidate.placement.setting
-    again: dict[str, Any] = {"chunks": like.chunks, "rule": like.rule, "staleness": like.staleness, "quick": plans.quick}
+    again: dict[str, Any] = {"micro_batches": like.micro_batches, "rule": like.rule, "staleness": like.staleness, "quick": plans.quick}
     try:
         found = plan(profile, like.devices, simulate=plans.best.simulated is not None, **again)
     except PlanError:
@@ -46,7 +46,7 @@ def first(plans: Plans, profile: Profile, tolerance: float = 0.0) -> set[str]:
 def kept(plans: Plans, profile: Profile) -> float:
     """Seconds of the choice as it is, which a search of the changed profile need not have found."""
     best = plans.best.candidate.placement
-    setting = Setting.of(profile, best.setting.devices, best.setting.chunks, best.setting.rule, best.setting.staleness)
+    setting = Setting.of(profile, best.setting.devices, best.setting.micro_batches, best.setting.rule, best.setting.staleness)
     placement = Placement(setting, best.arrangement, best.tree)
     if placement.misfit():
         return math.inf
@@ -58,7 +58,7 @@ def kept(plans: Plans, profile: Profile) -> float:
 def winners(plans: Plans, profile: Profile, tolerance: float = 0.0) -> set[str]:
     """The shapes that a search of everything finds fastest: more than one where they tie, and the choice's where it takes at most ``tolerance`` longer."""
     like = plans.best.candidate.placement.setting
-    setting = Setting.of(profile, like.devices, like.chunks, like.rule)
+    setting = Setting.of(profile, like.devices, like.micro_batches, like.rule)
     everything, its_shape = Only(), Only(among=compositions(plans.best.candidate.placement.tree))
     found = [
         (f.seconds, Placement(setting, a, f.tree)) for a in setting.arrangements() for only in (everything, its_shape)

@@ -311,7 +311,7 @@ def _plan(rng: random.Random, flow: Workflow, stages: list[Stage], tokens: int) 
             placements[s.name] = (tuple(sorted(rng.sample(range(count), 2))),)
         elif rng.random() < 0.1:
             placements[s.name] = ((),) * ranks  # works on no device
-    chunks = {c: rng.choice((0, 1, 2, 3, 5)) for c in flow.graph.channels_by_name()}
-    plan = ExecutionPlan("random", tuple(devices), placements, chunks, **memory)
+    micro_batches = {c: rng.choice((0, 1, 2, 3, 5)) for c in flow.graph.channels_by_name()}
+    plan = ExecutionPlan("random", tuple(devices), placements, micro_batches, **memory)
     plan.validate(flow.graph)
     return plan

@@ -48,16 +48,16 @@ def branching(seed: int) -> tuple[Profile, int, dict[str, Any]]:
             workers[name]["ranks"] = {"divides": rng.choice([12, 20, 60])}
     edges = [{"producer": p, "consumer": c, "whole": rng.random() < 0.2} for i, p in enumerate(names) for c in names[i + 1 :] if rng.random() < 0.5]
     profile = Profile.from_dict({"items": 60, "workers": workers, "edges": edges, "device_memory_gib": rng.choice([None, 48, 80])})
-    return profile, rng.choice([4, 5, 6, 7, 8, 12]), {"chunks": rng.choice([4, 8])}
+    return profile, rng.choice([4, 5, 6, 7, 8, 12]), {"micro_batches": rng.choice([4, 8])}
 
 
 def any_flow(seed: int) -> tuple[Profile, int, dict[str, Any]]:
-    """(a profile, how many devices, fields of `plan`): one of the two kinds, in few chunks or many, sometimes with iterations that overlap."""
+    """(a profile, how many devices, fields of `plan`): one of the two kinds, in few micro-batches or many, sometimes with iterations that overlap."""
     rng = random.Random(1000 + seed)
     if seed % 3 == 2:
         profile, devices, more = branching(seed)
         return profile, devices, {**more, "staleness": rng.choice([0, 0, 0, 1, 2])}
-    return random_profile(seed), rng.choice([2, 4, 5, 6, 8, 12]), {"chunks": rng.choice([1, 2, 4, 8, 64]), "staleness": rng.choice([0, 0, 0, 1, 2])}
+    return random_profile(seed), rng.choice([2, 4, 5, 6, 8, 12]), {"micro_batches": rng.choice([1, 2, 4, 8, 64]), "staleness": rng.choice([0, 0, 0, 1, 2])}
 
 
 def _worker(rng: random.Random, memory: bool) -> WorkerProfile:

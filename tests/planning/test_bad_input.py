@@ -42,7 +42,7 @@ def ours(ask: Callable[[], Any]) -> str:
 
 @pytest.mark.parametrize("odd", ODD, ids=NAMES)
 def test_no_foreign_error_comes_out(odd: Any) -> None:
-    for name in ("devices", "memory_gib", "staleness", "chunks", "rule", "modes", "profile"):
+    for name in ("devices", "memory_gib", "staleness", "micro_batches", "rule", "modes", "profile"):
         ours(lambda name=name: plan(PROFILE, **{"devices": 2, name: odd}))
     for name in ("iterations", "noise", "seed", "outages"):
         ours(lambda name=name: PLANS.best.simulate(**{name: odd}))
@@ -129,7 +129,8 @@ def test_files_that_are_no_profiles_are_one_line_on_the_command_line(name: str, 
 @pytest.mark.parametrize(
     "given",
     [["--devices", "0"], ["--devices", "1e9"], ["--devices", "99999"], ["--devices", "x=4"], ["--devices", "="], ["--devices", ""], ["--modes", ""],
-     ["--rule", "x"], ["--memory-gib", "nan"], ["--staleness", "-1"], ["--chunks", "0"], ["--iterations", "0"], ["--noise", "inf"], ["--plan", "nothing"],
+     ["--rule", "x"], ["--memory-gib", "nan"], ["--staleness", "-1"], ["--micro-batches", "0"], ["--iterations", "0"],
+     ["--noise", "inf"], ["--plan", "nothing"],
      ["--out", "/nonexistent/a.html"], ["--out", "a.txt"]],
     ids=" ".join,
 )  # fmt: skip

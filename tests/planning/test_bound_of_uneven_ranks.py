@@ -13,7 +13,7 @@ import rlinf_lab as lab
 @pytest.mark.parametrize("costs", [((0, 0.005), (0.1, 0.01)), ((0, 0.01), (0, 0.002)), ((0, 0.04), (0.01, 0.005))])
 def test_no_run_is_below_the_bound(items: int, devices: int, costs: tuple[tuple[float, float], tuple[float, float]]) -> None:
     flow, profile = chain({"a": costs[0], "b": costs[1]}, items, most=(1, devices))
-    plans = lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile, chunks=4)
+    plans = lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile, micro_batches=4)
     assert all(plans.bound.seconds <= seconds(run(flow, p, 2)) * (1 + 1e-6) for p in plans)
     assert plans.bound.seconds <= plans.best.seconds
 

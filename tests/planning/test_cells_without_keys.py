@@ -136,7 +136,7 @@ def together(flow: Workflow, sims: int = 1) -> ExecutionPlan:
 
 def apart(flow: Workflow) -> ExecutionPlan:
     places = {"sim": [[0]], "critic": [[1]], "policy": [[2]], "learner": [[0]]}
-    return ExecutionPlan("apart", DEVICES, places, chunks={"obs": 1, "feats": 1, "acts": 1})
+    return ExecutionPlan("apart", DEVICES, places, micro_batches={"obs": 1, "feats": 1, "acts": 1})
 
 
 def took(done: Timeline) -> float:
@@ -186,14 +186,16 @@ def test_members_on_devices_of_their_own_take_as_long_as_the_run(roll: Callable)
 
 def test_ranks_of_the_head_each_have_their_tokens() -> None:
     flow = ring()
-    plan = ExecutionPlan("two", DEVICES, {"sim": [[0], [1]], "critic": [[2]], "policy": [[2]], "learner": [[2]]}, chunks={"obs": 2, "feats": 1, "acts": 1})
+    plan = ExecutionPlan(
+        "two", DEVICES, {"sim": [[0], [1]], "critic": [[2]], "policy": [[2]], "learner": [[2]]}, micro_batches={"obs": 2, "feats": 1, "acts": 1}
+    )
     run_ = Observed.of(flow.graph, plan, ran(flow, plan, one_at_a_time))
     cell = flow.graph.cells[0]
     assert (run_.head(cell), run_.tokens(cell), run_.steps(cell)) == ("sim", 2, STEPS)
     profile = fitted([run_])
     assert busy(profile, "critic") == pytest.approx(0.002 * STEPS)
     assert [(s.items, s.seconds) for s in profile.workers["policy"].samples] == [(profile.items / 2, pytest.approx(0.003))]  # it was asked one by one
-    single = ExecutionPlan("one by one", DEVICES, plan.placements, chunks={"obs": 1, "feats": 1, "acts": 1})
+    single = ExecutionPlan("one by one", DEVICES, plan.placements, micro_batches={"obs": 1, "feats": 1, "acts": 1})
     notes = profile_from_run(flow, single, ran(flow, single, one_at_a_time)).notes
     assert any("'sim' has 2 ranks, and 'critic' took what they put into the cell sim, critic, policy in batches of 1 ('obs')" in n for n in notes)
     assert not any("batches of" in n for n in profile.notes)
@@ -203,7 +205,7 @@ def test_more_ranks_than_tokens_are_no_drift() -> None:
     """Two ranks that answer one token in turn are each idle while the other one has it."""
     flow = ring()
     places = {"sim": [[0]], "critic": [[1]], "policy": [[2], [3]], "learner": [[0]]}
-    plan = ExecutionPlan("turns", [*DEVICES, "cpu:3"], places, chunks={"obs": 1, "feats": 1, "acts": 1})
+    plan = ExecutionPlan("turns", [*DEVICES, "cpu:3"], places, micro_batches={"obs": 1, "feats": 1, "acts": 1})
     simulated = ran(flow, plan, one_at_a_time)
     done = Timeline(simulated.devices)
     tracks = tuple(dataclasses.replace(t, host="here") for t in simulated.tracks)

@@ -140,7 +140,7 @@ def test_calls_of_one_method_that_read_are_told_apart() -> None:
         v.use(a)
         v.use(b)
 
-    assert_predicts(flow, [ExecutionPlan.temporal(flow, TWO, chunks={"a": 4, "b": 2}), spread(flow, chunk=1), spread(flow, chunk=4)])
+    assert_predicts(flow, [ExecutionPlan.temporal(flow, TWO, micro_batches={"a": 4, "b": 2}), spread(flow, micro_batch=1), spread(flow, micro_batch=4)])
 
 
 class Silent(Worked):
@@ -247,9 +247,9 @@ def joining(method: str, capacity: int | None = 4) -> Workflow:
 def join_plans(flow: Workflow) -> list[ExecutionPlan]:
     on = {"one": [0], "two": [1], "join": [2], "end": [2]}
     return [
-        ExecutionPlan.temporal(flow, ["cpu:0"], chunks={"left": 4, "out": 4}),
+        ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"left": 4, "out": 4}),
         ExecutionPlan.spatial(flow, THREE, on, name="one by one"),
-        ExecutionPlan.spatial(flow, THREE, on, chunk=3, chunks={"right": 1}, name="three"),
+        ExecutionPlan.spatial(flow, THREE, on, micro_batch=3, micro_batches={"right": 1}, name="three"),
     ]
 
 
@@ -298,7 +298,7 @@ class Doubler(Worker):
 
 def test_a_loop_that_feeds_reads_and_waits() -> None:
     flow = feeding()
-    plans = [ExecutionPlan.temporal(flow, ["cpu:0"], chunks={"numbers": 4}), spread(flow), spread(flow, chunk=2, name="two")]
+    plans = [ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"numbers": 4}), spread(flow), spread(flow, micro_batch=2, name="two")]
     found = assert_predicts(flow, plans)
     for plan in plans:
         difference = executed(flow, plan, 2).diff(found.simulate(plan, 2))
@@ -308,7 +308,7 @@ def test_a_loop_that_feeds_reads_and_waits() -> None:
 def test_a_loop_at_its_channels_is_simulated_as_it_runs() -> None:
     """The same loop as a script: equal span by span to the run."""
     flow = feeding()
-    plan = spread(flow, chunk=2)
+    plan = spread(flow, micro_batch=2)
 
     def loop(turn):
         yield call(0)
@@ -369,7 +369,7 @@ def test_the_estimate_tells_of_such_a_fit() -> None:
         w.make(5, 1, a)
         v.use(a)
 
-    plan = ExecutionPlan.temporal(flow, ["cpu:0"], chunks={"a": 4})
+    plan = ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"a": 4})
     found = estimate(flow, plan, executed(flow, plan))
     assert any(n.startswith("v.use: larger batches were not slower") for n in found.notes) and "note: v.use: larger" in repr(found)
 
@@ -436,7 +436,7 @@ def measured_flow(seed: int) -> tuple[Scenario, Timeline, Estimate]:
 
 
 def test_random_flows_are_predicted_as_they_ran() -> None:
-    """Under the measured plan: chains, joins and cells with random costs, chunks, capacities, ranks, memory."""
+    """Under the measured plan: chains, joins and cells with random costs, micro-batches, capacities, ranks, memory."""
     exact = 0
     for seed in range(200):
         made, timeline, found = measured_flow(seed)
@@ -447,14 +447,16 @@ def test_random_flows_are_predicted_as_they_ran() -> None:
 
 
 def test_random_flows_are_predicted_in_other_chunks() -> None:
-    """Under other chunks than measured: exactly, or with a note that says what is assumed."""
+    """Under other micro-batches than measured: exactly, or with a note that says what is assumed."""
     exact = 0
     for seed in range(200):
         rng = random.Random(seed)
         made, _, found = measured_flow(seed)
-        if made.stages[0].kind == "simulator" or any(s.explicit == made.plan.chunk(s.inputs[0]) for s in made.stages if s.explicit):
-            continue  # where the number that is asked for is the chunk, it counts as the chunk
-        other = dataclasses.replace(made.plan, name="other", chunks={c: rng.choice((0, 1, 2, 3, 5)) for c in made.plan.chunks}, device_memory=None)
+        if made.stages[0].kind == "simulator" or any(s.explicit == made.plan.micro_batch(s.inputs[0]) for s in made.stages if s.explicit):
+            continue  # where the number that is asked for is the micro-batch, it counts as the micro-batch
+        other = dataclasses.replace(
+            made.plan, name="other", micro_batches={c: rng.choice((0, 1, 2, 3, 5)) for c in made.plan.micro_batches}, device_memory=None
+        )
         equal = found.simulate(other, 3).elapsed_ns == executed(made.flow, other).elapsed_ns
         assert equal or found.notes, f"seed {seed}, {other}\n{found}"
         exact += equal

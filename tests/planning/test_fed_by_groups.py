@@ -1,4 +1,4 @@
-"""Who is fed by groups works through whole ones: no plan counts on finer chunks than a run has."""
+"""Who is fed by groups works through whole ones: no plan counts on finer micro-batches than a run has."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def chain(seed: int) -> tuple[lab.Workflow, Profile]:
 def test_a_run_takes_what_plans_of_groups_say(seeds: range) -> None:
     for seed in seeds:
         flow, profile = chain(seed)
-        for planned in lab.plan(flow, [f"cpu:{i}" for i in range(1 + seed % 3)], profile, chunks=(64, 4)[seed % 2]):
+        for planned in lab.plan(flow, [f"cpu:{i}" for i in range(1 + seed % 3)], profile, micro_batches=(64, 4)[seed % 2]):
             done = run(flow, planned, 3)
             assert seconds(done) == pytest.approx(planned.seconds, rel=1e-6), (seed, planned)
             batches = {n: len(sizes) for n, sizes in done.wait()[-1].items()}
-            assert batches == {n: planned.placement[n]["chunks"] for n in "bc"}, (seed, planned)
+            assert batches == {n: planned.placement[n]["micro_batches"] for n in "bc"}, (seed, planned)
 
 
 def test_the_least_that_comes_at_once_is_a_group() -> None:

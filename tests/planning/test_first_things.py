@@ -87,7 +87,7 @@ def believed() -> Profile:
 @pytest.mark.parametrize("prepares", [False, True])
 def test_a_run_takes_what_was_promised_whoever_prepares(prepares: bool, devices: int) -> None:
     flow = chain(prepares)
-    for planned in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], believed(), chunks=4):
+    for planned in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], believed(), micro_batches=4):
         assert planned.simulated is not None
         assert seconds(run(flow, planned)) == pytest.approx(planned.seconds, rel=1e-6), planned
         early = [note for note in planned.notes if "before its first get" in note]
@@ -106,7 +106,7 @@ def on_each_device(planned: lab.Planned) -> dict[int, list[str]]:
 
 def test_preparing_costs_turns_and_the_plans_say_so() -> None:
     """Two devices: where c shares one with b, it comes once for nothing."""
-    found = [lab.plan(chain(prepares), ["cpu:0", "cpu:1"], believed(), chunks=4) for prepares in (False, True)]
+    found = [lab.plan(chain(prepares), ["cpu:0", "cpu:1"], believed(), micro_batches=4) for prepares in (False, True)]
     worst = [max(p.seconds for p in plans if p.mode == "hybrid") for plans in found]
     assert worst[1] > worst[0] + SWITCH
 

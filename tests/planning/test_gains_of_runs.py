@@ -76,7 +76,7 @@ def made(order: str = "fifo") -> Timeline:
         maker.make(items)
         taker.take(items)
 
-    return run(flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, chunk=1), 2).timeline
+    return run(flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, micro_batch=1), 2).timeline
 
 
 def test_a_file_and_an_order_of_its_own_are_answered_from_the_spans_and_say_so(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def of_many(count: int = 12) -> Timeline:
             worker.work(into, out)
         channels[-1].get_all()
 
-    return run(flow, lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(count)], {f"w{i}": [i] for i in range(count)}, chunk=1), 2).timeline
+    return run(flow, lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(count)], {f"w{i}": [i] for i in range(count)}, micro_batch=1), 2).timeline
 
 
 def test_of_many_workers_the_run_is_done_again_for_those_that_gain_most(monkeypatch: pytest.MonkeyPatch) -> None:

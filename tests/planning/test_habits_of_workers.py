@@ -215,13 +215,13 @@ def test_what_is_put_together_is_answered_together() -> None:
     assert profile.cells == (Cell(("simulator", "policy"), (1,), ITEMS),)
     assert [(s.items, round(s.seconds, 6)) for s in profile.workers["policy"].samples] == [(1, 0.0014), (3, 0.0022), (ITEMS, 0.0058)]
     for plan in lab.plan(flow, DEVICES, profile):
-        chunks = plan.execution.chunks
-        assert (chunks["obs"], chunks["actions"], plan.execution.in_flight) == (ITEMS, ITEMS, {"simulator": ITEMS})
+        micro_batches = plan.execution.micro_batches
+        assert (micro_batches["obs"], micro_batches["actions"], plan.execution.in_flight) == (ITEMS, ITEMS, {"simulator": ITEMS})
         assert plan.seconds == pytest.approx(took(flow, plan), rel=1e-6)
 
 
 def test_who_reads_everything_first_is_given_everything_first() -> None:
-    """Plans had cut the seeds into chunks, and expected trajectories after each."""
+    """Plans had cut the seeds into micro-batches, and expected trajectories after each."""
     profile = measured(collecting())
     edges = {(e.producer, e.consumer): (e.whole, e.at_end) for e in profile.edges}
     assert edges["source", "simulator"] == (True, True) and edges["simulator", "learner"] == (False, True)
@@ -233,11 +233,11 @@ def test_who_reads_everything_first_is_given_everything_first() -> None:
     assert by_parts.cells[0].tokens == ITEMS and {s.items for s in by_parts.workers["simulator"].samples} == {ITEMS / 4, ITEMS}
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 4, 6, 12])
-def test_a_plan_by_hand_in_other_batches_is_foreseen_too(chunk: int) -> None:
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, 6, 12])
+def test_a_plan_by_hand_in_other_batches_is_foreseen_too(micro_batch: int) -> None:
     flow = collecting()
     profile = measured(flow)
-    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1], chunks={"obs": chunk}, in_flight={"simulator": ITEMS})
+    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1], micro_batches={"obs": micro_batch}, in_flight={"simulator": ITEMS})
     assert lab.planned(flow, plan, profile).seconds == pytest.approx(took(flow, plan), rel=1e-6)
 
 
@@ -246,11 +246,11 @@ def test_no_rank_waits_for_a_batch_that_does_not_fill(ranks: int) -> None:
     flow, devices = collecting(), [f"cpu:{i}" for i in range(6)]
     profile = measured(flow).with_worker("policy", ranks=RankRule(counts=(ranks,)))
     plans = lab.plan(flow, devices, profile)
-    assert {p.execution.chunks["obs"] for p in plans} == {{1: 12, 2: 6, 3: 4, 5: 2}[ranks]}
+    assert {p.execution.micro_batches["obs"] for p in plans} == {{1: 12, 2: 6, 3: 4, 5: 2}[ranks]}
     for plan in plans:
         took(flow, plan)  # it would wait for ever
-    with pytest.raises(PlanError, match=r"chunk of channel 'obs' is 13, but only 12 tokens circulate"):
-        lab.ExecutionPlan.temporal(flow, DEVICES[:1], chunks={"obs": 13}, in_flight={"simulator": ITEMS})
+    with pytest.raises(PlanError, match=r"micro-batch of channel 'obs' is 13, but only 12 tokens circulate"):
+        lab.ExecutionPlan.temporal(flow, DEVICES[:1], micro_batches={"obs": 13}, in_flight={"simulator": ITEMS})
 
 
 def test_a_run_in_one_size_says_what_it_cannot_tell() -> None:
@@ -297,7 +297,7 @@ def test_the_head_of_a_cell_is_replayed(habit: str) -> None:
         try:
             seconds = found.simulate(plan, 3).iterations()["seconds"].iloc[-1]
         except PlanError as error:
-            assert habit != "all" and "'seeds'" in str(error) and "Next: the same chunk, or measure this plan" in str(error)
+            assert habit != "all" and "'seeds'" in str(error) and "Next: the same micro-batch, or measure this plan" in str(error)
             continue
         foretold += 1
         assert seconds == pytest.approx(took(flow, plan), rel=1e-6), plan.shape

@@ -71,7 +71,7 @@ def test_longer_ones_are_cut_between_groups_of_neighbours_and_each_group_in_one_
 
 @pytest.mark.slow
 def test_a_long_chain_has_a_plan_and_says_what_was_not_looked_at() -> None:
-    plans = plan(profile_of([(i, i + 1) for i in range(23)], 24), 4, chunks=4)
+    plans = plan(profile_of([(i, i + 1) for i in range(23)], 24), 4, micro_batches=4)
     note = next(note for note in plans.notes if "24 workers can be composed" in note)
     assert f"cut between {GROUPS} groups of neighbours" in note and "the lower bound holds for all" in note and "Next: " in note
     assert plans.best.seconds >= plans.bound.seconds
@@ -103,7 +103,7 @@ def test_few_workers_have_all_their_cuts_whatever_their_edges() -> None:
 
 @pytest.mark.parametrize("edges", [[], [e for i in range(1, 11) for e in ((0, i), (i, 11))]], ids=["unlinked", "fan"])
 def test_of_many_workers_one_order_is_searched_and_plans_say_so(edges: list[tuple[int, int]]) -> None:
-    plans = plan(profile_of(edges, 12), 2, chunks=2)
+    plans = plan(profile_of(edges, 12), 2, micro_batches=2)
     assert any("12 workers can be composed in more ways than can be searched" in note for note in plans.notes)
     assert plans.best.seconds >= plans.bound.seconds
     orders = Orders.of(problem_of(edges, 12))
@@ -111,7 +111,7 @@ def test_of_many_workers_one_order_is_searched_and_plans_say_so(edges: list[tupl
 
 
 def test_an_exact_search_of_a_long_chain_says_nothing_of_orders() -> None:
-    plans = plan(profile_of([(i, i + 1) for i in range(11)], 12), 2, chunks=2)
+    plans = plan(profile_of([(i, i + 1) for i in range(11)], 12), 2, micro_batches=2)
     assert not any("more ways" in note for note in plans.notes)
 
 
@@ -129,7 +129,7 @@ def test_many_workers_on_many_devices_are_looked_for_in_steps_and_plans_say_so(m
         held = {n: dataclasses.replace(w, memory=Memory(6.0), onload_s=0.001) for n, w in profile.workers.items()}
         profile = profile.replace(workers=held, device_memory_gib=memory)
         assert Setting.of(profile, 256, 8).ways_to_stay > 10, "of which two are looked at"
-    plans = plan(profile, 256, chunks=8, simulate=False)
+    plans = plan(profile, 256, micro_batches=8, simulate=False)
     note = next(note for note in plans.notes if "9 workers on 256 devices are more than an exact search can look at" in note)
     assert "the lower bound holds for all" in note and "Next: fewer devices" in note
     assert plans.bound.seconds <= plans.best.seconds <= 1.3 * plans.bound.seconds
@@ -137,7 +137,7 @@ def test_many_workers_on_many_devices_are_looked_for_in_steps_and_plans_say_so(m
         placement = made.candidate.placement
         assert not placement.misfit() and placement.used <= 256
     if not memory:
-        exact = plan(profile, 16, chunks=4, simulate=False)
+        exact = plan(profile, 16, micro_batches=4, simulate=False)
         assert not any("exact search can look at" in note for note in exact.notes)
 
 
@@ -169,7 +169,7 @@ def test_company_that_changes_nothing_is_not_looked_at_again() -> None:
     for seed in range(60):
         profile = random_profile(seed)
         try:
-            setting = Setting.of(profile, 4, chunks=4)
+            setting = Setting.of(profile, 4, micro_batches=4)
         except PlanError:
             continue
         for arrangement in setting.arrangements()[:3]:

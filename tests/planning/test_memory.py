@@ -74,8 +74,8 @@ def test_what_would_help_is_said_and_helps() -> None:
     stays = dataclasses.replace(worker(memory=Memory(160, sharded=True), ranks=RankRule(counts=(8,))), offloadable=False)
     profile = two(stays, worker(memory=Memory(40, 3), ranks=RankRule(counts=(8,))), 80.0)
     with pytest.raises(PlanError, match=r"'b' needs 64 GiB on each of 8 devices while 'a' keeps 20 GiB there .* Next: memory_gib=84, or devices=16\.$"):
-        plan(profile, 8, chunks=1)
-    assert plan(profile, 8, chunks=1, memory_gib=84).best.mode == "temporal" and plan(profile, 16, chunks=1).best.mode == "spatial"
+        plan(profile, 8, micro_batches=1)
+    assert plan(profile, 8, micro_batches=1, memory_gib=84).best.mode == "temporal" and plan(profile, 16, micro_batches=1).best.mode == "spatial"
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n in (17, 20))) for n in range(25)])
@@ -120,7 +120,7 @@ def test_more_devices_for_who_stays_can_make_room() -> None:
     """The faster number of devices for the one that stays leaves too little for the other."""
     a = WorkerProfile((Sample(4, 64.0, 8.0), Sample(8, 64.0, 9.0)), ranks=RankRule(counts=(4, 8)), memory=Memory(160, sharded=True), offloadable=False)
     b = dataclasses.replace(worker(memory=Memory(40, 15 / 8), ranks=RankRule(counts=(8,))), offloadable=False)
-    found = plan(two(a, b, 80.0), 8, chunks=1)
+    found = plan(two(a, b, 80.0), 8, micro_batches=1)
     assert found.best.seconds == pytest.approx(17) and found.best.placement["a"]["devices"] == 8
 
 
@@ -140,7 +140,7 @@ def test_no_pin_finds_a_faster_plan_of_turns(seed: int) -> None:
 
     def best(one: Profile) -> float:
         try:
-            return min((c.searched for c in candidates(Setting.of(one, 4, chunks=2))), default=math.inf)
+            return min((c.searched for c in candidates(Setting.of(one, 4, micro_batches=2))), default=math.inf)
         except PlanError:
             return math.inf
 
@@ -176,7 +176,7 @@ def test_random_plans_fit_as_executed(seeds: range) -> None:
     for seed in seeds:
         try:
             profile = random_profile(seed)
-            plans = plan(profile, 4, chunks=4, simulate=False, quick=seed % 3 > 0)
+            plans = plan(profile, 4, micro_batches=4, simulate=False, quick=seed % 3 > 0)
         except PlanError:
             continue
         for planned in plans:
@@ -200,7 +200,7 @@ def test_random_plans_with_shared_weights_fit_as_executed(seeds: range) -> None:
             workers[name] = dataclasses.replace(workers[name], memory=own)
         profile = made.replace(workers=workers)
         try:
-            plans = plan(profile, 4, chunks=4, simulate=False, quick=seed % 3 > 0)
+            plans = plan(profile, 4, micro_batches=4, simulate=False, quick=seed % 3 > 0)
         except PlanError:
             continue
         for planned in plans:
@@ -219,7 +219,7 @@ def _most_at_once(profile: Profile, planned: Planned, once: bool = True) -> floa
         turns = execution.device_memory is not None
         for working in here:
             on = np.array([len(seats[working].devices)])
-            items = profile.items / seats[working].chunks / (1 if profile.workers[working].kind == "simulator" else seats[working].sub_batches)
+            items = profile.items / seats[working].micro_batches / (1 if profile.workers[working].kind == "simulator" else seats[working].sub_batches)
             own = profile.workers[working].memory
             held = float(memory.needed(profile.workers[working], on, items)[0]) - own.shared_gib
             weights = [(own.shared_as, own.shared_gib)]
@@ -228,7 +228,7 @@ def _most_at_once(profile: Profile, planned: Planned, once: bool = True) -> floa
                 if other == working:
                     continue
                 mates, stays = _mates(profile, other, working), not turns or not execution.memory.get(other)
-                whole = profile.items / (seats[other].chunks if mates else 1)
+                whole = profile.items / (seats[other].micro_batches if mates else 1)
                 theirs = profile.workers[other].memory
                 gib = float(memory.kept(profile.workers[other], np.array([len(seats[other].devices)]), whole)[0]) - theirs.shared_gib
                 if mates or stays:

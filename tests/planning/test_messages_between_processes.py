@@ -72,11 +72,11 @@ def measured(flow: lab.Workflow, plan: lab.ExecutionPlan, iterations: int = 3) -
 
 
 def one(flow: lab.Workflow, tokens: int = 1) -> lab.ExecutionPlan:
-    return lab.ExecutionPlan.temporal(flow, ["cpu:0"], sub_batches={"sim": tokens}, chunks={"obs": 1})
+    return lab.ExecutionPlan.temporal(flow, ["cpu:0"], sub_batches={"sim": tokens}, micro_batches={"obs": 1})
 
 
 def apart(flow: lab.Workflow, there: str = "cpu:1", tokens: int = 1) -> lab.ExecutionPlan:
-    return lab.ExecutionPlan.spatial(flow, ["cpu:0", there], {"sim": [0], "policy": [1]}, sub_batches={"sim": tokens}, chunks={"obs": 1})
+    return lab.ExecutionPlan.spatial(flow, ["cpu:0", there], {"sim": [0], "policy": [1]}, sub_batches={"sim": tokens}, micro_batches={"obs": 1})
 
 
 @pytest.mark.parametrize(("there", "message"), [("cpu:1", UNIX), ("node1/cpu:0", TCP)])
@@ -95,7 +95,7 @@ def test_a_round_trip_costs_two_flights_and_computing_at_four_ends(there: str, m
 def test_fused_ranks_send_no_messages() -> None:
     flow = cell()
     timeline = measured(flow, one(flow, 2))
-    plan = lab.ExecutionPlan.fused_cells(flow, ["cpu:0", "cpu:1"], {"sim": 2}, sub_batches={"sim": 1}, chunks={"obs": 1})
+    plan = lab.ExecutionPlan.fused_cells(flow, ["cpu:0", "cpu:1"], {"sim": 2}, sub_batches={"sim": 1}, micro_batches={"obs": 1})
     without, with_ = (estimate(flow, one(flow, 2), timeline, messages=m).iteration_seconds(plan) for m in ((), (UNIX,)))
     assert without == with_
 
@@ -126,7 +126,7 @@ def test_a_flight_that_ends_before_its_item_is_wanted_costs_nobody_anything() ->
     """Two tokens take turns: what one's step takes, the other's answer flies."""
     flow = cell()
     timeline = measured(flow, one(flow, 2))
-    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"sim": [0], "policy": [1]}, sub_batches={"sim": 2}, chunks={"obs": 1})
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"sim": [0], "policy": [1]}, sub_batches={"sim": 2}, micro_batches={"obs": 1})
     without, flying = (estimate(flow, one(flow, 2), timeline, messages=m) for m in ((), (Message("unix", 0.003),)))
     found = flying.iteration_seconds(plan) - without.iteration_seconds(plan)
     # The policy (20 ms an answer) is busy all the time, but for the first observation's flight and the last answer's.

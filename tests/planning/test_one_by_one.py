@@ -59,7 +59,7 @@ def seconds_of_run(flow: lab.Workflow, plan: lab.ExecutionPlan) -> float:
 
 def test_a_plan_says_what_items_that_come_one_by_one_would_change() -> None:
     flow, profile = made()
-    plans = lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, chunks=1, staleness=1)
+    plans = lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, micro_batches=1, staleness=1)
     plan = next(p for p in plans if p.shape == "source | (middle > last)")
     ran = seconds_of_run(flow, plan.execution)
     assert ran > 1.1 * plan.seconds
@@ -71,8 +71,8 @@ def test_a_plan_says_what_items_that_come_one_by_one_would_change() -> None:
 
 def test_nothing_is_said_where_it_changes_nothing_or_iterations_do_not_overlap() -> None:
     flow, profile = made()
-    apart = next(p for p in lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, chunks=1, staleness=1) if p.mode == "spatial")
+    apart = next(p for p in lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, micro_batches=1, staleness=1) if p.mode == "spatial")
     assert seconds_of_run(flow, apart.execution) == pytest.approx(apart.seconds, rel=0.02)
     assert not any("put one by one" in n for n in apart.notes)
-    for plan in lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, chunks=1):
+    for plan in lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, micro_batches=1):
         assert not any("simulated as handing over" in n for n in plan.notes)

@@ -58,7 +58,7 @@ def test_who_asks_for_so_many_is_sent_as_many(count: int) -> None:
     plans = lab.plan(flow, DEVICES, profile)
     assert plans.best.seconds == pytest.approx(took(flow, plans.best), rel=0.01)
     for plan in plans:
-        assert plan.execution.chunks["b"] % count == 0, plan.shape
+        assert plan.execution.micro_batches["b"] % count == 0, plan.shape
         assert plan.seconds_are == "followed" or plan.seconds >= 0.97 * took(flow, plan), plan.shape
 
 
@@ -72,7 +72,7 @@ def test_who_takes_what_comes_is_in_no_groups(habit: str) -> None:
 
 def test_batches_that_a_full_channel_cuts_were_not_asked_for() -> None:
     flow = choosy("1 batches", capacity=3)
-    plan = lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(4)], {w: [i] for i, w in enumerate(flow.graph.workers)}, chunk=12)
+    plan = lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(4)], {w: [i] for i, w in enumerate(flow.graph.workers)}, micro_batch=12)
     run = lab.run(flow, plan, 3, dashboard=False, clock=MockClock())
     run.wait()
     assert {e.group for e in lab.profile_from_run(flow, plan, run.timeline).edges} == {1}
@@ -176,7 +176,7 @@ def test_each_rank_that_answers_has_its_part() -> None:
     """One of two ranks had taken all items in one batch while the other one waited: as slow as one alone, and so were the plans."""
     flow = answered(Lists, answer=0.0005)
     plan = lab.ExecutionPlan.temporal(flow, DEVICES[:2], {"environments": 2, "policy": 2})
-    assert plan.chunks["obs"] == plan.chunks["actions"] == 1
+    assert plan.micro_batches["obs"] == plan.micro_batches["actions"] == 1
     assert took(flow, plan) == pytest.approx(3 * (0.006 + 0.005) + 0.018)
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError, PlanNameError, UnknownNameError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import plan as plan_of
@@ -91,7 +92,7 @@ def whole_plan() -> dict[str, Any]:
     return {
         "name": "hybrid", "devices": ["cpu:0", "cpu:1", "cuda:0"],
         "placements": {"source": [[0]], "left": [[1], [2]], "right": [[1], [2]], "sink": [[0, 1]], "idle": [[]]},
-        "chunks": {"a": 2, "b": 0, "c": 3}, "capacities": {"a": 4, "c": None}, "sub_batches": {"left": 2},
+        "micro_batches": {"a": 2, "b": 0, "c": 3}, "capacities": {"a": 4, "c": None}, "sub_batches": {"left": 2},
         "fused": [["left", "right"]], "memory": {"source": 3, "left": 2, "right": 1}, "device_memory": 4, "staleness": 2,
         "working": {"sink": 2}, "priorities": {"left": 3, "right": 3},
     }  # fmt: skip
@@ -121,10 +122,10 @@ def test_the_plan_that_the_others_are_made_from_runs() -> None:
 
 def test_numpy_numbers_are_numbers_and_mappings_are_copied() -> None:
     data = whole_plan()
-    data["chunks"] = {"a": np.int64(2)}
+    data["micro_batches"] = {"a": np.int64(2)}
     plan = ExecutionPlan(**data)
-    data["chunks"]["a"] = -3
-    assert plan.chunks == {"a": 2} and type(plan.chunks["a"]) is int
+    data["micro_batches"]["a"] = -3
+    assert plan.micro_batches == {"a": 2} and type(plan.micro_batches["a"]) is int
     assert plan.to_json()
 
 
@@ -148,13 +149,13 @@ BAD: list[tuple[str, Any, str]] = [
     ("placements.source", [[0], [0]], "more ranks than devices"),
     ("placements.sauce", [[0]], "worker 'sauce'. Did you mean 'source'.*placements of plan 'hybrid'"),
     ("placements.idle", None, r"placements\['idle'\] is None"),
-    ("chunks.a", 2.5, r"chunks\['a'\] is 2.5"),
-    ("chunks.a", -1, r"chunks\['a'\] is -1"),
-    ("chunks.a", True, r"chunks\['a'\] is True"),
-    ("chunks.a", math.nan, r"chunks\['a'\] is nan"),
-    ("chunks.a", 2**31, r"chunks\['a'\] is 2147483648"),
-    ("chunks.aa", 1, "channel 'aa'. Did you mean 'a'"),
-    ("chunks", None, "chunks is None"),
+    ("micro_batches.a", 2.5, r"micro_batches\['a'\] is 2.5"),
+    ("micro_batches.a", -1, r"micro_batches\['a'\] is -1"),
+    ("micro_batches.a", True, r"micro_batches\['a'\] is True"),
+    ("micro_batches.a", math.nan, r"micro_batches\['a'\] is nan"),
+    ("micro_batches.a", 2**31, r"micro_batches\['a'\] is 2147483648"),
+    ("micro_batches.aa", 1, "channel 'aa'. Did you mean 'a'"),
+    ("micro_batches", None, "micro_batches is None"),
     ("capacities.a", -3, r"capacities\['a'\] is -3"),
     ("capacities.a", 0, r"capacities\['a'\] is 0"),
     ("capacities.a", "8", r"capacities\['a'\] is '8'"),
@@ -213,7 +214,8 @@ def test_every_field_is_checked_by_name(path: str, value: Any, text: str, way: s
 @pytest.mark.parametrize(
     "change",
     [
-        lambda p: p.chunks.update(a=1), lambda p: p.chunks.pop("a"), lambda p: p.chunks.clear(), lambda p: p.placements.__setitem__("left", 3),
+        lambda p: p.micro_batches.update(a=1), lambda p: p.micro_batches.pop("a"), lambda p: p.micro_batches.clear(),
+        lambda p: p.placements.__setitem__("left", 3),
         lambda p: p.memory.setdefault("sink", 9), lambda p: p.capacities.__delitem__("a"), lambda p: p.sub_batches.__ior__({"left": 0}),
     ],
 )  # fmt: skip
@@ -222,10 +224,10 @@ def test_what_was_checked_cannot_be_changed(change) -> None:
     with pytest.raises(PlanError, match=r"Next: dataclasses\.replace"):
         change(plan)
     assert plan == ExecutionPlan.from_dict(whole_plan())
-    assert dataclasses.replace(plan, chunks={**plan.chunks, "a": 7}).chunks["a"] == 7
+    assert dataclasses.replace(plan, micro_batches={**plan.micro_batches, "a": 7}).micro_batches["a"] == 7
     plain = plan.to_dict()
-    plain["chunks"]["a"] = 8
-    assert type(plain["chunks"]) is dict and ExecutionPlan.from_dict(plain).chunks["a"] == 8
+    plain["micro_batches"]["a"] = 8
+    assert type(plain["micro_batches"]) is dict and ExecutionPlan.from_dict(plain).micro_batches["a"] == 8
 
 
 @pytest.mark.parametrize("use", [lambda p: p.validate(None), lambda p: Simulator(3, p), lambda p: estimate("flow", p, Timeline())])
@@ -268,13 +270,13 @@ def test_what_is_no_plan_at_all(text: str, match: str) -> None:
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks={"left": True}), r"ranks\['left'\] is True"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], sub_batches=2), "sub_batches is 2"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], sub_batches={"left": "x"}), r"sub_batches\['left'\] is 'x'"),
-        (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], chunks=None), "chunks is None"),
+        (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], micro_batches=None), "micro_batches is None"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], placements={}), "plan field 'placements'"),
         (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], [0]), r"on is \[0\]"),
         (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], dict.fromkeys(f.workers, 0)), r"on\['source'\] is 0"),
         (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], {key: ["x"] for key in f.workers}), r"placements\['source'\]\[0\]\[0\] is 'x'"),
         (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], {key: [0.9] for key in f.workers}), r"is 0.9"),
-        (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], {key: [0] for key in f.workers}, chunk=2.5), r"chunks\['a'\] is 2.5"),
+        (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], {key: [0] for key in f.workers}, micro_batch=2.5), r"micro_batches\['a'\] is 2.5"),
         (lambda f: ExecutionPlan.fused_cells(f, ["cpu:0"]), "no cell to fuse"),
     ],
 )
@@ -308,7 +310,7 @@ def mutate(data: Any, rng: random.Random) -> None:
             case "copy" if key is not None and isinstance(where, list):
                 where.append(copy.copy(inner))
             case _ if isinstance(where, dict):
-                where[rng.choice(["a", "b", "c", "d", "source", "left", "right", "sink", "idle", "x", "chunks", 3])] = rng.choice(JUNK)
+                where[rng.choice(["a", "b", "c", "d", "source", "left", "right", "sink", "idle", "x", "micro_batches", 3])] = rng.choice(JUNK)
             case _:
                 where.insert(rng.randint(0, len(where)), rng.choice(JUNK))
         return
@@ -330,7 +332,7 @@ def test_a_changed_plan_runs_or_is_refused(seed: int, changes: int) -> None:
     runs(plan)
 
 
-# --- the same of a cell: tokens go round, so chunks, sub-batches, ranks and fusion depend on each other -----------------
+# --- the same of a cell: tokens go round, so micro-batches, sub-batches, ranks and fusion depend on each other -----------------
 def cell() -> Workflow:
     flow = Workflow("cell")
     obs, act, done = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("done", whole=True)
@@ -432,9 +434,11 @@ def test_plans_are_compared_entry_by_entry() -> None:
     plan = ExecutionPlan.from_dict(whole_plan())
     assert plan.diff(plan) == "" and plan.diff(ExecutionPlan.from_json(plan.to_json())) == ""
     left, *others = plan.placements
-    moved = dataclasses.replace(plan, name="moved", placements={**plan.placements, left: plan.placements[others[-1]]}, chunks={**plan.chunks, "a": 77})
+    moved = dataclasses.replace(
+        plan, name="moved", placements={**plan.placements, left: plan.placements[others[-1]]}, micro_batches={**plan.micro_batches, "a": 77}
+    )
     lines = dict(line.split(": ", 1) for line in plan.diff(moved).splitlines())
-    assert lines["name"] == f"{plan.name} -> moved" and lines["chunks['a']"] == f"{plan.chunks.get('a', 'default')} -> 77"
+    assert lines["name"] == f"{plan.name} -> moved" and lines["micro_batches['a']"] == f"{plan.micro_batches.get('a', 'default')} -> 77"
     if plan.placements[left] != plan.placements[others[-1]]:
         assert f"placements[{left!r}]" in lines
     back = dict(line.split(": ", 1) for line in moved.diff(plan).splitlines())
@@ -445,10 +449,10 @@ def test_plans_are_compared_entry_by_entry() -> None:
 
 def test_a_comparison_says_whole_and_unbounded_instead_of_numbers_that_mean_it() -> None:
     plan = ExecutionPlan.from_dict(whole_plan())
-    channel = next(iter(plan.capacities or plan.chunks))
-    one = dataclasses.replace(plan, chunks={**plan.chunks, channel: 8}, capacities={**plan.capacities, channel: 16})
-    other = dataclasses.replace(one, chunks={**one.chunks, channel: 0}, capacities={**one.capacities, channel: None})
-    assert one.diff(other).splitlines() == [f"chunks[{channel!r}]: 8 -> whole", f"capacities[{channel!r}]: 16 -> unbounded"]
+    channel = next(iter(plan.capacities or plan.micro_batches))
+    one = dataclasses.replace(plan, micro_batches={**plan.micro_batches, channel: 8}, capacities={**plan.capacities, channel: 16})
+    other = dataclasses.replace(one, micro_batches={**one.micro_batches, channel: 0}, capacities={**one.capacities, channel: None})
+    assert one.diff(other).splitlines() == [f"micro_batches[{channel!r}]: 8 -> whole", f"capacities[{channel!r}]: 16 -> unbounded"]
     assert f"{channel} whole" in repr(other)
 
 
@@ -474,3 +478,18 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
             Profile.load(path)
         with pytest.raises(ConfigError, match=r"The profile is not JSON"):
             Profile.from_json(text)
+
+
+def test_names_of_before_are_read_from_files_and_refused_in_code_with_the_new_one() -> None:
+    now = lab.plan(Profile.from_dict({"items": 4, "workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": 2.0}]}}}), 1).best.execution
+    now = dataclasses.replace(now, micro_batches={"x": 3})
+    before = {{"micro_batches": "chunks"}.get(key, key): value for key, value in now.to_dict().items()}
+    before["origin"] = {{"micro_batches": "chunks"}.get(key, key): value for key, value in now.origin.items()}
+    assert before != now.to_dict()
+    read = ExecutionPlan.from_json(json.dumps(before))
+    assert read == now and read.origin == json.loads(json.dumps(dict(now.origin)))
+    for old in (lambda: dataclasses.replace(now, chunks={}), lambda: lab.plan(1, 1, chunks=2), lambda: lab.Scripted([1], chunk=1)):
+        with pytest.raises(ConfigError, match=r"'chunks?' is called 'micro_batch(es)?' now\. Next: "):
+            old()
+    with pytest.raises(AttributeError, match=r"called micro_batches now\. Next: plan\.micro_batches"):
+        _ = now.chunks

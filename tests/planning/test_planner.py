@@ -88,7 +88,7 @@ def test_json_of_plans() -> None:
     assert set(data) == {"profile", "devices", "lower_bound_s", "plans", "refused", "notes"} and data["devices"] == 8
     first = data["plans"][0]
     assert set(first) == {"name", "mode", "shape", "seconds", "seconds_are", "workers", "reason"}
-    assert set(first["workers"]["a"]) == {"devices", "ranks", "chunks", "sub_batches", "stays"} and first["seconds_are"] == "simulated"
+    assert set(first["workers"]["a"]) == {"devices", "ranks", "micro_batches", "sub_batches", "stays"} and first["seconds_are"] == "simulated"
 
 
 def test_modes_can_be_left_out() -> None:
@@ -156,7 +156,7 @@ def test_nothing_beats_the_lower_bound(seeds: Sequence[int]) -> None:
         for staleness in (0, 2) if seed < 3 or seed > 40 else (0,):
             try:
                 profile = random_profile(seed)
-                plans = plan(profile, 8, simulate=seed % 2 == 0 or seed > 40, chunks=8, staleness=staleness)
+                plans = plan(profile, 8, simulate=seed % 2 == 0 or seed > 40, micro_batches=8, staleness=staleness)
             except PlanError:
                 continue
             checked += 1
@@ -178,13 +178,13 @@ def test_the_bound_knows_that_ranks_of_a_generator_end_one_by_one() -> None:
 
 
 def test_notes_say_what_the_figures_rest_on() -> None:
-    plans = plan(chain(a=dataclasses.replace(STEEP, exponent=None), b=FLAT), 4, chunks=1)
+    plans = plan(chain(a=dataclasses.replace(STEEP, exponent=None), b=FLAT), 4, micro_batches=1)
     notes = plans.notes
     assert any(n.startswith("a: assumed") and "scaling with devices assumed perfect" in n for n in notes)
     assert not any(n.startswith("b:") for n in notes)
     streamed = plan(chain(a=STEEP, b=FLAT), 4, modes=("spatial",))
-    assert streamed.best.placement["b"]["chunks"] > 1
-    assert any(n.startswith("b: extrapolated") for n in streamed.notes), "a chunk is smaller than what was measured"
+    assert streamed.best.placement["b"]["micro_batches"] > 1
+    assert any(n.startswith("b: extrapolated") for n in streamed.notes), "a micro-batch is smaller than what was measured"
 
 
 # --- what an executor takes -------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_execution_plans_fit_the_workflow() -> None:
         switched = {w for w, at in one.placement.items() if not at["stays"] and w != "a"}  # coming and going costs a nothing
         assert switched <= set(execution.memory) and (execution.device_memory is None) == (not switched)
     temporal = plan(stages, 8, profile)["temporal"].execution
-    assert temporal.chunks == {"first": 8, "second": 8}  # a share of everything for each of eight ranks
+    assert temporal.micro_batches == {"first": 8, "second": 8}  # a share of everything for each of eight ranks
     with pytest.raises(PlanError, match=r"has the workers x, of which the profile knows nothing; it knows a, b, c"):
         plan(flow("a", "b", "x"), 8, profile)
     with pytest.raises(PlanError, match=r"has the workers d, but workflow 'stages' has a, b, c"):
@@ -256,10 +256,10 @@ def test_execution_plans_of_cells() -> None:
     profile = Profile(64, {"env": step, "policy": step, "learner": STEEP}, edges)
     plans = plan(made, 8, profile)
     together, apart = plans["env+policy > learner"].execution, plans["(env | policy) > learner"].execution
-    assert together.fused == (("env", "policy"),) and together.chunks == {"obs": 1, "results": 0} and not together.sub_batches
+    assert together.fused == (("env", "policy"),) and together.micro_batches == {"obs": 1, "results": 0} and not together.sub_batches
     assert apart.fused == () and apart.sub_batches == {"env": 2, "policy": 2}
     ranks = {w: len(r) for w, r in apart.placements.items()}
-    assert apart.chunks == {"obs": ranks["env"] * 2 // ranks["policy"] // 2, "results": 0}
+    assert apart.micro_batches == {"obs": ranks["env"] * 2 // ranks["policy"] // 2, "results": 0}
     for execution in (together, apart):
         execution.validate(made.graph)
 
@@ -289,7 +289,7 @@ class Counts(lab.Worker):
 
 @pytest.mark.parametrize(("items", "devices"), [(4, 16), (16, 8), (12, 5)])
 def test_items_are_whole(items: int, devices: int) -> None:
-    """Plans of more devices than items, or of chunks smaller than the ranks, take as long as they are said to take."""
+    """Plans of more devices than items, or of micro-batches smaller than the ranks, take as long as they are said to take."""
     flow = lab.Workflow("whole")
     first, second = flow.channel("first", capacity=None), flow.channel("second", capacity=None)
     source, a, b = flow.worker(Source, name="source"), flow.worker(Passes, name="a"), flow.worker(Counts, name="b")
@@ -346,19 +346,20 @@ def test_the_bound_of_a_chain_through_a_cell(reader: str, bound: float) -> None:
 
 def test_a_plan_says_where_ranks_by_themselves_may_be_quicker_or_slower() -> None:
     a, b = (WorkerProfile((Sample(1, 64.0, s),), exponent=1.0) for s in (16.0, 64.0))
-    even = plan(chain(a=a, b=b), 10, chunks=8, modes=("spatial",))[0]
+    even = plan(chain(a=a, b=b), 10, micro_batches=8, modes=("spatial",))[0]
     assert even.placement["b"]["devices"] == 8 and even.notes == ()
     shares = chain(a=dataclasses.replace(a, devices=3), b=dataclasses.replace(b, devices=8))
-    assert plan(shares, 11, chunks=8, modes=("spatial",))[0].notes == ()  # 22 items of a rank of three, in whatever chunks
+    assert plan(shares, 11, micro_batches=8, modes=("spatial",))[0].notes == ()  # 22 items of a rank of three, in whatever micro-batches
     steps = shares.with_worker("a", kind="simulator", samples=(Sample(1, 1.0, 0.25), *a.samples))
-    (odd,) = plan(steps, 11, chunks=8, modes=("spatial",))
-    assert odd.placement["a"]["chunks"] == 8 and odd.notes == (
-        "a: chunks of 8 items do not divide by 3 ranks, which are counted as going on together, chunk by chunk; ranks that take items by themselves may "
+    (odd,) = plan(steps, 11, micro_batches=8, modes=("spatial",))
+    assert odd.placement["a"]["micro_batches"] == 8 and odd.notes == (
+        "a: micro-batches of 8 items do not divide by 3 ranks, which are counted as going on together, micro-batch by micro-batch; ranks that take items by "
+        "themselves may "
         "need up to 8 % less",
     )
-    assert f"note: {odd.notes[0]}" in repr(odd) and odd.notes[0] in plan(steps.with_worker("b", devices=None), 11, chunks=8).notes
+    assert f"note: {odd.notes[0]}" in repr(odd) and odd.notes[0] in plan(steps.with_worker("b", devices=None), 11, micro_batches=8).notes
     small, large = (dataclasses.replace(w, devices=n) for w, n in ((a, 4), (b, 8)))
-    mixed = plan(chain(a=small, b=small, c=large), 8, chunks=8)["hybrid"]
+    mixed = plan(chain(a=small, b=small, c=large), 8, micro_batches=8)["hybrid"]
     assert mixed.shape == "(a | b) > c" and mixed.notes == (), "whose ranks begin one by one are simulated so"
 
 

@@ -41,7 +41,7 @@ def test_so_do_plans_of_random_profiles(seeds: range) -> None:
     number, other = 0, list[str]()
     for seed in seeds:
         try:
-            plans = plan(random_profile(seed), 6, chunks=4)
+            plans = plan(random_profile(seed), 6, micro_batches=4)
         except PlanError:
             continue
         more, found = differing(plans)
@@ -55,19 +55,19 @@ def two(**fields: object) -> Profile:
 
 def by_hand(name: str = "mine", **fields: object) -> ExecutionPlan:
     """a on four devices, b on four others."""
-    given = {"placements": {"a": [[0], [1], [2], [3]], "b": [[4], [5], [6], [7]]}, "chunks": {"a_to_b": 4}, **fields}
+    given = {"placements": {"a": [[0], [1], [2], [3]], "b": [[4], [5], [6], [7]]}, "micro_batches": {"a_to_b": 4}, **fields}
     return ExecutionPlan(name, tuple(f"cuda:{i}" for i in range(8)), **given)  # type: ignore[arg-type]
 
 
 def test_a_plan_made_by_hand() -> None:
     streamed = planned(two(), by_hand())
-    assert (streamed.name, streamed.shape, streamed.placement["b"]["chunks"]) == ("mine", "a | b", 4)
+    assert (streamed.name, streamed.shape, streamed.placement["b"]["micro_batches"]) == ("mine", "a | b", 4)
     assert streamed.execution == by_hand() and streamed.timeline.utilisation().mean() > 0 and "as it was given" in repr(streamed)
-    everything = planned(two(), by_hand(chunks={}))
-    assert everything.placement["b"]["chunks"] == 1 and everything.seconds > streamed.seconds
+    everything = planned(two(), by_hand(micro_batches={}))
+    assert everything.placement["b"]["micro_batches"] == 1 and everything.seconds > streamed.seconds
     fewer = planned(two(), by_hand(placements={"a": [[0], [1], [2], [3], [4], [5]], "b": [[6], [7]]}))
     assert fewer.placement["a"]["devices"] == 6 and fewer.seconds != streamed.seconds
-    same = planned(two(), by_hand(placements={"a": [[i] for i in range(8)], "b": [[i] for i in range(8)]}, chunks={}))
+    same = planned(two(), by_hand(placements={"a": [[i] for i in range(8)], "b": [[i] for i in range(8)]}, micro_batches={}))
     assert same.shape == "a > b"
     mixed = planned(two(), by_hand(placements={"a": [[0], [2], [4], [6]], "b": [[1], [3], [5], [7]]}))
     assert mixed.seconds == streamed.seconds and mixed.devices[:4] == ("cuda:0", "cuda:2", "cuda:4", "cuda:6")
@@ -78,11 +78,11 @@ def test_a_plan_made_by_hand() -> None:
 def test_who_leaves_pays_for_it() -> None:
     workers = {n: dataclasses.replace(WORK, memory=Memory(30.0), onload_s=1.0, offload_s=1.0) for n in "ab"}
     profile, everywhere = two(workers=workers, device_memory_gib=80.0), {"a": [[i] for i in range(8)], "b": [[i] for i in range(8)]}
-    staying = planned(profile, by_hand(placements=everywhere, chunks={}))
-    leaving = planned(profile, by_hand(placements=everywhere, chunks={}, memory={"a": 1, "b": 1}, device_memory=1))
+    staying = planned(profile, by_hand(placements=everywhere, micro_batches={}))
+    leaving = planned(profile, by_hand(placements=everywhere, micro_batches={}, memory={"a": 1, "b": 1}, device_memory=1))
     assert leaving.seconds == pytest.approx(staying.seconds + 4.0) and not leaving.placement["a"]["stays"]
     with pytest.raises(PlanError, match=r"does not fit profile 'two': a needs 60 GiB on device 0 beside b, 50 are there\. Next"):
-        planned(profile, by_hand(placements=everywhere, chunks={}), memory_gib=50.0)
+        planned(profile, by_hand(placements=everywhere, micro_batches={}), memory_gib=50.0)
     assert planned(profile, leaving.execution, memory_gib=50.0).seconds == leaving.seconds
 
 
@@ -104,9 +104,9 @@ KINDS = (DeviceKind("H"), DeviceKind("L", 0.5))
 @pytest.mark.parametrize(
     ("profile", "fields", "says"),
     [
-        (two(), {"chunks": {"a_to_c": 4}}, "Did you mean 'a_to_b'"),
+        (two(), {"micro_batches": {"a_to_c": 4}}, "Did you mean 'a_to_b'"),
         (two(), {"placements": {"a": [[0]]}}, r"places no rank of worker 'b'\. Next"),
-        (two(), {"chunks": {"a_to_b": 3}}, r"chunks\['a_to_b'\] is 3; .* in 1, 2, 4, \.\.\. chunks\. Next: 2 or 4"),
+        (two(), {"micro_batches": {"a_to_b": 3}}, r"micro_batches\['a_to_b'\] is 3; .* in 1, 2, 4, \.\.\. micro-batches\. Next: 2 or 4"),
         (two(workers={"a": WORK, "b": dataclasses.replace(WORK, ranks=RankRule(2))}), {}, r"placements\['b'\] has ranks of 1 devices; the profile says 2"),
         (two(workers={"a": WORK, "b": dataclasses.replace(WORK, ranks=RankRule(counts=(2, 8)))}), {}, r"has 4 ranks, which .* Next: 2 devices"),
         (two(workers={"a": WORK, "b": dataclasses.replace(WORK, devices=2)}), {}, "pins it to 2"),

@@ -10,7 +10,8 @@ import rlinf_lab as lab
 
 PLAIN = lab.ExecutionPlan("p", ("cpu:0", "cpu:1"), {"a": ((0,),), "b": ((0,), (1,)), "c": ((1,),)})
 CHANGES = {
-    "name": "other", "devices": ("cpu:2", "cpu:1"), "placements": {"a": ((1,),), "b": ((0,), (1,)), "c": ((1,),)}, "chunks": {"x": 3}, "capacities": {"x": 4},
+    "name": "other", "devices": ("cpu:2", "cpu:1"), "placements": {"a": ((1,),), "b": ((0,), (1,)), "c": ((1,),)},
+    "micro_batches": {"x": 3}, "capacities": {"x": 4},
     "sub_batches": {"a": 2}, "fused": (("a", "b"),), "memory": {"a": 1}, "device_memory": 2, "staleness": 1, "working": {"a": 1}, "priorities": {"a": 1},
     "in_flight": {"a": 16},
 }  # fmt: skip
@@ -25,7 +26,7 @@ def test_every_field_is_seen(field: str) -> None:
 def test_only_the_origin_is_not_seen_for_it_changes_nothing_that_happens() -> None:
     """It tells simulations how a search found the plan; executors do not look at it."""
     assert [f.name for f in dataclasses.fields(lab.ExecutionPlan) if not f.compare] == ["origin"]
-    changed = dataclasses.replace(PLAIN, origin={"chunks": 4})
+    changed = dataclasses.replace(PLAIN, origin={"micro_batches": 4})
     assert changed == PLAIN and repr(changed) == repr(PLAIN) and changed._repr_html_() == PLAIN._repr_html_() and changed.diff(PLAIN) == PLAIN.diff(PLAIN)
 
 

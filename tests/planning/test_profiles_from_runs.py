@@ -93,7 +93,7 @@ def observed(flow: Workflow, **fields) -> Observed:
 
 def test_samples_are_what_was_simulated() -> None:
     flow = stages()
-    profile = fitted([observed(flow), observed(flow, chunks={"first": 6, "second": 12})], name="s")
+    profile = fitted([observed(flow), observed(flow, micro_batches={"first": 6, "second": 12})], name="s")
     assert profile.items == 48  # the most that pass a channel: b makes two of one
     a, b, c = (profile.workers[w].samples for w in "abc")
     assert [(s.devices, s.items, s.seconds) for s in a] == [(1, 48, pytest.approx(0.064))]
@@ -120,7 +120,7 @@ def test_output_curves_show_the_tail() -> None:
 
 def test_two_ranks_share_a_batch() -> None:
     flow = stages()
-    plan = ExecutionPlan.temporal(flow, DEVICES, {"b": 2}, chunks={"first": 12, "second": 48})
+    plan = ExecutionPlan.temporal(flow, DEVICES, {"b": 2}, micro_batches={"first": 12, "second": 48})
     two = Observed.of(flow.graph, plan, timeline(flow, plan))
     assert [(s.devices, s.items, s.seconds) for s in two.samples("b", 48)] == [(2, 48, pytest.approx(0.017))]
     shared = ExecutionPlan.temporal(flow, DEVICES, {"b": 2})  # each has its share of everything
@@ -139,7 +139,7 @@ def test_cells_are_measured_by_the_step() -> None:
         learner.train(results)
 
     def observe(k: int) -> Observed:
-        plan = ExecutionPlan.temporal(flow, DEVICES[:1], sub_batches={"env": k}, chunks={"obs": 1})
+        plan = ExecutionPlan.temporal(flow, DEVICES[:1], sub_batches={"env": k}, micro_batches={"obs": 1})
 
         def collect(turn):
             for step in range(20):

@@ -25,14 +25,14 @@ def profile(name: str) -> Profile:
 
 
 @cache
-def planned(name: str, devices: int, rule: str = "fitted", chunks: int = 64, ranks: int = 0, simulate: bool = True) -> Plans:
+def planned(name: str, devices: int, rule: str = "fitted", micro_batches: int = 64, ranks: int = 0, simulate: bool = True) -> Plans:
     """``ranks``: model-parallel size of the rollout, where it is not published."""
     given = profile(name)
     if ranks:
         from dataclasses import replace
 
         given = given.with_worker("rollout", ranks=replace(given.workers["rollout"].ranks, devices_per_rank=ranks))
-    return plan(given, devices, rule=rule, chunks=chunks, simulate=simulate)
+    return plan(given, devices, rule=rule, micro_batches=micro_batches, simulate=simulate)
 
 
 def devices(plans: Plans, which: str) -> list[int]:
@@ -40,7 +40,7 @@ def devices(plans: Plans, which: str) -> list[int]:
 
 
 def test_case_1_with_the_public_tools_own_rule() -> None:
-    """By the search, as the tool does it. Simulated, 82/4/32 is 0.9 % faster: its last chunk is through sooner."""
+    """By the search, as the tool does it. Simulated, 82/4/32 is 0.9 % faster: its last micro-batch is through sooner."""
     plans = planned("grpo_1.5b_case1", 128, "rlinf", 512, simulate=False)
     assert plans["temporal"].candidate.searched == pytest.approx(335.0)
     assert plans["spatial"].candidate.searched == pytest.approx(289.096, abs=5e-4)
@@ -49,13 +49,13 @@ def test_case_1_with_the_public_tools_own_rule() -> None:
 
 def test_case_1_with_fitted_models_also_streams() -> None:
     """Published: 339 s temporal, 280 s spatial, measured. The 1.5B model's own length distribution is not published."""
-    plans = planned("grpo_1.5b_case1", 128, chunks=512)
+    plans = planned("grpo_1.5b_case1", 128, micro_batches=512)
     assert plans.best.mode == "spatial" and plans.best.seconds < 335
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_case_4_total(ranks: int) -> None:
-    plans = planned("grpo_7b_case4", 64, chunks=512, ranks=ranks)
+    plans = planned("grpo_7b_case4", 64, micro_batches=512, ranks=ranks)
     spatial = plans["spatial"]
     assert spatial.seconds == pytest.approx(309.3, rel=0.05)
     assert plans["temporal"].candidate.seconds == pytest.approx(355.5)
@@ -70,7 +70,7 @@ def test_case_4_rollout_interval(rollout: int, ranks: int) -> None:
 
     given = profile("grpo_7b_case4")
     given = given.with_worker("rollout", ranks=replace(given.workers["rollout"].ranks, devices_per_rank=ranks))
-    setting = Setting.of(given, 64, chunks=512)
+    setting = Setting.of(given, 64, micro_batches=512)
     names = [u.name for u in setting.units]
     counts = {"rollout": rollout, "reward": 0, "logprob": 2, "training": 16}
     leaves = [Leaf(i, (counts[n],), 9) for i, n in enumerate(names)]

@@ -42,7 +42,7 @@ def test_the_numbers_of_a_good_plan_are_looked_for_before_other_plans(plans: Pla
 @pytest.mark.slow
 def test_an_answer_is_the_same_whatever_was_asked_before(plans: Plans) -> None:
     asked: list[dict[str, Any]] = [
-        {"devices": {"": 24}}, {"memory_gib": 48.0}, {"switching": 2.0}, {"items": 1024}, {"staleness": 1}, {"chunks": 8}, {"devices": {"": 96}}
+        {"devices": {"": 24}}, {"memory_gib": 48.0}, {"switching": 2.0}, {"items": 1024}, {"staleness": 1}, {"micro_batches": 8}, {"devices": {"": 96}}
     ]  # fmt: skip
 
     def said(changes: dict[str, Any]) -> list[tuple[str, float]]:

@@ -41,7 +41,7 @@ def plans() -> Plans:
 
 def test_no_two_plans_seat_everybody_alike_and_take_as_long(plans: Plans) -> None:
     for a, b in itertools.combinations(plans, 2):
-        alike = [{**p.placement[w], "chunks": 0} for p in (a, b) for w in p.placement]
+        alike = [{**p.placement[w], "micro_batches": 0} for p in (a, b) for w in p.placement]
         same = a.mode == b.mode and alike[: len(alike) // 2] == alike[len(alike) // 2 :]
         assert not same or b.seconds > 1.0005 * a.seconds, f"{a.name} {a.shape} and {b.name} {b.shape}"
     assert {"temporal", "hybrid"} <= {p.mode for p in plans}  # of each mode the fastest is there all the same
@@ -90,7 +90,7 @@ def test_a_cell_says_what_its_seconds_rest_on(devices: int, shape: str) -> None:
     workers = {"env": {"kind": "simulator", "calls": 10, **samples(1, 64, 2)}, "pol": {"calls": 10, **samples(1, 32, 1)}}
     edges = [{"producer": "env", "consumer": "pol"}, {"producer": "pol", "consumer": "env"}]
     cells = [{"members": ["env", "pol"], "sub_batches": [2], "calibration": 1.5}]
-    found = plan(Profile.from_dict({"items": 64, "workers": workers, "edges": edges, "cells": cells}), devices, chunks=1)
+    found = plan(Profile.from_dict({"items": 64, "workers": workers, "edges": edges, "cells": cells}), devices, micro_batches=1)
     made = next(p for p in found if p.shape == shape)
     estimate = made.candidate.placement.estimate(0)
     assert estimate.seconds == pytest.approx(made.candidate.searched) and estimate.low < estimate.seconds < estimate.high
@@ -178,7 +178,7 @@ def test_a_rounding_below_the_bound_has_no_sign() -> None:
 @pytest.mark.parametrize("seed", [36, 42])
 def test_plans_whose_iterations_overlap_are_all_ranked_by_simulation(seed: int) -> None:
     """More than are simulated otherwise: what is followed of them may be two thirds too long."""
-    found = plan(random_profile(seed), 4 if seed == 36 else 2, staleness=1, chunks=8)
+    found = plan(random_profile(seed), 4 if seed == 36 else 2, staleness=1, micro_batches=8)
     assert len(found) > 6
     seconds = [p.simulated for p in found if p.simulated is not None]
     assert len(seconds) == len(found) and all(b >= a * (1 - TIED) for a, b in itertools.pairwise(seconds))

@@ -92,18 +92,18 @@ class Case:
         costs = {n: (rng.choice([0.0, 0.0, 0.01]) if n in fed else 0.0, rng.choice([0.002, 0.005, 0.01, 0.04])) for n in names}
         return cls(links, rng.choice([24, 32, 48]), costs, {n: rng.choice([None, None, None, 1, 2]) for n in names})
 
-    def plans(self, devices: int, chunks: int = 64, simulate: bool = True) -> Plans:
-        return lab.plan(self.flow, [f"cpu:{i}" for i in range(devices)], self.profile, chunks=chunks, simulate=simulate)
+    def plans(self, devices: int, micro_batches: int = 64, simulate: bool = True) -> Plans:
+        return lab.plan(self.flow, [f"cpu:{i}" for i in range(devices)], self.profile, micro_batches=micro_batches, simulate=simulate)
 
     def simulated_run(self, planned: Planned) -> float:
-        """Seconds of the last of three iterations of a run, whose sources put their items in the plan's chunks."""
+        """Seconds of the last of three iterations of a run, whose sources put their items in the plan's micro-batches."""
         calls = []
         for step in self.flow.graph.program:
-            script = self._script(step.worker, step.call.reads, step.call.writes, planned.placement[step.worker]["chunks"])
+            script = self._script(step.worker, step.call.reads, step.call.writes, planned.placement[step.worker]["micro_batches"])
             calls.append(SimCall(step.worker, step.call.method, script, step.call.reads, step.call.writes, (), step.call.starts_on_device))
         return float(Simulator(self.flow, planned.execution).simulate(calls, 3).iterations()["seconds"].iloc[-1])
 
-    def _script(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...], chunks: int):
+    def _script(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...], micro_batches: int):
         fixed, each = self.costs[name]
 
         def work(n: int):
@@ -113,7 +113,7 @@ class Case:
 
         def source(turn: Turn):
             share = turn.share(self.items)
-            for i, j in itertools.pairwise(-(-share * k // chunks) for k in range(chunks + 1)):
+            for i, j in itertools.pairwise(-(-share * k // micro_batches) for k in range(micro_batches + 1)):
                 if j > i:
                     yield from work(j - i)
 
@@ -146,7 +146,7 @@ def long_chain() -> Case:
 def test_a_batch_of_everything_interrupts_nobody_above(shape: str) -> None:
     case = long_chain()
     planned = of_shape(case.plans(8), shape)
-    assert planned.execution.chunks["cd"] == 0 and planned.placement["d"]["ranks"] == 8
+    assert planned.execution.micro_batches["cd"] == 0 and planned.placement["d"]["ranks"] == 8
     assert seconds(run(case.flow, planned, 3)) == pytest.approx(planned.seconds, rel=0.01)
     assert planned.seconds < 0.36 and planned.notes == ()
 
@@ -155,7 +155,7 @@ def test_ranks_whose_devices_are_free_begin_with_what_is_there() -> None:
     """b is a source's reader, but c does not wait for it: c's ranks begin while b still works on one device."""
     case = Case(FLOWS["fork"], 48, {"a": (0, 0.01), "b": (0, 0.01), "c": (0, 0.05)}, {"a": 4, "b": 1, "c": 5})
     planned = of_shape(case.plans(5), "(a | b) > c")
-    assert planned.execution.chunks["ac"] == 10
+    assert planned.execution.micro_batches["ac"] == 10
     gang = max(0.01 * 48 / 4, 0.01 * 48) + 0.05 * 10
     assert case.simulated_run(planned) == pytest.approx(planned.seconds, rel=0.02) and planned.seconds < 0.95 * gang
 
@@ -190,7 +190,7 @@ def test_of_very_many_batches_a_gang_stands_for_the_ranks_and_the_plan_says_so(m
 def test_a_rank_works_on_the_tokens_of_the_items_that_it_has(factor: float) -> None:
     """Ranks that waited for devices of a generator began some nanoseconds apart, in an order that was chance. Weights once went by that order: a plan took 4 %
     more or less with a generator that was a thousandth slower."""
-    planned, equal = (of_shape(lab.plan(generating(factor, weights), 6, chunks=4), "a > b") for weights in ("tokens", "equal"))
+    planned, equal = (of_shape(lab.plan(generating(factor, weights), 6, micro_batches=4), "a > b") for weights in ("tokens", "equal"))
     shares, even = (shares_and_seconds(p.timeline) for p in (planned, equal))
     placement = planned.candidate.placement
     stream = stream_of(placement, leaf_of(placement.tree, 0), 32, 8)
@@ -204,7 +204,7 @@ def test_a_rank_works_on_the_tokens_of_the_items_that_it_has(factor: float) -> N
 @pytest.mark.parametrize("factor", [1.0, 1.127])
 def test_ranks_of_a_generator_that_are_ready_together_are_so_to_the_nanosecond(factor: float) -> None:
     """Rounded step by step they drifted apart, by 14 ns, and who was first was chance."""
-    timeline = of_shape(lab.plan(generating(factor, "tokens"), 6, chunks=4), "a > b").timeline
+    timeline = of_shape(lab.plan(generating(factor, "tokens"), 6, micro_batches=4), "a > b").timeline
     spans, ranks = timeline.spans, [i for i, track in enumerate(timeline.tracks) if track.worker == "a"]
     puts = spans[(spans["kind"] == SpanKind.PUT) & (spans["iteration"] == 1) & np.isin(spans["track"], ranks)]
     moments, together = np.unique(puts["start"], return_inverse=True)

@@ -29,7 +29,7 @@ def chain(a: float = 10.0, b: float = 10.0) -> Profile:
 def run_of(planned: Planned, truth: Profile, iterations: int = 9, noise: float = 0.0) -> Timeline:
     """A run under a plan whose workers really cost what ``truth`` says."""
     setting = planned.candidate.placement.setting
-    really = Setting.of(truth, setting.devices, setting.chunks)
+    really = Setting.of(truth, setting.devices, setting.micro_batches)
     return forecast(Placement(really, planned.candidate.placement.arrangement, planned.candidate.placement.tree), iterations, planned.devices, noise)
 
 

@@ -1,4 +1,4 @@
-"""Re-planning compares plans by what the scheduler takes for them: chunks that are followed alternate where a source, once begun, goes on to its end."""
+"""Re-planning compares plans by what the scheduler takes for them: micro-batches that are followed alternate where a source, once begun, goes on to its end."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def worker(fixed: float, each: float, most: int = 0) -> WorkerProfile:
     return WorkerProfile(tuple(Sample(1, float(n), fixed + each * n) for n in (1, ITEMS)), exponent=1.0, ranks=RankRule(most=most))
 
 
-def three(devices: int = 5, chunks: int = 64) -> tuple[Planned, Profile]:
+def three(devices: int = 5, micro_batches: int = 64) -> tuple[Planned, Profile]:
     """A plan of streams only, and what is true: the source is quicker, so that it had better share devices with the next one, if they took turns."""
     workers = {"a": worker(0, 0.005), "b": worker(0, 0.005), "c": worker(0.01, 0.002, 1)}
     believed = Profile(ITEMS, workers, (EdgeProfile("a", "b"), EdgeProfile("b", "c")), "three")
-    return plan(believed, devices, chunks=chunks)["spatial"], believed.scaled("a", 0.6)
+    return plan(believed, devices, micro_batches=micro_batches)["spatial"], believed.scaled("a", 0.6)
 
 
 def four() -> tuple[Planned, Profile]:
     workers = {"a": worker(0, 0.02), "b": worker(0, 0.002), "c": worker(0.03, 0.002, 1), "d": worker(0, 0.02, 1)}
     believed = Profile(ITEMS, workers, tuple(EdgeProfile(p, q) for p, q in ("ab", "bc", "cd")), "four")
-    return next(p for p in plan(believed, 3, chunks=8) if p.shape == "a | (b > c) | d"), believed.scaled("c", 0.6)
+    return next(p for p in plan(believed, 3, micro_batches=8) if p.shape == "a | (b > c) | d"), believed.scaled("c", 0.6)
 
 
 def under(truth: Profile, planned: Planned) -> Candidate:
     setting, placement = planned.candidate.placement.setting, planned.candidate.placement
-    return Candidate.of(Setting.of(truth, setting.devices, setting.chunks), placement.arrangement, placement.tree)
+    return Candidate.of(Setting.of(truth, setting.devices, setting.micro_batches), placement.arrangement, placement.tree)
 
 
 def simulated(truth: Profile, planned: Planned) -> float:

@@ -52,8 +52,8 @@ def test_a_run_takes_what_its_plan_says_whatever_a_channel_may_hold(items: int, 
 def test_the_plan_says_what_a_channel_holds_and_leaves_what_is_enough() -> None:
     flow, profile = case(512, "default")
     streams = lab.plan(flow, ["cpu:0", "cpu:1"], profile)["spatial"].execution
-    chunk = streams.chunks["samples"]
-    assert streams.capacities == {"samples": min(512, 2 * chunk)} and chunk > 64 and f"samples {streams.capacities['samples']}" in repr(streams)
+    micro_batch = streams.micro_batches["samples"]
+    assert streams.capacities == {"samples": min(512, 2 * micro_batch)} and micro_batch > 64 and f"samples {streams.capacities['samples']}" in repr(streams)
     turns = lab.plan(flow, ["cpu:0", "cpu:1"], profile)["temporal"].execution
     assert not turns.capacities  # who shares a device has no bound
     flow, profile = case(16, 64)

@@ -125,7 +125,7 @@ def ran(made: Case, planned: Planned, iterations: int = 5) -> Timeline:
 def test_nobody_drifts_who_costs_what_was_said(first: int) -> None:
     for seed in range(first, first + 20):
         made = case(seed)
-        for planned in lab.plan(made.flow, 1 + seed % 8, made.profile, chunks=(4, 16)[seed % 2], simulate=False, quick=True):
+        for planned in lab.plan(made.flow, 1 + seed % 8, made.profile, micro_batches=(4, 16)[seed % 2], simulate=False, quick=True):
             found = lab.replan(ran(made, planned), planned)
             assert not any(d.sustained for d in found.drifts) and found.proposal is None, (seed, found, planned)
 

@@ -191,7 +191,7 @@ def chain(seconds: list[list[float]], edges: dict[tuple[int, int], int] | None =
 def test_a_pipeline_beats_turns_where_scaling_is_poor() -> None:
     problem = chain([[8, 8, 8, 8]] * 2)
     found = solve(problem)
-    assert shape(found[0].tree, problem.names) == "a | b" and found[0].seconds == 8 + 8 / 8  # fill one of eight chunks
+    assert shape(found[0].tree, problem.names) == "a | b" and found[0].seconds == 8 + 8 / 8  # fill one of eight micro-batches
     turns = next(f for f in found if mode(f.tree) == "temporal")
     assert turns.seconds == 16 and shape(turns.tree, problem.names) == "a > b"
 
@@ -212,7 +212,7 @@ def test_asynchronous_iterations_hide_the_fill() -> None:
 
 
 def test_turns_are_taken_once_each_in_as_many_calls_as_suit_it() -> None:
-    """In turns alone no chunks go to and fro, whatever switching costs; and all device counts are looked at, not some."""
+    """In turns alone no micro-batches go to and fro, whatever switching costs; and all device counts are looked at, not some."""
     small_calls = np.full((4, 65), np.inf)
     small_calls[3, 1:] = 1.0  # an eighth at once is the most that fits
     smooth = np.array([[np.inf, *(64.0 / np.minimum(np.arange(1, 65), 37) / 2**g)] for g in range(4)])

@@ -112,14 +112,14 @@ def test_case_1_as_it_is_planned(worker: str) -> None:
 def plain(seed: int) -> Plans | None:
     """Of batch workers alone, which the search knows exactly."""
     with contextlib.suppress(PlanError):
-        return plan(random_profile(seed, generators=False, memory=False, cells=False), 6, simulate=False, chunks=4)
+        return plan(random_profile(seed, generators=False, memory=False, cells=False), 6, simulate=False, micro_batches=4)
     return None
 
 
 def any_graph(seed: int, devices: int) -> Plans | None:
     """With generators, cells, hosts, memory that is short; every other one simulated."""
     with contextlib.suppress(PlanError):
-        return plan(random_profile(seed), devices, simulate=bool(seed % 2), chunks=4)
+        return plan(random_profile(seed), devices, simulate=bool(seed % 2), micro_batches=4)
     return None
 
 
@@ -193,7 +193,7 @@ def test_nothing_else_wins_within_a_range(seed: int, worker: str) -> None:
 
 def test_who_wins_for_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the profile's value and at four times of it the choice is the best; between them a rival is, by a little more than is overlooked."""
-    plans = plan(chain(a=FLAT, b=STEEP), 12, chunks=8, simulate=False)
+    plans = plan(chain(a=FLAT, b=STEEP), 12, micro_batches=8, simulate=False)
     asked = _Searched(plans, "shape", 0.0)
 
     def look(setting: Setting) -> _Look:
@@ -228,7 +228,7 @@ def test_who_wins_between_two_factors_at_which_it_was_planned_again_is_seen(monk
 def simulated(monkeypatch: pytest.MonkeyPatch, lead: Callable[[float], float], apart: Callable[[float], float]) -> tuple[_Planned, list[float]]:
     """A judge to whom the best other plan takes so many times as long as the choice: planned again, and with plans that were found run in between. And the
     factors at which it is planned again."""
-    plans, seen = plan(chain(a=FLAT, b=STEEP), 12, chunks=8), list[float]()
+    plans, seen = plan(chain(a=FLAT, b=STEEP), 12, micro_batches=8), list[float]()
     asked = _Planned(plans, "shape", 0.0)
 
     def factor(setting: Setting) -> float:
@@ -246,7 +246,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, lead: Callable[[float], float], a
 
 def test_a_plan_that_takes_as_long_all_the_way_does_not_make_it_endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another composition of the same seats. Near the profile's value it is looked as closely as ever, farther away less, and that is said."""
-    plans = plan(chain(a=FLAT, b=STEEP), 12, chunks=8, simulate=False)
+    plans = plan(chain(a=FLAT, b=STEEP), 12, micro_batches=8, simulate=False)
     asked, looks = _Searched(plans, "shape", 0.0), list[float]()
     asked.others.clear()
 
@@ -267,11 +267,11 @@ def test_a_plan_that_takes_as_long_all_the_way_does_not_make_it_endless(monkeypa
 @pytest.mark.parametrize("seed", range(3))
 def test_seconds_that_are_known_of_others_stay_true(seed: int) -> None:
     """Tables of a setting in which one worker's seconds are others are those made anew."""
-    plans = plan(random_profile(seed + 20), 6, simulate=False, chunks=4)
+    plans = plan(random_profile(seed + 20), 6, simulate=False, micro_batches=4)
     asked = _Searched(plans, "shape", 0.0)
     for worker in plans.profile.workers:
         shared = asked.changed(entry(plans, "seconds", worker), 1.7)
-        anew = Setting.of(shared.profile, shared.devices, shared.chunks, shared.rule, shared.staleness)
+        anew = Setting.of(shared.profile, shared.devices, shared.micro_batches, shared.rule, shared.staleness)
         for a in anew.arrangements():
             for unit in range(len(anew.units)):
                 beside = a.staying & ~(1 << unit)
@@ -344,7 +344,7 @@ def test_memory_up_to_which_anything_fits(resident_gib: tuple[int, ...], devices
     names = "abc"[: len(resident_gib)]
     workers = {n: WorkerProfile((Sample(1, 8.0, 3.0),), memory=Memory(g), offloadable=False) for n, g in zip(names, resident_gib, strict=True)}
     profile = Profile(8, workers, tuple(EdgeProfile(*pair) for pair in itertools.pairwise(names)), device_memory_gib=80.0)
-    plans = plan(profile, devices, chunks=1, simulate=False)
+    plans = plan(profile, devices, micro_batches=1, simulate=False)
     for r in sensitivity(plans, ("memory",), of, 0.0).ranges:
         times = entry(plans, "memory", r.owner).times
         assert plans.best.shape in first(plans, times(profile, r.high))
@@ -369,7 +369,7 @@ def test_whether_who_works_on_the_host_waits_or_streams_is_another_choice() -> N
     """A call of a costs 4 s whatever its items: while that is long, b begins when all is done."""
     a = WorkerProfile((Sample(1, 64.0, 8.0), Sample(1, 32.0, 6.0)))
     b = WorkerProfile((Sample(0, 64.0, 4.0),), resource="host")
-    plans = plan(chain(a=a, b=b), 1, chunks=4, simulate=False)
+    plans = plan(chain(a=a, b=b), 1, micro_batches=4, simulate=False)
     assert plans.best.shape == "a > b"
     (r,) = sensitivity(plans, workers=["a"]).ranges
     assert 1 / WIDEST < r.low < 1 and r.instead[0] == "a | b"

@@ -43,7 +43,7 @@ def with_everything(seed: int) -> Profile:
 
 def planned(seed: int, simulate: bool) -> Plans | None:
     with contextlib.suppress(PlanError):
-        return plan(with_everything(seed), 6, simulate=simulate, chunks=4)
+        return plan(with_everything(seed), 6, simulate=simulate, micro_batches=4)
     return None
 
 
@@ -157,7 +157,7 @@ def test_longer_responses_are_more_work_for_others_too() -> None:
 
 
 def test_what_is_asked_for() -> None:
-    plans = plan(two(link=Link(0.5, 0.001), device_memory_gib=80.0), 2, chunks=4)
+    plans = plan(two(link=Link(0.5, 0.001), device_memory_gib=80.0), 2, micro_batches=4)
     everything = sensitivity(plans, "all")
     assert {r.entry for r in everything.ranges} == {"seconds", "switching", "transfer", "link"}
     assert "all edges link" in repr(everything) and "all edges link" in everything._repr_html_()

@@ -44,7 +44,7 @@ def beside(profile: Profile, name: str) -> Profile:
 def test_on_the_host_it_streams_as_on_one_more_device(seed: int) -> None:
     profile, name = service(seed)
     host, device = (
-        plan(p, n, chunks=16, modes=("spatial",), simulate=False, staleness=seed % 2).best.candidate
+        plan(p, n, micro_batches=16, modes=("spatial",), simulate=False, staleness=seed % 2).best.candidate
         for p, n in ((profile, 8), (beside(profile, name), 9))
     )  # fmt: skip
     assert (host.searched, host.seconds) == (pytest.approx(device.searched), pytest.approx(device.seconds))
@@ -53,7 +53,7 @@ def test_on_the_host_it_streams_as_on_one_more_device(seed: int) -> None:
 @pytest.mark.parametrize("resource", ["host", "device"])
 @pytest.mark.parametrize("seed", range(6))
 def test_in_the_middle_of_a_flow_all_its_requests_are_there_before_it_begins(seed: int, resource: str) -> None:
-    """The search, the followed chunks and the scheduler in virtual time agree: what is known of its lengths holds for requests that start together.
+    """The search, the followed micro-batches and the scheduler in virtual time agree: what is known of its lengths holds for requests that start together.
 
     To the digit, but where the last call of c has less items than the others: its ranks take what there is by themselves. Of plans that the search prefers
     that is at most 2 %. Of those that the simulation prefers for it at most 4 %, or one call that a rank without more to do is earlier.
@@ -63,7 +63,7 @@ def test_in_the_middle_of_a_flow_all_its_requests_are_there_before_it_begins(see
     sample = Sample(0 if resource == "host" else 8, 256.0, rng.uniform(5, 60))
     middle = WorkerProfile((sample,), "generation", exponent=0.6, resource=resource, lengths=Lengths(4096.0, mean_tokens=rng.choice([300.0, 1500.0])))
     profile = Profile(256, {"a": first, "b": middle, "c": last}, (EdgeProfile("a", "b"), EdgeProfile("b", "c")))
-    for made in (*plan(profile, 8, chunks=16, simulate=False), *plan(profile, 8, chunks=16)):
+    for made in (*plan(profile, 8, micro_batches=16, simulate=False), *plan(profile, 8, micro_batches=16)):
         work, timeline = made.candidate.streamed.work, made.timeline.to_pandas().query("iteration == 0 and kind == 'run'")
         assert work[1].starts[0] >= work[0].ends[-1] * (1 - 1e-9)
         begun, ended = timeline.query("worker == 'b'")["start_ns"].min(), timeline.query("worker == 'a'")["end_ns"].max()
@@ -72,10 +72,10 @@ def test_in_the_middle_of_a_flow_all_its_requests_are_there_before_it_begins(see
         seat, later = made.candidate.placement.seats["c"], 1e-6 * followed
         if has_a_rest(made.candidate.placement, seat):
             later = (0.02 if made.simulated is None else 0.04) * followed
-        call = float(np.max(work[2].ends - work[2].starts)) if later > 1e-6 * followed and made.simulated is not None and seat.chunks > 1 else 0.0
+        call = float(np.max(work[2].ends - work[2].starts)) if later > 1e-6 * followed and made.simulated is not None and seat.micro_batches > 1 else 0.0
         assert followed - max(later, call) <= simulated <= followed + later, made
         ranks = made.placement["b"]["ranks"]
-        assert made.execution.chunks["a_to_b"] == (0 if ranks == 1 else -(-256 // ranks))
+        assert made.execution.micro_batches["a_to_b"] == (0 if ranks == 1 else -(-256 // ranks))
 
 
 def test_its_consumer_does_not_wait_for_the_last_response() -> None:

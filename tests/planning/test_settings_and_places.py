@@ -42,7 +42,7 @@ def test_cycles_become_units_and_producers_come_first() -> None:
     assert setting.edges == {(0, 1): 0}  # the whole batch first
     grouped = profile(a=BATCH, b=BATCH).replace(edges=(EdgeProfile("a", "b", group=16),))
     assert Setting.of(grouped, 4).edges == {(0, 1): 2} and Setting.of(grouped, 4).granularities == 7
-    assert Setting.of(grouped, 4, chunks=2).edges == {(0, 1): 1}
+    assert Setting.of(grouped, 4, micro_batches=2).edges == {(0, 1): 1}
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_budgets_are_checked() -> None:
     kinds = profile(a=BATCH).replace(kinds=(DeviceKind("h100"), DeviceKind("a100", 0.5)))
     with pytest.raises(UnknownNameError, match="Did you mean 'h100'"):
         Setting.of(kinds, {"h10": 4})
-    with pytest.raises(PlanError, match="chunks is 0"):
-        Setting.of(profile(a=BATCH), 4, chunks=0)
+    with pytest.raises(PlanError, match="micro_batches is 0"):
+        Setting.of(profile(a=BATCH), 4, micro_batches=0)
     with pytest.raises(PlanError, match="staleness is -1"):
         Setting.of(profile(a=BATCH), 4, staleness=-1)
 
@@ -124,7 +124,7 @@ def test_seats_in_space_and_in_time() -> None:
     devices = [d for s in spatial.values() for d in s.devices]
     assert sorted(devices) == list(range(8)) and list(spatial) == ["a", "b", "c"]
     temporal = Placement(setting, arrangement, solve(setting.problem(arrangement), only=Only(("temporal",)))[0].tree).seats
-    assert all(s.devices == range(8) and s.chunks == 1 for s in temporal.values())
+    assert all(s.devices == range(8) and s.micro_batches == 1 for s in temporal.values())
 
 
 def test_kinds_of_devices() -> None:
@@ -145,7 +145,7 @@ def test_plans_of_the_search_fit_where_they_are_put() -> None:
     plans, careful = 0, 0
     for seed in range(80):
         try:
-            setting = Setting.of(random_profile(seed), 16, chunks=8)
+            setting = Setting.of(random_profile(seed), 16, micro_batches=8)
         except PlanError:
             continue
         for arrangement in setting.arrangements()[::3]:
@@ -177,10 +177,12 @@ def test_whole_items_decide_what_fits(items: int, devices: int, per_item: float,
     """64 items on 48 devices: some hold two."""
     held = dataclasses.replace(BATCH, memory=Memory(0.0, per_item), devices=devices)
     one = Profile(items, {"a": held}, device_memory_gib=fits * per_item)
-    placement = Placement(setting := Setting.of(one, devices, chunks=1), setting.arrangements()[0], solve(setting.problem(setting.arrangements()[0]))[0].tree)
+    placement = Placement(
+        setting := Setting.of(one, devices, micro_batches=1), setting.arrangements()[0], solve(setting.problem(setting.arrangements()[0]))[0].tree
+    )
     assert placement.gib(0) == fits * per_item and placement.misfit() == ""
     with pytest.raises(PlanError, match="'a' needs"):
-        Setting.of(one.replace(device_memory_gib=fits * per_item - 1), devices, chunks=1)
+        Setting.of(one.replace(device_memory_gib=fits * per_item - 1), devices, micro_batches=1)
 
 
 def test_whole_items_of_ranks_scenes_and_sequences() -> None:

@@ -1,4 +1,4 @@
-"""A source's ranks make their shares of an iteration by themselves: whole items, whole groups, divided once and not for each chunk."""
+"""A source's ranks make their shares of an iteration by themselves: whole items, whole groups, divided once and not for each micro-batch."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def case(groups: int, group: int, ranks: int, fixed: float, devices: int | None 
 
 
 @pytest.mark.parametrize("groups, group, ranks", [(16, 4, 5), (32, 4, 5), (21, 4, 4), (14, 1, 4), (22, 1, 3), (9, 2, 2)])
-@pytest.mark.parametrize("chunks", [1, 16])
-def test_runs_take_what_plans_say_where_shares_are_not_equal(groups: int, group: int, ranks: int, chunks: int) -> None:
+@pytest.mark.parametrize("micro_batches", [1, 16])
+def test_runs_take_what_plans_say_where_shares_are_not_equal(groups: int, group: int, ranks: int, micro_batches: int) -> None:
     """So many ranks are asked for: 16 groups take five ranks as long as four, and then four are chosen."""
     flow, profile = case(groups, group, ranks, 0.1, devices=ranks)
     names = [f"cpu:{i}" for i in range(ranks + 1)]
-    plans = {p.name: p for p in lab.plan(flow, names, profile, chunks=chunks)}
-    chosen = lab.plan(flow, names, case(groups, group, ranks, 0.1)[1], chunks=chunks).best
+    plans = {p.name: p for p in lab.plan(flow, names, profile, micro_batches=micro_batches)}
+    chosen = lab.plan(flow, names, case(groups, group, ranks, 0.1)[1], micro_batches=micro_batches).best
     assert chosen.seconds <= min(p.seconds for p in plans.values()) * (1 + 1e-6)
     assert seconds(run(flow, chosen, 2)) == pytest.approx(chosen.seconds, rel=0.04)
-    for planned in (plans["spatial"], plans["temporal"]) if chunks == 1 else [plans["spatial"]]:
+    for planned in (plans["spatial"], plans["temporal"]) if micro_batches == 1 else [plans["spatial"]]:
         assert planned.placement["a"]["ranks"] == ranks
         assert seconds(run(flow, planned, 2)) == pytest.approx(planned.seconds, rel=0.04), planned
 

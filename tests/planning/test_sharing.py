@@ -26,7 +26,7 @@ def devices_of(plans: Plans) -> dict[str, list[int]]:
 def test_a_learner_shares_the_devices_of_the_policy_and_not_those_of_the_simulator(order: str) -> None:
     workers = {"s": worker(45), "t": worker(10), "a": worker(20)}
     edges = (EdgeProfile("s", "t"), EdgeProfile("t", "s"), EdgeProfile("s", "a"))
-    found = devices_of(plan(Profile(8, {n: workers[n] for n in order}, edges, device_memory_gib=50.0), 2, chunks=1))
+    found = devices_of(plan(Profile(8, {n: workers[n] for n in order}, edges, device_memory_gib=50.0), 2, micro_batches=1))
     assert found["a"] == found["t"] != found["s"]
 
 
@@ -99,7 +99,7 @@ def test_nothing_beside_a_cell_is_overlooked(seed: int) -> None:
     profile, counts = random_cell(seed)
     truth = best_by_hand(profile, counts)
     try:
-        plans = plan(profile, counts, chunks=1, simulate=False)
+        plans = plan(profile, counts, micro_batches=1, simulate=False)
     except PlanError:
         assert math.isinf(truth)
     else:
@@ -111,14 +111,14 @@ def test_a_quick_search_finds_what_fits() -> None:
     for seed in range(12):
         profile, counts = random_cell(seed)
         if math.isfinite(best_by_hand(profile, counts)):
-            assert not plan(profile, counts, chunks=1, simulate=False, quick=True).best.candidate.placement.misfit()
+            assert not plan(profile, counts, micro_batches=1, simulate=False, quick=True).best.candidate.placement.misfit()
 
 
 def test_of_three_on_a_device_two_are_set_apart() -> None:
     """Any two of them fit on a device, not all three, and the first one needs all devices: the other two have none in common."""
     a, b, c = worker(20, ranks=RankRule(counts=(2,))), worker(40), worker(30, 4)
     profile = Profile(8, {"a": a, "b": b, "c": c}, (EdgeProfile("a", "b", whole=True), EdgeProfile("b", "c")), device_memory_gib=80.0)
-    plans = plan(profile, 2, chunks=1, simulate=False)
+    plans = plan(profile, 2, micro_batches=1, simulate=False)
     assert plans.best.seconds == pytest.approx(1 + 2 + 4)
     assert devices_of(plans)["b"] != devices_of(plans)["c"]
 

@@ -39,8 +39,8 @@ def test_smaller_chunks_are_predicted_to_start_the_consumer_earlier() -> None:
         source.make(8, items)
         sink.use(items)
 
-    def plan(chunk: int) -> ExecutionPlan:
-        return ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "sink": [1]}, chunk=chunk)
+    def plan(micro_batch: int) -> ExecutionPlan:
+        return ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "sink": [1]}, micro_batch=micro_batch)
 
     measured = run(flow, plan(6), 4, clock=MockClock())
     measured.wait(60)

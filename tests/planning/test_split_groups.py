@@ -107,7 +107,7 @@ DEVICES = [f"cpu:{i}" for i in range(4)]
     ids=lambda value: value.name if isinstance(value, lab.Workflow) else "",
 )
 def test_plans_of_the_search_run(flow: lab.Workflow, costs: Profile, several: bool) -> None:
-    plans = lab.plan(flow, DEVICES, costs, chunks=8)
+    plans = lab.plan(flow, DEVICES, costs, micro_batches=8)
     assert any(p.placement["b"]["ranks"] > 1 for p in plans) == several
     said = "'b' has one rank: it takes items of 'x' in batches as they come and puts as many items into 'y', in groups of 4"
     for planned in plans:
@@ -140,13 +140,13 @@ def handed(method: str) -> tuple[lab.Workflow, Profile]:
 @pytest.mark.parametrize("method", ["filters", "whole", "fours", "keyed", "samples"])
 def test_who_may_hand_on_whole_groups_has_any_number_of_ranks(method: str) -> None:
     flow, costs = handed(method)
-    best = lab.plan(flow, DEVICES, costs, chunks=8).best
+    best = lab.plan(flow, DEVICES, costs, micro_batches=8).best
     assert best.placement["b"]["ranks"] == len(DEVICES)
     assert run(flow, best, 2).wait()[-1] == ITEMS * (3 if method in ("filters", "samples") else 4) // 4
     notes = [note for note in best.notes if "groups of 4" in note]
     assert len(notes) == (method in ("whole", "fours", "samples"))
     assert all("'b' puts groups of 4 into 'y', from several ranks" in note and "is in its code" in note for note in notes)
-    pinned = lab.plan(flow, DEVICES, costs.with_worker("b", devices=2), chunks=8).best  # nobody is refused
+    pinned = lab.plan(flow, DEVICES, costs.with_worker("b", devices=2), micro_batches=8).best  # nobody is refused
     assert pinned.placement["b"]["ranks"] == 2
 
 
@@ -175,6 +175,6 @@ def test_a_worker_that_must_have_several_ranks_is_refused_by_name() -> None:
 
 def test_a_plan_by_hand_that_splits_groups_says_how_many_ranks_there_are() -> None:
     flow = made("rewards")
-    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:2], {"b": 2}, chunks={"x": 1})
+    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:2], {"b": 2}, micro_batches={"x": 1})
     with pytest.raises(lab.WorkerError, match=r"with 2 of key \d, one of its 2 ranks.*Next: .*a plan with one rank of 'b', or groups of 4 in what it reads"):
         run(flow, plan, 1)

@@ -179,14 +179,14 @@ def test_what_is_refused_stands_still_and_nothing_else_does(monkeypatch: pytest.
 
 
 def test_random_plans_are_refused_with_their_ring_or_go_on() -> None:
-    """Chunks and capacities at random, also in cells: what passes ends in the simulator."""
+    """Micro-batches and capacities at random, also in cells: what passes ends in the simulator."""
     refused = 0
     for seed in range(250):
         rng, made = random.Random(seed + 10**6), random_flows.scenario(seed, [])
         graph = made.flow.graph
-        chunks = {c: rng.choice((0, 1, 2, 3, 5)) for c in graph.channels_by_name()}
+        micro_batches = {c: rng.choice((0, 1, 2, 3, 5)) for c in graph.channels_by_name()}
         capacities = {c.name: rng.choice((1, 2, 3, None)) for c in graph.channels if rng.random() < 0.5 and not c.whole}
-        plan = dataclasses.replace(made.plan, chunks=chunks, capacities=capacities)
+        plan = dataclasses.replace(made.plan, micro_batches=micro_batches, capacities=capacities)
         made = dataclasses.replace(made, plan=plan)
         try:
             plan.validate(graph)

@@ -70,11 +70,11 @@ def test_ranks_that_end_early_free_their_devices_for_those_who_take_the_first_re
 def test_a_plan_that_was_edited_is_read_from_its_fields() -> None:
     """What it says of how it was found is of the plan that it was."""
     plans = plan(Profile.load(DOCS / "grpo_7b_by_hand.json"), 16)
-    made = next(p for p in plans if p.simulated is not None and max(p.execution.chunks.values()) > 1)
+    made = next(p for p in plans if p.simulated is not None and max(p.execution.micro_batches.values()) > 1)
     execution = made.execution
     assert execution.origin and "origin" in execution.to_dict()
-    channel, chunk = next((c, n) for c, n in execution.chunks.items() if n > 1)
-    edited = dataclasses.replace(execution, chunks={**execution.chunks, channel: 2 * chunk})
+    channel, micro_batch = next((c, n) for c, n in execution.micro_batches.items() if n > 1)
+    edited = dataclasses.replace(execution, micro_batches={**execution.micro_batches, channel: 2 * micro_batch})
     assert edited.origin == execution.origin
     bare = dataclasses.replace(edited, origin={})
     assert planned(plans.profile, edited).seconds == planned(plans.profile, bare).seconds
@@ -95,7 +95,7 @@ def nested(parts: int) -> list[object]:
      {"tree": ["&", ["a", [1], 0, 0], ["b", [1], 0, 0], [1], 0]}, {"windows": {"a": 3}}, {"seating": ["x"]}],
 )  # fmt: skip
 def test_an_origin_that_no_search_wrote_is_refused(change: dict[str, object]) -> None:
-    plans = plan(random_profile(3), 6, chunks=4)
+    plans = plan(random_profile(3), 6, micro_batches=4)
     execution = plans.best.execution
     broken = dataclasses.replace(execution, origin={**execution.origin, **change})
     with pytest.raises(PlanError, match=r"origin is not what a search wrote .* Next: without origin"):
@@ -119,7 +119,7 @@ def test_an_origin_that_no_search_wrote_is_refused(change: dict[str, object]) ->
     ],
 )
 def test_an_origin_with_numbers_or_names_that_cannot_be_says_which(change: dict[str, object], says: str) -> None:
-    plans = plan(random_profile(3), 6, chunks=4)
+    plans = plan(random_profile(3), 6, micro_batches=4)
     execution = plans.best.execution
     assert len(execution.origin["tree"]) == 5, "somebody takes turns or streams"
     with pytest.raises(PlanError, match=says + r".* Next: without origin"):
@@ -128,7 +128,7 @@ def test_an_origin_with_numbers_or_names_that_cannot_be_says_which(change: dict[
 
 def test_an_origin_of_another_profile_is_left_alone() -> None:
     """Other workers, or fewer devices than its tree: the plan is what its fields say."""
-    plans = plan(random_profile(3), 6, chunks=4)
+    plans = plan(random_profile(3), 6, micro_batches=4)
     execution = plans.best.execution
     seconds = planned(plans.profile, dataclasses.replace(execution, origin={})).seconds
     for tree in (["nobody", [1], 0, 0], ["a", [600], 0, 0], ["a", [1], 60, 0], ["a", [1, 1], 0, 0], ["a", [1], 0, 99]):

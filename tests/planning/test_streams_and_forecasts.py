@@ -1,4 +1,4 @@
-"""Three ways to the same seconds: the search's sum, chunks followed one by one, and the scheduler in virtual time."""
+"""Three ways to the same seconds: the search's sum, micro-batches followed one by one, and the scheduler in virtual time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rlinf_lab.planning.search.solver import Only, solve
 from rlinf_lab.timeline.record.span import SpanKind
 
 
-def placements(profile: Profile, devices: int = 16, chunks: int = 16, **options) -> list[tuple[Placement, float]]:
+def placements(profile: Profile, devices: int = 16, micro_batches: int = 16, **options) -> list[tuple[Placement, float]]:
     """The best plan of each kind of composition, for two arrangements, with the search's seconds."""
-    setting = Setting.of(profile, devices, chunks, **options)
+    setting = Setting.of(profile, devices, micro_batches, **options)
     found = []
     arrangements = setting.arrangements()
     for arrangement in {arrangements[0]: 0, arrangements[-1]: 0}:
@@ -36,8 +36,8 @@ def placements(profile: Profile, devices: int = 16, chunks: int = 16, **options)
 
 
 def never_gives_way(placement: Placement) -> bool:
-    """Whether somebody takes turns in chunks whom nobody feeds: it never waits, so its devices are free for others when it has ended. The search knows nothing
-    of that."""
+    """Whether somebody takes turns in micro-batches whom nobody feeds: it never waits, so its devices are free for others when it has ended. The search knows
+    nothing of that."""
     setting = placement.setting
     sources = sum(1 << setting.home[name] for name in setting.sources if placement.seats[name].devices)
     return any(isinstance(n, Composed) and n.kind == TEMPORAL and n.grain > 0 and n.leaves & sources for n in nodes(placement.tree))
@@ -69,14 +69,14 @@ def test_followed_chunks_are_never_slower_than_the_search_says() -> None:
     assert faster
 
 
-@pytest.mark.parametrize(("made", "devices", "chunks"), [
+@pytest.mark.parametrize(("made", "devices", "micro_batches"), [
     *((random_profile(seed, generators=False), 16, 16) for seed in (7, 33, 35)),
     *((random_profile(seed, memory=False, cells=False), 16, 16) for seed in (5, 30)),
-    *((profile, devices, more["chunks"]) for profile, devices, more in map(branching, (1, 16))),
+    *((profile, devices, more["micro_batches"]) for profile, devices, more in map(branching, (1, 16))),
 ])  # fmt: skip
-def test_who_never_waits_takes_its_turn_once(made: Profile, devices: int, chunks: int) -> None:
-    """The search has it give its devices away after each chunk, and promises 14 to 42 % less than it takes."""
-    found = [(p, seconds) for p, seconds in placements(made, devices, chunks) if never_gives_way(p)]
+def test_who_never_waits_takes_its_turn_once(made: Profile, devices: int, micro_batches: int) -> None:
+    """The search has it give its devices away after each micro-batch, and promises 14 to 42 % less than it takes."""
+    found = [(p, seconds) for p, seconds in placements(made, devices, micro_batches) if never_gives_way(p)]
     assert found
     for placement, searched in found:
         simulated, followed = forecast(placement, 2).iterations()["seconds"].iloc[-1], follow(placement).seconds
@@ -229,7 +229,7 @@ def test_overlapping_iterations_are_counted_when_they_have_settled() -> None:
     """Two that feed nobody in common: the faster one leads until the staleness stops it; what comes before that is not what a run settles to."""
     slow, fast = (WorkerProfile((Sample(1, 64.0, seconds),), resource="host") for seconds in (3.4, 3.0))
     profile = Profile(64, {"a": WorkerProfile((Sample(1, 64.0, 1.0),), devices=1), "slow": slow, "fast": fast}, (EdgeProfile("fast", "a"),), "leading")
-    plans = plan(profile, 2, staleness=1, chunks=1)
+    plans = plan(profile, 2, staleness=1, micro_batches=1)
     assert [p.seconds for p in plans] == pytest.approx([3.4] * len(plans)) and plans.bound.seconds <= plans.best.seconds
 
 
@@ -243,5 +243,5 @@ def test_seconds_with_staleness_are_those_of_a_long_run() -> None:
     assert planned.seconds == pytest.approx(mean_seconds(planned.candidate.placement, 100), rel=1e-3)
     for seed in (3, 8, 10, 15):
         staleness = 1 + seed % 4
-        best = plan(random_profile(seed), 4 + seed % 5, staleness=staleness, chunks=4, simulate=False, quick=True).best.candidate.placement
+        best = plan(random_profile(seed), 4 + seed % 5, staleness=staleness, micro_batches=4, simulate=False, quick=True).best.candidate.placement
         assert settled(steady(best), staleness)[1] == pytest.approx(mean_seconds(best, 50), rel=2e-3), seed

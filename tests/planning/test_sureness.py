@@ -109,7 +109,7 @@ def test_the_stream_of_a_long_queue_is_even_and_ends_when_it_ends(group: int, re
 def test_a_plan_says_when_its_samples_do_not_agree() -> None:
     def notes(*seconds: float) -> tuple[str, ...]:
         worker = WorkerProfile(tuple(Sample(1, 64.0, s) for s in seconds), devices=1)
-        return plan(Profile(64, {"a": worker}), 1, chunks=1, simulate=False).notes
+        return plan(Profile(64, {"a": worker}), 1, micro_batches=1, simulate=False).notes
 
     assert notes(1.0, 1.02) == () and notes(1.0, 1.5)[0].startswith("a: measured, good to 2")
 
@@ -127,7 +127,7 @@ def test_a_rank_has_whole_items(items: int, ranks: int, size: int) -> None:
     rows = (Sample(size, 64.0, 64.0),)
     for model in (BatchModel(rows, None, size), SimulatorModel((Sample(size, 1.0, 1.0), Sample(size, 500.0, 500.0)), size)):
         assert float(model.seconds(np.array([ranks * size]), items)[0]) == pytest.approx(-(-items // ranks))
-    # Chunks of a number that is not whole differ by one: together they cost what they hold.
+    # Micro-batches of a number that is not whole differ by one: together they cost what they hold.
     mean = np.mean([-(-n // ranks) for n in (items, items, items, items + 1)])
     assert float(BatchModel(rows, None, size).seconds(np.array([ranks * size]), items + 0.25)[0]) == pytest.approx(mean)
 

@@ -60,8 +60,8 @@ def test_an_unknown_name_of_thousands_of_letters_is_cut() -> None:
 def test_next_to_no_memory_for_each_item_is_no_limit() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tiny = plan(Profile.from_dict(with_value(5e-324, "workers", "gen", "memory", "per_item_gib")), {"h": 2}, chunks=2)
-        none = plan(Profile.from_dict(with_value(0, "workers", "gen", "memory", "per_item_gib")), {"h": 2}, chunks=2)
+        tiny = plan(Profile.from_dict(with_value(5e-324, "workers", "gen", "memory", "per_item_gib")), {"h": 2}, micro_batches=2)
+        none = plan(Profile.from_dict(with_value(0, "workers", "gen", "memory", "per_item_gib")), {"h": 2}, micro_batches=2)
     assert tiny.best.seconds == pytest.approx(none.best.seconds)
 
 

@@ -54,7 +54,7 @@ def most_gib(planned: Planned, timeline: Timeline) -> float:
 
 def _needs(placement: Placement, name: str) -> float:
     seat, profile = placement.seats[name], placement.setting.profile
-    at_once = profile.items / seat.chunks / seat.sub_batches
+    at_once = profile.items / seat.micro_batches / seat.sub_batches
     return float(memory.needed(profile.workers[name], np.array([max(1, len(seat.devices))]), at_once)[0])
 
 
@@ -99,7 +99,7 @@ def test_two_cells_fit_as_simulated(seeds: range) -> None:
     for seed in seeds:
         profile = two_rings(seed)
         try:
-            plans = plan(profile, 1 + seed % 3, chunks=1 + seed % 2, simulate=False, quick=True)
+            plans = plan(profile, 1 + seed % 3, micro_batches=1 + seed % 2, simulate=False, quick=True)
         except PlanError:
             continue
         for planned in plans:
@@ -113,7 +113,7 @@ def test_members_that_sit_apart_or_on_the_host_share_no_device(on_host: bool) ->
     """Two policies of 60 GiB, each in a cell: whoever comes has the other one leave."""
     env = HOST if on_host else worker(60)
     rings = (*ring("s1", "t1"), *ring("s2", "t2"), EdgeProfile("s1", "s2", whole=True))
-    plans = plan(Profile(4, {"s1": env, "t1": worker(60), "s2": env, "t2": worker(60)}, rings, device_memory_gib=80.0), 1 if on_host else 2, chunks=1)
+    plans = plan(Profile(4, {"s1": env, "t1": worker(60), "s2": env, "t2": worker(60)}, rings, device_memory_gib=80.0), 1 if on_host else 2, micro_batches=1)
     for planned in plans:
         execution = planned.execution
         assert execution.device_memory == 1 and set(execution.memory.values()) == {1}
@@ -124,7 +124,7 @@ def test_a_cell_leaves_before_another_one_comes() -> None:
     """Each has a large member and a small one; two large ones are too much for the device, whatever their number."""
     rings = (*ring("s1", "t1"), *ring("s2", "t2"), EdgeProfile("s1", "s2", whole=True))
     sizes = {"s1": 10, "t1": 70, "s2": 70, "t2": 10}
-    plans = plan(Profile(4, {n: worker(g) for n, g in sizes.items()}, rings, device_memory_gib=80.0), 1, chunks=1)
+    plans = plan(Profile(4, {n: worker(g) for n, g in sizes.items()}, rings, device_memory_gib=80.0), 1, micro_batches=1)
     assert plans.best.execution.memory == dict.fromkeys(sizes, 1) and plans.best.execution.device_memory == 2
     assert most_gib(plans.best, plans.best.simulate(3)) <= 80
 
@@ -134,7 +134,7 @@ def test_who_stays_has_those_leave_beside_whom_it_cannot_work(per_item: float, a
     """b keeps 10 GiB while a has its 60, and needs up to 50 while it works."""
     workers = {"a": worker(60, calls=1), "b": worker(10, per_item, stays=True, calls=1), "c": worker(60, calls=1)}
     profile = Profile(4, workers, (EdgeProfile("a", "b", whole=True), EdgeProfile("b", "c", whole=True)), device_memory_gib=80.0)
-    planned = plan(profile, 1, chunks=1)["temporal"]
+    planned = plan(profile, 1, micro_batches=1)["temporal"]
     assert bool(planned.execution.working) == alone and "b" not in planned.execution.memory
     timeline = planned.simulate(3)
     assert most_gib(planned, timeline) <= 80
@@ -178,7 +178,7 @@ def test_a_cell_makes_room_for_all_of_it() -> None:
 def test_those_that_nothing_links_go_in_the_order_of_the_plan(order: str) -> None:
     """a and b have no edge; c takes the batches of both."""
     workers = {n: worker(10, calls=1, onload=0.0) for n in "abc"}
-    setting = Setting.of(Profile(4, workers, tuple(EdgeProfile(n, "c", whole=True) for n in "ab")), 1, chunks=1)
+    setting = Setting.of(Profile(4, workers, tuple(EdgeProfile(n, "c", whole=True) for n in "ab")), 1, micro_batches=1)
     first, second, last = (Leaf(setting.home[n], (1,), 0) for n in order)
     placement = Placement(setting, setting.arrangements()[0], Composed(TEMPORAL, Composed(TEMPORAL, first, second, (1,), 0), last, (1,), 0))
     assert placement.shape == " > ".join(order)
@@ -193,7 +193,7 @@ def test_those_that_nothing_links_go_in_the_order_of_the_plan(order: str) -> Non
 def test_places_are_said_only_where_the_graph_does_not() -> None:
     workers = {n: worker(10, calls=1) for n in "abc"}
     chain = Profile(4, workers, (EdgeProfile("a", "b"), EdgeProfile("b", "c")), device_memory_gib=80.0)
-    assert all(p.execution.priorities == {} for p in plan(chain, 3, chunks=1, simulate=False))
+    assert all(p.execution.priorities == {} for p in plan(chain, 3, micro_batches=1, simulate=False))
 
 
 def engine_of(layout: Layout) -> Engine:

@@ -99,7 +99,7 @@ def ends(timeline: Timeline, worker: str, kind: SpanKind, rank: int = 0) -> list
 
 
 def test_an_item_is_there_when_it_has_flown_and_the_end_of_the_stream_comes_behind_it() -> None:
-    plan = lab.ExecutionPlan.spatial(flow := flow_of(), ["cpu:0", "cpu:1"], {"source": [0], "reader": [1]}, chunk=1)
+    plan = lab.ExecutionPlan.spatial(flow := flow_of(), ["cpu:0", "cpu:1"], {"source": [0], "reader": [1]}, micro_batch=1)
     timeline = Simulator(flow, plan, flights=Far({"items": 5})).simulate(CALLS)
     assert ends(timeline, "source", SpanKind.PUT) == [10, 20], "who puts goes on at once"
     assert ends(timeline, "reader", SpanKind.GET) == [15, 25, 26]
@@ -108,7 +108,7 @@ def test_an_item_is_there_when_it_has_flown_and_the_end_of_the_stream_comes_behi
 
 
 def test_nobody_holds_a_device_while_an_item_flies() -> None:
-    plan = lab.ExecutionPlan.spatial(flow := flow_of(other=True), ["cpu:0", "cpu:1"], {"source": [0], "reader": [1], "other": [1]}, chunk=1)
+    plan = lab.ExecutionPlan.spatial(flow := flow_of(other=True), ["cpu:0", "cpu:1"], {"source": [0], "reader": [1], "other": [1]}, micro_batch=1)
 
     def work(turn: Turn):
         yield run(12 * MS)
@@ -140,7 +140,7 @@ def test_a_full_channel_holds_back_what_would_fly_there() -> None:
         yield put("items", 2)
         yield run(MS)
 
-    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "reader": [1]}, chunk=1)
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "reader": [1]}, micro_batch=1)
     timeline = Simulator(flow, plan, flights=Far({"items": 5})).simulate([SimCall("source", "produce", hasty, writes=("items",)), CALLS[1]])
     assert sum(s.items for s in timeline.rows() if s.kind == SpanKind.GET) == 2
 

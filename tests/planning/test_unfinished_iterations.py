@@ -80,7 +80,7 @@ def stopped(request: pytest.FixtureRequest) -> Iterator[tuple[lab.Workflow, Plan
     fails, staleness = request.param
     moment = Moment(fails)
     flow = flow_of(moment)
-    plan = lab.plan(flow, DEVICES, PROFILE, chunks=ITEMS, staleness=staleness)["spatial"]
+    plan = lab.plan(flow, DEVICES, PROFILE, micro_batches=ITEMS, staleness=staleness)["spatial"]
     run = lab.run(flow, plan, LAST + 4, dashboard=False, clock=MockClock())
     assert moment.there.wait(60)
     if fails:
@@ -196,7 +196,7 @@ def test_setting_up_gains_nothing_from_faster_calls() -> None:
         source.generate(items)
         learner.train(items)
 
-    run = lab.run(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "learner": [1]}, chunk=1), LAST, dashboard=False, clock=MockClock())
+    run = lab.run(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "learner": [1]}, micro_batch=1), LAST, dashboard=False, clock=MockClock())
     run.wait()
     assert run.timeline.gains()["seconds"].tolist() == pytest.approx([0.75 * LAST] * 2)
 
@@ -204,6 +204,6 @@ def test_setting_up_gains_nothing_from_faster_calls() -> None:
 def test_other_numbers_of_items_than_the_profile_counts_are_named(stopped: Stopped) -> None:
     flow, plan, timeline = stopped
     assert not any("items that are taken" in note for note in lab.replan(timeline, plan).notes)
-    few = lab.plan(flow, DEVICES, PROFILE.replace(items=2), chunks=2, staleness=plan.execution.staleness)["spatial"]
+    few = lab.plan(flow, DEVICES, PROFILE.replace(items=2), micro_batches=2, staleness=plan.execution.staleness)["spatial"]
     notes = [note for note in lab.replan(timeline, few).notes if "items that are taken" in note]
     assert len(notes) == 1 and notes[0].startswith(f"items that are taken in an iteration: learner {ITEMS}; the profile counts 2.") and "Next: " in notes[0]

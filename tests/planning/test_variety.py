@@ -63,14 +63,14 @@ def test_a_form_that_only_the_simulation_prefers_is_found() -> None:
 def test_of_many_forms_that_take_as_long_a_few_are_looked_at() -> None:
     """Two dozen wait for the same worker, and took the places of others; iterations overlap, so one that the search finds 7 % slower is 5 % faster."""
     profile, devices, more = any_flow(5)
-    found = candidates.candidates(Setting.of(profile, {"": devices}, more["chunks"], staleness=more["staleness"]), several=3)
+    found = candidates.candidates(Setting.of(profile, {"": devices}, more["micro_batches"], staleness=more["staleness"]), several=3)
     forms = {c.placement.shape: c.searched for c in found}
     assert sum(seconds == pytest.approx(97.303) for seconds in forms.values()) <= candidates.ALIKE
     assert forms["(((w0 > w4) | w1) > w3) | w2"] == pytest.approx(101.667, rel=1e-5)
 
 
 def test_whoever_promises_more_than_the_best_is_climbed_from() -> None:
-    """By the search it takes 8 % less than the best one looked at, simulated a quarter more: in finer chunks it keeps what it promises."""
+    """By the search it takes 8 % less than the best one looked at, simulated a quarter more: in finer micro-batches it keeps what it promises."""
     best = plan(random_profile(24).scaled("d", 0.95), 12).best
     assert best.shape == "(a | b) > (c | d)" and best.seconds < 112
 
@@ -78,7 +78,7 @@ def test_whoever_promises_more_than_the_best_is_climbed_from() -> None:
 def test_some_more_shapes_are_listed_not_all_of_them() -> None:
     """Each once, whatever the order of its turns."""
     profile, devices, more = branching(13)
-    setting = Setting.of(profile, {"": devices}, more["chunks"])
+    setting = Setting.of(profile, {"": devices}, more["micro_batches"])
     alone, found = candidates.candidates(setting), candidates.candidates(setting, several=3)
     outlines = [{c.outline for c in some} for some in (alone, found)]
     assert 0 < len(outlines[1] - outlines[0]) <= candidates.MORE

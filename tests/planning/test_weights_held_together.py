@@ -40,9 +40,9 @@ def chain(gib: float, **workers: WorkerProfile) -> Profile:
 
 
 def test_what_two_hold_is_on_a_device_once() -> None:
-    both = plan(chain(40, policy=worker(0, 15), learner=worker(25, 15)), 1, chunks=1)
+    both = plan(chain(40, policy=worker(0, 15), learner=worker(25, 15)), 1, micro_batches=1)
     assert both.best.seconds == 16 and all(at["stays"] for at in both.best.placement.values())
-    apart = plan(chain(40, policy=worker(15), learner=worker(40)), 1, chunks=1).best
+    apart = plan(chain(40, policy=worker(15), learner=worker(40)), 1, micro_batches=1).best
     assert apart.seconds == 16 + 4, "without the word they leave for each other"
 
 
@@ -59,7 +59,7 @@ def test_a_plan_that_runs_is_not_said_not_to_fit() -> None:
 def test_of_a_part_only_the_rest_moves() -> None:
     """A quarter of the policy is its own, half of the learner; both leave for the third."""
     profile = chain(25, policy=worker(5, 15, switch=4.0), learner=worker(10, 15, switch=4.0), judge=worker(20, switch=1.0))
-    found = plan(profile, 1, chunks=1)
+    found = plan(profile, 1, micro_batches=1)
     #   policy > learner: 1 + 1.6, learner > judge: 4 + 1, judge > policy: 1 + 4
     assert found.best.seconds == found.best.candidate.seconds == pytest.approx(24 + 2.6 + 5 + 5)
     assert shared_weights(profile) == [{"policy": 0.75, "learner": 0.6}]
@@ -67,7 +67,7 @@ def test_of_a_part_only_the_rest_moves() -> None:
 
 def test_who_is_all_shared_switches_for_others_only() -> None:
     profile = chain(30, policy=worker(0, 15), learner=worker(0, 15), judge=worker(20))
-    made = plan(profile, 1, chunks=1).best
+    made = plan(profile, 1, micro_batches=1).best
     assert made.seconds == made.candidate.seconds == pytest.approx(24 + 2 + 2)
     switches = Counter((r.track.worker, r.name) for r in made.timeline.rows() if r.kind in SWITCHES)
     assert sum(n for (w, order), n in switches.items() if w != "judge" and order == "onload") <= 2, switches
@@ -87,7 +87,7 @@ def test_names_and_sizes_are_checked() -> None:
 def test_an_error_of_a_workers_memory_is_none_of_what_it_holds_together_with_others() -> None:
     """15 of its 30 GiB at the peak are the weights: on 45 GiB twice the rest has room, and no more."""
     first = dataclasses.replace(worker(5, 15), samples=(Sample(1, 64.0, 8.0, peak_gib=30.0),))
-    plans = plan(chain(45, policy=first, learner=worker(0, 15)), 1, chunks=1)
+    plans = plan(chain(45, policy=first, learner=worker(0, 15)), 1, micro_batches=1)
     found = next(r for r in sensitivity(plans, ("memory",)).ranges if r.owner == "policy")
     assert found.high == pytest.approx(2.0, rel=0.02) and found.instead[1] == "no plan"
     assert "none of the entries" in repr(sensitivity(plans, ("message",)))

@@ -101,17 +101,17 @@ def learner_costs(profile: Profile) -> tuple[float, float]:
 
 
 def test_batches_of_two_sizes_tell_what_has_changed() -> None:
-    """50 items in chunks of 4 leave a batch of 2 at the end: enough to tell 20 ms a batch from 20 ms an item."""
+    """50 items in micro-batches of 4 leave a batch of 2 at the end: enough to tell 20 ms a batch from 20 ms an item."""
     for fixed, item in ((0.004, 0.03), (0.05, 0.007), (0.02, 0.02)):
         flow = two_stages(fixed, item, 50)
-        best = lab.plan(flow, DEVICES[:2], believed(50), chunks=16)["spatial"]
-        assert best.placement["learner"]["chunks"] == 13
+        best = lab.plan(flow, DEVICES[:2], believed(50), micro_batches=16)["spatial"]
+        assert best.placement["learner"]["micro_batches"] == 13
         found = lab.replan(run(flow, best), best)
         assert learner_costs(found.profile) == (pytest.approx(fixed, rel=0.02), pytest.approx(item, rel=0.02)) and not found.notes
 
 
 def test_batches_of_one_size_leave_two_readings() -> None:
-    """Coarser chunks would help much if batches had become slower. It is the items, so they help little: what is promised is what comes."""
+    """Coarser micro-batches would help much if batches had become slower. It is the items, so they help little: what is promised is what comes."""
     flow = two_stages(0.004, 0.03, 64)
     best = lab.plan(flow, DEVICES[:2], believed(64))["spatial"]
     found = lab.replan(run(flow, best), best)
@@ -164,7 +164,7 @@ def test_a_handover_of_some_iterations_does_not_drift() -> None:
 
 def as_run(plan: Planned, truth: Profile, iterations: int = 9) -> Timeline:
     setting = plan.candidate.placement.setting
-    really = Setting.of(truth, setting.devices, setting.chunks)
+    really = Setting.of(truth, setting.devices, setting.micro_batches)
     return forecast(Placement(really, plan.candidate.placement.arrangement, plan.candidate.placement.tree), iterations, plan.devices)
 
 
@@ -203,7 +203,7 @@ def test_a_worker_that_is_never_called_is_named() -> None:
 
 def test_batches_of_a_window_are_those_of_one_rank() -> None:
     flow = two_stages(0.004, 0.007, 50)
-    best = lab.plan(flow, DEVICES[:2], believed(50), chunks=16)["spatial"]
+    best = lab.plan(flow, DEVICES[:2], believed(50), micro_batches=16)["spatial"]
     window = Window.of(run(flow, best).timeline, believed(50), 8)
     items, seconds = window.batches("learner")
     assert len(items) == 8 * 13 and set(items) == {4.0, 2.0} and np.allclose(seconds, 0.004 + 0.007 * items)

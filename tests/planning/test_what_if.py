@@ -98,7 +98,7 @@ def test_workers_downstream_have_more_to_do_where_tokens_are_weights() -> None:
         ({"switching": float("nan")}, "switching = nan"),
         ({"memory_gib": -3.0}, r"memory_gib = -3\.0"),
         ({"devices": {"": 0}}, "whole number of devices"),
-        ({"chunks": 0}, "chunks is 0"),
+        ({"micro_batches": 0}, "micro_batches is 0"),
         ({"staleness": -1}, "staleness is -1"),
     ],
 )
@@ -111,7 +111,7 @@ def test_sliders_are_those_that_matter_and_stand_where_the_question_is() -> None
     plans = plan(two(), 6, simulate=False)
     asked = Question.of(plans)
     found = {s.field: s for s in sliders(plans.profile, asked)}
-    assert list(found) == ["devices.", "items", "chunks", "memory_gib", "switching", "staleness"]
+    assert list(found) == ["devices.", "items", "micro_batches", "memory_gib", "switching", "staleness"]
     for slider in found.values():
         at = slider.values[slider.at(asked)]
         assert at == (6 if slider.field == "devices." else getattr(asked, slider.field))
@@ -237,7 +237,7 @@ def test_a_quick_answer_has_a_plan_wherever_there_is_one(seed: int) -> None:
     profile, found = random_profile(seed), []
     for quick in (True, False):
         try:
-            found.append(plan(profile, 3, chunks=16, staleness=1, quick=quick, simulate=False).best.candidate.seconds)
+            found.append(plan(profile, 3, micro_batches=16, staleness=1, quick=quick, simulate=False).best.candidate.seconds)
         except PlanError:
             found.append(math.inf)
     assert math.isfinite(found[0]) == math.isfinite(found[1]) and found[0] >= found[1] * 0.99

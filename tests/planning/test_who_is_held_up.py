@@ -81,7 +81,7 @@ CASES = {
 def test_nobody_else_is_held_up_by_a_bound(name: str) -> None:
     links, costs, devices, shape = CASES[name]
     flow, profile = made(links, 256, costs, dict.fromkeys("abc", 2) if devices == 3 else {}, "c" if name == "in turn" else "")
-    planned = next(p for p in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile, chunks=16) if p.shape == shape)
+    planned = next(p for p in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile, micro_batches=16) if p.shape == shape)
     assert seconds(run(flow, planned, 2)) == pytest.approx(planned.seconds, rel=0.02)
     assert 256 in planned.execution.capacities.values()
     assert seconds(run(flow, dataclasses.replace(planned.execution, capacities={}), 2)) > 1.2 * planned.seconds, "others would wait with it"

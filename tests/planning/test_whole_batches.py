@@ -86,7 +86,7 @@ def run(flow: lab.Workflow, plan: Any) -> tuple[float, list[list[int]]]:
 @pytest.mark.parametrize(("items", "devices"), [(32, 1), (32, 2), (32, 4), (30, 4), (7, 3), (2, 4), (11, 4), (10, 3)])
 def test_a_run_takes_what_the_plan_says_and_each_rank_has_its_share(items: int, devices: int, once: bool) -> None:
     flow, ranks = flow_of(items, once), set()
-    for planned in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items), chunks=8):
+    for planned in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items), micro_batches=8):
         seconds, batches = run(flow, planned)
         assert seconds == pytest.approx(planned.seconds, rel=1e-6), planned.shape
         shares = [items * (r + 1) // len(batches) - items * r // len(batches) for r in range(len(batches))]
@@ -99,26 +99,26 @@ def test_a_run_takes_what_the_plan_says_and_each_rank_has_its_share(items: int, 
 def test_what_a_rank_is_handed_fits(devices: int) -> None:
     items = 32
     flow = flow_of(items, True)
-    plans = lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items, tight=True), chunks=8)
+    plans = lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items, tight=True), micro_batches=8)
     for planned in plans:
         _, batches = run(flow, planned)
         placement = planned.candidate.placement
         assert 30 + GIB * max(map(max, batches)) <= max(placement.gib(d) for d in range(devices)) <= CAP, planned.shape
-        assert placement.seats["learner"].chunks == 1
+        assert placement.seats["learner"].micro_batches == 1
 
 
 def test_there_is_no_plan_where_a_share_does_not_fit() -> None:
-    """In chunks it would: an edge that is not whole has a plan on one device."""
-    assert lab.plan(profile_of(32, tight=True, whole=False), 1, chunks=8).best.candidate.placement.seats["learner"].chunks > 1
+    """In micro-batches it would: an edge that is not whole has a plan on one device."""
+    assert lab.plan(profile_of(32, tight=True, whole=False), 1, micro_batches=8).best.candidate.placement.seats["learner"].micro_batches > 1
     with pytest.raises(PlanError, match=r"'learner' needs 126 GiB on 1 device, and a device has 80 GiB.*devices=2"):
-        lab.plan(profile_of(32, tight=True), 1, chunks=8)
+        lab.plan(profile_of(32, tight=True), 1, micro_batches=8)
 
 
 def test_who_only_waits_for_a_value_has_chunks_of_its_own() -> None:
-    handed, given = (Setting.of(profile_of(32, **edge), 4, chunks=8) for edge in ({}, {"value": True}))
+    handed, given = (Setting.of(profile_of(32, **edge), 4, micro_batches=8) for edge in ({}, {"value": True}))
     assert handed.handed_all == {handed.home["learner"]} and not given.handed_all
-    assert lab.plan(given.profile, 4, chunks=8).best.seconds < lab.plan(handed.profile, 4, chunks=8).best.seconds
-    assert lab.plan(given.profile, 4, chunks=8).best.execution.placements.keys() == given.profile.workers.keys()
+    assert lab.plan(given.profile, 4, micro_batches=8).best.seconds < lab.plan(handed.profile, 4, micro_batches=8).best.seconds
+    assert lab.plan(given.profile, 4, micro_batches=8).best.execution.placements.keys() == given.profile.workers.keys()
     assert lower_bound(given).seconds <= lower_bound(handed).seconds
     with pytest.raises(ConfigError, match=r"edges\[0\].value is True and whole is False"):
         profile_of(32, whole=False, value=True)

@@ -84,12 +84,12 @@ def steady(done: lab.Run) -> float:
     return float((ends[-3] - ends[3]) / (len(ends) - 6))
 
 
-@pytest.mark.parametrize("items, chunks, ranks, unit, sizes", [
+@pytest.mark.parametrize("items, micro-batches, ranks, unit, sizes", [
     (448, 32, 1, 8, [16] * 28), (448, 64, 1, 8, [8] * 56), (504, 32, 1, 8, [16] * 31 + [8]),
     (22, 4, 4, 1, [8, 8, 6]), (24, 1, 32, 8, [24]), (64, 8, 2, 1, [8] * 8),
 ])  # fmt: skip
-def test_calls_are_of_whole_groups_for_each_rank(items: int, chunks: int, ranks: int, unit: int, sizes: list[int]) -> None:
-    assert Calls.of(items, chunks, ranks, unit).parts().tolist() == sizes
+def test_calls_are_of_whole_groups_for_each_rank(items: int, micro_batches: int, ranks: int, unit: int, sizes: list[int]) -> None:
+    assert Calls.of(items, micro_batches, ranks, unit).parts().tolist() == sizes
 
 
 @pytest.mark.parametrize("groups, group", [(15, 8), (31, 8), (56, 8), (63, 8), (30, 2), (22, 1)])
@@ -98,21 +98,21 @@ def test_a_run_takes_what_plans_say_where_chunks_do_not_divide_groups(groups: in
     flow, profile = chain(costs, groups * group, group)
     for planned in lab.plan(flow, ["cpu:0", "cpu:1", "cpu:2"], profile):
         done = run(flow, planned, 2)
-        assert planned.seconds == pytest.approx(seconds(done), rel=0.02), (planned, planned.execution.chunks)
-        assert done.wait()[-1] == planned.placement["c"]["chunks"], planned
+        assert planned.seconds == pytest.approx(seconds(done), rel=0.02), (planned, planned.execution.micro_batches)
+        assert done.wait()[-1] == planned.placement["c"]["micro_batches"], planned
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_as_much_where_iterations_overlap(staleness: int) -> None:
     flow, profile = chain({"a": (0, 0.05), "b": (1.0, 0.01), "c": (0, 0.05), "d": (0, 0.05)}, 38, 2)
-    planned = lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, chunks=16, staleness=staleness)["spatial"]
+    planned = lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, micro_batches=16, staleness=staleness)["spatial"]
     done = run(flow, planned, 12)
     assert planned.seconds == pytest.approx(steady(done) if staleness else seconds(done), rel=0.02)
 
 
 def test_ranks_are_given_whole_items_too() -> None:
     flow, profile = chain({"a": (0.01, 0.05), "b": (0.01, 0.05), "c": (1.0, 0.01)}, 22, most=(1, 8, 8))
-    planned = lab.plan(flow, [f"cpu:{i}" for i in range(5)], profile, chunks=4)["spatial"]
+    planned = lab.plan(flow, [f"cpu:{i}" for i in range(5)], profile, micro_batches=4)["spatial"]
     assert planned.placement["b"]["ranks"] > 1
     assert planned.seconds == pytest.approx(seconds(run(flow, planned, 3)), rel=0.02)
 
@@ -123,10 +123,10 @@ def test_no_plan_that_overlaps_runs_below_the_bound(items: int, ranks: int, stal
     flow, profile = chain({"a": (0, 0.01), "b": (fixed, 0.2)}, items, most=(1, ranks))
     devices = [f"cpu:{i}" for i in range(1 + ranks)]
     plans = lab.plan(flow, devices, profile, staleness=staleness)
-    for chunk in (1, 2, 3, items):
+    for micro_batch in (1, 2, 3, items):
         places = {"a": ((0,),), "b": tuple((1 + i,) for i in range(ranks))}
-        plan = lab.ExecutionPlan("by hand", tuple(devices), places, {"x0": chunk}, staleness=staleness)
-        assert steady(run(flow, plan, 12 * ranks + 6)) >= plans.bound.seconds * (1 - 1e-6), chunk
+        plan = lab.ExecutionPlan("by hand", tuple(devices), places, {"x0": micro_batch}, staleness=staleness)
+        assert steady(run(flow, plan, 12 * ranks + 6)) >= plans.bound.seconds * (1 - 1e-6), micro_batch
     assert plans.bound.seconds <= plans.best.seconds
 
 
@@ -142,7 +142,7 @@ def test_many_more_batches_than_planned_are_told() -> None:
     costs = {"a": (0, 0.01), "b": (1.0, 0.01)}
     asks, profile = chain(costs, 512, at_once=64)
     planned = lab.plan(asks, ["cpu:0", "cpu:1"], profile)["spatial"]
-    assert planned.placement["b"]["chunks"] == 2
+    assert planned.placement["b"]["micro_batches"] == 2
     found = lab.replan(run(asks, planned, 5), planned, restart_s=0.0)
     assert not any(d.sustained for d in found.drifts)
     assert "b got 8 batches of 'x0' an iteration instead of 2, which takes 6 s more" in found.notes[0] and "Next: more room" in found.notes[0]

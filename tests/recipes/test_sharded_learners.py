@@ -128,7 +128,7 @@ def test_threads_of_one_process_share_weights_too() -> None:
         one = session.step()
         alone = session.step("state")
     flow = build(SHARDED)
-    plan = lab.ExecutionPlan("p", ["cpu:0", "cpu:1"], {"simulator": [[0]], "policy": [[0, 1]], "learner": [[0], [1]]}, chunks={"obs": 1})
+    plan = lab.ExecutionPlan("p", ["cpu:0", "cpu:1"], {"simulator": [[0]], "policy": [[0, 1]], "learner": [[0], [1]]}, micro_batches={"obs": 1})
     for executor in ("local", "processes"):
         assert lab.check(flow, plan, executor, emulate=True).ok
         with lab.session(flow, plan, executor=executor, emulate=True) as session:

@@ -56,7 +56,7 @@ def flow_of(makes: str = "make", **channel: Any) -> Workflow:
     return flow
 
 
-PLAN = ExecutionPlan("offload", ("cpu:0", "cpu:1"), {"maker": ((0,),), "taker": ((1,),)}, chunks={"items": 2})
+PLAN = ExecutionPlan("offload", ("cpu:0", "cpu:1"), {"maker": ((0,),), "taker": ((1,),)}, micro_batches={"items": 2})
 
 
 @pytest.fixture

@@ -174,7 +174,7 @@ def in_time(act: Any) -> Any:
 
 def plan_of(flow: Workflow, makers: int = 1, takers: int = 1) -> ExecutionPlan:
     ranks = {"maker": tuple((r,) for r in range(makers)), "relay": ((2,),), "taker": tuple((3 + r,) for r in range(takers))}
-    return ExecutionPlan("early", tuple(f"cpu:{i}" for i in range(5)), {w: ranks[w] for w in flow.workers}, chunks=dict.fromkeys(flow.channel_specs, 1))
+    return ExecutionPlan("early", tuple(f"cpu:{i}" for i in range(5)), {w: ranks[w] for w in flow.workers}, micro_batches=dict.fromkeys(flow.channel_specs, 1))
 
 
 def flow_of(makes: str, takes: str = "take", waits: bool = False, relay: bool = False, **channel: Any) -> Workflow:
@@ -338,7 +338,7 @@ def test_a_rank_that_is_about_to_meet_others_that_have_ended_ends_too(aside: boo
         other.meet()
 
     shared = ((0,), (1,)) if aside else ((2,), (4,))
-    plan = ExecutionPlan("late", plan_of(flow).devices, {"maker": ((0,), (1,)), "taker": ((3,),), "relay": shared}, chunks={"items": 1})
+    plan = ExecutionPlan("late", plan_of(flow).devices, {"maker": ((0,), (1,)), "taker": ((3,),), "relay": shared}, micro_batches={"items": 1})
     executor = executor_of("local", flow, plan)
     executor.start()
     key_of = exchange._key

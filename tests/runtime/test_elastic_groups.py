@@ -81,9 +81,9 @@ def flow_of(seconds: float = 0.0, capacity: int | None = 4) -> Workflow:
     return flow
 
 
-def plan_of(flow: Workflow, chunk: int = 1, **fields: Any) -> ExecutionPlan:
+def plan_of(flow: Workflow, micro_batch: int = 1, **fields: Any) -> ExecutionPlan:
     devices = [f"cpu:{i}" for i in range(PLACES + 1)]
-    return ExecutionPlan.spatial(flow, devices, {"source": [PLACES], "doubles": list(range(PLACES)), "sink": [PLACES]}, chunk=chunk, **fields)
+    return ExecutionPlan.spatial(flow, devices, {"source": [PLACES], "doubles": list(range(PLACES)), "sink": [PLACES]}, micro_batch=micro_batch, **fields)
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def test_ranks_join_and_leave_between_iterations() -> None:
 
 @pytest.mark.parametrize("hosts", [1, 5])
 def test_random_turnover_loses_nothing_and_does_nothing_twice(hosts: int) -> None:
-    """In chunks of one to three items, and with each rank's share of everything."""
+    """In micro-batches of one to three items, and with each rank's share of everything."""
     came = 0
     for seed in range(6):
         rng = random.Random(seed)
@@ -230,7 +230,7 @@ class Tells(Worker):
 
 def test_groups_change_across_processes() -> None:
     flow = flow_of()
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "doubles": [0, 1, 2], "sink": [0]}, chunk=1)
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "doubles": [0, 1, 2], "sink": [0]}, micro_batch=1)
     with session(flow, plan, "processes", emulate=True, absent={"doubles": [1]}) as s:
         assert s.step(20)["who"] == [(0, 2), (2, 2)]
         one = s.submit(300)

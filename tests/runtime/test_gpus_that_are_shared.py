@@ -78,7 +78,7 @@ def flow() -> lab.Workflow:
 
 def run(places: dict[str, Any], devices: tuple[str, ...], **plan: Any) -> list[tuple[str, str]]:
     made = flow()
-    with session(LocalExecutor(made, lab.ExecutionPlan("p", devices, places, chunks={"items": 1}, **plan), emulate=True)) as s:
+    with session(LocalExecutor(made, lab.ExecutionPlan("p", devices, places, micro_batches={"items": 1}, **plan), emulate=True)) as s:
         assert s.step() == 4
     return list(SEEN)
 

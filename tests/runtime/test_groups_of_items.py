@@ -69,9 +69,9 @@ def completed(order: list[int]) -> list[int]:
 
 @settings(max_examples=25, deadline=None)
 @given(st.permutations([p for p in range(4) for _ in range(GROUP)]), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3))
-def test_groups_arrive_whole_once_and_in_the_order_of_their_completion(order: list[int], samplers: int, advantages: int, chunk: int) -> None:
+def test_groups_arrive_whole_once_and_in_the_order_of_their_completion(order: list[int], samplers: int, advantages: int, micro_batch: int) -> None:
     flow = grpo()
-    executor = LocalExecutor(flow, plan_of(flow, samplers, advantages, chunks={"completions": chunk}), MockClock())
+    executor = LocalExecutor(flow, plan_of(flow, samplers, advantages, micro_batches={"completions": micro_batch}), MockClock())
     executor.start()
     found = Session(executor).step(order)
     executor.stop()
@@ -121,7 +121,7 @@ def test_the_loop_puts_groups_too() -> None:
 def test_the_graph_the_profile_and_the_plan_know_groups() -> None:
     flow = grpo()
     assert [e.group for e in flow.graph.edges] == [GROUP] and "groups of 3" in flow.graph._repr_html_()
-    plan = plan_of(flow, chunks={"completions": 1})
+    plan = plan_of(flow, micro_batches={"completions": 1})
     executor = LocalExecutor(flow, plan, MockClock())
     executor.start()
     session = Session(executor)
@@ -134,7 +134,7 @@ def test_the_graph_the_profile_and_the_plan_know_groups() -> None:
     profile = lab.profile_from_run(flow, plan, timeline)
     assert profile.items == 4 * GROUP and [(e.group, e.items) for e in profile.edges] == [(GROUP, None)]
     plans = lab.plan(flow, ["cpu:0", "cpu:1"], profile)
-    assert {p.execution.chunks["completions"] for p in plans if p.mode == "spatial"} <= {1, 2, 4}  # groups, of which there are four
+    assert {p.execution.micro_batches["completions"] for p in plans if p.mode == "spatial"} <= {1, 2, 4}  # groups, of which there are four
     known = lab.estimate(flow, plan, timeline)
     assert known.simulate(plan, 3).elapsed_ns == timeline.elapsed_ns
 

@@ -36,7 +36,7 @@ def test_an_iteration_is_whole_when_every_process_has_told_of_it() -> None:
         source.generate(items)
         learner.train(items)
 
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "learner": [1]}, chunk=1)
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "learner": [1]}, micro_batch=1)
     looks: list[Timeline] = []
     with lab.session(flow, plan, executor="processes", emulate=True) as session:
         for _ in range(ITERATIONS):

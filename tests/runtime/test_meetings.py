@@ -63,7 +63,7 @@ def flow_of(ranks: int, first: type[Meets] = Meets) -> lab.Workflow:
 def plan_of(flow: lab.Workflow, ranks: int, **fields) -> lab.ExecutionPlan:
     devices = [f"cpu:{i}" for i in range(ranks + 1)]
     both = [[i] for i in range(ranks)]
-    return lab.ExecutionPlan("shared", devices, {"source": [[ranks]], "actor": both, "critic": both}, chunks={"a": 1, "b": 1}, **fields)
+    return lab.ExecutionPlan("shared", devices, {"source": [[ranks]], "actor": both, "critic": both}, micro_batches={"a": 1, "b": 1}, **fields)
 
 
 def assert_all_seen(results: list, ranks: int) -> None:
@@ -93,8 +93,8 @@ def test_they_meet_in_processes() -> None:
 
 def test_they_meet_under_the_temporal_plan() -> None:
     flow = flow_of(2)
-    for chunks in ({}, {"a": 1, "b": 1}):
-        plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"actor": 2, "critic": 2}, chunks=chunks)
+    for micro_batches in ({}, {"a": 1, "b": 1}):
+        plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"actor": 2, "critic": 2}, micro_batches=micro_batches)
         assert_all_seen(lab.run(flow, plan, 2, dashboard=False, emulate=True).wait(60), 2)
 
 
@@ -212,7 +212,7 @@ def test_who_stands_aside_goes_when_the_other_rank_is_ended() -> None:
         reader.read(items)
 
     both = [[0], [1]]
-    plan = lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], {"puts": both, "meets": both, "reader": [[2]]}, chunks={"items": 1})
+    plan = lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], {"puts": both, "meets": both, "reader": [[2]]}, micro_batches={"items": 1})
     assert lab.run(flow, plan, 1, dashboard=False, emulate=True).wait(30) == [None]
 
 
@@ -331,7 +331,7 @@ def test_a_learner_that_leaves_its_device_while_it_waits_for_the_others_wraps_an
 
     both = [[0], [1]]
     places, memory = {"feeds": [[2]], "learns": both, "other": both}, {"learns": 1, "other": 1}
-    plan = lab.ExecutionPlan("tight", ["cpu:0", "cpu:1", "cpu:2"], places, chunks={"items": 1}, memory=memory, device_memory=1)
+    plan = lab.ExecutionPlan("tight", ["cpu:0", "cpu:1", "cpu:2"], places, micro_batches={"items": 1}, memory=memory, device_memory=1)
     run = lab.run(flow, plan, 2, dashboard=False, emulate=True)
     assert run.wait(60) == [([12, 12], [20, 0])] * 2
     assert "offload" in {s.name for s in run.timeline.rows() if s.track.worker == "learns"}
@@ -418,7 +418,7 @@ def learners_that_share(what: str, capacity: int | None = 2, steps: int = 3) -> 
     both = [[0], [1]]
     places = {"source": [[2]], "counts": [[2]], "actor": both, "critic": both}
     memory = {"memory": {"actor": 1, "critic": 1}, "device_memory": 1}
-    return flow, lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], places, chunks={"a": 1, "b": 1}, **memory)
+    return flow, lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], places, micro_batches={"a": 1, "b": 1}, **memory)
 
 
 @pytest.mark.parametrize("executor", ["local", "processes"])

@@ -103,7 +103,7 @@ def test_processes_that_are_taken_for_other_nodes_are_asked_and_found_to_have_ou
         maker.make(items)
         return taker.take(items)
 
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, chunk=1)
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, micro_batch=1)
     with session(flow, plan, "processes", emulate=True) as s:
         steps = 0
         while len(s.timeline.clock_errors) < 2 and (steps := steps + 1) < 40:  # on a busy machine answers take their time

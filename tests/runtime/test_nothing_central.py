@@ -47,7 +47,7 @@ def flow_of() -> tuple[Workflow, ExecutionPlan]:
         doubler.double(a, b)
         return made, taker.take(b)
 
-    return flow, ExecutionPlan("many", ("cpu:0", "cpu:1", "cpu:2"), {"maker": ((0,),), "doubler": ((1,),), "taker": ((2,),)}, chunks={"a": 1, "b": 1})
+    return flow, ExecutionPlan("many", ("cpu:0", "cpu:1", "cpu:2"), {"maker": ((0,),), "doubler": ((1,),), "taker": ((2,),)}, micro_batches={"a": 1, "b": 1})
 
 
 @pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.ray)])
@@ -92,6 +92,6 @@ def test_the_count_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         maker.make(count, items)
         return sum(sum(batch) for batch in items)
 
-    with session(flow, ExecutionPlan("loop", ("cpu:0",), {"maker": ((0,),)}, chunks={"items": 1}), executor="processes") as s:
+    with session(flow, ExecutionPlan("loop", ("cpu:0",), {"maker": ((0,),)}, micro_batches={"items": 1}), executor="processes") as s:
         assert s.step(200) == 200 * 199 // 2
     assert heard["put"] >= 2

@@ -101,7 +101,7 @@ class Stage(Worker):
                 return
         while True:
             self.moment("get")
-            batch = inbox.get() if self.way == "chunks" else inbox.get(3) if self.way == "three" else inbox.get_all()
+            batch = inbox.get() if self.way == "micro_batches" else inbox.get(3) if self.way == "three" else inbox.get_all()
             if not batch:
                 return
             yield from batch
@@ -123,10 +123,10 @@ class Level:
     ranks: tuple[int, ...]
     way: str
     capacity: int | None
-    chunk: int
+    micro_batch: int
 
 
-ways = st.sampled_from(["take", "chunks", "three", "all"])
+ways = st.sampled_from(["take", "micro_batches", "three", "all"])
 levels = st.builds(Level, st.lists(st.integers(1, 2), min_size=1, max_size=2).map(tuple), ways, st.sampled_from([1, 2, 5, None]), st.integers(1, 4))
 failures = st.builds(Failure, st.integers(0, 1), st.sampled_from(MOMENTS), st.integers(1, 6))
 
@@ -160,7 +160,7 @@ def made(chain: list[Level], stops: int) -> tuple[Workflow, ExecutionPlan, list[
         for name, ranks in zip(some, level.ranks, strict=True):
             placements[name] = tuple((len(devices) + r,) for r in range(ranks))
             devices += [f"cpu:{len(devices) + r}" for r in range(ranks)]
-    return flow, ExecutionPlan("random", tuple(devices), placements, chunks={f"c{n}": level.chunk for n, level in enumerate(chain) if n}), names
+    return flow, ExecutionPlan("random", tuple(devices), placements, micro_batches={f"c{n}": level.micro_batch for n, level in enumerate(chain) if n}), names
 
 
 def check(one: Any, chain: list[Level], names: list[list[str]], stops: int, planned: dict[str, Failure], count: int) -> None:

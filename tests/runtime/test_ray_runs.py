@@ -156,7 +156,7 @@ def test_ranks_come_and_go_in_hosts_of_their_own() -> None:
         source.produce(items, numbers)
         return shares.convert(numbers, passed), sink.consume(passed)
 
-    plan = ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "shares": [0, 1], "sink": [0]}, chunk=1)
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "shares": [0, 1], "sink": [0]}, micro_batch=1)
     with session(flow, plan, executor="ray", absent={"shares": [1]}) as s:
         assert s.step(20) == ([1], list(range(20)))
         one = s.submit(300)

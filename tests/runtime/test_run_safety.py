@@ -116,7 +116,7 @@ def test_an_interrupted_step_leaves_the_session_usable(where: str) -> None:
         given.put_all(range(count if where == "put" else 2))
         return len(made.get_all()), drunk.wait()
 
-    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]}, chunks={"given": 1})) as s:
+    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]}, micro_batches={"given": 1})) as s:
         want = {"put": (3, 3), "get": (3, 2), "wait": (3, 2)}[where]
         assert s.step(0.0, 3) == want
         interrupt_after(0.2)

@@ -225,7 +225,7 @@ def test_a_deadlock_between_hosts_names_who_waits_for_whom() -> None:
         maker.answer(questions, answers)
         return reader.ask(answers, questions)
 
-    executor, session = opened(flow, chunks={"questions": 1, "answers": 1})
+    executor, session = opened(flow, micro_batches={"questions": 1, "answers": 1})
     ring = r"(?s)more: (maker|reader)\[0\] → .* → \1\[0\]\n.*"
     with pytest.raises(DeadlockError, match=ring + r"maker\[0\] waits for items of channel 'questions'.*reader\[0\] waits for items of channel 'answers'"):
         step_within(session, True)
@@ -369,7 +369,7 @@ def peers(method: str, count: int, capacity: int | None, **plan: Any) -> tuple[M
 @pytest.mark.parametrize("capacity", [1, 4, None])
 def test_a_reader_that_is_busy_keeps_nothing_from_one_on_another_host(capacity: int | None) -> None:
     FREED.update(taken=threading.Event(), held=threading.Event())
-    executor, session = peers("hold", 30, capacity, chunks={"items": 1})
+    executor, session = peers("hold", 30, capacity, micro_batches={"items": 1})
     slow, fast = step_within(session)
     assert len(slow) == 1
     assert sorted(slow + fast) == list(range(30))
@@ -378,7 +378,7 @@ def test_a_reader_that_is_busy_keeps_nothing_from_one_on_another_host(capacity: 
 
 @pytest.mark.parametrize("capacity", [1, None])
 def test_what_a_reader_leaves_goes_to_those_on_other_hosts(capacity: int | None) -> None:
-    executor, session = peers("some", 30, capacity, chunks={"items": 1})
+    executor, session = peers("some", 30, capacity, micro_batches={"items": 1})
     for _ in range(3):
         first, second = step_within(session)
         assert len(first) == 2
@@ -462,7 +462,7 @@ def test_what_a_rank_has_put_is_sent_before_it_lets_go_of_its_device() -> None:
         asks.ask(back, forth)
         answers.answer(forth, back)
 
-    executor = MeshExecutor(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"asks": [0], "answers": [1]}, chunk=1), slow_sending=0.0005)
+    executor = MeshExecutor(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"asks": [0], "answers": [1]}, micro_batch=1), slow_sending=0.0005)
     held: dict[str, list[bool]] = {}
     for name, host in executor.hosts.items():
 

@@ -66,7 +66,7 @@ def executed(planned: Planned, flow: lab.Workflow, iterations: int = 1) -> tuple
 @pytest.mark.parametrize(("count", "group"), [(32, 4), (32, 16), (32, 32), (24, 3)])
 def test_groups_take_what_the_plan_says_also_where_they_do_not_divide_by_the_ranks(count: int, group: int, devices: int) -> None:
     flow = flow_of(group=group, count=count)
-    for planned in plan(flow, [f"cpu:{i}" for i in range(devices)], profile(group=group, count=count), chunks=8):
+    for planned in plan(flow, [f"cpu:{i}" for i in range(devices)], profile(group=group, count=count), micro_batches=8):
         sizes, timeline = executed(planned, flow, 3)
         assert timeline.iterations()["seconds"].iloc[-1] == pytest.approx(planned.seconds, rel=1e-6), planned
         assert sum(map(sum, sizes)) == count and all(n % group == 0 for rank in sizes for n in rank)
@@ -75,7 +75,7 @@ def test_groups_take_what_the_plan_says_also_where_they_do_not_divide_by_the_ran
 @pytest.mark.parametrize(("count", "group"), [(24, 8), (30, 5), (35, 5)])
 def test_chunks_that_are_not_whole_groups_are_smaller_in_a_run(count: int, group: int) -> None:
     flow = flow_of(group=group, count=count)
-    for planned in plan(flow, ["cpu:0", "cpu:1"], profile(group=group, count=count), chunks=8):
+    for planned in plan(flow, ["cpu:0", "cpu:1"], profile(group=group, count=count), micro_batches=8):
         _, timeline = executed(planned, flow, 3)
         assert timeline.iterations()["seconds"].iloc[-1] <= planned.seconds * (1 + 1e-6), planned
 
@@ -84,7 +84,7 @@ def test_chunks_that_are_not_whole_groups_are_smaller_in_a_run(count: int, group
 def test_a_plan_counts_the_whole_groups_that_a_rank_holds(devices: int) -> None:
     flow, gib = flow_of(group=5, count=30), 8.0
     costs = profile(group=5, gib=gib, cap=66.0, count=30)
-    for planned in plan(flow, [f"cpu:{i}" for i in range(devices)], costs.with_worker("learner", offloadable=False), chunks=8):
+    for planned in plan(flow, [f"cpu:{i}" for i in range(devices)], costs.with_worker("learner", offloadable=False), micro_batches=8):
         sizes, _ = executed(planned, flow, 3)
         assert gib * max(n for rank in sizes for n in rank) <= max(map(planned.candidate.placement.gib, range(devices))) <= 66.0
 
@@ -92,7 +92,7 @@ def test_a_plan_counts_the_whole_groups_that_a_rank_holds(devices: int) -> None:
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize(("whole", "group"), [(True, 1), (False, 4), (False, 16), (True, 8), (False, 32)])
 def test_several_ranks_share_a_batch_as_predicted(whole: bool, group: int, devices: int) -> None:
-    plans = plan(flow_of(whole, group), [f"cpu:{i}" for i in range(devices)], profile(whole, group), chunks=4)
+    plans = plan(flow_of(whole, group), [f"cpu:{i}" for i in range(devices)], profile(whole, group), micro_batches=4)
     for planned in plans:
         if (ITEMS // group) % planned.placement["learner"]["ranks"]:
             continue  # they go on by themselves: said in its notes
@@ -101,16 +101,16 @@ def test_several_ranks_share_a_batch_as_predicted(whole: bool, group: int, devic
 
 
 def test_a_whole_batch_is_one_call_in_a_plan_of_the_search() -> None:
-    """Five GiB an item: at most 16 in one call. Who asks for everything at once would get more than a plan in chunks says."""
+    """Five GiB an item: at most 16 in one call. Who asks for everything at once would get more than a plan in micro-batches says."""
     with pytest.raises(PlanError, match=r"'learner' needs 160 GiB .*devices=2"):
-        plan(flow_of(whole=True), ["cpu:0"], profile(whole=True, gib=5.0), chunks=4)
-    for planned in plan(flow_of(whole=True), ["cpu:0", "cpu:1"], profile(whole=True, gib=5.0), chunks=4):
+        plan(flow_of(whole=True), ["cpu:0"], profile(whole=True, gib=5.0), micro_batches=4)
+    for planned in plan(flow_of(whole=True), ["cpu:0", "cpu:1"], profile(whole=True, gib=5.0), micro_batches=4):
         assert executed(planned, flow_of(whole=True))[0] == [[16], [16]]
 
 
 def test_a_plan_by_hand_may_take_a_whole_batch_in_several_calls() -> None:
     flow = flow_of(whole=True)
-    run = lab.run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"], chunks={"items": 16}), 1, dashboard=False, clock=MockClock())
+    run = lab.run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"items": 16}), 1, dashboard=False, clock=MockClock())
     assert run.wait() == [[16, 16]]
     spans = run.timeline.to_pandas().query("kind == 'run'")
     assert spans[spans["worker"] == "learner"]["start_ns"].min() >= spans[spans["worker"] == "rollout"]["end_ns"].max()
@@ -120,7 +120,7 @@ def test_a_plan_by_hand_may_take_a_whole_batch_in_several_calls() -> None:
 @pytest.mark.parametrize("cap", [70.0, 140.0])
 def test_a_rank_gets_no_more_groups_than_fit(devices: int, cap: float) -> None:
     """Eight GiB an item, in groups of eight: where half a group is a rank's share, it gets a whole one."""
-    plans = plan(flow_of(group=8), [f"cpu:{i}" for i in range(devices)], profile(group=8, gib=8.0, cap=cap), chunks=8)
+    plans = plan(flow_of(group=8), [f"cpu:{i}" for i in range(devices)], profile(group=8, gib=8.0, cap=cap), micro_batches=8)
     for planned in plans:
         sizes, _ = executed(planned, flow_of(group=8))
         assert 8 * max(n for rank in sizes for n in rank) <= cap, planned

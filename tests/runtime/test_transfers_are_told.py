@@ -48,7 +48,7 @@ def test_a_rank_that_computes_after_it_has_heard_something_is_not_waited_for(tmp
         asks.ask(there, back, str(tmp_path / "seen"))
         answers.answer(there, back, str(tmp_path / "seen"))
 
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"asks": [0], "answers": [1]}, chunks={"there": 1, "back": 1})
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"asks": [0], "answers": [1]}, micro_batches={"there": 1, "back": 1})
     started = run(flow, plan, 1, "processes")
     try:
         late = time.monotonic() + 60

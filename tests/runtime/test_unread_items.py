@@ -136,7 +136,7 @@ def test_the_loop_may_not_stop_early_either(far: bool) -> None:
                 break
         return found
 
-    plan = ExecutionPlan("loop", ("cpu:0",), {"maker": ((0,),)}, chunks={"items": 1})
+    plan = ExecutionPlan("loop", ("cpu:0",), {"maker": ((0,),)}, micro_batches={"items": 1})
     executor = executor_of(flow, plan, far)
     executor.start()
     one = Session(executor)

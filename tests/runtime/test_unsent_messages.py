@@ -87,7 +87,7 @@ def flow_of() -> tuple[Workflow, ExecutionPlan]:
         given.put_all(range(20))
         return made, taken
 
-    return flow, ExecutionPlan("kinds", tuple(DEVICES), {"maker": ((0,),), "taker": ((1,), (2,))}, chunks={"items": 1, "given": 1})
+    return flow, ExecutionPlan("kinds", tuple(DEVICES), {"maker": ((0,),), "taker": ((1,), (2,))}, micro_batches={"items": 1, "given": 1})
 
 
 class Unsendable:

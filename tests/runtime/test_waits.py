@@ -107,7 +107,7 @@ def held() -> Any:
         maker.make(items)
         return taker.take(items)
 
-    started = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, chunk=1), iterations=1)
+    started = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, micro_batch=1), iterations=1)
     yield started
     Slow.held.set()
     started.wait(20)
@@ -162,7 +162,7 @@ def test_who_has_put_all_that_it_will_is_on_no_cycle() -> None:
         alice.go(y, x)
         return bob.go(x, y)
 
-    going = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"alice": [0], "bob": [1]}, chunk=1), 1, emulate=True)
+    going = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"alice": [0], "bob": [1]}, micro_batch=1), 1, emulate=True)
     with pytest.raises(DeadlockError, match=r"alice\[0\] → bob\[0\] → alice\[0\](?s:.*)have one of alice\[0\], bob\[0\] put before it gets"):
         going.wait(20)
     assert "a cycle: alice[0] → bob[0] → alice[0]" in going.status()

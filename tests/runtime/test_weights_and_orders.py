@@ -334,7 +334,7 @@ def test_who_waits_at_a_channel_is_told(far: bool) -> None:
         return looked.wait()
 
     executor: list[Any] = []
-    plan = ExecutionPlan("full", DEVICES, {"maker": ((0,),), "taker": ((1,),)}, chunks={"items": 1})
+    plan = ExecutionPlan("full", DEVICES, {"maker": ((0,),), "taker": ((1,),)}, micro_batches={"items": 1})
     executor.append(MeshExecutor(flow, plan) if far else LocalExecutor(flow, plan, emulate=True))
     assert executed(executor[0]) == 1
     row = seen[0]["items"]

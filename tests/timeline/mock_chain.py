@@ -8,7 +8,7 @@ import rlinf_lab as lab
 
 
 def chain(link: type[lab.Worker], seconds: Sequence[Sequence[float]], capacities: Sequence[int | None]) -> tuple[lab.Workflow, lab.ExecutionPlan]:
-    """Workers w0 → w1 → …, made with their seconds: `link` has ``first``, ``between`` and ``last``. The channels are c0, c1, …, with chunks of one."""
+    """Workers w0 → w1 → …, made with their seconds: `link` has ``first``, ``between`` and ``last``. The channels are c0, c1, …, with micro-batches of one."""
     flow = lab.Workflow("chain")
     channels = [flow.channel(f"c{i}", capacity=capacity) for i, capacity in enumerate(capacities)]
     links = [flow.worker(link, list(row), name=f"w{i}") for i, row in enumerate(seconds)]
@@ -21,4 +21,4 @@ def chain(link: type[lab.Worker], seconds: Sequence[Sequence[float]], capacities
         links[-1].last(channels[-1])
 
     devices = [f"cpu:{i}" for i in range(len(links))]
-    return flow, lab.ExecutionPlan.spatial(flow, devices, {f"w{i}": [i] for i in range(len(links))}, chunk=1)
+    return flow, lab.ExecutionPlan.spatial(flow, devices, {f"w{i}": [i] for i in range(len(links))}, micro_batch=1)

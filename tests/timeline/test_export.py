@@ -29,7 +29,7 @@ K = SpanKind
 
 @pytest.fixture
 def timeline() -> Timeline:
-    """Two workers: a puts 4 items one by one, b gets them as two chunks of two; a label, a mark, a counter."""
+    """Two workers: a puts 4 items one by one, b gets them as two micro-batches of two; a label, a mark, a counter."""
     recorder, timeline = Recorder("box"), Timeline(["cpu:0", "cpu:1", "cpu:2"])
     a, b = recorder.track("a", 0, ("cpu:0",)), recorder.track('b"<', 0, ("cpu:1",))
     driver, act = recorder.track("driver", 0), recorder.channel("act")

@@ -41,7 +41,7 @@ class Learner(Sampler):
             self.compute((0.006 + 0.004 * len(batch)) / self.speed)
 
 
-def measured(chunk: int, lengths: list[int], sampler: float = 1.0, learner: float = 1.0, samplers: int = 2) -> Timeline:
+def measured(micro_batch: int, lengths: list[int], sampler: float = 1.0, learner: float = 1.0, samplers: int = 2) -> Timeline:
     flow = lab.Workflow("sample_and_train")
     prompts, responses = flow.channels("prompts", "responses")
     s, t = flow.worker(Sampler, speed=sampler, name="sampler"), flow.worker(Learner, speed=learner, name="learner")
@@ -53,8 +53,8 @@ def measured(chunk: int, lengths: list[int], sampler: float = 1.0, learner: floa
         t.train(responses)
 
     placed = {"sampler": list(range(samplers)), "learner": [samplers]}
-    plan = lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(samplers + 1)], placed, chunk=1)
-    plan = lab.ExecutionPlan(plan.name, plan.devices, plan.placements, {"prompts": 1, "responses": chunk})
+    plan = lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(samplers + 1)], placed, micro_batch=1)
+    plan = lab.ExecutionPlan(plan.name, plan.devices, plan.placements, {"prompts": 1, "responses": micro_batch})
     done = lab.run(flow, plan, inputs=[lengths] * 3, dashboard=False, clock=MockClock())
     done.wait(60)
     return done.timeline
@@ -68,11 +68,11 @@ def answers(timeline: Timeline, times: float = 2.0) -> list[pd.Series[float]]:
     return [table.set_index("worker")["seconds"] for table in (again, spans)]
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 16])
+@pytest.mark.parametrize("micro_batch", [1, 4, 16])
 @pytest.mark.parametrize("order", [1, -1])
-def test_what_a_faster_learner_gains_is_what_a_run_with_it_gains(chunk: int, order: int) -> None:
+def test_what_a_faster_learner_gains_is_what_a_run_with_it_gains(micro_batch: int, order: int) -> None:
     lengths = sorted(LENGTHS)[::order]
-    before, after = measured(chunk, lengths), measured(chunk, lengths, learner=2.0)
+    before, after = measured(micro_batch, lengths), measured(micro_batch, lengths, learner=2.0)
     for table in answers(before):
         assert table["learner"] == pytest.approx((before.elapsed_ns - after.elapsed_ns) / 1e9, rel=1e-6)
 

@@ -1,4 +1,6 @@
-"""What a faster worker would bring where chunks are larger than their channels hold: told from a timeline, and compared with the run in which it is faster."""
+"""What a faster worker would bring where micro-batches are larger than their channels hold: told from a timeline, and compared with the run in which it is
+faster.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from rlinf_lab.timeline.critical.short_gets import cut_short
 
 
 class Link(lab.Worker):
-    """One of a chain of workers: takes a chunk of items, works on each, hands it on. The last of the seconds is for when there are no more."""
+    """One of a chain of workers: takes a micro-batch of items, works on each, hands it on. The last of the seconds is for when there are no more."""
 
     def __init__(self, seconds: list[float]) -> None:
         self.seconds = seconds
@@ -28,15 +30,15 @@ class Link(lab.Worker):
         self.compute(self.seconds[-1])
 
     def between(self, into: lab.Inbox, out: lab.Outbox) -> None:
-        for chunk in into:
-            for item in chunk:
+        for micro_batch in into:
+            for item in micro_batch:
                 self.compute(self.seconds[item])
                 out.put(item)
         self.compute(self.seconds[-1])
 
     def last(self, into: lab.Inbox) -> None:
-        for chunk in into:
-            self.compute(sum(self.seconds[item] for item in chunk))
+        for micro_batch in into:
+            self.compute(sum(self.seconds[item] for item in micro_batch))
         self.compute(self.seconds[-1])
 
 
@@ -44,10 +46,10 @@ Chain = tuple[list[list[int]], list[int | None], list[int]]
 
 
 def ran(of: Chain, faster: int = -1) -> Timeline:
-    """Workers w0 → w1 → …, each on a device of its own. ``of``: ms of each worker and item, then of each channel what it holds and its chunk."""
-    steps, capacities, chunks = of
+    """Workers w0 → w1 → …, each on a device of its own. ``of``: ms of each worker and item, then of each channel what it holds and its micro-batch."""
+    steps, capacities, micro_batches = of
     flow, plan = chain(Link, [[0.001 * n / (2 if i == faster else 1) for n in row] for i, row in enumerate(steps)], capacities)
-    plan = lab.ExecutionPlan(plan.name, plan.devices, plan.placements, {f"c{i}": chunk for i, chunk in enumerate(chunks)})
+    plan = lab.ExecutionPlan(plan.name, plan.devices, plan.placements, {f"c{i}": micro_batch for i, micro_batch in enumerate(micro_batches)})
     done = lab.run(flow, plan, 2, dashboard=False, clock=MockClock())
     done.wait(60)
     return done.timeline
@@ -122,8 +124,8 @@ def handed(puts: list[tuple[int, int]], gets: list[tuple[int, int, int]]) -> lis
 def test_gets_that_the_next_put_cut_short() -> None:
     puts = [(10, 10), (20, 20), (30, 31), (40, 40), (50, 50)]
     assert handed(puts, [(0, 31, 2), (60, 60, 2)]) == [(0, 2), (1, 4)]  # also the second, though it did not wait
-    assert handed(puts, [(0, 31, 2), (45, 45, 2)]) == []  # the second was over before another put: a chunk of two
-    assert handed(puts, [(0, 20, 2), (45, 45, 2)]) == []  # a chunk of two
+    assert handed(puts, [(0, 31, 2), (45, 45, 2)]) == []  # the second was over before another put: a micro-batch of two
+    assert handed(puts, [(0, 20, 2), (45, 45, 2)]) == []  # a micro-batch of two
     assert handed(puts, [(0, 29, 2), (60, 60, 2)]) == []
     assert handed(puts, [(60, 60, 2), (60, 60, 2)]) == []  # nothing to be seen
 

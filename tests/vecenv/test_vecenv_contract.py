@@ -84,7 +84,7 @@ class NotFinite(LoopVecEnv):
         (Stale, "reset in the same step"),
         (Unseeded, "same seed gives another first observation"),
         (Alike, "begin alike"),
-        (Endless, "no episode ended"),
+        (Endless, "goes on after 5 steps, which is max_episode_steps"),
         (NotFinite, "reward_N is not finite"),
     ],
 )
@@ -120,7 +120,7 @@ def test_the_registry_suggests_and_refuses() -> None:
         register_env(3, walk)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'mine/Walk-v0', 3.: the second is a class or a function"):
         register_env("mine/Walk-v0", 3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"check_env\(3\): a function"):
+    with pytest.raises(ConfigError, match=r"check_env\(3\): an id, a class, or a function"):
         check_env(3)  # type: ignore[arg-type]
     register_env("mine/Walk-v0", lambda num_envs: walk())
     assert make_vec("mine/Walk-v0", 3).num_envs == 3 and "mine/Walk-v0" in list_envs()

@@ -309,8 +309,8 @@ def test_what_was_found_with_the_mouse_can_be_run() -> None:
 
     explorer = PlanExplorer(plan(flow, ["cpu:0", "cpu:1"], profile(), simulate=False))
     for asked, devices in ((2, ("cpu:0", "cpu:1")), (1, ("cpu:0",)), (4, ("cpu:0", "cpu:1", "cpu:2", "cpu:3"))):
-        best = explorer.ask(simulate=False, devices=asked, chunks=2).best
-        assert best.devices == devices and set(best.execution.chunks) == {"numbers"}
+        best = explorer.ask(simulate=False, devices=asked, micro_batches=2).best
+        assert best.devices == devices and set(best.execution.micro_batches) == {"numbers"}
         results = lab.run(flow, best, iterations=2, dashboard=False, clock=MockClock()).wait()
         assert [sum(r) // len(ranks) if isinstance(r, list) else r for r, ranks in zip(results, 2 * [best.execution.placements["a"]], strict=True)] == [64, 64]
 
@@ -342,7 +342,7 @@ def test_the_schedules_show_who_works_when(count: int) -> None:
 def test_workers_of_published_profiles_have_their_sliders() -> None:
     explorer = PlanExplorer(plan(Profile.load(DOCS / "grpo_7b_case4.json"), 16, simulate=False))
     texts = {s["field"]: s["texts"][s["at"]] for s in explorer.sliders}
-    assert texts == {"devices.": "16", "items": "8192 items", "chunks": "64", "length": "× 1", "tail": "power 1", "staleness": "0 iterations"}
+    assert texts == {"devices.": "16", "items": "8192 items", "micro_batches": "64", "length": "× 1", "tail": "power 1", "staleness": "0 iterations"}
     staleness = next(s["texts"] for s in explorer.sliders if s["field"] == "staleness")
     assert staleness[:3] == ["0 iterations", "1 iteration", "2 iterations"]
 

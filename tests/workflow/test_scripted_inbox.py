@@ -11,7 +11,7 @@ from rlinf_lab.workflow.worker import Collected, Scripted
 
 
 def test_batches_and_what_is_left() -> None:
-    inbox = Scripted([1, 2, 3, 4, 5], chunk=2)
+    inbox = Scripted([1, 2, 3, 4, 5], micro_batch=2)
     assert inbox.take() == 1 and inbox.get() == [2, 3] and inbox.get(1) == [4] and inbox.get_all() == [5] and list(inbox) == []
     with pytest.raises(ChannelClosed):
         inbox.take()

@@ -228,7 +228,7 @@ def test_what_the_runtime_gives_cannot_be_assigned(name: str) -> None:
 
 def test_a_workers_methods_run_without_a_runtime() -> None:
     out: Collected[int] = Collected()
-    Policy().act(Scripted([1, 2, 3], chunk=2), out)
+    Policy().act(Scripted([1, 2, 3], micro_batch=2), out)
     assert out == [1, 2, 3]
     worker = Sim()
     assert (worker.rank, worker.ranks, worker.device, worker.wants_frame()) == (0, 1, "cpu", False)

@@ -1,7 +1,7 @@
 """A profile with what a run showed of a worker: which part of a batch's seconds has changed, the part that it always takes or that of its items.
 
 Batches of several sizes tell the two apart. Where a run has one size only (or seconds that are too uneven) there are two readings: everything grew in
-proportion (a slower machine), or the items alone did (longer ones). A plan with other chunks takes other seconds under each.
+proportion (a slower machine), or the items alone did (longer ones). A plan with other micro-batches takes other seconds under each.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def as_taken(candidate: Candidate, window: Window, worker: str, planned: float) 
 
     Items are whole and ranks take them by themselves, so batches are fewer or smaller than a plan says, and one rank may get more of them than another: no
     worker is slower or faster for that. How many items there are in all is the plan's. Where all came at once it may be worked on in one piece or in the
-    plan's chunks: both are expected, and what lies between.
+    plan's micro-batches: both are expected, and what lies between.
     """
     found = _Batches.of(candidate, worker)
     if found is None:
@@ -133,7 +133,7 @@ class _Batches:
         if not alone or not isinstance(model, BatchModel):
             return None
         items, whole = setting.profile.items, name in setting.in_whole_calls
-        return cls(model, len(seat.devices), items, placement.calls(seat).parts() / items if whole else np.full(seat.chunks, 1 / seat.chunks))
+        return cls(model, len(seat.devices), items, placement.calls(seat).parts() / items if whole else np.full(seat.micro_batches, 1 / seat.micro_batches))
 
     def seconds(self, parts: np.ndarray) -> float:
         """Of batches of these parts of all items."""

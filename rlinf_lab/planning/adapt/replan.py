@@ -47,9 +47,10 @@ class Running(Protocol):
 @dataclass(frozen=True)
 class Replan:
     """What was found. ``proposal``: a better plan, or None; ``now`` and ``then``: seconds of an iteration with what was measured, under the
-    present plan and the proposed one, ``simulated`` or, where that took too long, followed chunk by chunk (then nothing is proposed); ``switching``: seconds
-    that the change costs once; ``elapsed``: of a whole iteration, against what the plan takes with what was measured of its workers; ``promised``: the seconds
-    of an iteration that the plan itself said, before anything was measured; ``notes``: what the window does not tell, and what was not simulated."""
+    present plan and the proposed one, ``simulated`` or, where that took too long, followed micro-batch by micro-batch (then nothing is proposed);
+    ``switching``: seconds that the change costs once; ``elapsed``: of a whole iteration, against what the plan takes with what was measured of its workers;
+    ``promised``: the seconds of an iteration that the plan itself said, before anything was measured; ``notes``: what the window does not tell, and what was
+    not simulated."""
 
     drifts: tuple[Drift, ...]
     profile: Profile
@@ -160,7 +161,7 @@ def replan(
     others = _other_workers(plan, seen) + _other_items(plan.candidate, seen, threshold)
     unknown = others + tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
     if now is None:
-        unknown = (_unreached(f"the plan that runs ({seconds:.4g} s, followed chunk by chunk)", moments), *unknown)
+        unknown = (_unreached(f"the plan that runs ({seconds:.4g} s, followed micro-batch by micro-batch)", moments), *unknown)
     found = Replan((*workers, *handed), readings.as_measured, None, seconds, seconds, 0.0, len(seen.warm), elapsed, plan.seconds, unknown, now is not None)
     if same or now is None:
         return found
@@ -286,7 +287,9 @@ def _expected(candidate: Candidate) -> Mapping[str, float]:
     for unit, work in candidate.streamed.work.items():
         names = placement.setting.units[unit].members
         for name in names:
-            found[name] = work.busy if len(names) == 1 else placement.member_seconds(name) * placement.seats[name].sub_batches * placement.seats[name].chunks
+            found[name] = (
+                work.busy if len(names) == 1 else placement.member_seconds(name) * placement.seats[name].sub_batches * placement.seats[name].micro_batches
+            )
     return found
 
 
@@ -322,7 +325,7 @@ def _few(devices: set[str]) -> str:
 def _under(profile: Profile, candidate: Candidate) -> Candidate:
     """The same plan under a changed profile."""
     setting = candidate.placement.setting
-    changed = Setting.of(profile, setting.devices, setting.chunks, setting.rule, setting.staleness)
+    changed = Setting.of(profile, setting.devices, setting.micro_batches, setting.rule, setting.staleness)
     return Candidate.of(changed, candidate.placement.arrangement, candidate.placement.tree)
 
 

@@ -1,10 +1,10 @@
 """Over which range of error in the profile a choice stands: one of its entries (`planning.adapt.perturb`) multiplied by a factor.
 
 A choice is a shape (who shares devices, who streams: its numbers of devices may follow the profile) or one plan with its numbers: everybody on the same
-devices, in the same ranks, staying or leaving (`candidates.alike`), in whatever chunks. It stands as long as it still fits and takes at most ``tolerance``
-longer (`TOLERANCE`: one percent) than the best plan that `lab.plan` finds for the changed profile. "It" is the best plan of that shape that is ranked, or
-the very plan that was chosen, kept as it is: a search of the changed profile need not find it again. Two plans a thousandth apart are no two choices: models
-are good to a few percent, and a simulation moves by some thousandths where chunks go in another order.
+devices, in the same ranks, staying or leaving (`candidates.alike`), in whatever micro-batches. It stands as long as it still fits and takes at most
+``tolerance`` longer (`TOLERANCE`: one percent) than the best plan that `lab.plan` finds for the changed profile. "It" is the best plan of that shape that is
+ranked, or the very plan that was chosen, kept as it is: a search of the changed profile need not find it again. Two plans a thousandth apart are no two
+choices: models are good to a few percent, and a simulation moves by some thousandths where micro-batches go in another order.
 
 Two judges say whether it does. Where the search's seconds are those that plans are ranked by, the search is asked for the best plan that is unlike the choice
 (`_Searched`): between two factors only what is faster by less than `Range.faint` may be overlooked then. Anywhere else (streams of responses, cells, what
@@ -75,11 +75,11 @@ class Range:
     ``instead``: shapes that win beyond each end, "" at `WIDEST`.
 
     ``step``: looked at with factors so far from each other (a tenth; of handovers, and of plans that were not simulated, farther where every other plan that
-    was found takes longer by 2 % all the way: simulated seconds may fall where an entry grows, for chunks go in another order). It is planned again at both
-    ends, and on the way at each of these factors, or, where the plans found so take 1 % longer than would win, at each third or fourth, with the plans found
-    there run at those between; what wins between two of them for less than that may be overlooked. 0: searched again with factors near enough to each other
-    that none between them makes another plan faster by more than ``faint`` (half a percent; up to 4 % far from the profile's value where another plan takes as
-    long as the choice all the way; of memory, whose effect can be sudden: within 1 %).
+    was found takes longer by 2 % all the way: simulated seconds may fall where an entry grows, for micro-batches go in another order). It is planned again at
+    both ends, and on the way at each of these factors, or, where the plans found so take 1 % longer than would win, at each third or fourth, with the plans
+    found there run at those between; what wins between two of them for less than that may be overlooked. 0: searched again with factors near enough to each
+    other that none between them makes another plan faster by more than ``faint`` (half a percent; up to 4 % far from the profile's value where another plan
+    takes as long as the choice all the way; of memory, whose effect can be sudden: within 1 %).
     """
 
     owner: str
@@ -155,7 +155,7 @@ def sensitivity(
 ) -> Sensitivity:
     """Ranges for the best of ``plans``. ``entries``: some of those that `planning.adapt.perturb` names, or ``"all"``.
     ``of``: its ``"shape"`` or the very ``"plan"``
-    (the same devices and ranks for everybody, in whatever chunks).
+    (the same devices and ranks for everybody, in whatever micro-batches).
     ``tolerance``: so much slower than the best plan that is found still counts as standing (0: nothing may be faster). ``workers``: only what concerns one of
     these. ``seconds``: to spend on it (None: as long as it takes; each entry about as long as planning twenty times); entries for which they do not do are
     named, without a range. ``progress``: a bar that says how many entries are done, which is looked at now and how often it was planned again, once that has
@@ -322,7 +322,7 @@ class _Searched(_Judge):
             for only, most in ((Only(), rival), (Only(among=compositions(self.placement.tree)), rival * self.lead))[: 1 + (self.lead > 1)]:
                 for placement, _ in self._searched(setting, only, most * (1 + 1e-9)):
                     self._remember(placement)
-        same = self._known_same(setting)  # with what was found just now: another name, or other chunks, of the same plan
+        same = self._known_same(setting)  # with what was found just now: another name, or other micro-batches, of the same plan
         return _NOTHING if np.isinf(min(own, same, rival)) else _Look(own, same, rival, shape)
 
     def known(self, setting: Setting) -> tuple[float, float]:
@@ -576,7 +576,7 @@ class _Steps(_Factors):
 
     def _nothing_between(self, low: float, high: float) -> bool:
         """Whether they are near each other, or the choice is that far ahead of all that was found. Seconds that are followed grow as
-        `_Scan` has it; simulated ones may fall, too, where chunks go in another order: then nothing is known of factors between two."""
+        `_Scan` has it; simulated ones may fall, too, where micro-batches go in another order: then nothing is known of factors between two."""
         if high / low - 1 <= STEP:
             return True
         if self._stands_between(low, high):

@@ -1,7 +1,7 @@
 """Plans against each other by the seconds that the real scheduler takes for them in virtual time, as far as a budget reaches.
 
-What follows chunks through a plan is quick and good enough to look for plans. It knows less than the scheduler (who takes turns with whom when ranks differ in
-number, what overlaps with staleness), so it does not decide which of two plans is faster.
+What follows micro-batches through a plan is quick and good enough to look for plans. It knows less than the scheduler (who takes turns with whom when ranks
+differ in number, what overlaps with staleness), so it does not decide which of two plans is faster.
 """
 
 from __future__ import annotations

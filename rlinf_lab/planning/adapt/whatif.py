@@ -11,18 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from rlinf_lab.errors import PlanError, UnknownNameError, shown
+from rlinf_lab.errors import PlanError, UnknownNameError, refuse_old_names, shown
 from rlinf_lab.planning.adapt.perturb import longer
 from rlinf_lab.planning.forecast.forecast import graph_of
 from rlinf_lab.planning.placement.budget import Budget
 from rlinf_lab.planning.placement.infeasible import Refusal, Unplaceable
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.device import extended
+from rlinf_lab.planning.plan.execution_plan import OLD_NAMES
 from rlinf_lab.planning.planner.feasible import MODES, MOST_GIB, Wish, limited, nearest
 from rlinf_lab.planning.planner.planner import Plans, searched
 from rlinf_lab.planning.profile.memory import limits
 from rlinf_lab.planning.profile.profile import DeviceKind, Profile
-from rlinf_lab.planning.schema.arguments import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, number, whole
+from rlinf_lab.planning.schema.arguments import MAX_MICRO_BATCHES, MOST_DEVICES, MOST_STALENESS, number, whole
 
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 TAILS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -32,7 +33,7 @@ STALENESS = 4  # iterations
 
 @dataclass(frozen=True)
 class Question:
-    """``devices`` of each kind; ``items`` of an iteration; ``chunks``: most of an iteration; ``memory_gib`` of a device (None: no limit);
+    """``devices`` of each kind; ``items`` of an iteration; ``micro_batches``: most of an iteration; ``memory_gib`` of a device (None: no limit);
     where there are several kinds of device a mapping, of each kind (one number: of all).
 
     ``length`` and ``tail``: of generated responses, relative to the profile's (`profile.Lengths.factor`, `.tail`). ``switching``: seconds of
@@ -41,7 +42,7 @@ class Question:
 
     devices: Mapping[str, int]
     items: int
-    chunks: int
+    micro_batches: int
     memory_gib: float | Mapping[str, float | None] | None = None
     length: float = 1.0
     tail: float = 1.0
@@ -54,7 +55,7 @@ class Question:
             raise PlanError(f"what if devices = {shown(self.devices)}: how many of each kind. Next: {{'': 64}}.")
         for kind, count in self.devices.items():
             whole(f"what if devices[{kind!r}]", count, 1, MOST_DEVICES, of="devices")
-        whole("what if chunks", self.chunks, 1, MOST_CHUNKS)
+        whole("what if micro_batches", self.micro_batches, 1, MAX_MICRO_BATCHES)
         whole("what if staleness", self.staleness, 0, MOST_STALENESS)
         if isinstance(self.memory_gib, Mapping) and set(self.devices) == {""}:
             raise PlanError(f"what if memory_gib = {shown(self.memory_gib)}: there is one kind of device. Next: one number, such as memory_gib=80.")
@@ -73,7 +74,7 @@ class Question:
         setting = plans.best.candidate.placement.setting
         caps = {kind: None if math.isinf(cap := setting.cap(kind)) else cap for kind in setting.kinds}
         memory = caps if len(caps) > 1 else next(iter(caps.values()))
-        return cls(dict(setting.devices), setting.profile.items, setting.chunks, memory, staleness=setting.staleness, rule=setting.rule)
+        return cls(dict(setting.devices), setting.profile.items, setting.micro_batches, memory, staleness=setting.staleness, rule=setting.rule)
 
     def _memories(self) -> Mapping[str, float | None]:
         """By kind; all under no name where one number is for all."""
@@ -108,7 +109,7 @@ class Question:
         """
         profile = self.profile(base)
         try:
-            setting = Setting.of(profile, self.devices, self.chunks, self.rule, self.staleness)
+            setting = Setting.of(profile, self.devices, self.micro_batches, self.rule, self.staleness)
         except Unplaceable as error:
             raise PlanError(self._refused(profile, error.refusal)) from None
         if like is None:
@@ -121,7 +122,7 @@ class Question:
 
     def _refused(self, profile: Profile, refusal: Refusal) -> str:
         """With what helps, in the fields of a question: nobody else is refused then, and there is a plan."""
-        wish = Wish(profile, self.devices, self.chunks, self.rule, self.staleness, MODES)
+        wish = Wish(profile, self.devices, self.micro_batches, self.rule, self.staleness, MODES)
         fields: dict[str, tuple[int | float | None, Callable[[Any], Wish]]] = {
             "memory_gib": (refusal.gib, lambda gib: replace(wish, profile=limited(profile, gib))),
         }
@@ -211,10 +212,11 @@ def moved(question: Question, field: str, value: float | None) -> Question:
     if kind and name == "memory_gib" and kind in question.devices:
         before = question.memory_gib if isinstance(question.memory_gib, Mapping) else dict.fromkeys(question.devices, question.memory_gib)
         return replace(question, memory_gib={**before, kind: value})
-    known = ("items", "chunks", "memory_gib", "length", "tail", "switching", "staleness")
+    known = ("items", "micro_batches", "memory_gib", "length", "tail", "switching", "staleness")
+    refuse_old_names("What if", [field], OLD_NAMES)
     if name not in known or kind:
         raise UnknownNameError.of("slider", field, [*(f"devices.{k}" for k in question.devices), *known])
-    change: dict[str, Any] = {name: int(value) if value is not None and name in ("items", "chunks", "staleness") else value}
+    change: dict[str, Any] = {name: int(value) if value is not None and name in ("items", "micro_batches", "staleness") else value}
     return replace(question, **change)
 
 
@@ -227,7 +229,15 @@ def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
     items = sorted({max(step, round(question.items * f / step) * step) for f in FACTORS if f <= 4} | {question.items})
     found.append(Slider("items", "batch", "items", tuple(items), "items of one iteration; measured sizes are interpolated, others extrapolated"))
     finest = int(math.log2(max(2, min(1024, profile.items))))
-    found.append(Slider("chunks", "most chunks", "", _with([2**g for g in range(finest + 1)], question.chunks), "how finely an iteration may be streamed"))
+    found.append(
+        Slider(
+            "micro_batches",
+            "most micro-batches",
+            "",
+            _with([2**g for g in range(finest + 1)], question.micro_batches),
+            "how finely an iteration may be streamed",
+        )
+    )
     workers = profile.workers.values()
     if any(w.lengths is not None for w in workers):
         found.append(Slider("length", "response length", "×", FACTORS[2:-1], "relative to what was measured"))

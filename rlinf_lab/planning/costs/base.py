@@ -109,7 +109,7 @@ def estimated(seconds: float, samples: Sequence[Sample], misfit: Misfit, devices
 
 
 def of_a_rank(items: float | np.ndarray, ranks: np.ndarray, unit: int = 1) -> np.ndarray:
-    """Items of the rank that has most: they are whole, and so are the groups of ``unit`` in which they come. Of a number that is not, the mean of chunks
+    """Items of the rank that has most: they are whole, and so are the groups of ``unit`` in which they come. Of a number that is not, the mean of micro-batches
     that differ by one."""
     bundles = np.asarray(items, float) / unit
     low = np.floor(bundles + ROUNDING)

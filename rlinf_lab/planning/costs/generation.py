@@ -36,7 +36,8 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Stream:
-    """Outputs in chunks: ``times`` [s] when each chunk is complete, ``weights`` relative to an average chunk; both shape (chunks,)."""
+    """Outputs in micro-batches: ``times`` [s] when each micro-batch is complete, ``weights`` relative to an average micro-batch; both shape (micro-batches,).
+    """
 
     times: np.ndarray
     weights: np.ndarray
@@ -88,8 +89,8 @@ class GenerationModel:
             steps[here], loads[here] = schedule.steps + (rounds[here] - 1) * schedule.round, schedule.load
         return alpha * steps + beta * loads * requests / QUANTILES
 
-    def stream(self, devices: int, items: float, chunks: int, group: int = 1, cap: float | None = None) -> Stream:
-        """When ``chunks`` equal parts of the outputs are complete. ``group``: so many responses (issued together) count when the last is there.
+    def stream(self, devices: int, items: float, micro_batches: int, group: int = 1, cap: float | None = None) -> Stream:
+        """When ``micro_batches`` equal parts of the outputs are complete. ``group``: so many responses (issued together) count when the last is there.
 
         The last one is there after `seconds`, whoever asks for groups: on few slots another order of issue would end a little earlier or later.
         """
@@ -108,7 +109,7 @@ class GenerationModel:
         order = np.argsort(ends, kind="stable")
         ends, tokens = ends[order], tokens[order]
         share = np.linspace(0, 1, len(ends) + 1)
-        edges = np.linspace(0, 1, chunks + 1)
+        edges = np.linspace(0, 1, micro_batches + 1)
         times = np.interp(edges[1:], share[1:], ends)
         weights = np.diff(np.interp(edges, share, np.concatenate([[0.0], np.cumsum(tokens)])))
         return Stream(times, weights / weights.mean())

@@ -41,7 +41,7 @@ class Event(IntEnum):
 
     START = 0  # (process, START, iteration, 1 if it needs its devices now else 0); of a filler: it has a step to do
     PUT = 1  # (process, PUT, channel, n)
-    # n < 0: at most -n, a plan's chunk; n == ALL: its share of everything, at the end; n == ALL + w: until they weigh w; 0: no more
+    # n < 0: at most -n, a plan's micro-batch; n == ALL: its share of everything, at the end; n == ALL + w: until they weigh w; 0: no more
     GET = 2  # (process, GET, channel, n)
     DONE = 3  # (process, DONE, -1, 0); of a filler: its step has ended, and 1 if it has another one to do
     OFFLOADED = 4

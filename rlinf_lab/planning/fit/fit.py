@@ -239,7 +239,7 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
         if tokens == 1 and (slow := _one_by_one(runs[0], cell)):
             notes.append(
                 f"{head!r} has {runs[0].plan.ranks(head)} ranks, and {slow.consumer!r} took what they put into the cell {who} in batches of "
-                f"{runs[0].plan.chunks.get(slow.channel, 1)} ({slow.channel!r}): plans have it all at once. Next: a run of such a plan, or lab.profile."
+                f"{runs[0].plan.micro_batches.get(slow.channel, 1)} ({slow.channel!r}): plans have it all at once. Next: a run of such a plan, or lab.profile."
             )
         alone = next((run.circulation(cell).tokens for run in runs if run.plan.tokens(head) == 1), None)
         if alone == 1 and any(run.follows_plan(cell) for run in runs):
@@ -252,7 +252,7 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
 def _one_by_one(run: Observed, cell: Sequence[str]) -> Edge | None:
     """A channel of a cell on which the tokens of several ranks did not come together."""
     inside = (e for e in run.graph.edges if e.producer == run.head(cell) and e.consumer in cell)
-    return next((e for e in inside if run.plan.ranks(e.producer) // run.plan.ranks(e.consumer) > run.plan.chunks.get(e.channel, 1)), None)
+    return next((e for e in inside if run.plan.ranks(e.producer) // run.plan.ranks(e.consumer) > run.plan.micro_batches.get(e.channel, 1)), None)
 
 
 def _handovers(runs: Sequence[Observed], values: Values) -> tuple[Handover, ...]:

@@ -47,15 +47,16 @@ class Moments:
         self.at += 1
         self.put.setdefault(channel, (self.at, self.busy))
 
-    def takes_all(self, channel: str, chunk: int) -> bool | None:
-        """Whether all of a channel was taken before anything was done; None where nobody can tell. ``chunk``: items of a batch, as the plan says; 0: all."""
+    def takes_all(self, channel: str, micro_batch: int) -> bool | None:
+        """Whether all of a channel was taken before anything was done; None where nobody can tell. ``micro_batch``: items of a batch, as the plan says; 0: all.
+        """
         if channel not in self.taken or not self.busy:
             return None
         last, before = self.read[channel]
         slight = SLIGHT * self.busy
         if before > slight or any(at < last for at, _ in self.put.values()):
             return False
-        asked_for_all = len(self.taken[channel]) > 1 or 0 < chunk < self.taken[channel][0][0]
+        asked_for_all = len(self.taken[channel]) > 1 or 0 < micro_batch < self.taken[channel][0][0]
         met_end = channel in self.over and self.over[channel][1] <= slight
         return True if asked_for_all or met_end else None
 

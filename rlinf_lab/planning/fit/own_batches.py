@@ -18,10 +18,10 @@ def asked_for(runs: Sequence[Observed], worker: str) -> int:
         return 1
     seen, told = set[int](), False
     for run in runs:
-        chunk, room = run.plan.chunks.get(channel, 0), run.plan.capacities.get(channel, run.graph.channel(channel).capacity)
+        micro_batch, room = run.plan.micro_batches.get(channel, 0), run.plan.capacities.get(channel, run.graph.channel(channel).capacity)
         for sizes in _sizes(run, worker, channel):
             seen.update(sizes[:-1])
-            told |= bool(sizes[:-1]) and sizes[0] not in (chunk, room)
+            told |= bool(sizes[:-1]) and sizes[0] not in (micro_batch, room)
     return min(seen) if told and len(seen) == 1 else 1
 
 

@@ -265,8 +265,8 @@ class Observed:
     # --- edges -------------------------------------------------------------------------------------------
     def tells_taken(self, worker: str, channel: str) -> list[bool | None]:
         """Of each turn of a worker, whether it took all of a channel before any work: see `Moments.takes_all`."""
-        chunk = self.plan.chunks.get(channel, 0)
-        return [t.moments.takes_all(channel, chunk) for t in self.every_turn(worker) if channel in t.gets]
+        micro_batch = self.plan.micro_batches.get(channel, 0)
+        return [t.moments.takes_all(channel, micro_batch) for t in self.every_turn(worker) if channel in t.gets]
 
     def tells_given(self, worker: str, channel: str) -> list[bool | None]:
         """Of each turn of a worker, whether it put all of a channel at its end: see `Moments.gives_at_end`."""

@@ -57,8 +57,8 @@ def forecast(
 
     ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn from ``seed``.
     ``outages``: when devices are away; a gang waits for all of its devices, a rank by itself for its own. ``detail``: bundles of items at most,
-    unless the plan's chunks ask for more. ``one_by_one``: sources hand over each bundle as soon as it is made, and
-    ranks take theirs by themselves, whatever the plan's chunks.
+    unless the plan's micro-batches ask for more. ``one_by_one``: sources hand over each bundle as soon as it is made, and
+    ranks take theirs by themselves, whatever the plan's micro-batches.
     """
     whole("iterations", iterations, 1, MOST_ITERATIONS)
     number("noise", noise, 0, 10)
@@ -205,19 +205,19 @@ class _Forecast:
         return total
 
     def _bundles(self, detail: int) -> int:
-        """Of an iteration, as many as divide by the plan's chunks. A bundle is no part of two items, or at least of two calls, if that is possible without many
-        more."""
+        """Of an iteration, as many as divide by the plan's micro-batches. A bundle is no part of two items, or at least of two calls, if that is possible
+        without many more."""
         seats, whole = self.placement.seats.values(), self.setting.in_whole_calls
-        step = max([1, *(s.chunks for s in seats if s.worker not in whole)])
+        step = max([1, *(s.micro_batches for s in seats if s.worker not in whole)])
         for parts in self._whole_parts(detail):
             if (both := math.lcm(step, parts)) <= MOST_DETAIL:
                 step = both
                 break
         else:
-            step = max(s.chunks for s in seats)
+            step = max(s.micro_batches for s in seats)
         if step == self.profile.items and self._unequal_shares():
             return int(step)
-        ranks = max([1, *(s.ranks * (s.chunks if s.worker in self.by_rank else 1) for s in seats if self._independent(s.worker))])
+        ranks = max([1, *(s.ranks * (s.micro_batches if s.worker in self.by_rank else 1) for s in seats if self._independent(s.worker))])
         return step * math.ceil(max(detail, ranks) / step)
 
     def _unequal_shares(self) -> bool:
@@ -263,20 +263,20 @@ class _Forecast:
         for name, seat in self.placement.seats.items():
             placements[name] = ranks_of(self.placement, name) if self._independent(name) else (tuple(seat.devices),)
         placements.update(self.links.placements())
-        chunks = {e.channel: self._chunk(e) for e in self.edges}
+        micro_batches = {e.channel: self._micro_batch(e) for e in self.edges}
         # What is wanted whole is moved while it is made; a batch is moved when it is complete.
-        chunks.update({self.links.source(e.channel): self._moved_at_once(e, chunks[e.channel]) for e in self._moving()})
+        micro_batches.update({self.links.source(e.channel): self._moved_at_once(e, micro_batches[e.channel]) for e in self._moving()})
         sub_batches = {n: s.sub_batches for n, s in self.placement.seats.items() if s.sub_batches > 1}
         turns = Turns.of(self.placement) if any(sum(pair) for pair in self._switches().values()) else Turns()
         more = turns.memory, turns.device_memory, self.setting.staleness, turns.working, priorities(self.placement, graph)
-        return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *more)
+        return ExecutionPlan("forecast", self.names, placements, micro_batches, {}, sub_batches, (), *more)
 
-    def _moved_at_once(self, edge: EdgeProfile, chunk: int) -> int:
+    def _moved_at_once(self, edge: EdgeProfile, micro_batch: int) -> int:
         """Bundles: batches of all ranks together."""
         ranks = self.placement.seats[edge.consumer].ranks if edge.consumer in self.by_rank else 1
-        return min(self.items, chunk * ranks) or max(1, self.items // MOVED)
+        return min(self.items, micro_batch * ranks) or max(1, self.items // MOVED)
 
-    def _chunk(self, edge: EdgeProfile) -> int:
+    def _micro_batch(self, edge: EdgeProfile) -> int:
         """Bundles of one batch of the consumer, or of a rank of it; 0: everything."""
         units = self.setting.home[edge.producer], self.setting.home[edge.consumer]
         if units[0] == units[1]:
@@ -290,7 +290,7 @@ class _Forecast:
             return 0
         seat = self.placement.seats[edge.consumer]
         if edge.consumer not in self.setting.in_whole_calls:
-            return self.items // seat.chunks
+            return self.items // seat.micro_batches
         return self._bundles_of_a_call(seat)
 
     def _bundles_of_a_call(self, seat: Seat) -> int:
@@ -347,7 +347,7 @@ class _Forecast:
         inputs, outputs = self._edges(name)
         code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
         seconds = float(self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code])
-        whole = [e.channel for e in self.edges if e.channel in inputs and self._chunk(e) == 0]
+        whole = [e.channel for e in self.edges if e.channel in inputs and self._micro_batch(e) == 0]
         streamed = [c for c in inputs if c not in whole]
         turns = self._inputs_in_turn(name, inputs)
         above = _generator_above(self.profile, name)
@@ -362,7 +362,7 @@ class _Forecast:
             most = self._share(name, 0, ranks) if not inputs else self.items
 
             def each(n: int) -> float:
-                return seconds * n * seat.chunks / most
+                return seconds * n * seat.micro_batches / most
 
         late = {self.links.source(e.channel) for e in self.edges if e.producer == name and e.at_end}
         made_by: dict[tuple[int, int], int] = {}  # bundles that are put at the end, by iteration and rank
@@ -387,7 +387,7 @@ class _Forecast:
                 last = channel == turns[-1][0]
                 if channel in whole:
                     n = yield get(channel, ALL)
-                    for first, some in _parts(turn.first(), _divided(n, seat.chunks)):
+                    for first, some in _parts(turn.first(), _divided(n, seat.micro_batches)):
                         yield from work(turn, first, some, part, last)
                 else:
                     while n := (yield get(channel)):
@@ -396,9 +396,9 @@ class _Forecast:
         def script(turn: Turn) -> Script:
             if not inputs:
                 share = self._share(name, turn.position, turn.count)
-                parts = _divided(share, share) if self.one_by_one else made or _divided(share, seat.chunks)
+                parts = _divided(share, share) if self.one_by_one else made or _divided(share, seat.micro_batches)
                 if lead:
-                    yield run(self._noisy(lead * seconds * seat.chunks))
+                    yield run(self._noisy(lead * seconds * seat.micro_batches))
                 for first, some in _parts(0, parts):
                     yield from work(turn, first, some, 1 - lead)
                 return
@@ -406,7 +406,7 @@ class _Forecast:
             for channel in whole:
                 n = yield get(channel, ALL)
             if not streamed:
-                for first, some in _parts(turn.first(), _divided(n, seat.chunks)):
+                for first, some in _parts(turn.first(), _divided(n, seat.micro_batches)):
                     yield from work(turn, first, some)
                 return
             while n := (yield get(streamed[0])):
@@ -424,18 +424,19 @@ class _Forecast:
         return (whole // count + (position < whole % count)) * (self.items // whole)
 
     def _as_taken(self, name: str, seat: Seat) -> list[int]:
-        """Bundles of the parts in which a source with one rank hands over its items, where its chunks are no whole calls of who takes them: then the first of
-        these has what it needs with the first part, as in a run. Its seconds are in proportion."""
+        """Bundles of the parts in which a source with one rank hands over its items, where its micro-batches are no whole calls of who takes them: then the
+        first of these has what it needs with the first part, as in a run. Its seconds are in proportion."""
         takers = [e for e in self.edges if e.producer == name and e.consumer in self.setting.in_whole_calls]
-        takers = [e for e in takers if self.placement.seats[e.consumer].chunks == seat.chunks]
-        if seat.ranks > 1 or not any(self._bundles_of_a_call(self.placement.seats[e.consumer]) * seat.chunks > self.items for e in takers):
+        takers = [e for e in takers if self.placement.seats[e.consumer].micro_batches == seat.micro_batches]
+        if seat.ranks > 1 or not any(self._bundles_of_a_call(self.placement.seats[e.consumer]) * seat.micro_batches > self.items for e in takers):
             return []
-        size = max(self._chunk(e) if e.consumer in self.by_rank else self._bundles_of_a_call(self.placement.seats[e.consumer]) for e in takers) or self.items
+        asked = (self._micro_batch(e) if e.consumer in self.by_rank else self._bundles_of_a_call(self.placement.seats[e.consumer]) for e in takers)
+        size = max(asked) or self.items
         return [min(size, self.items - first) for first in range(0, self.items, size)]
 
-    def _of_a_call(self, name: str, chunk_s: float) -> Callable[[int], float]:
+    def _of_a_call(self, name: str, micro_batch_s: float) -> Callable[[int], float]:
         """Seconds that a rank, or a gang, takes for so many bundles."""
-        seconds = seconds_of_a_rank(self.placement, name, chunk_s, None if name in self.by_rank else 1)
+        seconds = seconds_of_a_rank(self.placement, name, micro_batch_s, None if name in self.by_rank else 1)
         return lru_cache(maxsize=None)(lambda n: seconds(n / self.items * self.profile.items))
 
     def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
@@ -452,13 +453,13 @@ class _Forecast:
         inputs, outputs = self._edges(name)
         late = {self.links.source(e.channel) for e in self.edges if e.producer == name and e.at_end}
         slots = range(seat.sub_batches)
-        whole = {e.channel for e in self.edges if e.channel in inputs and self._chunk(e) == 0}
+        whole = {e.channel for e in self.edges if e.channel in inputs and self._micro_batch(e) == 0}
 
         def script(turn: Turn) -> Script:
-            parts = [self.items // seat.chunks] * seat.chunks
+            parts = [self.items // seat.micro_batches] * seat.micro_batches
             for channel in inputs:
                 if channel in whole:
-                    parts = _divided((yield get(channel, ALL)), seat.chunks)
+                    parts = _divided((yield get(channel, ALL)), seat.micro_batches)
             for n in parts:
                 for channel in inputs:
                     if channel not in whole:
@@ -517,7 +518,9 @@ def _ns(seconds: float) -> int:
 
 
 def _divided(n: int, parts: int) -> list[int]:
-    """As equal as whole numbers allow, the larger ones early, so that the first parts of all ranks together make no less than a chunk; without empty ones."""
+    """As equal as whole numbers allow, the larger ones early, so that the first parts of all ranks together make no less than a micro-batch; without empty
+    ones.
+    """
     ends = [-(-n * i // parts) for i in range(parts + 1)]
     return [end - start for start, end in itertools.pairwise(ends) if end > start]
 

@@ -1,4 +1,4 @@
-"""Whose ranks a forecast simulates one by one, with the chunks of a run: those that begin at different times, since others have some of their devices.
+"""Whose ranks a forecast simulates one by one, with the micro-batches of a run: those that begin at different times, since others have some of their devices.
 
 A rank whose device is free takes the next batch while others wait for theirs, so such a worker is neither as early nor as late as one gang. Where those with
 whom a worker shares devices have the same ones, its ranks begin together, and a gang stands for them. Who has one rank is no gang anyway.
@@ -13,7 +13,7 @@ import numpy as np
 
 from rlinf_lab.planning.costs.base import ROUNDING
 from rlinf_lab.planning.placement.placement import Placement, Seat
-from rlinf_lab.planning.placement.to_execution_plan import chunk_between, items_between
+from rlinf_lab.planning.placement.to_execution_plan import items_between, micro_batch_between
 from rlinf_lab.planning.profile.profile import EdgeProfile
 
 BATCHES = 1024  # of an iteration at most, else a gang stands for the ranks of a worker: a simulation takes some 20 us for each
@@ -29,7 +29,7 @@ def separable(placement: Placement) -> frozenset[str]:
     """Workers whose ranks can be simulated one by one: no members of a cell, and not too many batches."""
     units, home = placement.setting.units, placement.setting.home
     seats = [s for s in placement.seats.values() if s.devices and len(units[home[s.worker]].members) == 1]
-    return frozenset(s.worker for s in seats if s.ranks == 1 or s.ranks * s.chunks <= BATCHES)
+    return frozenset(s.worker for s in seats if s.ranks == 1 or s.ranks * s.micro_batches <= BATCHES)
 
 
 def has_a_rest(placement: Placement, seat: Seat) -> bool:
@@ -52,19 +52,23 @@ def begins_unevenly(placement: Placement, seat: Seat) -> bool:
 
 def bundles_of_a_rank(placement: Placement, edge: EdgeProfile, bundles: int) -> int:
     """Of ``bundles`` in an iteration, how many a rank of the consumer takes at a time in a run of the plan; 0: its share of everything."""
-    chunk = chunk_between(placement, edge)
-    return min(bundles, max(1, math.ceil(bundles * chunk * edge.group / items_between(placement, edge) - ROUNDING))) if chunk else 0
+    micro_batch = micro_batch_between(placement, edge)
+    return min(bundles, max(1, math.ceil(bundles * micro_batch * edge.group / items_between(placement, edge) - ROUNDING))) if micro_batch else 0
 
 
-def seconds_of_a_rank(placement: Placement, name: str, chunk_s: float, ranks: int | None = None) -> Callable[[float], float]:
-    """Seconds that one rank takes for so many items, or all of them with ``ranks`` 1, when all together take ``chunk_s`` for one of the plan's chunks."""
+def seconds_of_a_rank(placement: Placement, name: str, micro_batch_s: float, ranks: int | None = None) -> Callable[[float], float]:
+    """Seconds that one rank takes for so many items, or all of them with ``ranks`` 1, when all together take ``micro_batch_s`` for one of the plan's
+    micro-batches.
+    """
     setting, seat = placement.setting, placement.seats[name]
     model, on, times = setting.models[name, placement.kind(seat)], np.array([len(seat.devices)]), seat.ranks if ranks is None else ranks
     calls = placement.calls(seat) if name in setting.in_whole_calls else None
-    chunk = float(model.seconds(on, setting.profile.items / seat.chunks)[0]) if calls is None else float(calls.seconds(model, on)[0]) / seat.chunks
+    micro_batch = (
+        float(model.seconds(on, setting.profile.items / seat.micro_batches)[0]) if calls is None else float(calls.seconds(model, on)[0]) / seat.micro_batches
+    )
 
     def seconds(items: float) -> float:
         over_all = items * times if calls is None or times > 1 else calls.counted(items)
-        return chunk_s * float(model.seconds(on, over_all)[0]) / chunk if chunk else 0.0
+        return micro_batch_s * float(model.seconds(on, over_all)[0]) / micro_batch if micro_batch else 0.0
 
     return seconds

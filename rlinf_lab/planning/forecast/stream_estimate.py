@@ -1,6 +1,6 @@
-"""Seconds of a plan when its chunks are followed one by one: streams that thin out towards a long tail, tokens as weights, groups, whole batches.
+"""Seconds of a plan when its micro-batches are followed one by one: streams that thin out towards a long tail, tokens as weights, groups, whole batches.
 
-The search adds up equal chunks (`search.solver`); this follows a few hundred *atoms* (equal parts of the items, in order of completion) through the
+The search adds up equal micro-batches (`search.solver`); this follows a few hundred *atoms* (equal parts of the items, in order of completion) through the
 plan's tree. It is quick enough for a slider; the event simulator (`forecast`) then runs the real scheduler.
 """
 
@@ -18,7 +18,7 @@ from rlinf_lab.planning.profile.handovers import handed_over
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, Composed, Leaf, Tree, nodes, numbers
 from rlinf_lab.planning.search.problem import Cuts
 
-FINEST = 6  # at least 2^6 atoms: a stream of responses is followed more finely than the plan's chunks
+FINEST = 6  # at least 2^6 atoms: a stream of responses is followed more finely than the plan's micro-batches
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Follower:
         self.cuts = Cuts.shared(self.problem)
         self.atoms = 2 ** max(FINEST, *(n.grain for n in nodes(placement.tree)))
         self.leaves = {n.worker: n for n in nodes(placement.tree) if isinstance(n, Leaf)}
-        self.each: dict[int, float] = {}  # seconds of a chunk by unit: asked for as often as there are turns
+        self.each: dict[int, float] = {}  # seconds of a micro-batch by unit: asked for as often as there are turns
         self.sources: dict[int, int | None] = {}
         self.left: dict[int, np.ndarray] = {}  # when each atom has left a unit
         self.grouped: dict[tuple[int, int], Stream] = {}  # of a generator, by size of group
@@ -120,17 +120,17 @@ class _Follower:
         if not tree.before.leaves & ~self.setting.unceasing:  # its turn comes once
             start = ready if first else self._run(tree.before, first, stop, ready) + there
             return self._run(tree.after, first, stop, start)
-        chunk = self.atoms >> tree.grain
-        for lo in range(first, stop, chunk):
-            ready = self._run(tree.before, lo, lo + chunk, ready + (back if lo > first else 0.0)) + there
-            ready = self._run(tree.after, lo, lo + chunk, ready)
+        micro_batch = self.atoms >> tree.grain
+        for lo in range(first, stop, micro_batch):
+            ready = self._run(tree.before, lo, lo + micro_batch, ready + (back if lo > first else 0.0)) + there
+            ready = self._run(tree.after, lo, lo + micro_batch, ready)
         return ready
 
     def _leaf(self, leaf: Leaf, first: int, stop: int, ready: float) -> float:
         unit = leaf.worker
         if self.problem.once >> unit & 1 and self._stream(leaf, 1) is not None:
             return self._generate(leaf, self._arrivals(unit, 0, self.atoms)[0], ready)
-        if self.setting.unceasing >> unit & 1:  # before its end, for it waits for nothing: whatever the chunks of the turns
+        if self.setting.unceasing >> unit & 1:  # before its end, for it waits for nothing: whatever the micro-batches of the turns
             if first:
                 return ready
             stop = self.atoms

@@ -1,4 +1,4 @@
-"""A profile with a budget of devices: who is placed as one, on how many devices of which kind, in how fine chunks, at what cost.
+"""A profile with a budget of devices: who is placed as one, on how many devices of which kind, in how fine micro-batches, at what cost.
 
 A *unit* is what the search places as one: a worker, or the workers of a cycle (a cell).
 """
@@ -18,7 +18,7 @@ from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Profile, Sampl
 from rlinf_lab.planning.search.problem import Counts
 
 SLIGHT = 0.01  # of a source's seconds: a shorter lead is left out
-CHUNKS = 64  # the finest granularity looked at unless told otherwise
+MICRO_BATCHES = 64  # the finest granularity looked at unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class Budget:
-    """``devices``: of each kind. ``chunks``: most chunks of an iteration. ``rule``: of `costs.fit`. ``staleness``: in iterations."""
+    """``devices``: of each kind. ``micro_batches``: most micro-batches of an iteration. ``rule``: of `costs.fit`. ``staleness``: in iterations."""
 
     profile: Profile
     devices: Mapping[str, int]
-    chunks: int = CHUNKS
+    micro_batches: int = MICRO_BATCHES
     rule: str = "fitted"
     staleness: int = 0
 
@@ -71,7 +71,7 @@ class Budget:
 
     @cached_property
     def granularities(self) -> int:
-        return 1 + int(math.log2(min(self.chunks, self.profile.items)))
+        return 1 + int(math.log2(min(self.micro_batches, self.profile.items)))
 
     @cached_property
     def edges(self) -> dict[tuple[int, int], int]:
@@ -88,7 +88,7 @@ class Budget:
         return 0 if edge.at_end or self.whole(edge) else self._of_groups(edge.group)
 
     def _of_groups(self, group: int) -> int:
-        """The finest granularity whose chunks are no smaller than a group."""
+        """The finest granularity whose micro-batches are no smaller than a group."""
         return min(self.granularities - 1, int(math.log2(self.profile.items / group)))
 
     def whole(self, edge: EdgeProfile) -> bool:
@@ -98,7 +98,7 @@ class Budget:
     @cached_property
     def handed_all(self) -> frozenset[int]:
         """Units that a channel hands everything of an iteration at once, each rank its share, and those that nobody feeds and that put everything at their end:
-        one call, no chunks inside. Not who generates: its requests are all there from the start, and its memory does not hold them all."""
+        one call, no micro-batches inside. Not who generates: its requests are all there from the start, and its memory does not hold them all."""
         crossing = [e for e in self.profile.edges if self.home[e.producer] != self.home[e.consumer]]
         found = {self.home[e.consumer] for e in crossing if e.whole and not e.value}
         sources = {self.home[e.producer] for e in crossing} - {self.home[e.consumer] for e in crossing}
@@ -108,9 +108,9 @@ class Budget:
 
     @cached_property
     def finest_call(self) -> tuple[int, ...]:
-        """By unit, the finest granularity of its calls: who is fed by groups gets whole ones, however fine the chunks in which its consumers take what it
-        makes. The first that is as fine as the groups are: six groups come in six calls where eight chunks are asked for, and in three
-        of two groups where four are (`calls`). Not who generates: its calls are no chunks."""
+        """By unit, the finest granularity of its calls: who is fed by groups gets whole ones, however fine the micro-batches in which its consumers take what
+        it makes. The first that is as fine as the groups are: six groups come in six calls where eight micro-batches are asked for, and in three
+        of two groups where four are (`calls`). Not who generates: its calls are no micro-batches."""
         found = [0 if i in self.handed_all else self.granularities - 1 for i in range(len(self.units))]
         for e in self.profile.edges:
             unit = self.home[e.consumer]
@@ -119,7 +119,7 @@ class Budget:
         return tuple(found)
 
     def _has_calls(self, unit: int) -> bool:
-        """Whether each chunk is a call of its own."""
+        """Whether each micro-batch is a call of its own."""
         names = self.units[unit].members
         return len(names) > 1 or self.profile.workers[names[0]].kind != "generation"
 
@@ -141,12 +141,12 @@ class Budget:
         found = {name: _lead(self.profile.workers[name].samples, self.profile.items) for name in self.sources if self.home[name] not in self.handed_all}
         return {name: lead for name, lead in found.items() if lead > SLIGHT}
 
-    def calls(self, worker: str, chunks: float | np.ndarray, ranks: int | np.ndarray) -> Calls:
-        """What a run makes of so many chunks of a worker."""
-        return Calls.of(self.profile.items, chunks, ranks, self.profile.unit(worker))
+    def calls(self, worker: str, micro_batches: float | np.ndarray, ranks: int | np.ndarray) -> Calls:
+        """What a run makes of so many micro-batches of a worker."""
+        return Calls.of(self.profile.items, micro_batches, ranks, self.profile.unit(worker))
 
     def fewest_items(self, worker: str) -> float:
-        """Of one call, over all ranks: with the finest chunks that it may have."""
+        """Of one call, over all ranks: with the finest micro-batches that it may have."""
         return self.profile.items / 2 ** self.finest_call[self.home[worker]]
 
     def begins_with_all(self, worker: str) -> bool:

@@ -1,7 +1,7 @@
 """In how many calls a run works on the items of an iteration: of whole items, or of whole groups, for each rank.
 
-The search halves chunks, so it asks for 2^g of them. Of 56 groups 32 chunks would be of a group and three quarters; a run makes them of two groups, and so
-28 calls. Every call costs its fixed seconds, so it is the calls that are made which count, not those that were asked for.
+The search halves micro-batches, so it asks for 2^g of them. Of 56 groups 32 micro-batches would be of a group and three quarters; a run makes them of two
+groups, and so 28 calls. Every call costs its fixed seconds, so it is the calls that are made which count, not those that were asked for.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ class Calls(NamedTuple):
     unit: int
 
     @classmethod
-    def of(cls, items: float, chunks: float | np.ndarray, ranks: int | np.ndarray, unit: int = 1) -> Calls:
-        """``items`` of an iteration, which shall flow in so many ``chunks``, in groups of ``unit``: a rank is given as many as make no more chunks."""
-        full = unit * ranks * np.ceil(items / unit / chunks / ranks - ROUNDING)
+    def of(cls, items: float, micro_batches: float | np.ndarray, ranks: int | np.ndarray, unit: int = 1) -> Calls:
+        """``items`` of an iteration, which shall flow in so many ``micro_batches``, in groups of ``unit``: a rank is given as many as make no more
+        micro-batches.
+        """
+        full = unit * ranks * np.ceil(items / unit / micro_batches / ranks - ROUNDING)
         number = np.maximum(1.0, np.ceil(items / full - ROUNDING))
         return cls(np.asarray(number), np.asarray(full), np.asarray(items - (number - 1) * full), np.asarray(ranks), unit)
 

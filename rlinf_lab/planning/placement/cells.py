@@ -29,7 +29,7 @@ class Apart:
 def apart(seconds: Mapping[int, Sequence[np.ndarray]], members: int, shape: Counts, model: CellModel) -> Apart:
     """``seconds``: for each number of sub-batches, each member's seconds of one sub-batch (all its calls), by code, inf where impossible.
 
-    ``model``: how they make an iteration. Empty where a chunk has fewer items than any number of sub-batches: then no code has finite seconds.
+    ``model``: how they make an iteration. Empty where a micro-batch has fewer items than any number of sub-batches: then no code has finite seconds.
     """
     size = int(np.prod(shape))
     best = Apart(np.full(size, np.inf), np.zeros(size, int), np.zeros((members, size), int))

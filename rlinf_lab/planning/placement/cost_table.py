@@ -1,4 +1,4 @@
-"""Seconds of a chunk of items for every unit, granularity, number of devices, and company on the same devices; inf where it cannot be."""
+"""Seconds of a micro-batch of items for every unit, granularity, number of devices, and company on the same devices; inf where it cannot be."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Company:
 
 @dataclass(frozen=True)
 class _Alone:
-    """What company changes nothing of: ``items`` of a chunk, GiB ``needed`` and whether a number of devices is ``allowed``, shape (grains, devices), and the
-    ``seconds`` of a call beside those in whose company it was measured."""
+    """What company changes nothing of: ``items`` of a micro-batch, GiB ``needed`` and whether a number of devices is ``allowed``, shape (grains, devices), and
+    the ``seconds`` of a call beside those in whose company it was measured."""
 
     items: np.ndarray
     needed: np.ndarray
@@ -115,7 +115,7 @@ class Tables:
         return Tables(setting, rest(self._known), rest(self._streams), rest(self._apart), rest(self._lags), rest(self._workers), rest(self._lone))
 
     def of(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
-        """Seconds of a chunk, shape (granularities, codes), beside ``staying`` units."""
+        """Seconds of a micro-batch, shape (granularities, codes), beside ``staying`` units."""
         key = self._key(unit, staying, forms)
         if key not in self._known:
             made = self._rows(unit, staying, forms)
@@ -128,12 +128,12 @@ class Tables:
         key = self._key(unit, staying, forms)
         if key not in self._streams:
             seconds = self.of(unit, staying, forms)
-            total, chunks = seconds[0], 2.0 ** np.arange(len(seconds))[:, None]
+            total, micro_batches = seconds[0], 2.0 ** np.arange(len(seconds))[:, None]
             fills, periods = [], []
             for number, rate in enumerate(self._rates()):
                 lag = np.array([self._lag(unit, staying, forms, g)[number] for g in range(len(seconds))])
                 fills.append(np.where(np.isfinite(total), np.where(np.isfinite(total), total, 0.0) * lag, np.inf))
-                periods.append(np.where(chunks == 1, 1.0, rate) * total / chunks)
+                periods.append(np.where(micro_batches == 1, 1.0, rate) * total / micro_batches)
             self._streams[key] = np.array(fills), np.array(periods)
         return self._streams[key]
 
@@ -149,11 +149,11 @@ class Tables:
         return self._apart[key]
 
     def member(self, name: str, sub_batches: int, g: int, company: Company) -> np.ndarray:
-        """Seconds of one member of a cell for one sub-batch of a chunk, all its calls; by code."""
+        """Seconds of one member of a cell for one sub-batch of a micro-batch, all its calls; by code."""
         return self._worker(name, np.array([g]), sub_batches, company)[0]
 
     def member_rows(self, name: str, sub_batches: int, company: Company) -> np.ndarray:
-        """The same in chunks of all sizes, shape (granularities, codes)."""
+        """The same in micro-batches of all sizes, shape (granularities, codes)."""
         return self._worker(name, np.arange(self.setting.granularities), sub_batches, company)
 
     def free(self, name: str, kind: str, devices: np.ndarray, items: float | np.ndarray, company: Company) -> np.ndarray:
@@ -200,19 +200,19 @@ class Tables:
         return self._lone[key]
 
     def _worker(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
-        """Seconds of all calls of a worker for one of the sub-batches of a chunk, shape (grains, codes)."""
-        rows = self._in_chunks(name, grains, sub_batches, company)
+        """Seconds of all calls of a worker for one of the sub-batches of a micro-batch, shape (grains, codes)."""
+        rows = self._in_micro_batches(name, grains, sub_batches, company)
         rows[grains > self.setting.finest_call[self.setting.home[name]]] = np.inf
         return rows
 
-    def _in_chunks(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
-        """The same for whoever may have chunks."""
+    def _in_micro_batches(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
+        """The same for whoever may have micro-batches."""
         setting, worker = self.setting, self.setting.profile.workers[name]
         items = setting.profile.items / 2.0 ** grains[:, None] / sub_batches
         if worker.resource == "host":
             # On processors of its own: as fast on no device as on any.
             model, none = setting.models[name, setting.kinds[0]], np.array([0])
-            seconds = worker.calls * self._of_a_chunk(name, model, none, grains, items)
+            seconds = worker.calls * self._of_a_micro_batch(name, model, none, grains, items)
             return np.repeat(seconds, int(np.prod(setting.shape)), axis=1)
         row = np.full((len(grains), *setting.shape), np.inf)
         for axis, kind in enumerate(setting.kinds):
@@ -240,7 +240,7 @@ class Tables:
                 if one not in alone.seconds:  # of all numbers of devices: they are asked for again, with less memory
                     n = np.flatnonzero(alone.allowed.any(axis=0))
                     alone.seconds[one] = np.full(good.shape, np.inf)
-                    alone.seconds[one][:, n] = self._of_a_chunk(name, model, devices[n], grains, alone.items / sub_batches, one)
+                    alone.seconds[one][:, n] = self._of_a_micro_batch(name, model, devices[n], grains, alone.items / sub_batches, one)
             seconds = np.max([alone.seconds[one][:, some] for one in beside], axis=0)
         found[:, some] = np.where(good[:, some], worker.calls * seconds, np.inf)
         return found
@@ -262,16 +262,16 @@ class Tables:
             self._workers[key] = _Alone(items, needed, there)
         return self._workers[key]
 
-    def _of_a_chunk(
+    def _of_a_micro_batch(
         self, name: str, model: CostModel, devices: np.ndarray, grains: np.ndarray, items: np.ndarray, beside: frozenset[str] = NOBODY
     ) -> np.ndarray:
-        """Seconds of one chunk of so many items, shape (grains, devices): the mean of those of the calls that a run makes of all chunks."""
+        """Seconds of one micro-batch of so many items, shape (grains, devices): the mean of those of the calls that a run makes of all micro-batches."""
         if name in self.setting.sources and isinstance(model, BatchModel):
             return model.of_a_part(devices, self.setting.profile.items, 2.0 ** grains[:, None], beside)
         if name not in self.setting.in_whole_calls:
             return model.seconds(devices, items, beside)
-        chunks, ranks = 2.0 ** grains[:, None], np.maximum(devices // self.setting.profile.workers[name].ranks.devices_per_rank, 1)
-        return self.setting.calls(name, chunks, ranks).seconds(model, devices, beside) / chunks
+        micro_batches, ranks = 2.0 ** grains[:, None], np.maximum(devices // self.setting.profile.workers[name].ranks.devices_per_rank, 1)
+        return self.setting.calls(name, micro_batches, ranks).seconds(model, devices, beside) / micro_batches
 
     # --- streams ---------------------------------------------------------------------------------------------
     def _rates(self) -> tuple[float, ...]:
@@ -279,7 +279,7 @@ class Tables:
         return tuple(r for r in RATES if r >= 1 or not self.setting.staleness)
 
     def _lag(self, unit: int, staying: int, forms: Forms, g: int) -> np.ndarray:
-        """Fill of each bound as a part of the stream's seconds, shape (rates, codes): chunk j has left after fill + j · period.
+        """Fill of each bound as a part of the stream's seconds, shape (rates, codes): micro-batch j has left after fill + j · period.
 
         Computed for some device counts and interpolated, because it changes slowly.
         """
@@ -296,8 +296,8 @@ class Tables:
                     grid[(slice(None), slice(None), *only)] = self._lags_on(name, kind, model, devices, Company(staying, forms, (name,)))
                 else:  # an even stream
                     rates = np.array(self._rates())[:, None]
-                    chunks = 2.0 ** np.arange(setting.granularities)
-                    even = np.where(chunks == 1, 1.0, 1 / chunks + np.maximum(0.0, 1 - rates) * (1 - 1 / chunks))
+                    micro_batches = 2.0 ** np.arange(setting.granularities)
+                    even = np.where(micro_batches == 1, 1.0, 1 / micro_batches + np.maximum(0.0, 1 - rates) * (1 - 1 / micro_batches))
                     grid[:] = even.reshape(*even.shape, *(1,) * len(setting.shape))
             self._lags[key] = grid.reshape(*grid.shape[:2], -1)
         return self._lags[key][:, g]

@@ -139,7 +139,7 @@ def _enough(setting: Budget, unit: Unit) -> float:
 
 
 def _least_need(setting: Budget, names: tuple[str, ...], devices: np.ndarray) -> np.ndarray:
-    """With the finest chunks, which hold the fewest items at once."""
+    """With the finest micro-batches, which hold the fewest items at once."""
     finest = max(setting.fewest_items(m) for m in names)
     workers = [setting.profile.workers[m] for m in names]
     rest = [memory.kept(w, devices, finest) for w in workers]

@@ -24,12 +24,14 @@ from rlinf_lab.planning.search.problem import Counts
 
 @dataclass(frozen=True)
 class Seat:
-    """One worker: ``devices`` by their number (kind after kind); a run makes `Placement.number_of_calls` of the ``chunks``; ``sub_batches`` inside a cell."""
+    """One worker: ``devices`` by their number (kind after kind); a run makes `Placement.number_of_calls` of the ``micro_batches``; ``sub_batches`` inside a
+    cell.
+    """
 
     worker: str
     devices: range
     ranks: int
-    chunks: int
+    micro_batches: int
     sub_batches: int
     stays: bool
 
@@ -134,22 +136,22 @@ class Placement:
         return self.setting.kinds[int(np.searchsorted(ends, seat.devices.start, side="right")) if seat.devices else 0]
 
     def calls(self, seat: Seat) -> Calls:
-        """What a run makes of the chunks of a worker that it hands whole items or groups."""
-        return self.setting.calls(seat.worker, seat.chunks, seat.ranks)
+        """What a run makes of the micro-batches of a worker that it hands whole items or groups."""
+        return self.setting.calls(seat.worker, seat.micro_batches, seat.ranks)
 
     def number_of_calls(self, seat: Seat) -> int:
         """Of an iteration, in a run."""
-        return int(self.calls(seat).number) if seat.worker in self.setting.in_whole_calls else seat.chunks
+        return int(self.calls(seat).number) if seat.worker in self.setting.in_whole_calls else seat.micro_batches
 
     def at_once(self, seat: Seat) -> float:
         """Items of one call, over all its ranks. A generator's requests are all there from the start, however finely its responses leave."""
         if seat.worker in self.setting.in_whole_calls:
             return float(self.calls(seat).parts()[0])
         worker = self.setting.profile.workers[seat.worker]
-        return self.setting.profile.items / seat.sub_batches / (1 if worker.kind == "generation" else seat.chunks)
+        return self.setting.profile.items / seat.sub_batches / (1 if worker.kind == "generation" else seat.micro_batches)
 
     def estimate(self, unit: int) -> CostEstimate:
-        """Seconds of one call of a unit's worker where it sits, with their range and what they rest on; of a cell, of all its calls for a chunk."""
+        """Seconds of one call of a unit's worker where it sits, with their range and what they rest on; of a cell, of all its calls for a micro-batch."""
         setting, found = self.setting, {}
         for name in setting.units[unit].members:
             seat = self.seats[name]
@@ -163,7 +165,7 @@ class Placement:
         return setting.cell_model(unit).estimate(calls, next(self.seats[n].sub_batches for n in found) if apart else None)
 
     def member_seconds(self, name: str) -> float:
-        """Seconds of a cell's member for one sub-batch of a chunk, all its calls."""
+        """Seconds of a cell's member for one sub-batch of a micro-batch, all its calls."""
         unit, seat = self.setting.home[name], self.seats[name]
         forms, leaf = self.arrangement.forms, leaf_of(self.tree, unit)
         mates = (name,) if forms[unit] == APART else self.setting.units[unit].members
@@ -230,11 +232,11 @@ class Placement:
         """GiB on a device while this worker works there; ``all_stay``: if nobody left it; ``there``: units that have not left it."""
         profile, on = self.setting.profile, np.array([len(seat.devices)])
         worker = profile.workers[name]
-        at_once = profile.items / seat.chunks / (1 if worker.kind == "simulator" else seat.sub_batches)
+        at_once = profile.items / seat.micro_batches / (1 if worker.kind == "simulator" else seat.sub_batches)
         beside, mates = self.kept_beside(name, device, all_stay, there), self.mates_on(name, device)
         total = float(memory.needed(worker, on, at_once, profile.unit(name))[0]) + sum(beside.values())
         for mate in mates:
-            total += float(memory.kept(profile.workers[mate], np.array([len(self.seats[mate].devices)]), profile.items / seat.chunks)[0])
+            total += float(memory.kept(profile.workers[mate], np.array([len(self.seats[mate].devices)]), profile.items / seat.micro_batches)[0])
         return total - self.counted_twice([name, *mates, *beside])
 
     def _short(self, name: str, seat: Seat, device: int) -> str:

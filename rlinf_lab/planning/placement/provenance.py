@@ -21,7 +21,7 @@ KINDS = {sign: kind for kind, sign in SIGNS.items()}
 
 
 def origin_of(placement: Placement) -> dict[str, Any]:
-    """What `found_by` reads: the most chunks that were looked at, the tree, and the arrangement as far as it says anything."""
+    """What `found_by` reads: the most micro-batches that were looked at, the tree, and the arrangement as far as it says anything."""
     setting, arrangement, forms = placement.setting, placement.arrangement, placement.arrangement.forms
     heads = [unit.members[0] for unit in setting.units]
     more: dict[str, Any] = {
@@ -34,7 +34,7 @@ def origin_of(placement: Placement) -> dict[str, Any]:
         "seating": list(arrangement.seating),
     }
     said = {key: value for key, value in more.items() if value or (key == "meeting" and value is not None)}
-    return {"chunks": setting.chunks, "tree": _written(placement.tree, heads), **said}
+    return {"micro_batches": setting.micro_batches, "tree": _written(placement.tree, heads), **said}
 
 
 def found_by(origin: Mapping[str, Any], setting: Setting) -> Placement | None:
@@ -115,7 +115,7 @@ def _read(written: Sequence[Any], heads: Sequence[str]) -> Tree | None:
 
 
 def _is_possible(tree: Tree, setting: Setting) -> bool:
-    """Whether it seats every unit once, within the devices that there are, in chunks that are looked at."""
+    """Whether it seats every unit once, within the devices that there are, in micro-batches that are looked at."""
     leaves = [n.worker for n in nodes(tree) if isinstance(n, Leaf)]
     if sorted(leaves) != list(range(len(setting.units))):
         return False

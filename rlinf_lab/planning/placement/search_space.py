@@ -16,13 +16,13 @@ from functools import cached_property
 import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
-from rlinf_lab.planning.placement.budget import CHUNKS, Budget, Unit
+from rlinf_lab.planning.placement.budget import MICRO_BATCHES, Budget, Unit
 from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Forms, Tables
 from rlinf_lab.planning.placement.infeasible import Unplaceable, refusal
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.handovers import is_closed
 from rlinf_lab.planning.profile.profile import Profile
-from rlinf_lab.planning.schema.arguments import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, whole
+from rlinf_lab.planning.schema.arguments import MAX_MICRO_BATCHES, MOST_DEVICES, MOST_STALENESS, whole
 from rlinf_lab.planning.schema.json_schema import known
 from rlinf_lab.planning.search.problem import Problem, members, subsets
 
@@ -44,7 +44,7 @@ class Setting(Budget):
     """A budget with the seconds of every part in every company, and the problems that follow from them."""
 
     @classmethod
-    def of(cls, profile: Profile, devices: int | Mapping[str, int], chunks: int = CHUNKS, rule: str = "fitted", staleness: int = 0) -> Setting:
+    def of(cls, profile: Profile, devices: int | Mapping[str, int], micro_batches: int = MICRO_BATCHES, rule: str = "fitted", staleness: int = 0) -> Setting:
         """Checked. ``devices``: how many, or how many of each of the profile's kinds."""
         kinds = [k.name for k in profile.kinds]
         if not isinstance(devices, Mapping):
@@ -64,15 +64,15 @@ class Setting(Budget):
         counts = {name: whole(f"devices[{name!r}]" if name else "devices", n, 1, MOST_DEVICES, of="devices") for name, n in devices.items()}
         if math.prod(n + 1 for n in counts.values()) > MOST_COUNTS:
             raise PlanError(f"devices is {counts}: of several kinds, at most {MOST_COUNTS} combinations of counts are searched. Next: fewer devices or kinds.")
-        chunks = whole("chunks", chunks, 1, MOST_CHUNKS, "1: the whole iteration at once")
+        micro_batches = whole("micro_batches", micro_batches, 1, MAX_MICRO_BATCHES, "1: the whole iteration at once")
         staleness = whole("staleness", staleness, 0, MOST_STALENESS, "iterations; 0 for synchronous training")
-        setting = cls(profile, counts, chunks, rule, staleness)
+        setting = cls(profile, counts, micro_batches, rule, staleness)
         setting.check()
         return setting
 
     @cached_property
     def tables(self) -> Tables:
-        """Seconds of a chunk."""
+        """Seconds of a micro-batch."""
         return Tables(self)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A plan of the search as the `ExecutionPlan` that an executor takes: ranks, chunks of every channel, who is switched out."""
+"""A plan of the search as the `ExecutionPlan` that an executor takes: ranks, micro-batches of every channel, who is switched out."""
 
 from __future__ import annotations
 
@@ -28,23 +28,25 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
     placements = {w: ranks_of(placement, w) for w in graph.workers}
     cells = [u.members for i, u in enumerate(placement.setting.units) if len(u.members) > 1 and placement.arrangement.forms[i] != APART]
     fused = tuple(members for members in cells if len({placements[m] for m in members}) == 1)
-    chunks: dict[str, int] = {}
+    micro_batches: dict[str, int] = {}
     for edge in graph.edges:
         if not edge.keyed and DRIVER not in (edge.producer, edge.consumer):
-            chunk = chunk_between(placement, edge, fused)
-            chunks[edge.channel] = min(chunks.get(edge.channel, chunk) or chunk, chunk) if chunk else chunks.get(edge.channel, 0)
+            micro_batch = micro_batch_between(placement, edge, fused)
+            micro_batches[edge.channel] = (
+                min(micro_batches.get(edge.channel, micro_batch) or micro_batch, micro_batch) if micro_batch else micro_batches.get(edge.channel, 0)
+            )
     sub_batches = {w: s.sub_batches for w, s in placement.seats.items() if s.sub_batches > 1}
     in_flight = {members[0]: n for i, unit in enumerate(placement.setting.units) if (n := placement.setting.cell(i).tokens) > 1 and (members := unit.members)}
     turns = _turns(placement)
     plan = ExecutionPlan(
-        name, tuple(devices), placements, chunks, _rooms(placement, graph, chunks), sub_batches, fused, turns.memory, turns.device_memory,
+        name, tuple(devices), placements, micro_batches, _rooms(placement, graph, micro_batches), sub_batches, fused, turns.memory, turns.device_memory,
         placement.setting.staleness, turns.working, priorities(placement, graph), in_flight, origin_of(placement),
     )  # fmt: skip
     plan.validate(graph)
     return plan
 
 
-def _rooms(placement: Placement, graph: WorkflowGraph, chunks: Mapping[str, int]) -> dict[str, int]:
+def _rooms(placement: Placement, graph: WorkflowGraph, micro_batches: Mapping[str, int]) -> dict[str, int]:
     """Of channels that hold less than the plan needs: a batch for each rank of the consumers, and as much again while they work on it; all items where a bound
     would hold up more than the producer of that channel alone (`_Held`).
 
@@ -52,13 +54,13 @@ def _rooms(placement: Placement, graph: WorkflowGraph, chunks: Mapping[str, int]
     """
     found: dict[str, int] = {}
     declared, seats, held = {c.name: c.capacity for c in graph.channels}, placement.seats, _Held.of(placement, graph)
-    taking_turns = {e.channel for e in graph.edges if e.channel in chunks and set(seats[e.producer].devices) & set(seats[e.consumer].devices)}
+    taking_turns = {e.channel for e in graph.edges if e.channel in micro_batches and set(seats[e.producer].devices) & set(seats[e.consumer].devices)}
     for edge in graph.edges:
-        bound, chunk = declared[edge.channel], chunks.get(edge.channel)
-        if bound is None or chunk is None or edge.whole or edge.channel in taking_turns:  # between those there is no bound
+        bound, micro_batch = declared[edge.channel], micro_batches.get(edge.channel)
+        if bound is None or micro_batch is None or edge.whole or edge.channel in taking_turns:  # between those there is no bound
             continue
-        items = max(chunk, math.ceil(items_between(placement, edge) / edge.group))
-        room = min(items, AHEAD * chunk * seats[edge.consumer].ranks) if chunk and not held.more_than_the_producer_of(edge) else items
+        items = max(micro_batch, math.ceil(items_between(placement, edge) / edge.group))
+        room = min(items, AHEAD * micro_batch * seats[edge.consumer].ranks) if micro_batch and not held.more_than_the_producer_of(edge) else items
         if room > max(bound, found.get(edge.channel, 0)):
             found[edge.channel] = room
     return found
@@ -117,7 +119,7 @@ def ranks_of(placement: Placement, worker: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(start, start + size)) for start in seat.devices[::size])
 
 
-def chunk_between(placement: Placement, edge: Edge | EdgeProfile, fused: tuple[tuple[str, ...], ...] = ()) -> int:
+def micro_batch_between(placement: Placement, edge: Edge | EdgeProfile, fused: tuple[tuple[str, ...], ...] = ()) -> int:
     """Items (or groups) of one batch of a rank of the consumer; 0: everything."""
     producer, consumer = placement.seats[edge.producer], placement.seats[edge.consumer]
     units = placement.setting.home[edge.producer], placement.setting.home[edge.consumer]
@@ -128,12 +130,16 @@ def chunk_between(placement: Placement, edge: Edge | EdgeProfile, fused: tuple[t
         return 1 if any(edge.producer in f for f in fused) else max(1, tokens // consumer.ranks // consumer.sub_batches)
     node = meeting(placement.tree, *units)
     items = items_between(placement, edge) / edge.group  # what such a channel carries is groups
-    if edge.whole and consumer.chunks == 1:
+    if edge.whole and consumer.micro_batches == 1:
         return 0  # each rank its share
-    if (node.kind == TEMPORAL and node.grain == 0 and consumer.chunks == 1) or placement.setting.begins_with_all(edge.consumer):
+    if (node.kind == TEMPORAL and node.grain == 0 and consumer.micro_batches == 1) or placement.setting.begins_with_all(edge.consumer):
         at_once = consumer.ranks == 1 or (not placement.setting.begins_with_all(edge.consumer) and _would_interrupt(placement, consumer))
         return 0 if at_once else max(1, math.ceil(items / consumer.ranks))
-    part = float(placement.calls(consumer).full) / placement.setting.profile.items if edge.consumer in placement.setting.in_whole_calls else 1 / consumer.chunks
+    part = (
+        float(placement.calls(consumer).full) / placement.setting.profile.items
+        if edge.consumer in placement.setting.in_whole_calls
+        else 1 / consumer.micro_batches
+    )
     return max(1, math.ceil(items * part / consumer.ranks - ROUNDING))
 
 
@@ -142,8 +148,8 @@ def _in_cell(placement: Placement, tokens: int, consumer: Seat) -> int:
     alike."""
     profile, unit = placement.setting.profile, placement.setting.units[placement.setting.home[consumer.worker]]
     first = placement.seats[head(profile, unit.members)]
-    even = consumer.chunks == 1 or not (profile.items % (consumer.chunks * first.ranks) or tokens % (consumer.chunks * first.ranks))
-    return batch_of_tokens(tokens // consumer.chunks, consumer.ranks, consumer is first) if even else 1
+    even = consumer.micro_batches == 1 or not (profile.items % (consumer.micro_batches * first.ranks) or tokens % (consumer.micro_batches * first.ranks))
+    return batch_of_tokens(tokens // consumer.micro_batches, consumer.ranks, consumer is first) if even else 1
 
 
 def batch_of_tokens(tokens: int, ranks: int, is_head: bool) -> int:
@@ -178,7 +184,7 @@ def items_between(placement: Placement, edge: Edge | EdgeProfile) -> float:
 
 
 def same_workers(profile: Profile, graph: WorkflowGraph) -> None:
-    """Raise `PlanError` where a profile is not of this workflow: other workers, or in chunks what the workflow hands over at once."""
+    """Raise `PlanError` where a profile is not of this workflow: other workers, or in micro-batches what the workflow hands over at once."""
     missing = [w for w in graph.workers if w not in profile.workers]
     if missing:
         raise PlanError(
@@ -192,7 +198,7 @@ def same_workers(profile: Profile, graph: WorkflowGraph) -> None:
 
 
 def _same_batches(profile: Profile, graph: WorkflowGraph) -> None:
-    """Raise `PlanError` where what the workflow hands over at once has chunks in the profile."""
+    """Raise `PlanError` where what the workflow hands over at once has micro-batches in the profile."""
     known = {(e.producer, e.consumer): (i, e) for i, e in enumerate(profile.edges)}
     for edge in graph.edges:
         i, told = known.get((edge.producer, edge.consumer), (0, None))

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
-from rlinf_lab.errors import PlanError, PlanNameError
+from rlinf_lab.errors import PlanError, PlanNameError, refuse_old_names
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.fields import Fields, Ranks, shown, some
 from rlinf_lab.planning.plan.standstill import refuse_standstill, ring_of_channels
@@ -24,6 +24,7 @@ from rlinf_lab.workflow.graph import Edge, WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
 
 COLUMNS = 16  # devices that are shown side by side
+OLD_NAMES = {"chunks": "micro_batches", "chunk": "micro_batch"}  # of fields, as notebooks and files before had them
 
 
 class HasPlan(Protocol):
@@ -39,7 +40,7 @@ class ExecutionPlan:
 
     ``devices``: names (``"cpu:0"`` is one core, ``"cuda:0"`` one GPU); an index below is a position in this tuple.
     ``placements``: for each worker, for each rank, the indices of its devices (rank 0 of ``((0,), (1,))`` is on device 0).
-    ``chunks``: for each channel, how many items one batch of its consumer holds at most (0: everything of the iteration). Of a channel
+    ``micro_batches``: for each channel, how many items one batch of its consumer holds at most (0: everything of the iteration). Of a channel
         that is wanted whole no batch is given before everything is there; 0 gives each rank its equal share (`Inbox.get_all`).
     ``capacities``: overrides of the channels' capacity (items; None: unbounded).
     ``sub_batches``: for each worker, into how many tokens its batch is split (default 1); 2 is double buffering in a cell.
@@ -50,7 +51,7 @@ class ExecutionPlan:
     ``working``: further units that a worker's rank occupies on each of its devices while it works (default 0).
     ``priorities``: who of one iteration gets a device first when several wait for it: the smaller number (default: a worker's depth in the graph).
     ``in_flight``: for one worker of a cell, how many items its head's ranks together put into the cell at a time and wait for, whatever ``sub_batches`` says
-        (default: ranks times sub-batches): as large may the cell's chunks be.
+        (default: ranks times sub-batches): as large may the cell's micro-batches be.
     ``origin``: how the search found it, for simulations (`planning.placement.provenance`); executors do not look at it, nor do comparisons.
         Of a plan that was edited since it says nothing, and need not be taken out.
     """
@@ -58,7 +59,7 @@ class ExecutionPlan:
     name: str
     devices: tuple[str, ...]
     placements: Mapping[str, Ranks]
-    chunks: Mapping[str, int] = field(default_factory=dict)
+    micro_batches: Mapping[str, int] = field(default_factory=dict)
     capacities: Mapping[str, int | None] = field(default_factory=dict)
     sub_batches: Mapping[str, int] = field(default_factory=dict)
     fused: tuple[tuple[str, ...], ...] = ()
@@ -70,12 +71,22 @@ class ExecutionPlan:
     in_flight: Mapping[str, int] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
+    def __new__(cls, *_: Any, **fields: Any) -> Self:
+        """Raises `ConfigError` for a field by the name that it had before."""
+        refuse_old_names(cls.__name__, fields, OLD_NAMES)
+        return super().__new__(cls)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in OLD_NAMES:
+            raise AttributeError(f"{type(self).__name__}.{name} is called {OLD_NAMES[name]} now. Next: plan.{OLD_NAMES[name]}.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __post_init__(self) -> None:
         """Lists become tuples, mappings are copied. Raises `PlanError` naming the field that cannot be."""
         read = Fields(self.name)
         devices = read.devices(self.devices)
         values = {
-            "devices": devices, "placements": read.placements(self.placements, devices), "chunks": read.chunks(self.chunks),
+            "devices": devices, "placements": read.placements(self.placements, devices), "micro_batches": read.micro_batches(self.micro_batches),
             "capacities": read.capacities(self.capacities), "sub_batches": read.sub_batches(self.sub_batches), "fused": read.fused(self.fused),
             "memory": read.memory(self.memory), "device_memory": read.device_memory(self.device_memory),
             "staleness": read.staleness(self.staleness), "working": read.working(self.working),
@@ -94,13 +105,13 @@ class ExecutionPlan:
         graph, given = _graph(flow), cls._given(name, devices, fields)
         placements = _spread(graph, name, given["devices"], ranks)
         tokens = {w: len(p) * given.get("sub_batches", {}).get(w, 1) for w, p in placements.items()}
-        return cls._made(graph, placements, _cell_chunks(graph, tokens, {w: len(p) for w, p in placements.items()}, whole=True), given)
+        return cls._made(graph, placements, _cell_micro_batches(graph, tokens, {w: len(p) for w, p in placements.items()}, whole=True), given)
 
     @classmethod
     def spatial(
-        cls, flow: Workflow, devices: Sequence[str], on: Mapping[str, Sequence[int]], chunk: int = 1, name: str = "spatial", **fields: Any
+        cls, flow: Workflow, devices: Sequence[str], on: Mapping[str, Sequence[int]], micro_batch: int = 1, name: str = "spatial", **fields: Any
     ) -> ExecutionPlan:
-        """Workers on devices of their own, streaming to each other in chunks of ``chunk`` items.
+        """Workers on devices of their own, streaming to each other in micro-batches of ``micro_batch`` items.
 
         ``on``: for each worker the device indices of its ranks, one device a rank.
         """
@@ -113,8 +124,8 @@ class ExecutionPlan:
         if missing:
             raise PlanError(f"Plan {name!r}: on= has no devices for {', '.join(map(repr, missing))}. Next: give each worker its ranks' devices.")
         placements: dict[str, Any] = {w: tuple((d,) for d in on[w]) for w in graph.workers}
-        chunks = {c.name: chunk for c in graph.channels if not c.whole} | _cell_chunks(graph, {}, {}, whole=False)
-        return cls._made(graph, placements, chunks, given)
+        micro_batches = {c.name: micro_batch for c in graph.channels if not c.whole} | _cell_micro_batches(graph, {}, {}, whole=False)
+        return cls._made(graph, placements, micro_batches, given)
 
     @classmethod
     def fused_cells(cls, flow: Workflow, devices: Sequence[str], ranks: Mapping[str, int] | None = None, name: str = "fused", **fields: Any) -> ExecutionPlan:
@@ -129,21 +140,22 @@ class ExecutionPlan:
         for cell in graph.cells:
             wanted.update(dict.fromkeys(cell, max(wanted.get(w, 1) for w in cell)))
         placements = _spread(graph, name, given["devices"], wanted)
-        return cls._made(graph, placements, _cell_chunks(graph, {}, {}, whole=False), {**given, "fused": graph.cells})
+        return cls._made(graph, placements, _cell_micro_batches(graph, {}, {}, whole=False), {**given, "fused": graph.cells})
 
     @classmethod
     def _given(cls, name: str, devices: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields that were given by hand, checked: the rest is computed from them."""
         read = Fields(name)
         free = [f.name for f in dataclasses.fields(cls) if f.name not in ("name", "devices", "placements")]
+        refuse_old_names(f"Plan {name!r}", fields, OLD_NAMES)
         for key in fields:
             read.known("the arguments", "plan field", key, free)
         checked = {key: getattr(read, key)(value) for key, value in fields.items()}
         return {"name": name, "devices": read.devices(devices), **checked}
 
     @classmethod
-    def _made(cls, graph: WorkflowGraph, placements: Mapping[str, Any], chunks: Mapping[str, int], given: dict[str, Any]) -> ExecutionPlan:
-        plan = cls(placements=placements, **{**given, "chunks": {**chunks, **given.get("chunks", {})}})
+    def _made(cls, graph: WorkflowGraph, placements: Mapping[str, Any], micro_batches: Mapping[str, int], given: dict[str, Any]) -> ExecutionPlan:
+        plan = cls(placements=placements, **{**given, "micro_batches": {**micro_batches, **given.get("micro_batches", {})}})
         plan.validate(graph)
         return plan
 
@@ -151,9 +163,9 @@ class ExecutionPlan:
     def ranks(self, worker: str) -> int:
         return len(self.placements[worker])
 
-    def chunk(self, channel: str) -> int:
+    def micro_batch(self, channel: str) -> int:
         """Items of one batch; `engine.ALL` for everything."""
-        return self.chunks.get(channel, 0) or ALL
+        return self.micro_batches.get(channel, 0) or ALL
 
     def tokens(self, worker: str) -> int:
         """Into how many tokens one rank of the worker splits its batch."""
@@ -175,7 +187,7 @@ class ExecutionPlan:
         for i, group in enumerate(self.fused):
             for worker in group:
                 read.known(f"fused[{i}]", "worker", worker, graph.workers)
-        for where, channels in {"chunks": self.chunks, "capacities": self.capacities}.items():
+        for where, channels in {"micro_batches": self.micro_batches, "capacities": self.capacities}.items():
             for channel in channels:
                 read.known(where, "channel", channel, graph.channels_by_name())
         for worker in graph.workers:
@@ -208,18 +220,18 @@ class ExecutionPlan:
             )
 
     def _validate_cells(self, graph: WorkflowGraph) -> None:
-        """A chunk larger than the tokens in flight would starve a cell for ever."""
+        """A micro-batch larger than the tokens in flight would starve a cell for ever."""
         for edge in graph.edges:
             if not any(edge.producer in c and edge.consumer in c for c in graph.cells) or edge.keyed:
                 continue
             tokens = self._in_flight(graph, edge)
-            chunk = self.chunks.get(edge.channel, 0)
-            if not 1 <= chunk <= tokens:
+            micro_batch = self.micro_batches.get(edge.channel, 0)
+            if not 1 <= micro_batch <= tokens:
                 raise PlanError(
-                    f"Plan {self.name!r}: chunk of channel {edge.channel!r} is {chunk}, but only {tokens} tokens circulate in the "
-                    f"cell {edge.producer!r} <-> {edge.consumer!r}: it would wait for ever ({ring_of_channels(graph, edge)}). Next: a chunk from 1 to "
+                    f"Plan {self.name!r}: micro-batch of channel {edge.channel!r} is {micro_batch}, but only {tokens} tokens circulate in the "
+                    f"cell {edge.producer!r} <-> {edge.consumer!r}: it would wait for ever ({ring_of_channels(graph, edge)}). Next: a micro-batch from 1 to "
                     f"{tokens}, or, where rank by rank more items are put before it waits, as many tokens: "
-                    f"sub_batches={{{edge.producer!r}: {max(2, chunk)}}}."
+                    f"sub_batches={{{edge.producer!r}: {max(2, micro_batch)}}}."
                 )
 
     def _in_flight(self, graph: WorkflowGraph, edge: Edge) -> int:
@@ -240,10 +252,11 @@ class ExecutionPlan:
 
     @classmethod
     def from_dict(cls, data: Any) -> ExecutionPlan:
-        """The plan that `to_dict` gave. `PlanError` names the field that is missing, unknown or wrong."""
+        """The plan that `to_dict` gave, also by the names that it had before. `PlanError` names the field that is missing, unknown or wrong."""
         fields = {f.name: f for f in dataclasses.fields(cls)}
         if not isinstance(data, Mapping):
             raise PlanError(f"A plan is {shown(data)}; it must be an object with the fields {', '.join(fields)}. Next: plan.to_dict() makes one.")
+        data = _by_new_names(data)
         for key in data:
             if key not in fields:
                 raise PlanNameError.of("plan field", key, fields)
@@ -312,7 +325,7 @@ class ExecutionPlan:
 
     def _settings(self) -> list[tuple[str, str]]:
         """What is not default beside who sits where, as (name, text)."""
-        found = [("chunks", ", ".join(f"{c} {n or 'whole'}" for c, n in self.chunks.items()))]
+        found = [("micro-batches", ", ".join(f"{c} {n or 'whole'}" for c, n in self.micro_batches.items()))]
         found += [("capacities", ", ".join(f"{c} {'unbounded' if n is None else n}" for c, n in self.capacities.items()))]
         found += [("fused", " + ".join(group)) for group in self.fused]
         found += [("in flight", ", ".join(f"{n} items in the cell of {w}" for w, n in self.in_flight.items()))]
@@ -372,8 +385,8 @@ class ExecutionPlan:
 
 
 def _plain(value: Any, field: str) -> str:
-    if (field, value) == ("chunks", 0) or (field, value) == ("capacities", None):
-        return "whole" if field == "chunks" else "unbounded"
+    if (field, value) == ("micro_batches", 0) or (field, value) == ("capacities", None):
+        return "whole" if field == "micro_batches" else "unbounded"
     if isinstance(value, tuple):
         return some([" + ".join(v) if isinstance(v, tuple) else str(v) for v in value]) or "none"
     return str(value)
@@ -415,11 +428,19 @@ def _spread(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any)
     return {w: tuple((r,) for r in range(counts.get(w, 1))) for w in graph.workers}
 
 
-def _cell_chunks(graph: WorkflowGraph, tokens: Mapping[str, int], ranks: Mapping[str, int], whole: bool) -> dict[str, int]:
+def _by_new_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
+    """What a file says, with fields by the names that they have now, also within ``origin``."""
+    found = {OLD_NAMES.get(key, key): value for key, value in data.items()} if set(data).isdisjoint(OLD_NAMES.values()) else dict(data)
+    if isinstance(found.get("origin"), Mapping):
+        found["origin"] = {OLD_NAMES.get(key, key): value for key, value in found["origin"].items()}
+    return found
+
+
+def _cell_micro_batches(graph: WorkflowGraph, tokens: Mapping[str, int], ranks: Mapping[str, int], whole: bool) -> dict[str, int]:
     """Inside a cell: all tokens in flight, divided among the consumer's ranks (phases alternate), or one by one (each unit advances on its own)."""
-    chunks: dict[str, int] = {}
+    micro_batches: dict[str, int] = {}
     for edge in graph.edges:
         inside = any(edge.producer in c and edge.consumer in c for c in graph.cells)
         if inside and not edge.keyed:
-            chunks[edge.channel] = max(1, tokens[edge.producer] // ranks[edge.consumer]) if whole else 1
-    return chunks
+            micro_batches[edge.channel] = max(1, tokens[edge.producer] // ranks[edge.consumer]) if whole else 1
+    return micro_batches

@@ -19,7 +19,7 @@ class Fixed(dict[str, Any]):
     """A mapping that stays as it is: what was checked cannot be changed behind the plan's back."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise PlanError("A plan does not change. Next: dataclasses.replace(plan, chunks={**plan.chunks, 'samples': 8}) makes another one.")
+        raise PlanError("A plan does not change. Next: dataclasses.replace(plan, micro_batches={**plan.micro-batches, 'samples': 8}) makes another one.")
 
     __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse
 
@@ -118,9 +118,9 @@ class Fields:
             )
         return tuple(read)
 
-    def chunks(self, value: Any) -> dict[str, int]:
+    def micro_batches(self, value: Any) -> dict[str, int]:
         advice = "a number of items, 0 for everything of the iteration"
-        return self.by_name("chunks", value, lambda where, n: self.whole(where, n, 0, advice), "chunks={'samples': 8}")
+        return self.by_name("micro_batches", value, lambda where, n: self.whole(where, n, 0, advice), "micro_batches={'samples': 8}")
 
     def capacities(self, value: Any) -> dict[str, int | None]:
         advice = "a number of items, or None for no bound"

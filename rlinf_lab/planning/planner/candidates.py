@@ -1,4 +1,4 @@
-"""From a setting to the plans worth looking at: the best of every way to compose the flow, followed chunk by chunk, improved a little."""
+"""From a setting to the plans worth looking at: the best of every way to compose the flow, followed micro-batch by micro-batch, improved a little."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAME = 1.001
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that fits: the seconds that the search gave it and those that come out when its chunks are followed."""
+    """A plan that fits: the seconds that the search gave it and those that come out when its micro-batches are followed."""
 
     placement: Placement
     searched: float
@@ -91,7 +91,7 @@ def candidates(
 ) -> list[Candidate]:
     """The fastest plan of each shape that was found, fastest first. Empty when no plan is possible.
 
-    ``several``: so many of each shape, of other numbers of devices or chunks, all about as fast as the best of the shape by the search, which is one of
+    ``several``: so many of each shape, of other numbers of devices or micro-batches, all about as fast as the best of the shape by the search, which is one of
     them; also those that only differ in their names.
 
     ``quick``: good plans of turns, of streams and of both, over few device counts and then nearer ones. Of the sets of units that may stay, plans of both
@@ -156,7 +156,7 @@ def _others(some: list[Candidate], most: int) -> list[Candidate]:
 
 
 def _distinct(found: list[Candidate]) -> list[Candidate]:
-    """Without those that seat everybody as a faster one does and take about as long: they differ in name only, or in chunks that change nothing."""
+    """Without those that seat everybody as a faster one does and take about as long: they differ in name only, or in micro-batches that change nothing."""
     kept: list[Candidate] = []
     for c in found:
         if not any(c.seconds <= SAME * k.seconds and alike(c.placement, k.placement) for k in kept):
@@ -165,8 +165,8 @@ def _distinct(found: list[Candidate]) -> list[Candidate]:
 
 
 def alike(a: Placement, b: Placement) -> bool:
-    """Whether everybody sits on the same devices, in the same ranks: of one mode, whatever the chunks."""
-    return a.mode == b.mode and all(replace(seat, chunks=1) == replace(b.seats[name], chunks=1) for name, seat in a.seats.items())
+    """Whether everybody sits on the same devices, in the same ranks: of one mode, whatever the micro-batches."""
+    return a.mode == b.mode and all(replace(seat, micro_batches=1) == replace(b.seats[name], micro_batches=1) for name, seat in a.seats.items())
 
 
 def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...]) -> Iterator[Candidate]:
@@ -228,8 +228,8 @@ def _any(setting: Setting, arrangements: list[Arrangement], only: Only, ceiling:
 
 
 def _as_it_runs(setting: Setting) -> Search:
-    """`guess`, where whoever never waits takes turns as a whole only. Of turns in chunks the search promises what no run keeps, up to two fifths less: of the
-    few plans of a quick answer none would be left that is as good as it says."""
+    """`guess`, where whoever never waits takes turns as a whole only. Of turns in micro-batches the search promises what no run keeps, up to two fifths less:
+    of the few plans of a quick answer none would be left that is as good as it says."""
 
     def search(problem: Problem, ceiling: float, only: Only) -> list[Found]:
         return guess(replace(problem, whole=setting.unceasing), ceiling, only)

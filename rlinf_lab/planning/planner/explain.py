@@ -79,12 +79,13 @@ def _uneven(placement: Placement, name: str, seat: Seat) -> str:
             f"{what} of an iteration do not divide by {seat.ranks} ranks, and each iteration is counted with the rank that has most; where iterations overlap "
             f"another one may have most in the next, and the worker needs up to {100 * less:.0f} % less"
         )
-    together = float(seat.chunks * of_a_rank(items / seat.chunks, ranks, unit)[0])
+    together = float(seat.micro_batches * of_a_rank(items / seat.micro_batches, ranks, unit)[0])
     less = 1 - alone / together
     if less < WORTH:
         return ""
     return (
-        f"chunks of {items / seat.chunks:.3g} items do not divide by {seat.ranks} ranks, which are counted as going on together, chunk by chunk; ranks that "
+        f"micro-batches of {items / seat.micro_batches:.3g} items do not divide by {seat.ranks} ranks, which are counted as going on together, micro-batch by "
+        "micro-batch; ranks that "
         f"take items by themselves may need up to {100 * less:.0f} % less"
     )
 
@@ -96,8 +97,8 @@ def _one_by_one(placement: Placement, seat: Seat) -> str:
     calls = placement.number_of_calls(seat) * seat.ranks
     for name in (e.producer for e in setting.profile.edges if e.consumer == seat.worker and setting.home[e.producer] not in fed):
         source = placement.seats[name]
-        if source.chunks < calls and devices & set(source.devices) and devices - set(source.devices):
-            how = "everything at once" if source.chunks == 1 else f"{source.chunks} parts"
+        if source.micro_batches < calls and devices & set(source.devices) and devices - set(source.devices):
+            how = "everything at once" if source.micro_batches == 1 else f"{source.micro_batches} parts"
             return (
                 f"its ranks begin with what {name} hands over, which is counted as {how}; "
                 f"where it puts items one by one, ranks on other devices begin earlier, in another order"
@@ -182,7 +183,7 @@ def _worked(candidate: Candidate, unit: int) -> float:
     seats = [placement.seats[m] for m in names]
     if placement.arrangement.forms[unit] != APART:
         return candidate.streamed.work[unit].busy * len({d for seat in seats for d in seat.devices})
-    return sum(placement.member_seconds(s.worker) * s.chunks * s.sub_batches * len(s.devices) for s in seats)
+    return sum(placement.member_seconds(s.worker) * s.micro_batches * s.sub_batches * len(s.devices) for s in seats)
 
 
 def why_no(setting: Setting, kind: str) -> str:
@@ -315,7 +316,7 @@ def _twice(setting: Setting, names: Collection[str]) -> float:
 
 
 def _needs(setting: Setting, name: str, devices: int) -> float:
-    """GiB on each of so many devices, with the finest chunks."""
+    """GiB on each of so many devices, with the finest micro-batches."""
     return float(memory.needed(setting.profile.workers[name], np.array([devices]), setting.fewest_items(name), setting.profile.unit(name))[0])
 
 

@@ -35,7 +35,7 @@ def why_none(setting: Setting, modes: tuple[str, ...]) -> str:
         said = short.said
     else:
         said = " ".join(f"{mode}: {why_no(setting, mode)}" for mode in modes)
-    wish = Wish(setting.profile, setting.devices, setting.chunks, setting.rule, setting.staleness, modes)
+    wish = Wish(setting.profile, setting.devices, setting.micro_batches, setting.rule, setting.staleness, modes)
     return said + nearest(wish, advised(short.gib) if math.isfinite(short.gib) else None, fewest_apart(setting))
 
 
@@ -45,7 +45,7 @@ class Wish:
 
     profile: Profile
     devices: Mapping[str, int]
-    chunks: int
+    micro_batches: int
     rule: str
     staleness: int
     modes: tuple[str, ...]
@@ -59,7 +59,7 @@ class Wish:
 
     def candidates(self) -> list[Candidate]:
         """Plans, quickly found. Raises `Unplaceable` where somebody fits nowhere."""
-        return of_modes(Setting.of(self.profile, self.devices, self.chunks, self.rule, self.staleness), self.modes, quick=True)
+        return of_modes(Setting.of(self.profile, self.devices, self.micro_batches, self.rule, self.staleness), self.modes, quick=True)
 
 
 def nearest(wish: Wish, gib: float | None = None, count: int | None = None) -> str:

@@ -1,4 +1,4 @@
-"""One iteration of a plan as bars: who occupies which devices from when to when. From the chunks that were followed, or from the simulated timeline."""
+"""One iteration of a plan as bars: who occupies which devices from when to when. From the micro-batches that were followed, or from the simulated timeline."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, For
 from rlinf_lab.planning.placement.memory_units import priorities
 from rlinf_lab.planning.placement.placement import Placement, Seat
 from rlinf_lab.planning.placement.provenance import found_by
-from rlinf_lab.planning.placement.search_space import CHUNKS, Arrangement, Setting
-from rlinf_lab.planning.placement.to_execution_plan import batch_of_tokens, chunk_between, execution_plan
+from rlinf_lab.planning.placement.search_space import MICRO_BATCHES, Arrangement, Setting
+from rlinf_lab.planning.placement.to_execution_plan import batch_of_tokens, execution_plan, micro_batch_between
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.candidates import Candidate
 from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.schema.arguments import MOST_CHUNKS
+from rlinf_lab.planning.schema.arguments import MAX_MICRO_BATCHES
 from rlinf_lab.planning.schema.json_schema import listing
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, nodes
 from rlinf_lab.planning.search.problem import Cut, Cuts, Problem
@@ -57,7 +57,7 @@ def _parts(setting: Setting, graph: WorkflowGraph, plan: ExecutionPlan) -> Itera
                 continue
             ranks = plan.ranks(name)
             found = batch_of_tokens(tokens, ranks, is_head=False)
-            given = min(plan.chunks.get(e.channel, 0) or tokens for e in inside)
+            given = min(plan.micro_batches.get(e.channel, 0) or tokens for e in inside)
             if given < found:
                 yield name, min(1.0, given * ranks / tokens)
 
@@ -79,7 +79,7 @@ def _in_parts(setting: Setting, name: str, part: float) -> WorkerProfile:
 
 
 TREES = 64  # of a part that are looked at
-MOST = 4096  # of trees and chunks together
+MOST = 4096  # of trees and micro-batches together
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,21 @@ def as_given(
     plan.validate(graph)
     if plan.origin and (candidate := _as_found(profile, graph, plan, devices, rule)) is not None:
         return candidate, plan.devices
-    setting = Setting.of(profile, devices, CHUNKS, rule, plan.staleness)
+    setting = Setting.of(profile, devices, MICRO_BATCHES, rule, plan.staleness)
     if (changed := in_given_batches(setting, graph, plan)) is not profile:
-        profile, setting = changed, Setting.of(changed, devices, CHUNKS, rule, plan.staleness)
+        profile, setting = changed, Setting.of(changed, devices, MICRO_BATCHES, rule, plan.staleness)
     reader = _Reader(setting, graph, plan)
     if not reader.is_coarse():
-        reader = _Reader(Setting.of(profile, devices, min(MOST_CHUNKS, profile.items), rule, plan.staleness), graph, plan)
+        reader = _Reader(Setting.of(profile, devices, min(MAX_MICRO_BATCHES, profile.items), rule, plan.staleness), graph, plan)
     return reader.candidate()
 
 
 def _as_found(profile: Profile, graph: WorkflowGraph, plan: ExecutionPlan, devices: Mapping[str, int], rule: str) -> Candidate | None:
     """The plan of the search that it was, if that still makes this very plan (nobody has edited it) and fits."""
-    chunks = plan.origin.get("chunks", 0)
-    setting = Setting.of(profile, devices, chunks if isinstance(chunks, int) and 1 <= chunks <= MOST_CHUNKS else CHUNKS, rule, plan.staleness)
+    micro_batches = plan.origin.get("micro_batches", 0)
+    setting = Setting.of(
+        profile, devices, micro_batches if isinstance(micro_batches, int) and 1 <= micro_batches <= MAX_MICRO_BATCHES else MICRO_BATCHES, rule, plan.staleness
+    )
     try:
         placement = found_by(plan.origin, setting)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -140,11 +142,11 @@ class _Reader:
         self.edges = {(e.producer, e.consumer): e for e in graph.edges}
 
     def is_coarse(self) -> bool:
-        """Whether no batch is finer than the chunks of the setting."""
-        return all(self._chunk_at(e, self.setting.granularities - 1) <= max(1, c) for e in self.profile.edges if (c := self._asked(e)))
+        """Whether no batch is finer than the micro-batches of the setting."""
+        return all(self._micro_batch_at(e, self.setting.granularities - 1) <= max(1, c) for e in self.profile.edges if (c := self._asked(e)))
 
     def candidate(self) -> tuple[Candidate, tuple[str, ...]]:
-        """Of all trees and chunks that the plan may stand for those with which it is that plan, and of these the fastest."""
+        """Of all trees and micro-batches that the plan may stand for those with which it is that plan, and of these the fastest."""
         setting = self.setting
         forms = Forms(tuple(map(self._form, range(len(setting.units)))), windows=tuple(sorted(map(self._window, self.profile.workers), key=lambda w: w[0])))
         staying = sum(1 << i for i, unit in enumerate(setting.units) if self._stays(unit.members))
@@ -153,9 +155,9 @@ class _Reader:
         arrangement = Arrangement(staying, replace(forms, meeting=bare.meetings))
         problem = setting.problem(arrangement)
         found: list[tuple[int, float, Seated]] = []
-        for tree in itertools.islice(itertools.chain.from_iterable(map(self._in_chunks, self._trees(problem))), MOST):
+        for tree in itertools.islice(itertools.chain.from_iterable(map(self._in_micro_batches, self._trees(problem))), MOST):
             there = {n.worker: 2**n.grain for n in nodes(tree) if isinstance(n, Leaf)}
-            placed = Seated(setting, arrangement, tree, {n: replace(s, chunks=there[setting.home[n]]) for n, s in seats.items()})
+            placed = Seated(setting, arrangement, tree, {n: replace(s, micro_batches=there[setting.home[n]]) for n, s in seats.items()})
             found.append((self._missed(placed), evaluate(tree, problem), placed))
         found.sort(key=lambda f: f[:2])
         best = next(((seconds, placed) for _, seconds, placed in found if math.isfinite(seconds) and not placed.misfit()), None)
@@ -166,7 +168,7 @@ class _Reader:
     def _missed(self, placement: Placement) -> int:
         """Channels whose batches would be others than the plan's, and whether who comes first would be."""
         asked = [(self.edges[e.producer, e.consumer], n) for e in self.profile.edges if (n := self._asked(e)) is not None]
-        return sum(chunk_between(placement, edge) != n for edge, n in asked) + (priorities(placement, self.graph) != self.plan.priorities)
+        return sum(micro_batch_between(placement, edge) != n for edge, n in asked) + (priorities(placement, self.graph) != self.plan.priorities)
 
     def _refused(self, placement: Placement) -> str:
         """Nothing fits, or the models tell no seconds."""
@@ -263,10 +265,10 @@ class _Reader:
         setting, there = self.setting, self.edges.get((edge.producer, edge.consumer))
         if setting.home[edge.producer] == setting.home[edge.consumer] or setting.begins_with_all(edge.consumer) or edge.value or there is None:
             return None
-        return self.plan.chunks.get(there.channel, 0) or (None if edge.whole else 0)
+        return self.plan.micro_batches.get(there.channel, 0) or (None if edge.whole else 0)
 
-    def _chunk_at(self, edge: EdgeProfile, grain: int) -> int:
-        """What the search's plans have there, as `to_execution_plan.chunk_between`."""
+    def _micro_batch_at(self, edge: EdgeProfile, grain: int) -> int:
+        """What the search's plans have there, as `to_execution_plan.micro_batch_between`."""
         part = 2.0**-grain
         if edge.consumer in self.setting.in_whole_calls:
             part = float(self.setting.calls(edge.consumer, 2**grain, len(self.plan.placements[edge.consumer])).full) / self.profile.items
@@ -279,7 +281,9 @@ class _Reader:
         return max(1, math.ceil(passing * part / len(self.plan.placements[edge.consumer]) - ROUNDING))
 
     def _grains(self, unit: int) -> list[int]:
-        """The work of an iteration is divided into 2^grain chunks: those that make the calls that are asked for; of who is handed nothing in batches all."""
+        """The work of an iteration is divided into 2^grain micro-batches: those that make the calls that are asked for; of who is handed nothing in batches
+        all.
+        """
         found: dict[EdgeProfile, list[int]] = {}
         for edge in self.profile.edges:
             if self.setting.home[edge.consumer] == unit and (asked := self._asked(edge)) is not None:
@@ -288,21 +292,21 @@ class _Reader:
         if not common:
             calls = ", ".join(f"{2 ** grains[0]} of what {e.producer} makes" for e, grains in found.items())
             raise PlanError(
-                f"Plan {self.plan.name!r}: the chunks of what {self.setting.units[unit].name!r} takes make different numbers of calls: {calls}. "
-                f"Next: chunks that make as many of each."
+                f"Plan {self.plan.name!r}: the micro-batches of what {self.setting.units[unit].name!r} takes make different numbers of calls: {calls}. "
+                f"Next: micro-batches that make as many of each."
             )
         return sorted(common)
 
     def _grains_of(self, edge: EdgeProfile, asked: int) -> list[int]:
         finest = self.setting.finest_call[self.setting.home[edge.consumer]]
-        sizes = {g: self._chunk_at(edge, g) for g in range(finest + 1)}
+        sizes = {g: self._micro_batch_at(edge, g) for g in range(finest + 1)}
         if not asked or asked >= self._share(edge):
             return [0]
         if asked not in sizes.values():
             near = sorted(sorted(set(sizes.values()), key=lambda n: abs(n - asked))[:2])
             raise PlanError(
-                f"Plan {self.plan.name!r}: chunks[{self.edges[edge.producer, edge.consumer].channel!r}] is {asked}; from a profile plans are simulated "
-                f"in 1, 2, 4, ... chunks. Next: {' or '.join(map(str, near))}."
+                f"Plan {self.plan.name!r}: micro_batches[{self.edges[edge.producer, edge.consumer].channel!r}] is {asked}; from a profile plans are simulated "
+                f"in 1, 2, 4, ... micro-batches. Next: {' or '.join(map(str, near))}."
             )
         return [g for g, size in sizes.items() if size == asked]
 
@@ -340,8 +344,10 @@ class _Reader:
         trees = some(problem.everyone)
         return (tree for wrong, tree in trees if wrong == trees[0][0])
 
-    def _in_chunks(self, tree: Tree) -> Iterator[Tree]:
-        """A tree with all the chunks that the plan may stand for: of who is handed nothing in batches as many as others have; turns once, or for each chunk."""
+    def _in_micro_batches(self, tree: Tree) -> Iterator[Tree]:
+        """A tree with all the micro-batches that the plan may stand for: of who is handed nothing in batches as many as others have; turns once, or for each
+        micro-batch.
+        """
         units = range(len(self.setting.units))
         asked = {u: grains for u in units if len(grains := self._grains(u)) <= self.setting.finest_call[u]}
         some = {g for grains in asked.values() for g in (grains[0], grains[-1])}

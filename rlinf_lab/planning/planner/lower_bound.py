@@ -55,10 +55,10 @@ def _of_worker(setting: Setting, unit: int, name: str, known: float) -> float:
 
 
 def _least(setting: Setting, unit: int, name: str) -> np.ndarray:
-    """Least seconds that a worker computes in an iteration, in any chunks and sub-batches, for each number of devices."""
+    """Least seconds that a worker computes in an iteration, in any micro-batches and sub-batches, for each number of devices."""
     company, cell = Company(0, Forms((SINGLE,) * len(setting.units)), (name,)), len(setting.units[unit].members) > 1
-    ways, chunks = sorted({1, *setting.cell(unit).sub_batches} if cell else {1}), 2.0 ** np.arange(setting.granularities)[:, None]
-    return np.asarray(np.min([k * chunks * setting.tables.member_rows(name, k, company) for k in ways], axis=(0, 1)))
+    ways, micro_batches = sorted({1, *setting.cell(unit).sub_batches} if cell else {1}), 2.0 ** np.arange(setting.granularities)[:, None]
+    return np.asarray(np.min([k * micro_batches * setting.tables.member_rows(name, k, company) for k in ways], axis=(0, 1)))
 
 
 def _of_ranks(setting: Setting, unit: int, at_once: bool = True) -> np.ndarray:
@@ -136,14 +136,14 @@ def _is_alone(setting: Setting, unit: int) -> bool:
 
 
 def busy_seconds(setting: Setting, unit: int) -> np.ndarray:
-    """Least seconds of an iteration on each number of devices, with the best chunks and alone there."""
+    """Least seconds of an iteration on each number of devices, with the best micro-batches and alone there."""
     members = setting.units[unit].members
     if not is_ring(setting.profile, members):  # not all members wait for each other in every step; apart, each has a number of devices of its own
         return np.asarray(np.max([_on_at_most(setting, _least(setting, unit, m)) for m in members], axis=0))
     forms = [TOGETHER, APART] if len(members) > 1 else [SINGLE]
     rows = [setting.tables.of(unit, 0, Forms(tuple(f if i == unit else SINGLE for i in range(len(setting.units))))) for f in forms]
-    chunks = 2.0 ** np.arange(setting.granularities)[:, None]
-    found = np.min([np.min(r * chunks, axis=0) for r in rows], axis=0)
+    micro_batches = 2.0 ** np.arange(setting.granularities)[:, None]
+    found = np.min([np.min(r * micro_batches, axis=0) for r in rows], axis=0)
     return np.asarray(found)
 
 

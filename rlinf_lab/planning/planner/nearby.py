@@ -1,5 +1,5 @@
-"""Plans near a plan: other numbers of devices, other chunks, another order of turns. The search's and the scheduler's seconds differ by a little, so the best
-plan of the one is near the best one of the other."""
+"""Plans near a plan: other numbers of devices, other micro-batches, another order of turns. The search's and the scheduler's seconds differ by a little, so the
+best plan of the one is near the best one of the other."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def fitting(placement: Placement, tree: Tree) -> tuple[Placement, float] | None:
 
 
 def neighbours(placement: Placement) -> Iterator[Tree]:
-    """Trees that differ in the order of two parts, in the chunks of one part, or in the devices of one or two leaves."""
+    """Trees that differ in the order of two parts, in the micro-batches of one part, or in the devices of one or two leaves."""
     problem = placement.setting.problem(placement.arrangement)
     yield from reordered(placement.tree, problem)
-    yield from rechunked(placement.tree, problem)
+    yield from in_other_micro_batches(placement.tree, problem)
     yield from resized(placement.tree, problem, placement.beside)
 
 
@@ -48,9 +48,9 @@ def resized(tree: Tree, problem: Problem, beside: dict[int, int]) -> Iterator[Tr
                     yield changed
 
 
-def rechunked(tree: Tree, problem: Problem) -> Iterator[Tree]:
-    """One part that streams, with those within it that have the same chunks, has twice as many or half as many, or as many as there may be. Not where somebody
-    takes turns: in which chunks, the search knows, and a simulation lets ranks that have ended theirs begin with another turn."""
+def in_other_micro_batches(tree: Tree, problem: Problem) -> Iterator[Tree]:
+    """One part that streams, with those within it that have the same micro-batches, has twice as many or half as many, or as many as there may be. Not where
+    somebody takes turns: in which micro-batches, the search knows, and a simulation lets ranks that have ended theirs begin with another turn."""
     for node in nodes(tree):
         if not _streams(tree, node):
             continue
@@ -94,12 +94,12 @@ def _most(a: Tree, b: Tree) -> tuple[int, ...]:
 
 
 def _grain_above(tree: Tree, node: Tree) -> int:
-    """Of the part that holds it: chunks within are no larger."""
+    """Of the part that holds it: micro-batches within are no larger."""
     return max((n.grain for n in nodes(tree) if node in n.parts()), default=0)
 
 
 def _finest(node: Tree, problem: Problem) -> int:
-    """Chunks that all edges within allow, all of a leaf; the whole where somebody is called once and takes turns."""
+    """Micro-batches that all edges within allow, all of a leaf; the whole where somebody is called once and takes turns."""
     if isinstance(node, Leaf):
         return problem.granularities - 1
     crossing = [g for (p, c), g in problem.edges.items() if node.before.leaves >> p & 1 and node.after.leaves >> c & 1]
@@ -108,7 +108,7 @@ def _finest(node: Tree, problem: Problem) -> int:
 
 
 def _with_grain(node: Tree, grain: int) -> Tree:
-    """Finer: whoever is coarser within becomes as fine; coarser: whoever has the same chunks does, too."""
+    """Finer: whoever is coarser within becomes as fine; coarser: whoever has the same micro-batches does, too."""
     if isinstance(node, Leaf):
         return replace(node, grain=grain)
     before, after = (_with_grain(part, grain) if part.grain < grain or part.grain == node.grain else part for part in node.parts())

@@ -14,12 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlinf_lab.errors import PlanError, UnknownNameError, shown
+from rlinf_lab.errors import PlanError, UnknownNameError, renamed, shown
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED, CostEstimate
 from rlinf_lab.planning.forecast.forecast import device_names, forecast, graph_of
 from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.placement.infeasible import Unplaceable
-from rlinf_lab.planning.placement.search_space import CHUNKS, Setting
+from rlinf_lab.planning.placement.search_space import MICRO_BATCHES, Setting
 from rlinf_lab.planning.placement.to_execution_plan import execution_plan, same_workers
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.candidates import NOTHING, Candidate, Known
@@ -39,12 +39,12 @@ from rlinf_lab.workflow.graph import WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
 
 ANY_FACTOR = 100.0  # an estimate that is off by more says nothing
-ABOUT = "~ followed chunk by chunk, not simulated"
+ABOUT = "~ followed micro-batch by micro-batch, not simulated"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One plan. ``seconds`` of an iteration: simulated, where that was done, else followed chunk by chunk. ``known``: what was found beside it."""
+    """One plan. ``seconds`` of an iteration: simulated, where that was done, else followed micro-batch by micro-batch. ``known``: what was found beside it."""
 
     name: str
     candidate: Candidate
@@ -75,10 +75,10 @@ class Planned:
 
     @property
     def placement(self) -> Mapping[str, dict[str, Any]]:
-        """For each worker: devices, ranks, chunks of an iteration, sub_batches, and whether it stays on its devices."""
+        """For each worker: devices, ranks, micro-batches of an iteration, sub_batches, and whether it stays on its devices."""
         there = self.candidate.placement
         return {
-            name: {"devices": len(s.devices), "ranks": s.ranks, "chunks": there.number_of_calls(s), "sub_batches": s.sub_batches, "stays": s.stays}
+            name: {"devices": len(s.devices), "ranks": s.ranks, "micro_batches": there.number_of_calls(s), "sub_batches": s.sub_batches, "stays": s.stays}
             for name, s in there.seats.items()
         }  # fmt: skip
 
@@ -105,7 +105,8 @@ class Planned:
         if abs(seconds - self.simulated) <= WORTH * self.simulated:
             return ()
         return (
-            f"{' and '.join(sources)}: simulated as handing over items in the plan's chunks, to all ranks at a time; where items are put one by one, and ranks "
+            f"{' and '.join(sources)}: simulated as handing over items in the plan's micro-batches, to all ranks at a time; where items are put one by one, "
+            "and ranks "
             f"begin with theirs in another turn, an iteration takes about {seconds:.4g} s",
         )
 
@@ -296,6 +297,7 @@ class Plans(Sequence[Planned]):
         )
 
 
+@renamed(chunks="micro_batches")
 def plan(
     what: Profile | Workflow,
     devices: int | Mapping[str, int] | Sequence[str] | Mapping[str, Sequence[str]],
@@ -303,7 +305,7 @@ def plan(
     *,
     memory_gib: float | None = None,
     staleness: int = 0,
-    chunks: int = CHUNKS,
+    micro_batches: int = MICRO_BATCHES,
     rule: str = "fitted",
     modes: Sequence[str] = MODES,
     simulate: bool = True,
@@ -313,8 +315,8 @@ def plan(
 
     ``what``: a profile, or a workflow and its ``profile``; then ``plans.best`` is what `lab.run` takes.
     ``devices``: how many, how many of each kind, or their names, of several kinds by kind (``{"H": ["cuda:0"], "R": ["node1/cuda:0"]}``).
-    ``memory_gib`` of one device (default: the profile's). ``staleness``: how many iterations old a rollout's weights may be. ``chunks``: most chunks
-    of an iteration. ``rule``: ``"rlinf"`` for the public tool's cost rule.
+    ``memory_gib`` of one device (default: the profile's). ``staleness``: how many iterations old a rollout's weights may be. ``micro_batches``: most
+    micro-batches of an iteration. ``rule``: ``"rlinf"`` for the public tool's cost rule.
     ``modes``: leave some out. ``simulate``: run the first few through the scheduler in virtual time and rank by that. ``quick``: only the best
     plan of all, of turns and of streams, for sliders.
 
@@ -331,9 +333,9 @@ def plan(
         number("memory_gib", memory_gib, 0, MOST_GIB, above=True)
         profile = limited(profile, memory_gib)
     try:
-        setting = Setting.of(profile, counts, chunks, rule, staleness)
+        setting = Setting.of(profile, counts, micro_batches, rule, staleness)
     except Unplaceable as error:
-        wish = Wish(profile, error.devices, chunks, rule, staleness, tuple(modes))
+        wish = Wish(profile, error.devices, micro_batches, rule, staleness, tuple(modes))
         raise PlanError(error.refusal.said + nearest(wish, error.refusal.gib, error.refusal.devices)) from None
     return searched(setting, graph, names, tuple(modes), simulate, quick)
 
@@ -461,8 +463,8 @@ def _about(plan: Planned) -> str:
 def _place(at: Mapping[str, Any]) -> str:
     where = f"{at['devices']} device{'s' * (at['devices'] != 1)}" if at["devices"] else "host"
     ranks = f", {at['ranks']} ranks" if at["ranks"] not in (at["devices"], 1) else ""
-    chunks = f", {at['chunks']} chunks" if at["chunks"] > 1 else ""
-    return where + ranks + chunks + f", {at['sub_batches']} sub-batches" * (at["sub_batches"] > 1)
+    micro_batches = f", {at['micro_batches']} micro-batches" if at["micro_batches"] > 1 else ""
+    return where + ranks + micro_batches + f", {at['sub_batches']} sub-batches" * (at["sub_batches"] > 1)
 
 
 def _budget(devices: Mapping[str, int]) -> str:

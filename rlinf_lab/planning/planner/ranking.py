@@ -26,7 +26,10 @@ NEIGHBOURS = (16, 8, 8, 8)  # of the best one of these, and of the best ones of 
 WORTH = 1.1  # times as long by the search as the plan beside it: such a neighbour is not simulated
 CLOSE = 1.1  # times as long as the best one, simulated: of a third shape that takes longer no neighbours are
 PROMISED = 1.03  # times as long as the best one, simulated: of a third shape no neighbours are that promise less, followed
-MANY, FINE = 256, 64  # devices and chunks: with more of them, of which a simulation takes longer, two shapes have neighbours, and whoever promises a tenth more
+MANY, FINE = (
+    256,
+    64,
+)  # devices and micro-batches: with more of them, of which a simulation takes longer, two shapes have neighbours, and whoever promises a tenth more
 DETAIL = 256  # bundles of an iteration, a quarter of a forecast's
 GAIN = 1e-4  # relative: a neighbour that is faster by less is no step
 TIED = 1e-6  # relative: seconds that count as the same
@@ -79,8 +82,8 @@ def order(shown: Sequence[Shown]) -> list[Shown]:
 
 
 def preference(candidate: Candidate) -> tuple[object, ...]:
-    """What comes first of plans that take as long: the one with the fewest switches, then the one with the most even numbers of devices, with fewer chunks,
-    then in the order of the graph."""
+    """What comes first of plans that take as long: the one with the fewest switches, then the one with the most even numbers of devices, with fewer
+    micro-batches, then in the order of the graph."""
     tree = candidate.placement.tree
     leaves = [n for n in nodes(tree) if isinstance(n, Leaf)]
     in_turns = [n for n in nodes(tree) if isinstance(n, Composed) and n.kind == TEMPORAL]
@@ -112,7 +115,7 @@ class _Trials:
         first = [c for i, c in enumerate(found) if not any(alike(c.placement, other.placement) for other in found[:i])]
         for candidate in [min(found, key=lambda c: c.searched), *first[: max(self.more, LOOKED_AT)]]:
             self._seconds(candidate)
-        left, begun, few = 0, list[Candidate](), len(self.devices) <= MANY and found[0].placement.setting.chunks <= FINE
+        left, begun, few = 0, list[Candidate](), len(self.devices) <= MANY and found[0].placement.setting.micro_batches <= FINE
         for i, most in enumerate(NEIGHBOURS if few else NEIGHBOURS[:2]):
             start = self._start(begun)
             if start is None or (i > 1 and self._seconds(start) > CLOSE * self._best()):

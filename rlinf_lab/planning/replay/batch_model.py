@@ -3,8 +3,8 @@
 A phase is a channel read on its own (``for batch in inbox``, or one ``get_all()``), or several in step: for each batch of the first one a get of
 each of the others (``for batch in left: right.get(len(batch))``). Gets in any other order are refused: what they wait for is not known.
 
-Whether a get asked for the plan's chunk or for a number of its own is seen by its sizes. Where that number is the very chunk of the measured plan,
-it counts as the chunk.
+Whether a get asked for the plan's micro-batch or for a number of its own is seen by its sizes. Where that number is the very micro-batch of the measured plan,
+it counts as the micro-batch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Work:
 class Phase:
     """``channels``: the first one counts the batches, ``ratios``: of each further one, items for each of the first's. ``works``: after each get.
 
-    ``asks``: what each get asks for: None for the plan's chunk, `ALL`, or a number; of one get only when not ``streams``. ``sizes``: batches of
+    ``asks``: what each get asks for: None for the plan's micro-batch, `ALL`, or a number; of one get only when not ``streams``. ``sizes``: batches of
     every recorded call that is no stream. ``closing``: channels whose end is looked at after the first one's. ``after``: what follows.
     """
 
@@ -85,11 +85,12 @@ class Consumption:
                     f"{self.name}() takes {_some(phase.sizes)} items of channel {first!r} on each of {measured.plan.ranks(worker)} ranks; how many it would "
                     f"take on {layout.plan.ranks(worker)} is not known. Next: a plan with as many ranks of {worker!r}, or measure this one."
                 )
-            chunk = measured.plan.chunk(first)
-            if chunk != layout.plan.chunk(first) and any(n == chunk for sizes in phase.sizes for n in sizes):
+            micro_batch = measured.plan.micro_batch(first)
+            if micro_batch != layout.plan.micro_batch(first) and any(n == micro_batch for sizes in phase.sizes for n in sizes):
                 raise PlanError(
-                    f"{self.name}() took one batch of {chunk} items of channel {first!r}, the chunk of the measured plan; whether it asked for a chunk or for "
-                    f"{chunk} items is not known. Next: the same chunk for {first!r}, or measure plan {layout.plan.name!r}."
+                    f"{self.name}() took one batch of {micro_batch} items of channel {first!r}, the micro-batch of the measured plan; whether it asked for a "
+                    "micro-batch or for "
+                    f"{micro_batch} items is not known. Next: the same micro-batch for {first!r}, or measure plan {layout.plan.name!r}."
                 )
 
     def script(self, slots: Callable[[str, int], Sequence[int]], tokens: Callable[[Turn, str, int], list[int]]) -> Callable[[Turn], Script]:
@@ -276,26 +277,27 @@ def _asked(
     name: str, step: Step, channel: str, sizes: Sequence[Sequence[int]], streams: bool, calls: Sequence[tuple[Recorded, list[Part]]],
     records: Records, measured: Layout, notes: list[str],
 ) -> int | None:  # fmt: skip
-    """What the gets of a phase ask for: the plan's chunk (None), everything, or a number of their own."""
+    """What the gets of a phase ask for: the plan's micro-batch (None), everything, or a number of their own."""
     ranks = measured.plan.ranks(step.worker)
     if measured.graph.channel(channel).whole:
         return ALL
     if not streams:
         return ALL if all(_are_shares(taken, ranks) and sum(taken) == records.passed.get((i, channel)) for i, taken in _taken(sizes, calls).items()) else None
-    chunk, capacity = measured.plan.chunk(channel), measured.capacity(channel)
+    micro_batch, capacity = measured.plan.micro_batch(channel), measured.capacity(channel)
     own = {n for s in sizes for n in s[:-1]}
     largest = max((n for s in sizes for n in s), default=0)
-    if largest > chunk:
+    if largest > micro_batch:
         return largest
-    if largest == chunk or own - {largest}:  # the usual loop over batches; whoever asks for a number gets it, until the end
+    if largest == micro_batch or own - {largest}:  # the usual loop over batches; whoever asks for a number gets it, until the end
         return None
-    # A batch shorter than the chunk also comes of a channel that is full; one number again and again, other than what it holds, was asked for.
+    # A batch shorter than the micro-batch also comes of a channel that is full; one number again and again, other than what it holds, was asked for.
     if own and largest != capacity:
         return largest
     most = max((records.passed.get((r.iteration, channel), 0) for r, _ in calls), default=0)
-    if largest < (-(-most // ranks) if chunk == ALL else most):
+    if largest < (-(-most // ranks) if micro_batch == ALL else most):
         notes.append(
-            f"{name}: took {largest} items of channel {channel!r} where the plan's chunk is {'everything' if chunk == ALL else chunk}; whether it asks "
+            f"{name}: took {largest} items of channel {channel!r} where the plan's micro-batch is {'everything' if micro_batch == ALL else micro_batch}; "
+            "whether it asks "
             f"for a number of its own cannot be seen, assumed not"
         )
     return None

@@ -87,7 +87,7 @@ def loop_script(graph: WorkflowGraph, loops: Sequence[LoopRecorded]) -> Callable
 
 def _gets(step: LoopStep, items: Sequence[int]) -> Script:
     """The gets of one step of the loop."""
-    if step.items is None and items[-1] == 0:  # until the end, in the chunks of whatever plan
+    if step.items is None and items[-1] == 0:  # until the end, in the micro-batches of whatever plan
         while (yield get(step.channel)):
             pass
         return
@@ -115,10 +115,15 @@ def replayed(graph: WorkflowGraph, step: Step, recorded: Sequence[Recorded], mea
         )
     inner = _inside(graph, step.worker)
     for channel in step.call.reads:
-        if channel not in inner and plan.chunk(channel) != measured.chunk(channel) and not all(_first(r.operations, channel, inner) for r in recorded):
+        if (
+            channel not in inner
+            and plan.micro_batch(channel) != measured.micro_batch(channel)
+            and not all(_first(r.operations, channel, inner) for r in recorded)
+        ):
             raise PlanError(
                 f"Plan {plan.name!r}: {name} is not seen to take all of channel {channel!r} before its cell goes round, and this plan has other "
-                f"batches of it ({plan.chunks.get(channel, 0) or 'all'}, not {measured.chunks.get(channel, 0) or 'all'}). Next: the same chunk, or measure "
+                f"batches of it ({plan.micro_batches.get(channel, 0) or 'all'}, not {measured.micro_batches.get(channel, 0) or 'all'}). Next: the same "
+                "micro-batch, or measure "
                 f"this plan."
             )
     patterns = [list(_merged(r.operations)) for r in recorded]

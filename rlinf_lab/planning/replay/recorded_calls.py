@@ -230,15 +230,15 @@ class CallAgain:
     def questions(self) -> Iterator[list[int | None]]:
         """For each phase what its gets may have asked for instead of what `learn` takes for likely."""
         for i, phase in enumerate(self._consumption.phases if self._consumption else ()):
-            chunk, capacity = self._layout.plan.chunk(phase.channels[0]), self._layout.capacity(phase.channels[0])
+            micro_batch, capacity = self._layout.plan.micro_batch(phase.channels[0]), self._layout.capacity(phase.channels[0])
             sizes = [[len(b.items) for b in taken.batches] for taken in self._phases[i].values()]
             most = max((n for of_rank in sizes for n in of_rank), default=0)
             before_last = {n for of_rank in sizes for n in of_rank[:-1]}
             found: list[int | None] = []
             if phase.streams and most and phase.asks != ALL:
-                chunks_alike = most == chunk and (capacity is None or capacity >= chunk)
-                found += [None] if most <= chunk else []
-                found += [most] if before_last <= {most} and not chunks_alike else []
+                micro_batches_alike = most == micro_batch and (capacity is None or capacity >= micro_batch)
+                found += [None] if most <= micro_batch else []
+                found += [most] if before_last <= {most} and not micro_batches_alike else []
                 found += [ALL - 1] if not before_last else []  # more than there is: its end is waited for
             yield [ask for ask in found if ask != phase.asks]
 
@@ -318,18 +318,18 @@ class CallAgain:
         return same if self._consumption is None else consume
 
     def _asks(self, phase: Phase, ask_for: int | None, here: _Taken) -> Iterator[int | None]:
-        """What the gets of a phase ask for. Who takes a fixed number of batches asks for as many items as it got, or for the plan's chunk."""
+        """What the gets of a phase ask for. Who takes a fixed number of batches asks for as many items as it got, or for the plan's micro-batch."""
         if phase.streams:
             while True:
                 yield ask_for
         if phase.asks == ALL:
             yield ALL
             return
-        chunk, capacity = self._layout.plan.chunk(phase.channels[0]), self._layout.capacity(phase.channels[0])
+        micro_batch, capacity = self._layout.plan.micro_batch(phase.channels[0]), self._layout.capacity(phase.channels[0])
         for batch in here.batches:
             n = len(batch.items)
-            cut_short = n < chunk and capacity is not None and capacity < chunk
-            yield None if n == chunk or cut_short else n
+            cut_short = n < micro_batch and capacity is not None and capacity < micro_batch
+            yield None if n == micro_batch or cut_short else n
 
 
 def _taken(body: Sequence[tuple[Deed, list[Deed]]], channels: int) -> _Taken:

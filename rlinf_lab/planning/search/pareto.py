@@ -1,7 +1,7 @@
 """Fronts: what a part of a plan can do, as points (granularity, devices, fill, period), none of one granularity worse than another in all three.
 
-*Fill*: seconds from a chunk's arrival to its departure. *Period*: seconds between chunks that are fed without pause. One number is not enough: a part
-with the shorter fill wins where another part is the bottleneck, one with the shorter period where it is the bottleneck itself.
+*Fill*: seconds from a micro-batch's arrival to its departure. *Period*: seconds between micro-batches that are fed without pause. One number is not enough: a
+part with the shorter fill wins where another part is the bottleneck, one with the shorter period where it is the bottleneck itself.
 
 The points of all granularities are in one front, so that numpy is asked once for all of them: most fronts have a dozen points for each.
 """
@@ -26,8 +26,8 @@ NONE.flags.writeable = False
 class Front:
     """Points in order of ``code``, then ``fill``. ``code``: the flat index into an array of shape (granularities, codes of devices).
 
-    A point may be of chunks finer than its own, several of which pass as one: ``grain`` is the granularity in which it was composed. ``option`` numbers how
-    it was composed, of points ``left`` and ``right`` of the parts' fronts.
+    A point may be of micro-batches finer than its own, several of which pass as one: ``grain`` is the granularity in which it was composed. ``option`` numbers
+    how it was composed, of points ``left`` and ``right`` of the parts' fronts.
     """
 
     code: np.ndarray

@@ -1,4 +1,4 @@
-"""A plan as a tree: who shares devices in time, who streams to whom on devices of their own, and in which chunks."""
+"""A plan as a tree: who shares devices in time, who streams to whom on devices of their own, and in which micro-batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Composed:
-    """Two parts. ``kind`` temporal: one after the other on the same devices; spatial: at the same time on devices of their own, in 2^grain chunks."""
+    """Two parts. ``kind`` temporal: one after the other on the same devices; spatial: at the same time on devices of their own, in 2^grain micro-batches."""
 
     kind: str
     before: Tree
@@ -124,12 +124,12 @@ def numbers(tree: Tree, problem: Problem) -> Numbers:
 
 
 def _lifted(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int], grain: int) -> Numbers:
-    """At granularity ``grain``: 2^(tree.grain - grain) of the tree's own chunks make one."""
+    """At granularity ``grain``: 2^(tree.grain - grain) of the tree's own micro-batches make one."""
     own = _own(tree, problem, cuts, beside)
     if not math.isfinite(own.fill + own.period):
-        return replace(own, fill=math.inf, period=math.inf)  # no chunk of inf seconds times zero
-    chunks = 2.0 ** (tree.grain - grain)
-    return Numbers(own.fill + (chunks - 1) * own.period, chunks * own.period, own.devices)
+        return replace(own, fill=math.inf, period=math.inf)  # no micro-batch of inf seconds times zero
+    micro_batches = 2.0 ** (tree.grain - grain)
+    return Numbers(own.fill + (micro_batches - 1) * own.period, micro_batches * own.period, own.devices)
 
 
 def _own(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int]) -> Numbers:

@@ -1,7 +1,7 @@
 """What a plan search is asked, as numbers: no workers, no profile, no roles. `planning.placement.search_space` makes it from a profile.
 
-*Granularity* g: the items of an iteration flow in 2^g equal chunks. A *leaf* is what is placed as one: a worker, or a cell of workers. ``table``
-tells the seconds of one chunk for every number of devices; everything else follows by composition (`search.solver`).
+*Granularity* g: the items of an iteration flow in 2^g equal micro-batches. A *leaf* is what is placed as one: a worker, or a cell of workers. ``table``
+tells the seconds of one micro-batch for every number of devices; everything else follows by composition (`search.solver`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Problem:
     ``devices``: how many there are of each kind. A count of devices is a *code*: the flat index into an array of shape ``devices + 1``.
     ``edges``: (producer, consumer) and the finest granularity at which items may cross (0: the whole batch first).
     ``granularities``: 0 to this number minus 1.
-    ``table``: (leaf, mask of leaves that stay on the same devices) to seconds of a chunk, shape (granularities, codes), inf where impossible.
-    ``streams``: the same for leaves called ``once``, whose chunks do not come evenly: (fill, period) pairs of shape (options, granularities, codes).
-    Each pair bounds the stream: chunk j has left after ``fill + j * period``. Small periods have long fills; which pair counts depends on the consumer.
+    ``table``: (leaf, mask of leaves that stay on the same devices) to seconds of a micro-batch, shape (granularities, codes), inf where impossible.
+    ``streams``: the same for leaves called ``once``, whose micro-batches do not come evenly: (fill, period) pairs of shape (options, granularities, codes).
+    Each pair bounds the stream: micro-batch j has left after ``fill + j * period``. Small periods have long fills; which pair counts depends on the consumer.
     ``onload``, ``offload``: seconds of each leaf to come to its devices and to leave them.
     ``staying``: leaves that never leave their devices (they cost no switch, but the memory of whoever shares the devices).
     ``once``: leaves that are called once an iteration and stream their outputs: they take turns with others only as a whole.
@@ -85,23 +85,23 @@ class Problem:
         return tuple(int(n) for n in np.unravel_index(code, self.shape))
 
     def numbers(self, leaf: int, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """(fill, period) of a leaf, each of shape (options, granularities, codes). Equal where each chunk is a call of its own."""
+        """(fill, period) of a leaf, each of shape (options, granularities, codes). Equal where each micro-batch is a call of its own."""
         if self.streams is not None and self.once >> leaf & 1:
             return self.streams(leaf, context)
         seconds = self.table(leaf, context)[None]
         return seconds, seconds
 
     def iteration(self, fill: np.ndarray | float, period: np.ndarray | float) -> np.ndarray:
-        """Seconds between iterations of a plan with these numbers for a whole iteration as one chunk.
+        """Seconds between iterations of a plan with these numbers for a whole iteration as one micro-batch.
 
         The next one begins when its devices are free (``period``) and the one ``staleness + 1`` before it has ended (``fill``).
         """
         return np.asarray(np.maximum(period, fill / (1 + self.staleness)))
 
     def at_least(self, g: int | np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
-        """Seconds between iterations of any plan in which 2^g chunks pass through a part with these numbers.
+        """Seconds between iterations of any plan in which 2^g micro-batches pass through a part with these numbers.
 
-        With the smaller of the two as the period: below a temporal node the part starts afresh for every chunk, and ``period`` may exceed ``fill``.
+        With the smaller of the two as the period: below a temporal node the part starts afresh for every micro-batch, and ``period`` may exceed ``fill``.
         """
         least = np.minimum(fill, period)
         return np.maximum(2.0**g * least, (fill + (2.0**g - 1) * least) / (1 + self.staleness))

@@ -2,12 +2,12 @@
 
 For a set of leaves, a granularity and the leaves that stay on the same devices, the front of (devices, fill, period) is made from
 
-- a leaf: fill = period = seconds of a chunk;
-- a finer granularity: 2^k of its chunks, fill + (2^k - 1) * period and 2^k * period;
+- a leaf: fill = period = seconds of a micro-batch;
+- a finer granularity: 2^k of its micro-batches, fill + (2^k - 1) * period and 2^k * period;
 - a cut in time, on the same devices: fills add up with the switch between; the period adds the switch back;
 - a cut in space, on devices of their own: fills add up where an edge links the parts, the larger one counts where none does; periods: the larger one.
 
-On chains this is exact for streams of equal chunks. On branching graphs the fill is an upper bound (the two parts' longest paths may not meet).
+On chains this is exact for streams of equal micro-batches. On branching graphs the fill is an upper bound (the two parts' longest paths may not meet).
 
 Source: RLinf (arXiv 2509.15965), algorithm 1, which keeps one number for a set and cuts one topological order only.
 """
@@ -204,7 +204,7 @@ def _around(problem: Problem, useful: list[np.ndarray], tree: Tree, strides: lis
 
 
 def useful_counts(problem: Problem, leaf: int) -> np.ndarray:
-    """Device counts on which a leaf is faster than on any fewer, with some size of chunk."""
+    """Device counts on which a leaf is faster than on any fewer, with some size of micro-batch."""
     rows = np.concatenate(problem.numbers(leaf, 0)).reshape(-1, problem.codes)
     return np.flatnonzero(lower(rows, problem.shape).any(axis=0))
 
@@ -255,7 +255,7 @@ class _Solver:
         self._seconds: dict[Cut, tuple[float, float]] = {}
         self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
-        self._times = np.maximum(self._scale / self._scale[:, None], 1.0)  # chunks of a granularity (second axis) in one of another
+        self._times = np.maximum(self._scale / self._scale[:, None], 1.0)  # micro-batches of a granularity (second axis) in one of another
         self._finer = np.where(np.tri(problem.granularities, k=-1, dtype=bool), np.inf, 0.0)  # inf where the first is finer
         self._areas, self._fewest = zip(*(self._least_needs(v) for v in range(len(problem.names))), strict=True)
 
@@ -316,8 +316,8 @@ class _Solver:
         possible = np.flatnonzero(np.isfinite(fill))
         if not len(possible):
             return None
-        fill, chunks = fill[possible], self._scale[possible]
-        seconds = self.problem.iteration(fill + (chunks - 1) * (fill + back), chunks * (fill + back))
+        fill, micro_batches = fill[possible], self._scale[possible]
+        seconds = self.problem.iteration(fill + (micro_batches - 1) * (fill + back), micro_batches * (fill + back))
         best = int(np.argmin(seconds))
         g = int(possible[best])
         return float(seconds[best]), g, *self._points_in_turns(way, 0, g, self.problem.most)
@@ -327,8 +327,8 @@ class _Solver:
         best: tuple[float, int, int, int] | None = None
         for before, after, i, j, g in self._pairs(way, 0, -1):
             fill, period = _side_by_side(before, after, i, j, way.cut.linked)
-            chunks = self._scale[g]
-            seconds = problem.iteration(fill + (chunks - 1) * period, chunks * period)
+            micro_batches = self._scale[g]
+            seconds = problem.iteration(fill + (micro_batches - 1) * period, micro_batches * period)
             k = int(np.argmin(seconds))
             better = float(seconds[k]), int(g[k]), int(i[k]), int(j[k])
             best = better if best is None or better[:2] < best[:2] else best
@@ -371,7 +371,7 @@ class _Solver:
         return self._with_finer(leaves, options)
 
     def _call(self, leaves: int, context: int) -> Front:
-        """A leaf with calls for each chunk: fill and period are one number, and so the better of a chunk at once and of two halves."""
+        """A leaf with calls for each micro-batch: fill and period are one number, and so the better of a micro-batch at once and of two halves."""
         rows, scale = self._numbers(leaves.bit_length() - 1, context)[1][0], self._scale[:, None]  # powers of two: nothing is rounded
         best = np.minimum.accumulate((scale * rows)[::-1])[::-1] / scale
         at_once = np.where(rows <= best * EXACT, np.arange(len(rows))[:, None], len(rows))  # as good at once as in halves: then at once
@@ -390,16 +390,18 @@ class _Solver:
         return self._with_finer(leaves, options)
 
     def _with_finer(self, leaves: int, options: list[Front]) -> Front:
-        """The useful ones of some points, and of these with the chunks of finer granularities passing as one. Of equal points the first and coarsest stays."""
+        """The useful ones of some points, and of these with the micro-batches of finer granularities passing as one. Of equal points the first and coarsest
+        stays.
+        """
         made = self._best_of(leaves, Front.joined(options))
         if not len(made) or self.problem.granularities == 1:
             return made
         copies = made.grain + 1
         point = np.repeat(np.arange(len(made)), copies)
         finer = np.arange(len(point)) - np.repeat(np.cumsum(copies) - copies, copies)
-        chunks, period = self._scale[finer], made.period[point]
-        code, fill = made.code[point] - finer * self.problem.codes, made.fill[point] + (chunks - 1) * period
-        return self._best_of(leaves, Front(code, fill, chunks * period, made.option[point], made.left[point], made.right[point], made.grain[point]))
+        micro_batches, period = self._scale[finer], made.period[point]
+        code, fill = made.code[point] - finer * self.problem.codes, made.fill[point] + (micro_batches - 1) * period
+        return self._best_of(leaves, Front(code, fill, micro_batches * period, made.option[point], made.left[point], made.right[point], made.grain[point]))
 
     def _best_of(self, leaves: int, front: Front) -> Front:
         useful = self._useful(leaves, front.code, front.fill, front.period)
@@ -514,7 +516,7 @@ class _Solver:
         """Seconds between iterations of any plan with a part of these numbers and these leaves, each of which is linked to it.
 
         Either the two take turns, somewhere above: then their seconds add up. Or they have devices of their own, and meet in a composition of granularity h,
-        not finer than the part's: there their fills add up, and 2^h chunks follow each other no closer than the slower one of the two allows.
+        not finer than the part's: there their fills add up, and 2^h micro-batches follow each other no closer than the slower one of the two allows.
         """
         problem, scale = self.problem, self._scale
         fills, followed, alone = self._of_leaves(part, leaves)
@@ -550,21 +552,21 @@ class _Solver:
         return fills, followed, np.inf
 
     def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """Of a leaf on at most so many devices, in its own chunks or in finer ones, of shape (granularities, codes): the shortest fill, and the shortest in
-        which its last chunk can have left; and the shortest period of a whole iteration."""
+        """Of a leaf on at most so many devices, in its own micro-batches or in finer ones, of shape (granularities, codes): the shortest fill, and the shortest
+        in which its last micro-batch can have left; and the shortest period of a whole iteration."""
         if leaf not in self._shortest:
             fill, period = self._numbers(leaf, 0)
             least = np.minimum(fill, period)
             some = np.isfinite(least).any(axis=(0, 1)).nonzero()[0]  # few numbers of devices, mostly
             fill, least = fill[:, None, :, some], least[:, :, some]
-            more = np.where(np.isfinite(least), least, 0.0)[:, None] * (self._times[..., None] - 1)  # no chunks of inf seconds times zero
+            more = np.where(np.isfinite(least), least, 0.0)[:, None] * (self._times[..., None] - 1)  # no micro-batches of inf seconds times zero
             fills, periods = np.full((2, *period.shape[1:]), np.inf)
             fills[:, some] = (fill + more + self._finer[..., None]).min(axis=(0, 2))
-            chunks = self._scale[:, None]
-            periods[:, some] = np.minimum.accumulate((chunks * least.min(axis=0))[::-1])[::-1] / chunks  # powers of two: nothing is rounded
+            micro_batches = self._scale[:, None]
+            periods[:, some] = np.minimum.accumulate((micro_batches * least.min(axis=0))[::-1])[::-1] / micro_batches  # powers of two: nothing is rounded
             fills, periods = within(fills, self.problem.shape), within(periods, self.problem.shape)
             followed = fills.copy()
-            followed[1:] += (self._scale[1:, None] - 1) * periods[1:]  # one chunk is followed by none
+            followed[1:] += (self._scale[1:, None] - 1) * periods[1:]  # one micro-batch is followed by none
             self._shortest[leaf] = fills, followed, float(periods[0, -1])
         return self._shortest[leaf]
 

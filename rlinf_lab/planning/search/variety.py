@@ -97,8 +97,8 @@ class _LastTwo(_Solver):
         best: dict[tuple[int, int], tuple[float, int, int, int]] = {}
         for before, after, i, j, g in self._pairs(way, 0, -1):
             fill, period = _side_by_side(before, after, i, j, way.cut.linked)
-            chunks = self._scale[g]
-            seconds = self.problem.iteration(fill + (chunks - 1) * period, chunks * period)
+            micro_batches = self._scale[g]
+            seconds = self.problem.iteration(fill + (micro_batches - 1) * period, micro_batches * period)
             some = np.flatnonzero(seconds <= self.ceiling)
             some = some[np.argsort(seconds[some], kind="stable")]
             pairs = np.stack([before.option[i[some]], after.option[j[some]]])
@@ -111,11 +111,11 @@ class _LastTwo(_Solver):
         there, back = self._switches(way.cut)
         before, after = (self._front(*key) for key in self._parts(way, 0))
         for g in range(self._finest(way) + 1):
-            chunks = float(self._scale[g])
+            micro_batches = float(self._scale[g])
             for i in self._quickest(before, g):
                 for j in self._quickest(after, g):
                     fill = float(before.fill[i] + after.fill[j]) + there
-                    yield float(self.problem.iteration(fill + (chunks - 1) * (fill + back), chunks * (fill + back))), g, i, j
+                    yield float(self.problem.iteration(fill + (micro_batches - 1) * (fill + back), micro_batches * (fill + back))), g, i, j
 
     def _quickest(self, front: Front, g: int) -> list[int]:
         """Of points of a granularity the one with the shortest fill for each way to compose them."""

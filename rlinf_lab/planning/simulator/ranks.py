@@ -46,7 +46,7 @@ class Rank:
         self.send: Callable[[Any], tuple[int, Any, int, int]] = _no_script
         self.doing = IDLE
         self.waits_for: list[int] = []  # positions of the calls whose values it still needs
-        self.ports: dict[Any, tuple[int, int, int]] = {}  # channel or (channel, key): queue, number of the name, chunk
+        self.ports: dict[Any, tuple[int, int, int]] = {}  # channel or (channel, key): queue, number of the name, micro-batch
         self.queue = self.left = self.value = 0
         self.channel = self.first = self.bound_round = -1
         self.start = self.since = self.bound_ns = self.lock_from = 0

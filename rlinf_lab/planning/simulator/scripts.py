@@ -35,9 +35,9 @@ def run(duration_ns: int) -> Op:
 
 
 def get(channel: str, n: int | None = None, key: int = -1) -> Op:
-    """Take items: ``n`` of them, ``None`` for a chunk of the plan, `engine.ALL` for this rank's share of everything. Yields how many came."""
+    """Take items: ``n`` of them, ``None`` for a micro-batch of the plan, `engine.ALL` for this rank's share of everything. Yields how many came."""
     if n is not None and n < 1:
-        raise WorkflowError(f"get({channel!r}, {n!r}) asks for less than one item. Next: leave n out to get a chunk of the plan.")
+        raise WorkflowError(f"get({channel!r}, {n!r}) asks for less than one item. Next: leave n out to get a micro-batch of the plan.")
     return (GET, channel, n or 0, key)
 
 

@@ -114,7 +114,7 @@ class VirtualHost:
         self._capacities = {c.name: layout.capacity(c.name) for c in layout.graph.channels}
         self._under_way = None if flights is None else UnderWay(flights, self._engine, self.rows.data)
         self._askers: dict[int, Rank] = {} if flights is None else {p.index: self._asker(p) for p in list(self.ranks)}
-        self._chunks = {c.name: ALL if (n := layout.plan.chunk(c.name)) == ALL else -n for c in layout.graph.channels}
+        self._micro_batches = {c.name: ALL if (n := layout.plan.micro_batch(c.name)) == ALL else -n for c in layout.graph.channels}
 
     def run(self, iterations: int) -> SpanBatch:
         """The spans of so many iterations. Raises `DeadlockError`."""
@@ -256,7 +256,7 @@ class VirtualHost:
         return self._streams[name]
 
     def _port(self, p: Rank, channel: str, key: int) -> tuple[int, int, int]:
-        """Queue, number of the channel's name and chunk, remembered for the rest of the call."""
+        """Queue, number of the channel's name and micro-batch, remembered for the rest of the call."""
         if self._keyed[channel] != (key >= 0):
             need = "is keyed. Next: give key=" if self._keyed[channel] else "has no keys. Next: leave key= out, or declare it keyed=True"
             raise WorkflowError(f"The script of {p.label}: channel {channel!r} {need}.")
@@ -266,7 +266,7 @@ class VirtualHost:
             self._queues[name] = self._engine.open_channel(self._stream(*name[:3]), own=not self._shared[channel], order=order)
             if name[:2] in self._unwanted.discarded:
                 self._engine.abandon(self._queues[name])
-        port = p.ports[channel if key < 0 else (channel, key)] = self._queues[name], self.rows.name(channel), self._chunks[channel]
+        port = p.ports[channel if key < 0 else (channel, key)] = self._queues[name], self.rows.name(channel), self._micro_batches[channel]
         return port
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -402,16 +402,16 @@ class VirtualHost:
                 if kind == PUT and discarded and in_vain(p, self._open):
                     self._end(p)
                     continue
-                queue, p.channel, chunk = p.ports.get(channel if key < 0 else (channel, key)) or self._port(p, channel, key)
+                queue, p.channel, micro_batch = p.ports.get(channel if key < 0 else (channel, key)) or self._port(p, channel, key)
                 if p.on_device and now > p.since:
                     write(pack(p.since, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_RUN))
                 p.start = p.lock_from = now
                 p.bound_ns, p.lock_waited = 0, False
-                if flies is not None and flies(p, kind, channel, key, queue, n or chunk):
+                if flies is not None and flies(p, kind, channel, key, queue, n or micro_batch):
                     continue
                 if kind == GET:
                     p.doing, p.first = GETTING, -1
-                    n = n or chunk
+                    n = n or micro_batch
                     post((p.index, _EVENT_GET, queue, 0 if p.ends and n != ALL and self._is_streamed(p.call) else n))
                 else:
                     p.doing, p.left, p.queue = PUTTING, n - 1, queue

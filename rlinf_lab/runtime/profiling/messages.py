@@ -106,7 +106,7 @@ class PingPong(Rounds):
             answers.answer(forth, back)
 
         apart = {"asks": [0], "answers": [1]}
-        plans = [ExecutionPlan.spatial(flow, [self._here, other], apart, chunk=1) for other in self._others]
+        plans = [ExecutionPlan.spatial(flow, [self._here, other], apart, micro_batch=1) for other in self._others]
         threads = [opening.enter_context(session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])))] if plans else []
         self._sessions = [*threads, *(opening.enter_context(session(flow, plan, self._executor, **self._options)) for plan in plans)]
 

@@ -163,7 +163,7 @@ class _Measuring:
     def _together(self, first: Observed, plan: ExecutionPlan) -> ExecutionPlan | None:
         """The plan with batches of all that circulates in a cell; None where it circulates by itself. Ranks of the head may have a share each, or as much as
         one alone: a batch is no larger than a share, and all are filled."""
-        graph, chunks, in_flight = self.flow.graph, dict(plan.chunks), dict(plan.in_flight)
+        graph, micro_batches, in_flight = self.flow.graph, dict(plan.micro_batches), dict(plan.in_flight)
         for cell in graph.cells:
             tokens, head = first.in_one_batch(cell), first.head(cell)
             parts = self._parts(first, plan, head) * plan.ranks(head)
@@ -171,23 +171,23 @@ class _Measuring:
                 share = tokens // parts
                 in_flight[head] = tokens
                 for edge in (e for e in graph.edges if e.producer in cell and e.consumer in cell):
-                    chunks[edge.channel] = share if edge.consumer == head else batch_of_tokens(share, plan.ranks(edge.consumer), is_head=False)
-        return replace(plan, chunks=chunks, in_flight=in_flight) if in_flight else None
+                    micro_batches[edge.channel] = share if edge.consumer == head else batch_of_tokens(share, plan.ranks(edge.consumer), is_head=False)
+        return replace(plan, micro_batches=micro_batches, in_flight=in_flight) if in_flight else None
 
     def _cut(self, plan: ExecutionPlan, first: Observed, parts: Callable[[str], int]) -> ExecutionPlan:
         cells = self.flow.graph.cells
-        chunks = {
+        micro_batches = {
             e.channel: max(1, math.ceil(first.items(e.channel) / e.group / parts(e.consumer))) for e in self.flow.graph.edges
             if not (e.whole or e.keyed or DRIVER in (e.producer, e.consumer) or any(e.producer in c and e.consumer in c for c in cells))
         }  # fmt: skip
-        return replace(plan, chunks={**plan.chunks, **chunks})
+        return replace(plan, micro_batches={**plan.micro_batches, **micro_batches})
 
     def _parts(self, first: Observed, plan: ExecutionPlan, head: str) -> int:
         """In how many parts all ranks of the head of a cell get the inputs of an iteration; items where they do not divide evenly."""
         most = 1
         for channel in inputs(self.flow.graph, head):
-            items, chunk = round(first.items(channel)), plan.chunks.get(channel, 0) * plan.ranks(head) * self.flow.graph.channel(channel).group
-            most = max(most, items if chunk and items % chunk else items // chunk if chunk else 1)
+            items, micro_batch = round(first.items(channel)), plan.micro_batches.get(channel, 0) * plan.ranks(head) * self.flow.graph.channel(channel).group
+            most = max(most, items if micro_batch and items % micro_batch else items // micro_batch if micro_batch else 1)
         return most
 
     def _double(self, first: Observed) -> ExecutionPlan:
@@ -195,7 +195,7 @@ class _Measuring:
         cells = self.flow.graph.cells
         heads = {first.head(cell): 2 for cell in cells}
         single = {e.channel: 1 for e in self.flow.graph.edges if not e.keyed and any(e.producer in c and e.consumer in c for c in cells)}
-        return ExecutionPlan.temporal(self.flow, self.devices[:1], name="two sub-batches", sub_batches=heads, chunks=single, **self.turns)
+        return ExecutionPlan.temporal(self.flow, self.devices[:1], name="two sub-batches", sub_batches=heads, micro_batches=single, **self.turns)
 
     def _rules(self) -> dict[str, RankRule]:
         """Who was not said to have several ranks has one; where somebody failed with as many as asked, at most those that worked."""

@@ -4,7 +4,7 @@ The replay keeps what each rank did, in its order, and who waited for whom; only
 
 - a RUN takes its recorded time, divided by ``times`` if it belongs to what is made faster; what is set up or moved takes as long as before,
   and bytes of a channel leave when the last put before them is over;
-- a GET ends when all of its items are put, and one that took less than its chunk (`short_gets`) when the next PUT begins, if no more fitted into the
+- a GET ends when all of its items are put, and one that took less than its micro-batch (`short_gets`) when the next PUT begins, if no more fitted into the
   channel, or when those who put there have done; a PUT when there is room for its items, a LOCK when the rank before has left the device,
   a WAIT and a call that begins when what ended last before it has ended; each as much later than that as was recorded;
 - ranks that share a device use it one after another where they did, in the recorded order.

@@ -1,7 +1,7 @@
-"""Gets that took less than the chunk that was asked for: because no more fitted into the channel, or because nobody put any more.
+"""Gets that took less than the micro-batch that was asked for: because no more fitted into the channel, or because nobody put any more.
 
-A chunk of more items than its bounded channel holds is cut short: the engine hands the get what is there when somebody's put does not fit any more. A span
-says neither the chunk nor the bound, so both are told from times and from what others took.
+A micro-batch of more items than its bounded channel holds is cut short: the engine hands the get what is there when somebody's put does not fit any more. A
+span says neither the micro-batch nor the bound, so both are told from times and from what others took.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def cut_short(spans: SpanArray) -> tuple[Indices, Indices]:
 
 
 def takes_the_rest(spans: SpanArray) -> NDArray[np.bool_]:
-    """Of each row: whether it is a get that could not be over before nobody put any more: it got nothing, or what was left of a chunk.
+    """Of each row: whether it is a get that could not be over before nobody put any more: it got nothing, or what was left of a micro-batch.
 
-    That is the last of its channel in the iteration, if it got less than others did, or cannot get its chunk, or came before and left long after its items.
+    That is the last of its channel in the iteration, if it got less than others did, or cannot get its micro-batch, or came before and left long after its
+    items.
     """
     gets = spans["kind"] == SpanKind.GET
     found = gets & (spans["items"] == 0)
@@ -47,14 +48,14 @@ def takes_the_rest(spans: SpanArray) -> NDArray[np.bool_]:
         return found
     some = some[np.lexsort((spans["flow"][some], spans["iteration"][some], spans["channel"][some]))]
     channel, iteration, items = (spans[field][some] for field in ("channel", "iteration", "items"))
-    chunk = np.zeros(int(channel.max()) + 1, np.int64)
-    np.maximum.at(chunk, channel, items)
+    micro_batch = np.zeros(int(channel.max()) + 1, np.int64)
+    np.maximum.at(micro_batch, channel, items)
     put, get = arrows(spans)
     own = spans["start"].copy()
     np.maximum.at(own, get, spans["end"][put])
     cut = np.isin(channel, spans["channel"][cut_short(spans)[0]])
     last = np.append((channel[1:] != channel[:-1]) | (iteration[1:] != iteration[:-1]), True)
-    found[some] = last & ((items < chunk[channel]) | cut | (spans["end"][some] > own[some]))
+    found[some] = last & ((items < micro_batch[channel]) | cut | (spans["end"][some] > own[some]))
     return found
 
 

@@ -147,7 +147,7 @@ class ExplorerView {
     if (!answer) return;
     const how = answer.plans[0].seconds_are;
     this.chip.textContent = open === "older" ? "updating…" : error ? "no plan" : open === "rough" ? (how === "simulated" ? "searching…" : "simulating…") : how;
-    this.chip.title = open === "older" ? "what is shown answers an earlier question" : open !== "rough" ? "" : how === "simulated" ? "simulated; better plans are looked for" : "followed chunk by chunk so far; a simulation is under way";
+    this.chip.title = open === "older" ? "what is shown answers an earlier question" : open !== "rough" ? "" : how === "simulated" ? "simulated; better plans are looked for" : "followed micro-batch by micro-batch so far; a simulation is under way";
     this.chip.dataset.state = open ? "running" : error ? "failed" : how === "simulated" ? "finished" : "running";
   }
 
@@ -253,7 +253,7 @@ class ExplorerView {
 function seat(at) {
   const parts = [at.devices ? `${at.devices} devices` : "host"];
   if (at.ranks > 1 && at.ranks !== at.devices) parts.push(`${at.ranks} ranks`);
-  if (at.chunks > 1) parts.push(`${at.chunks} chunks`);
+  if (at.micro_batches > 1) parts.push(`${at.micro_batches} micro-batches`);
   if (at.sub_batches > 1) parts.push(`${at.sub_batches} sub-batches`);
   return parts.join(", ") + (at.stays && at.devices ? ", stays" : "");
 }

@@ -24,7 +24,7 @@ class InboxPort:
     def __init__(self, host: Host, process: Process, channel: str, iteration: int) -> None:
         self._host, self._process, self._channel, self._iteration = host, process, channel, iteration
         self._spec = host.layout.graph.channel(channel)
-        self._chunk = host.layout.plan.chunk(channel)
+        self._micro_batch = host.layout.plan.micro_batch(channel)
         self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
         self.moved = Moved(channel, True)
 
@@ -34,10 +34,10 @@ class InboxPort:
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
         if n is not None and type(n) is not int and (not isinstance(n, numbers.Integral) or isinstance(n, bool)):  # the first test is the quick one
-            raise WorkflowError(f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's chunk. Next: get(3), or get().")
+            raise WorkflowError(f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's micro-batch. Next: get(3), or get().")
         if n is not None and n < 1:
-            raise WorkflowError(f"{self._who()}: get({n}) asks for less than one item. Next: get(1), or get() for the plan's chunk.")
-        return self._get(self._queue(key), n if n is not None else (ALL if self._chunk == ALL else -self._chunk))
+            raise WorkflowError(f"{self._who()}: get({n}) asks for less than one item. Next: get(1), or get() for the plan's micro-batch.")
+        return self._get(self._queue(key), n if n is not None else (ALL if self._micro_batch == ALL else -self._micro_batch))
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[Any]:
         if not isinstance(weight, numbers.Integral) or isinstance(weight, bool) or weight < 1:

@@ -1,0 +1,98 @@
+"""From measured iterations to a plan: fit a profile, search, and decide whether changing pays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from rlinf_lab.errors import PlanError, RlinfLabError
+from rlinf_lab.experiments.autoplan.probes import rank_counts
+from rlinf_lab.planning.fit.fit import fitted
+from rlinf_lab.planning.fit.samples import Observed
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.planner import Planned, Plans, plan
+from rlinf_lab.planning.profile.parts import RankRule
+from rlinf_lab.runtime.run.run import make_executor
+from rlinf_lab.workflow.workflow import Workflow
+
+LEAST_GAIN = 1.05  # times faster: predictions are good to a few per cent
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was measured, what was found, and whether the run changes its plan.
+
+    ``measured_s`` and ``predicted_s``: of an iteration. ``reason``: in words. ``result_s``: of an iteration under the new plan, once it has run.
+    """
+
+    old: ExecutionPlan
+    new: ExecutionPlan
+    measured_s: float
+    predicted_s: float
+    changes: bool
+    reason: str
+    plans: Plans | None = None
+    result_s: float | None = None
+
+    @property
+    def gain(self) -> float:
+        """Old seconds over new ones: measured where that is known, else predicted."""
+        return self.measured_s / (self.predicted_s if self.result_s is None else self.result_s)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for the old plan and one for the new: seconds predicted and measured, and the gain."""
+        old = {"plan": self.old.name, "predicted_s": None, "measured_s": self.measured_s, "gain": 1.0}
+        new = {"plan": self.new.name, "predicted_s": self.predicted_s, "measured_s": self.result_s, "gain": self.gain}
+        return pd.DataFrame([old, new] if self.changes else [old])
+
+    def __repr__(self) -> str:
+        if not self.changes:
+            return f"Choice(stays under {self.old.name!r}, {self.measured_s:.3g} s an iteration: {self.reason})"
+        after = "" if self.result_s is None else f", measured {self.result_s:.3g} s"
+        change = f"{self.old.name!r} {self.measured_s:.3g} s -> {self.new.name!r}: predicted {self.predicted_s:.3g} s{after}"
+        return f"Choice({change}, {self.gain:.2f}x; {self.reason})"
+
+
+def choose(
+    flow: Workflow, runs: Sequence[Observed], shares: Mapping[str, int], devices: Sequence[str], measured_s: float, remaining: int, change_s: float,
+    executor: str,
+) -> Choice:  # fmt: skip
+    """The best plan on ``devices`` and whether ``remaining`` iterations repay a change that takes ``change_s`` seconds.
+
+    ``runs``: those of `probes`, the first one under the plan that the run would otherwise keep, ``measured_s`` an iteration.
+    ``shares``: see `probes`. ``executor``: under which a plan on several devices would run.
+    """
+    old = runs[0].plan
+    stay = lambda reason, plans=None: Choice(old, old, measured_s, measured_s, False, reason, plans)  # noqa: E731
+    rules = {w: RankRule(counts=rank_counts(shares[w], len(devices))) if w in shares else RankRule(most=1) for w in flow.graph.workers}
+    for cell in flow.graph.cells:  # who answers in a cell may have as many ranks as who asks
+        counts = next((rules[w].counts for w in cell if w in shares), None)
+        rules |= {w: RankRule(counts=counts) for w in cell if counts and w not in shares}
+    try:
+        profile = fitted(runs, max(shares.values()), flow.name, rules=rules)
+        plans = plan(flow, list(devices), profile)
+    except PlanError as error:
+        return stay(f"no other plan could be predicted, {str(error).splitlines()[0]}")
+    best = next((p for p in plans if _works(p, flow, executor)), None)
+    if best is None:
+        return stay("no worker stands another plan", plans)
+    gained = remaining * (measured_s - best.seconds)
+    if len(best.execution.devices) == 1 or measured_s < LEAST_GAIN * best.seconds:
+        return stay(f"the best plan found would take {best.seconds:.3g} s", plans)
+    if gained <= change_s:
+        return stay(f"{best.name} would save {max(gained, 0):.2g} s until the end, the change takes {change_s:.2g} s", plans)
+    new = dataclasses.replace(best.execution, name=f"auto {best.name}")
+    return Choice(old, new, measured_s, best.seconds, True, f"saves {gained:.3g} s in {remaining} iterations, the change takes {change_s:.2g} s", plans)
+
+
+def _works(planned: Planned, flow: Workflow, executor: str) -> bool:
+    """Whether every worker accepts the plan (`Worker.preflight`); nothing is started, and devices are looked at when it is."""
+    try:
+        make_executor(executor if len(planned.execution.devices) > 1 else "local", flow, planned.execution, emulate=True)
+    except RlinfLabError:
+        return False
+    return True

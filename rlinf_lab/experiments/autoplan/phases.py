@@ -1,0 +1,125 @@
+"""The phases of a run that plans itself.
+
+    temporal ──(enough seen, and a change could pay)──▶ temporal in parts ──choose──▶ the chosen plan ──(slower than before?)──▶ back
+
+`AutoPlan` decides only; whoever runs the phases asks it after each iteration whether the phase ends, and then for the next one. A run too short for a
+change stays in its first phase, and its workers are not set up a second time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rlinf_lab.experiments.autoplan.choice import Choice, choose
+from rlinf_lab.experiments.autoplan.probes import ITERATIONS, Probe, probes
+from rlinf_lab.planning.fit.samples import Observed
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.workflow import Workflow
+
+CHANGE_S = 4.0  # until processes with torch in them are there, beside what the workers' own setup takes
+WORSE = 1.05  # times slower than the old plan: then back
+
+
+class Phase(NamedTuple):
+    """A plan, and the executor that it shall run under."""
+
+    plan: ExecutionPlan
+    executor: str
+
+
+@dataclass
+class AutoPlan:
+    """Says under which plan a run goes on. ``shares``: see `Recipe.shares`; ``executor``: of plans on several devices.
+
+    ``choice`` is there when it has been made; ``notes``: why there was nothing to choose.
+    """
+
+    shares: Mapping[str, int]
+    devices: Sequence[str]
+    executor: str = "processes"
+    choice: Choice | None = None
+    notes: list[str] = field(default_factory=list)
+    _probes: list[Probe] = field(default_factory=list)
+    _seen: list[Observed] = field(default_factory=list)
+    _measured_s: float = 0.0  # of an iteration under the first plan
+    _is_over: bool = False  # nothing is to be decided any more
+    _number: int = 0  # of the phase
+
+    def first(self, flow: Workflow) -> Phase:
+        """The plan to begin with."""
+        self._probes = probes(flow, self.shares, self.devices)
+        self._is_over = not self._probes
+        if self._is_over:
+            few = len(self.devices) < 2
+            self.notes.append("one device: nothing to choose" if few else "no worker of this algorithm could have several ranks: nothing to choose")
+            return Phase(ExecutionPlan.temporal(flow, self.devices[:1]), "local")
+        return Phase(self._probes[0].plan, "local")
+
+    def ends_phase(self, seconds: Sequence[float], remaining: int) -> bool:
+        """After an iteration: whether the phase ends with it. ``seconds``: of the iterations of this phase so far; ``remaining``: iterations of the run."""
+        if self._is_over or remaining <= 0:
+            return False
+        if self.choice is not None:
+            return self._looks_back(seconds)
+        if len(seconds) < self._probes[self._number].iterations:
+            return False
+        if self._number == 0:
+            self._measured_s = _typical(seconds)
+            most_gained = remaining * self._measured_s * (1 - 1 / len(self.devices))
+            if most_gained <= CHANGE_S:
+                self._is_over = True
+                self.notes.append(f"{remaining} iterations of {self._measured_s:.3g} s are left: no change of plans could pay")
+        return not self._is_over
+
+    def next(self, flow: Workflow, timeline: Timeline, remaining: int, setup_s: float) -> Phase:
+        """The next phase. ``flow``, ``timeline``: of the phase that has ended. ``setup_s``: what setting up the workers took.
+
+        Raises `PlanError` when the timeline does not say what is needed.
+        """
+        if self.choice is not None:  # it was a mistake
+            self._is_over = True
+            return Phase(self.choice.old, "local")
+        self._seen.append(Observed.of(flow.graph, self._probes[self._number].plan, timeline))
+        self._number += 1
+        if self._number < len(self._probes):
+            return Phase(self._probes[self._number].plan, "local")
+        change_s = CHANGE_S + setup_s
+        self.choice = choose(flow, self._seen, self.shares, self.devices, self._measured_s, remaining, change_s, self.executor)
+        self._is_over = not self.choice.changes
+        plan = self.choice.new
+        return Phase(plan, self.executor if len(plan.devices) > 1 else "local")
+
+    def _looks_back(self, seconds: Sequence[float]) -> bool:
+        """Take in what the new plan takes; whether it turned out to be slower than the old one."""
+        assert self.choice is not None
+        if len(seconds) < ITERATIONS + 1:
+            return False
+        found = _typical(seconds)
+        worse = found > WORSE * self.choice.measured_s
+        if worse:
+            self.notes.append(f"{self.choice.new.name} took {found:.3g} s an iteration, {self.choice.old.name} {self.choice.measured_s:.3g} s: back to it")
+        self.choice = dataclasses.replace(self.choice, result_s=found)
+        self._is_over = not worse
+        return worse
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes)
+        if self.choice is None:
+            return notes or "<div>Measuring the first iterations.</div>"
+        table = self.choice.table.to_html(index=False, na_rep="–", float_format="{:.3g}".format, border=0)
+        return f"<div><b>Plan</b>: {html.escape(self.choice.reason)}</div>{table}{notes}"
+
+    def __repr__(self) -> str:
+        said = [repr(self.choice)] if self.choice is not None else [] if self.notes else ["measuring"]
+        return f"AutoPlan({'; '.join([*said, *self.notes])})"
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    """The first iteration of a phase warms up."""
+    return statistics.median(seconds[1:] or seconds)

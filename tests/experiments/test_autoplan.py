@@ -1,0 +1,156 @@
+"""A run that plans itself: what it chooses, on simulated measurements, and that a change of plans loses nothing of the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.experiments.autoplan.choice import choose
+from rlinf_lab.experiments.autoplan.phases import AutoPlan, Phase
+from rlinf_lab.experiments.autoplan.probes import probes, rank_counts
+from rlinf_lab.experiments.starting import train
+from rlinf_lab.planning.fit.samples import Observed
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.simulator.scripts import ALL, SimCall, get, put, run
+from rlinf_lab.planning.simulator.simulator import Simulator
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+MS, STEPS, ENVS = 10**6, 20, 8
+DEVICES = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+
+
+class Stage(Worker):
+    def collect(self, act: Inbox, obs: Outbox, results: Outbox) -> None: ...
+    def act(self, obs: Inbox, act: Outbox) -> None: ...
+    def train(self, results: Inbox) -> None: ...
+
+
+def cell() -> Workflow:
+    flow = Workflow("cell")
+    obs, act, results = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("results", whole=True)
+    env, policy, learner = (flow.worker(Stage, name=n) for n in ("env", "policy", "learner"))
+
+    @flow.iteration
+    def iteration() -> None:
+        env.collect(act, obs, results)
+        policy.act(obs, act)
+        learner.train(results)
+
+    return flow
+
+
+def measured(flow: Workflow, plan: ExecutionPlan, env_ms: float, learner_ms: float) -> Timeline:
+    """A step takes ``env_ms`` an environment and the policy's answer a tenth of that a batch; the update takes ``learner_ms``."""
+    k = plan.tokens("env")
+
+    def collect(turn: Any) -> Any:
+        for step in range(STEPS):
+            for slot in range(k):
+                if step:
+                    yield get("act", 1, slot)
+                yield run(round(env_ms * ENVS / k * MS))
+                yield put("obs")
+        for slot in range(k):
+            yield get("act", 1, slot)
+            yield put("results")
+
+    def answer(turn: Any) -> Any:
+        number = 0
+        while n := (yield get("obs")):
+            yield run(round(0.1 * env_ms * MS))
+            for _ in range(n):
+                yield put("act", 1, number % k)
+                number += 1
+
+    def learn(turn: Any) -> Any:
+        yield get("results", ALL)
+        yield run(round(learner_ms * MS))
+
+    calls = [
+        SimCall("env", "collect", collect, reads=("act",), writes=("obs", "results")),
+        SimCall("policy", "act", answer, reads=("obs",), writes=("act",), starts_on_device=False),
+        SimCall("learner", "train", learn, reads=("results",), starts_on_device=False),
+    ]
+    return Simulator(flow.graph, plan).simulate(calls, 3)
+
+
+def chosen(env_ms: float, learner_ms: float, remaining: int = 1000, change_s: float = 5.0) -> Any:
+    flow = cell()
+    plans = [p.plan for p in probes(flow, {"env": ENVS}, DEVICES)]
+    runs = [Observed.of(flow.graph, plan, measured(flow, plan, env_ms, learner_ms)) for plan in plans]
+    measured_s = (STEPS * (env_ms * ENVS + 0.1 * env_ms) + learner_ms) / 1000
+    return choose(flow, runs, {"env": ENVS}, DEVICES, measured_s, remaining, change_s, "processes")
+
+
+def test_a_slow_simulator_gets_all_cores() -> None:
+    choice = chosen(env_ms=2.0, learner_ms=10.0)
+    assert choice.changes and choice.new.ranks("env") == 4
+    fused = (STEPS * (2.0 * ENVS / 4 + 0.2) + 10.0) / 1000  # each rank has two environments and answers them by itself
+    assert choice.predicted_s == pytest.approx(fused, rel=0.05)
+
+
+def test_no_change_where_the_update_takes_the_time() -> None:
+    choice = chosen(env_ms=0.01, learner_ms=500.0)
+    assert not choice.changes and choice.new is choice.old and "best plan found" in choice.reason
+
+
+def test_no_change_that_does_not_pay_before_the_end() -> None:
+    assert not (few := chosen(env_ms=2.0, learner_ms=10.0, remaining=12)).changes and "until the end" in few.reason
+    assert chosen(env_ms=2.0, learner_ms=10.0, remaining=30, change_s=5.0).changes
+
+
+def test_ranks_share_the_environments_evenly() -> None:
+    assert rank_counts(12, 5) == (1, 2, 3, 4) and rank_counts(7, 5) == (1,)
+    flow = cell()
+    assert probes(flow, {"env": 7}, DEVICES) == [] == probes(flow, {"env": 8}, DEVICES[:1]) == probes(flow, {}, DEVICES)
+
+
+def test_back_to_the_old_plan_when_the_new_one_is_slower() -> None:
+    flow = cell()
+    auto = AutoPlan({"env": ENVS}, DEVICES)
+    plan = auto.first(flow).plan
+    for probe_plan in [p.plan for p in probes(flow, {"env": ENVS}, DEVICES)]:
+        assert plan == probe_plan and auto.ends_phase([9.0, 0.33, 0.33, 0.33], remaining=1000)
+        timeline = measured(flow, plan, 2.0, 10.0)
+        plan = auto.next(flow, timeline, 1000, 0.0).plan
+    assert auto.choice is not None and auto.choice.changes and plan.ranks("env") == 4
+    assert not auto.ends_phase([9.0, 0.4], remaining=900), "too early to say"
+    assert auto.ends_phase([9.0, 0.4, 0.4, 0.4, 0.4], remaining=900)
+    assert auto.next(flow, timeline, 900, 0.0) == Phase(auto.choice.old, "local") and "back to it" in repr(auto)
+    assert not auto.ends_phase([9.0, 99.0, 99.0, 99.0, 99.0, 99.0], remaining=800), "decided once"
+
+
+class EveryTwo(AutoPlan):
+    """Changes the plan after every two iterations."""
+
+    def first(self, flow: Workflow) -> Phase:
+        return Phase(ExecutionPlan.temporal(flow, self.devices[:1]), "local")
+
+    def ends_phase(self, seconds: Any, remaining: int) -> bool:
+        return len(seconds) == 2 and remaining > 0
+
+    def next(self, flow: Workflow, timeline: Any, remaining: int, setup_s: float) -> Phase:
+        return Phase(ExecutionPlan.temporal(flow, self.devices[:1], sub_batches={"simulator": 2}, name=f"with {remaining} left"), "local")
+
+
+def test_training_goes_on_over_changes_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlinf_lab.experiments.starting.AutoPlan", EveryTwo)
+    done = train("ppo", "numpy/ReachArm-v0", num_envs=8, iterations=7, progress=False, devices=["cpu:0"]).wait()
+    table = done.metrics
+    assert table["iteration"].tolist() == [1, 2, 3, 4, 5, 6, 7] and np.diff(table["env_steps"]).tolist() == [done.config.env_steps] * 6
+    assert [p.plan.name for p in done.phases] == ["temporal", "with 5 left", "with 3 left", "with 1 left"]
+    assert done.policy().module.version == 7 and done.state == "finished" and done.folder is not None
+    assert lab.load_policy(done.folder).module.version == 7
+
+
+def test_devices_are_for_plans_that_are_searched() -> None:
+    with pytest.raises(ConfigError, match="plan='auto' only"):
+        lab.train("ppo", "numpy/ReachArm-v0", plan=None, devices=["cpu:0"])
