@@ -56,7 +56,7 @@ def latencies(kind: str, seconds: float) -> tuple[list[float], list[list[float]]
 
     with tempfile.TemporaryDirectory() as folder, lab_browser.chromium() as browser, lab_browser.jupyterlab(browser, Path(folder)) as server:
         path = Path(folder) / "ended.json"
-        cells = [pipeline_cell("pipeline", 20, 0.01, 0.01, chunk=1), WORK.format(seconds=seconds, busy=BUSY[kind], path=str(path))]
+        cells = [pipeline_cell("pipeline", 20, 0.01, 0.01, micro_batch=1), WORK.format(seconds=seconds, busy=BUSY[kind], path=str(path))]
         lab = server.open_notebook(server.write_notebook("latency", cells))
         lab.execute("notebook:run-cell-and-select-next")
         drawn_once = "() => Number(document.querySelector('.rl-dashboard .rl-timeline')?.dataset.spans) > 0"

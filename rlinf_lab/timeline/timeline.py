@@ -54,39 +54,47 @@ class Timeline(SpanStore):
         return tables.to_pandas(self.snapshot())
 
     def sql(self, query: str) -> pd.DataFrame:
-        """A DuckDB query over the tables ``spans`` (as `to_pandas`), ``bubbles`` (every single one), ``iterations``, ``counters`` and ``depths``.
+        """A DuckDB query over the tables ``spans`` (as `to_pandas`), ``bubbles`` (every single one), ``iterations``,
+        ``counters`` and ``depths``.
 
-        ``timeline.sql("select worker, sum(seconds) from spans where kind = 'run' group by all")``. Raises `TimelineError` for a query
-        that DuckDB refuses, `MissingDependencyError` without DuckDB.
+        ``timeline.sql("select worker, sum(seconds) from spans where kind = 'run' group by all")``. Raises
+        `TimelineError` for a query that DuckDB refuses, `MissingDependencyError` without DuckDB.
         """
         from rlinf_lab.timeline.account import bubbles, tables
         from rlinf_lab.timeline.account import query as queries
 
         now = self.snapshot()
         frames = {
-            "spans": now.to_pandas, "bubbles": lambda: bubbles.bubbles(now, now.accounting(), None), "iterations": now.iterations,
+            "spans": now.to_pandas, "bubbles": lambda: bubbles.bubbles(now, now.accounting(), None),
+            "iterations": now.iterations,
             "counters": lambda: tables.counters(now), "depths": now.depths,
         }  # fmt: skip
         return queries.sql(frames, query)
 
     def counters(self) -> pd.DataFrame:
-        """One row per counter sample: name, time_ns, value. "<channel> items" is a sample of two a second; `depths` has every change."""
+        """One row per counter sample: name, time_ns, value. "<channel> items" is a sample of two a second; `depths` has
+        every change.
+        """
         from rlinf_lab.timeline.account import tables
 
         return tables.counters(self.snapshot())
 
     def depths(self) -> pd.DataFrame:
-        """How many items wait in each channel: one row whenever that changes, with channel, time_ns, seconds (since the start) and depth (items).
+        """How many items wait in each channel: one row whenever that changes, with channel, time_ns, seconds (since the
+        start) and depth (items).
 
-        Exact, from the spans: put until then less taken until then, 0 at least (clocks of several hosts differ a little); what an iteration leaves goes
-        with its end. A depth holds until the channel's next row. Where spans were dropped (``dropped``), those items are missing until the iteration ends.
+        Exact, from the spans: put until then less taken until then, 0 at least (clocks of several hosts differ a
+        little); what an iteration leaves goes with its end. A depth holds until the channel's next row. Where spans
+        were dropped (``dropped``), those items are missing until the iteration ends.
         """
         from rlinf_lab.timeline.account import queue_depths as depths
 
         return depths.depths(self.snapshot())
 
     def iterations(self) -> pd.DataFrame:
-        """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap, seconds from the end of those before."""
+        """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap,
+        seconds from the end of those before.
+        """
         from rlinf_lab.timeline.account import tables
 
         return tables.iterations(self.snapshot())
@@ -96,7 +104,10 @@ class Timeline(SpanStore):
         from rlinf_lab.timeline.account import tables
 
         if not isinstance(other, SpanStore) or isinstance(limit, bool) or not isinstance(limit, int):
-            raise TimelineError(f"diff({shown(other)}, limit={shown(limit)}): another Timeline, and how many lines. Next: run.timeline.diff(predicted).")
+            raise TimelineError(
+                f"diff({shown(other)}, limit={shown(limit)}): another Timeline, and how many lines. Next: "
+                "run.timeline.diff(predicted)."
+            )
         return tables.diff(self.snapshot(), other.snapshot(), limit)
 
     # --- where the time went ----------------------------------------------------------------------------
@@ -117,39 +128,46 @@ class Timeline(SpanStore):
     def bubbles(self, by: str | Sequence[str] | None = "cause") -> pd.DataFrame:
         """Idle time by cause, device, worker, rank, iteration, channel, waiting_for, or a list of those; largest first.
 
-        ``by=None`` gives every single bubble with its times. Columns: those of ``by``, ns, seconds, share (of the elapsed
-        time of all devices). Causes are explained at `Cause`, the rule in `rlinf_lab.timeline.account.accounting`.
+        ``by=None`` gives every single bubble with its times. Columns: those of ``by``, ns, seconds, share (of the
+        elapsed time of all devices). Causes are explained at `Cause`, the rule in
+        `rlinf_lab.timeline.account.accounting`.
         """
         from rlinf_lab.timeline.account import bubbles
 
         return bubbles.bubbles(self, self.accounting(), by)
 
     def critical_path(self, by: str | Sequence[str] | None = ("worker", "name", "kind")) -> pd.DataFrame:
-        """What the run's length consisted of, walking back from its end over every wait to who was waited for; largest first.
+        """What the run's length consisted of, walking back from its end over every wait to who was waited for; largest
+        first.
 
-        ``by``: worker, rank, kind, name, iteration or a list of those; ``None``: every step in order, with its times. All ns sum to the
-        elapsed time. The rule is in `rlinf_lab.timeline.critical.critical_path`.
+        ``by``: worker, rank, kind, name, iteration or a list of those; ``None``: every step in order, with its times.
+        All ns sum to the elapsed time. The rule is in `rlinf_lab.timeline.critical.critical_path`.
         """
         from rlinf_lab.timeline.critical import critical_path as critical
 
         return critical.critical_path(self.snapshot(), by)
 
     def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker", *, most: int | None = None) -> pd.DataFrame:
-        """What would be gained if each worker were ``times`` as fast: seconds and share of the elapsed time; largest first.
+        """What would be gained if each worker were ``times`` as fast: seconds and share of the elapsed time; largest
+        first.
 
-        ``by``: worker, rank, name or a list of those. A run is done again in virtual time by its scheduler, which decides anew who takes what and when
-        (``attrs["basis"]`` is "scheduler"). Where only spans are known (files, other tools), these are replayed with those of one row shortened, waiting
-        for each other as they did ("spans"); the rule, and what it leaves out, is in `rlinf_lab.timeline.critical.gains`. Of a long timeline the last
-        iterations count, and what they would gain is taken for the whole: ``attrs["note"]`` says so, and why a run could not be done
-        again. Of very many rows the
-        run is done again for the ``most`` that gain most by the spans (default: as many as a few seconds allow), and the note says so.
+        ``by``: worker, rank, name or a list of those. A run is done again in virtual time by its scheduler, which
+        decides anew who takes what and when (``attrs["basis"]`` is "scheduler"). Where only spans are known (files,
+        other tools), these are replayed with those of one row shortened, waiting for each other as they did ("spans");
+        the rule, and what it leaves out, is in `rlinf_lab.timeline.critical.gains`. Of a long timeline the last
+        iterations count, and what they would gain is taken for the whole: ``attrs["note"]`` says so, and why a run
+        could not be done again. Of very many rows the
+        run is done again for the ``most`` that gain most by the spans (default: as many as a few seconds allow), and
+        the note says so.
         """
         from rlinf_lab.timeline.critical import gains
 
         return gains.gains(self.snapshot(), times, by, self.rerun, most)
 
     def summary(self) -> Summary:
-        """Lanes, busy devices, bubbles by cause, the critical path and what faster workers would gain, printable and as JSON."""
+        """Lanes, busy devices, bubbles by cause, the critical path and what faster workers would gain, printable and as
+        JSON.
+        """
         from rlinf_lab.timeline.draw.summary import summary
 
         now = self.snapshot()  # one moment of a run that goes on
@@ -186,7 +204,8 @@ class Timeline(SpanStore):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """A timeline from a file or a folder: `to_parquet`, `to_perfetto`, Chrome trace JSON of any tool, or Arrow files that recorders left on disk.
+        """A timeline from a file or a folder: `to_parquet`, `to_perfetto`, Chrome trace JSON of any tool, or Arrow
+        files that recorders left on disk.
 
         Raises `TimelineError` for a file that is not there, damaged, cut off, or of something else.
         """
@@ -196,14 +215,17 @@ class Timeline(SpanStore):
         if path.is_dir():
             return cls.from_spill(path)
         if path.is_char_device():  # /dev/zero has no end
-            raise TimelineError(f"{shown(str(path), 300)} is a device and no file. Next: name the file that the trace was written to.")
+            raise TimelineError(
+                f"{shown(str(path), 300)} is a device and no file. Next: name the file that the trace was written to."
+            )
         with reading("open", path), path.open("rb") as file:
             begins = file.read(6)
         if begins[:4] == b"PAR1":
             return cls.from_parquet(path)
         if begins == b"ARROW1":
             return cls.from_spill(path)
-        # Perfetto: field 1, of 128 bytes and more (the names of all kinds), so a length that goes on. No text has such a second character.
+        # Perfetto: field 1, of 128 bytes and more (the names of all kinds), so a length that goes on. No text has such
+        # a second character.
         return cls.from_perfetto(path) if begins[:1] == b"\n" and begins[1:2] >= b"\x80" else cls.from_chrome(path)
 
     @classmethod
@@ -230,7 +252,8 @@ class Timeline(SpanStore):
 
     @classmethod
     def from_chrome(cls, path: str | Path) -> Self:
-        """Chrome trace JSON (also gzipped, or one event a line) of torch's profiler, Ray, RLinf's tracer, or of `to_chrome`: then it is equal.
+        """Chrome trace JSON (also gzipped, or one event a line) of torch's profiler, Ray, RLinf's tracer, or of
+        `to_chrome`: then it is equal.
 
         Arrows of other tools, from any span to any other one, are left out; ``foreign_arrows`` says how many.
         Raises `TimelineError` for a file that holds no trace.
@@ -242,7 +265,8 @@ class Timeline(SpanStore):
 
     @classmethod
     def from_spill(cls, folder: str | Path) -> Self:
-        """What recorders left on disk: the Arrow files of a folder (or one of them), of processes that were killed, say.
+        """What recorders left on disk: the Arrow files of a folder (or one of them), of processes that were killed,
+        say.
 
         Files of a folder that are cut or damaged are left out, and a warning says how many.
         """
@@ -255,23 +279,33 @@ class Timeline(SpanStore):
         return timeline
 
     def packed(self, since: int = 0) -> tuple[dict[str, Any], bytes]:
-        """(JSON-able header, bytes) for a browser; the layout is documented at `rlinf_lab.timeline.formats.packed.pack_spans`."""
+        """(JSON-able header, bytes) for a browser; the layout is documented at
+        `rlinf_lab.timeline.formats.packed.pack_spans`.
+        """
         from rlinf_lab.timeline.formats import packed
 
         if isinstance(since, bool) or not isinstance(since, int) or since < 0:
-            raise TimelineError(f"packed(since={shown(since)}): the number of a span, from 0. Next: packed(0), or the 'next' of the header before.")
+            raise TimelineError(
+                f"packed(since={shown(since)}): the number of a span, from 0. Next: packed(0), or the 'next' of the "
+                "header before."
+            )
         return packed.pack_spans(self.snapshot(), since)
 
     def packed_bubbles(self) -> tuple[dict[str, Any], bytes]:
-        """(JSON-able header, bytes) of every bubble; the layout is at `rlinf_lab.timeline.formats.packed.pack_bubbles`."""
+        """(JSON-able header, bytes) of every bubble; the layout is at
+        `rlinf_lab.timeline.formats.packed.pack_bubbles`.
+        """
         from rlinf_lab.timeline.formats import packed
 
         return packed.pack_bubbles(self.accounting())
 
-    def to_svg(self, path: str | Path | None = None, width: int = 960, *, lanes: str = "device", theme: str = "auto") -> str:
+    def to_svg(
+        self, path: str | Path | None = None, width: int = 960, *, lanes: str = "device", theme: str = "auto"
+    ) -> str:
         """The static picture as SVG text; also written to ``path`` if there is one.
 
-        ``lanes``: "device" or "worker" (a lane for each rank); ``theme``: "light" or "dark" for a paper or slides, "auto" for a page.
+        ``lanes``: "device" or "worker" (a lane for each rank); ``theme``: "light" or "dark" for a paper or slides,
+        "auto" for a page.
         """
         from rlinf_lab.timeline.draw.svg import to_svg
 
@@ -281,7 +315,9 @@ class Timeline(SpanStore):
                 target.write_text(text, encoding="utf-8")
         return text
 
-    def to_png(self, path: str | Path, width: int = 960, *, lanes: str = "device", theme: str = "light", scale: float = 3.0) -> Path:
+    def to_png(
+        self, path: str | Path, width: int = 960, *, lanes: str = "device", theme: str = "light", scale: float = 3.0
+    ) -> Path:
         """The static picture as PNG, ``width * scale`` pixels wide; arguments as of `to_svg`. Returns the path."""
         from rlinf_lab.timeline.draw.png import to_png
 
@@ -312,7 +348,10 @@ class Timeline(SpanStore):
         if not self._is_snapshot:
             return repr(self.snapshot())  # one moment of a run that goes on
         devices = len(self.devices)
-        text = f"Timeline: {devices} device{'s' * (devices != 1)}, {len(self):,} span{'s' * (len(self) != 1)}, {seconds_shown(self.elapsed_ns / 1e9)}"
+        text = (
+            f"Timeline: {devices} device{'s' * (devices != 1)}, {len(self):,} span{'s' * (len(self) != 1)}, "
+            f"{seconds_shown(self.elapsed_ns / 1e9)}"
+        )
         if self.elapsed_ns > FARTHEST_NS:
             text += ", which is of no clock: no device time"
         elif devices and self.elapsed_ns:
@@ -325,6 +364,10 @@ class Timeline(SpanStore):
             text += f", clocks of other nodes aligned to ± {max(self.clock_errors.values()) / 1e3:,.0f} µs"
         if self.clock_jumps:
             text += f", clocks that JUMPED: {', '.join(self.clock_jumps)}"
-        text += f", {self.foreign_arrows:,} arrow{'s' * (self.foreign_arrows != 1)} of that tool left out" if self.foreign_arrows else ""
+        text += (
+            f", {self.foreign_arrows:,} arrow{'s' * (self.foreign_arrows != 1)} of that tool left out"
+            if self.foreign_arrows
+            else ""
+        )
         text += f", {self.dropped:,} spans DROPPED" if self.dropped else ""
         return text + (f", {self.dropped_samples:,} counter samples DROPPED" if self.dropped_samples else "")

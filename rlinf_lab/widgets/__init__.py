@@ -5,7 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOMES = {"Dashboard": "dashboard", "GraphView": "graph_view", "PlanExplorer": "explorer", "TimelineView": "timeline_view", "timeline_html": "report"}
+_HOMES = {
+    "Dashboard": "dashboard",
+    "GraphView": "graph_view",
+    "PlanExplorer": "explorer",
+    "TimelineView": "timeline_view",
+    "timeline_html": "report",
+}
 
 __all__ = ["Dashboard", "GraphView", "PlanExplorer", "TimelineView", "timeline_html"]
 

@@ -1,4 +1,6 @@
-"""Work for a widget in a thread beside the kernel's own: what is newly asked has what runs given up (`planning.cancellation`), so nothing waits for it."""
+"""Work for a widget in a thread beside the kernel's own: what is newly asked has what runs given up
+(`planning.cancellation`), so nothing waits for it.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from pathlib import Path
 STATIC = Path(__file__).with_name("static")
 #: The timeline, in the order in which the files build on each other.
 TIMELINE = (
-    "base.js", "lane.js", "instants.js", "series.js", "depths.js", "store.js", "links.js", "statistics.js", "calls.js", "rows.js", "counters.js", "paint.js",
+    "base.js", "lane.js", "instants.js", "series.js", "depths.js", "store.js", "links.js", "statistics.js", "calls.js",
+    "rows.js", "counters.js", "paint.js",
     "details.js", "legend.js", "hands.js", "timeline.js",
 )  # fmt: skip
 DASHBOARD = (*TIMELINE, "charts.js", "history.js", "panels.js", "standstill.js", "dashboard.js")
@@ -19,7 +20,9 @@ _EXPORT = re.compile(r"^export (?=(?:const|let|function|class|async)\b)", re.MUL
 
 @cache
 def module(*names: str) -> str:
-    """The files ``names`` of `static/` as one module: imports between them go, only the last one's default export stays."""
+    """The files ``names`` of `static/` as one module: imports between them go, only the last one's default export
+    stays.
+    """
     parts = []
     for name in names:
         text = (STATIC / name).read_text(encoding="utf-8")

@@ -15,7 +15,9 @@ BLUE, OCHRE, INK = "#2f7fd0", "#a9822c", "#7c8591"  # they read on a light page 
 
 
 class Chart(Figure):
-    """A matplotlib figure that shows itself in any notebook, without pyplot and its choice of a backend. Its background is transparent."""
+    """A matplotlib figure that shows itself in any notebook, without pyplot and its choice of a backend. Its background
+    is transparent.
+    """
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -32,13 +34,24 @@ def learning_curve(metrics: pd.DataFrame, title: str = "") -> Chart:
     changes = metrics[metrics["plan"] != metrics["plan"].shift()].iloc[1:]
     places = list(zip(changes["env_steps"].tolist(), changes["plan"].tolist(), strict=True))
     for axis, column, label in zip(
-        chart.subplots(1, 2), ("success_rate", "return"), ("success rate (with exploration)", "return of an episode"), strict=True
+        chart.subplots(1, 2),
+        ("success_rate", "return"),
+        ("success rate (with exploration)", "return of an episode"),
+        strict=True,
     ):
         axis.plot(metrics["env_steps"], metrics[column], color=BLUE, alpha=0.35, linewidth=1)
         axis.plot(metrics["env_steps"], metrics[column].rolling(3, min_periods=1).mean(), color=BLUE, linewidth=2)
         for steps, plan in places:
             axis.axvline(steps, color=OCHRE, linestyle=":", linewidth=1.2)
-            axis.annotate(f"plan {plan}", (steps, 1.0), (3, 2), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8, color=OCHRE)
+            axis.annotate(
+                f"plan {plan}",
+                (steps, 1.0),
+                (3, 2),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                fontsize=8,
+                color=OCHRE,
+            )
         axis.set_xlabel("environment steps", color=INK)
         axis.set_ylabel(label, color=INK)
         axis.set_facecolor("none")

@@ -32,8 +32,9 @@ class Dashboard(PushedWidget):
     ``charts`` names the metrics to plot, in order (a name also matches a metric that ends with it, as
     ``"learner.loss"``; ``"a|b"`` is b where there is no a). Where none of them is, the first three are plotted.
     Feed it with `push`; `on_command` hears the buttons (without ``buttons`` there are none). ``every_seconds`` promises
-    that something is pushed that often while the run is not over: the page then says when nothing has been heard for long, as of a kernel
-    that was restarted. None promises nothing. Raises `ConfigError` for arguments that make no sense.
+    that something is pushed that often while the run is not over: the page then says when nothing has been heard for
+    long, as of a kernel that was restarted. None promises nothing. Raises `ConfigError` for arguments that make no
+    sense.
     """
 
     _esm = module(*DASHBOARD)
@@ -50,9 +51,15 @@ class Dashboard(PushedWidget):
         buttons: bool = True,
         every_seconds: float | None = None,
     ) -> None:
-        if every_seconds is not None and not (isinstance(every_seconds, Real) and not isinstance(every_seconds, bool) and 0 < every_seconds < math.inf):
-            raise ConfigError(f"Dashboard(every_seconds={shown(every_seconds)}): the longest time between two pushes, s. Next: every_seconds=60, or None.")
-        devices, charts = (list(names) if isinstance(names, Iterator) else names for names in (devices, charts))  # looked at, and kept
+        if every_seconds is not None and not (
+            isinstance(every_seconds, Real) and not isinstance(every_seconds, bool) and 0 < every_seconds < math.inf
+        ):
+            raise ConfigError(
+                f"Dashboard(every_seconds={shown(every_seconds)}): the longest time between two pushes, s. Next: "
+                "every_seconds=60, or None."
+            )
+        # looked at, and kept
+        devices, charts = (list(names) if isinstance(names, Iterator) else names for names in (devices, charts))
         check_config(title, plan, devices, iterations, charts)
         self._feed: TimelineFeed | None = None
         self._left: tuple[dict[str, Any], dict[str, bytes]] = ({}, {})  # what goes with the next message
@@ -64,7 +71,14 @@ class Dashboard(PushedWidget):
         self._callbacks: list[Callable[[str], None]] = []
         self._is_over = False
         self._kept: tuple[Any, ...] = ()  # what the stored picture shows
-        config = {"title": title, "plan": plan, "devices": list(devices), "iterations": _plain(iterations), "charts": list(charts), "buttons": buttons}
+        config = {
+            "title": title,
+            "plan": plan,
+            "devices": list(devices),
+            "iterations": _plain(iterations),
+            "charts": list(charts),
+            "buttons": buttons,
+        }
         super().__init__(config=config | {"every_seconds": _plain(every_seconds)})
 
     def push(
@@ -82,24 +96,38 @@ class Dashboard(PushedWidget):
         """Send what is new; from any thread, at most about ten times a second.
 
         state: any of ``state`` (as `Run.state`), ``iteration`` (finished), ``iterations``, ``elapsed_seconds``,
-        ``eta_seconds``, ``message``, ``standstill`` (lines: why nothing moves; empty while something does), ``waits`` (who then
-        waits for whom: ``nodes`` of ``name``, ``text``, ``computes``; ``edges`` of [from, to, label] and ``cycles`` by numbers of nodes),
-        ``load_note`` (why the load of some device is not known).
-        metrics: rows that are new or have changed; one replaces that of the same ``iteration``; what is NaN or infinite has diverged and is
-        shown as such, elsewhere it is not known. timeline: the growing timeline;
-        what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
-        (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and bubbles to `push_bubbles`.
-        now_ns: now, by the timeline's clock: its axis goes on while a long call has not ended. later: it goes with the spans that are
-        pushed next (`push_spans`, by another thread), and its own are left to that, unless they are too many (`AT_A_GLANCE`).
-        Raises `ConfigError` for what cannot be shown, and then nothing of it is.
+        ``eta_seconds``, ``message``, ``standstill`` (lines: why nothing moves; empty while something does), ``waits``
+        (who then waits for whom: ``nodes`` of ``name``, ``text``, ``computes``; ``edges`` of [from, to, label] and
+        ``cycles`` by numbers of nodes), ``load_note`` (why the load of some device is not known).
+        metrics: rows that are new or have changed; one replaces that of the same ``iteration``; what is NaN or infinite
+        has diverged and is shown as such, elsewhere it is not known. timeline: the growing timeline;
+        what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG
+        picture (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and
+        bubbles to `push_bubbles`. now_ns: now, by the timeline's clock: its axis goes on while a long call has not
+        ended. later: it goes with the spans that are pushed next (`push_spans`, by another thread), and its own are
+        left to that, unless they are too many (`AT_A_GLANCE`). Raises `ConfigError` for what cannot be shown, and then
+        nothing of it is.
         """
-        state, rows = tidy_state(state), [tidy_row(row) for row in metrics] if isinstance(metrics, Iterable) else [metrics]
-        counters = {name: tidy(value) for name, value in counters.items()} if isinstance(counters, Mapping) else counters
+        state, rows = (
+            tidy_state(state),
+            [tidy_row(row) for row in metrics] if isinstance(metrics, Iterable) else [metrics],
+        )
+        counters = (
+            {name: tidy(value) for name, value in counters.items()} if isinstance(counters, Mapping) else counters
+        )
         check_push(state, rows, timeline, counters, frame, now_ns)
         with self._push_lock:
             self._is_over = final
-            later = later and not final and self._feed is not None and self._feed.timeline is timeline and self._feed.behind() <= AT_A_GLANCE
-            content, parts = (self._feed.take_samples() if later and self._feed is not None else self._news(timeline, final)).content()
+            later = (
+                later
+                and not final
+                and self._feed is not None
+                and self._feed.timeline is timeline
+                and self._feed.behind() <= AT_A_GLANCE
+            )
+            content, parts = (
+                self._feed.take_samples() if later and self._feed is not None else self._news(timeline, final)
+            ).content()
             if now_ns is not None and self._feed is not None and (origin := self._feed.origin_ns) is not None:
                 content["now"] = max(0, now_ns - origin)
             if state is not None:
@@ -109,7 +137,14 @@ class Dashboard(PushedWidget):
                 self._metrics.update((row["iteration"], row) for row in rows)
                 content["metrics"] = rows
             if counters is not None:
-                sample = [time.monotonic(), {name: float(value) for name, value in counters.items() if value is not None and math.isfinite(value)}]
+                sample = [
+                    time.monotonic(),
+                    {
+                        name: float(value)
+                        for name, value in counters.items()
+                        if value is not None and math.isfinite(value)
+                    },
+                ]
                 self._samples = [*self._samples[1 - KEPT_SAMPLES :], sample]
                 content["counters"] = [sample]
             if frame is not None and (final or self.wants_frame()):
@@ -120,10 +155,12 @@ class Dashboard(PushedWidget):
                 self.push_bubbles()
 
     def push_spans(self, timeline: Timeline, wait: bool = True, state: str | None = None) -> None:
-        """Send the spans that are new, and what was left to go with them; from any thread, at most about ten times a second: the least that a push can cost.
+        """Send the spans that are new, and what was left to go with them; from any thread, at most about ten times a
+        second: the least that a push can cost.
 
-        ``wait``: False does nothing while something else is pushed, nor where they are many (`AT_A_GLANCE`): `push` sends them. ``state``: the one of now,
-        which is told where the page knows another, until the end was told: a thread that read it before may come after that.
+        ``wait``: False does nothing while something else is pushed, nor where they are many (`AT_A_GLANCE`): `push`
+        sends them. ``state``: the one of now, which is told where the page knows another, until the end was told: a
+        thread that read it before may come after that.
         """
         if not self._push_lock.acquire(blocking=wait):
             return
@@ -152,7 +189,9 @@ class Dashboard(PushedWidget):
             self._tell_left()
 
     def account(self, at_once: bool = False) -> None:
-        """Look at device time and bubbles, where it is time or ``at_once``; what is new goes with the next message. From any thread."""
+        """Look at device time and bubbles, where it is time or ``at_once``; what is new goes with the next message.
+        From any thread.
+        """
         with self._push_lock:
             if self._feed is not None and (update := self._feed.take_bubbles(at_once)):
                 self._leave(*update.content())
@@ -172,7 +211,9 @@ class Dashboard(PushedWidget):
         self._seq += 1
         self._transmit("delta", content, parts, said)
 
-    def _with_what_was_left(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def _with_what_was_left(
+        self, content: Mapping[str, Any], parts: Mapping[str, bytes]
+    ) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Both; where they speak of the same, what was left has gone before."""
         (more, own), both = self._left, (dict(content), dict(parts))
         if not more and not own:
@@ -188,7 +229,9 @@ class Dashboard(PushedWidget):
         return time.monotonic() - self._frame_at >= FRAME_SECONDS
 
     def on_command(self, callback: Callable[[str], None]) -> None:
-        """Call ``callback("pause" | "resume" | "stop")`` when a button is pressed. It runs in the kernel's comm thread."""
+        """Call ``callback("pause" | "resume" | "stop")`` when a button is pressed. It runs in the kernel's
+        comm thread.
+        """
         if not callable(callback):
             raise ConfigError(f"on_command({shown(callback)}): a function of one text. Next: on_command(print).")
         self._callbacks.append(callback)
@@ -204,7 +247,8 @@ class Dashboard(PushedWidget):
         return [self._metrics[iteration] for iteration in sorted(self._metrics)]
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        self._tell_left()  # it is in what follows, too, but a page that has not asked, or has seen all since, does not listen to that
+        # it is in what follows, too, but a page that has not asked, or has seen all since, does not listen to that
+        self._tell_left()
         content, parts = (self._feed.everything() if self._feed else Update()).content()
         content |= {"state": self._state, "metrics": self._rows(), "counters": self._samples}
         if self._frame:
@@ -232,10 +276,12 @@ class Dashboard(PushedWidget):
         return fallback.dashboard_still(self.config, state, rows, timeline, text, as_of)
 
     def keep(self) -> bool:
-        """Make the stored picture that of now, where it lies above the view in an output of its own, and something has happened since; says whether.
+        """Make the stored picture that of now, where it lies above the view in an output of its own, and something has
+        happened since; says whether.
 
-        For a run that goes on, from any thread: a page that is loaded while a cell is busy, and a notebook saved meanwhile, have nothing else. Without
-        the PNG, which takes most of the time: that comes with the end. What is accounted for it is told to the page, too: half of its time is that.
+        For a run that goes on, from any thread: a page that is loaded while a cell is busy, and a notebook saved
+        meanwhile, have nothing else. Without the PNG, which takes most of the time: that comes with the end. What is
+        accounted for it is told to the page, too: half of its time is that.
         """
         with self._push_lock:
             now = (self._state.get("state"), self._state.get("iteration"), self._feed.told_spans if self._feed else 0)

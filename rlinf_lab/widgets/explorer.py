@@ -1,4 +1,6 @@
-"""What if? Sliders over a profile's plans: ranked plans, their schedules side by side, why each loses, over which error the choice stands."""
+"""What if? Sliders over a profile's plans: ranked plans, their schedules side by side, why each loses, over which error
+the choice stands.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +34,27 @@ TOLD_EVERY = 0.2  # seconds at least from one word on how far a search for range
 class PlanExplorer(PushedWidget):
     """Explore what `lab.plan` found: ``PlanExplorer(plans)``.
 
-    While a slider moves, plans are followed micro-batch by micro-batch (quick); when it rests, these are simulated, the best one first, and then `lab.plan`
-    searches for better ones. ``plans`` and ``question`` are what is shown now, so that what was found with the mouse can be run:
-    ``lab.run(flow, explorer.plans.best)``.
+    While a slider moves, plans are followed micro-batch by micro-batch (quick); when it rests, these are simulated, the
+    best one first, and then `lab.plan` searches for better ones. ``plans`` and ``question`` are what is shown now, so
+    that what was found with the mouse can be run: ``lab.run(flow, explorer.plans.best)``.
 
-    What the page asks is answered in a thread. A newer question has the older one given up within milliseconds, be it simulated or searched for
-    its sensitivity, so nobody waits for an answer that is not wanted any more.
+    What the page asks is answered in a thread. A newer question has the older one given up within milliseconds, be it
+    simulated or searched for its sensitivity, so nobody waits for an answer that is not wanted any more.
     """
 
     _esm = module("base.js", "gantt.js", "explorer.js")
     _css = stylesheet()
     title = traitlets.Unicode(help="what is planned").tag(sync=True)
-    sliders = traitlets.List(traitlets.Dict(), help="field, label, texts of the values, where it starts, a hint").tag(sync=True)
+    sliders = traitlets.List(traitlets.Dict(), help="field, label, texts of the values, where it starts, a hint").tag(
+        sync=True
+    )
 
     def __init__(self, plans: Plans) -> None:
         if not isinstance(plans, Plans):
-            raise ConfigError(f"PlanExplorer({str(plans)[:60]!r}): the plans of lab.plan are needed. Next: PlanExplorer(lab.plan(profile, devices=64)).")
+            raise ConfigError(
+                f"PlanExplorer({str(plans)[:60]!r}): the plans of lab.plan are needed. Next: "
+                "PlanExplorer(lab.plan(profile, devices=64))."
+            )
         self.plans = plans
         self.question = Question.of(plans)
         self.problem = ""
@@ -63,27 +70,40 @@ class PlanExplorer(PushedWidget):
         self._drawn: Drawn | None = None  # where somebody has looked at the plans
         self._aside = Aside("explorer")
         shown = [
-            {"field": s.field, "label": s.label, "why": s.why, "at": s.at(self.question), "texts": [_text(s, v) for v in s.values]} for s in self._sliders
+            {
+                "field": s.field,
+                "label": s.label,
+                "why": s.why,
+                "at": s.at(self.question),
+                "texts": [_text(s, v) for v in s.values],
+            }
+            for s in self._sliders
         ]
         super().__init__(title=plans.profile.name, sliders=shown)
 
     # --- asking ------------------------------------------------------------------------------------------------
     def ask(self, simulate: bool = True, **changes: Any) -> Plans:
-        """Change fields of the question (`planning.adapt.whatif.Question`: ``items=``, ``memory_gib=`` ...) and show the answer, which is returned.
+        """Change fields of the question (`planning.adapt.whatif.Question`: ``items=``, ``memory_gib=`` ...) and show
+        the answer, which is returned.
 
-        ``devices``: how many, or how many of each kind; ``memory_gib``: of all kinds, or of some. Raises `PlanError` when nothing fits.
-        What the page has asked meanwhile is given up.
+        ``devices``: how many, or how many of each kind; ``memory_gib``: of all kinds, or of some. Raises `PlanError`
+        when nothing fits. What the page has asked meanwhile is given up.
         """
         if isinstance(devices := changes.get("devices"), int):
             changes["devices"] = {next(iter(self.question.devices)): devices}
-        if isinstance(memory := changes.get("memory_gib"), Mapping) and isinstance(before := self.question.memory_gib, Mapping):
+        if isinstance(memory := changes.get("memory_gib"), Mapping) and isinstance(
+            before := self.question.memory_gib, Mapping
+        ):
             changes["memory_gib"] = {**before, **memory}
         for name in changes:
             if name not in (known := [f.name for f in dataclasses.fields(Question)]):
                 raise ConfigError(f"ask({name}=...): a question has {', '.join(known)}.")
         question = dataclasses.replace(self.question, **changes)
         if set(question.devices) != set(self.question.devices):
-            raise ConfigError(f"ask(devices={shown(question.devices)}): how many of each kind: {', '.join(map(repr, self.question.devices))}.")
+            raise ConfigError(
+                f"ask(devices={shown(question.devices)}): how many of each kind: "
+                f"{', '.join(map(repr, self.question.devices))}."
+            )
         question.profile(self._first.profile)  # what cannot be asked leaves what is shown
         with self._push_lock:
             self._aside.give_up()
@@ -93,25 +113,37 @@ class PlanExplorer(PushedWidget):
         return self.plans
 
     def _take_on(self, question: Question, number: int) -> None:
-        """Whatever was asked before is given up; a page that asked it hears of a number that is no smaller than its own."""
+        """Whatever was asked before is given up; a page that asked it hears of a number that is no smaller than its
+        own.
+        """
         self._asked, self._newest = question, max(self._newest, number)
         if self._searching:
             self._searching, self._ranges, self._progress = False, None, None
 
     def _answer(self, question: Question, simulate: bool, number: int, first: Plans | None = None) -> None:
-        """Whatever goes wrong is told to the page, which would wait for its answer otherwise; the plans that are shown stay. ``first``: plans that answer the
-        question more roughly and are shown simulated before others are searched."""
+        """Whatever goes wrong is told to the page, which would wait for its answer otherwise; the plans that are shown
+        stay. ``first``: plans that answer the question more roughly and are shown simulated before others are searched.
+        """
         try:
             for better in simulated_one_by_one(first) if first is not None else ():
                 self._show(question, None, "", better, _drawn(better, in_haste=True))
             plans = question.answer(self._first.profile, simulate, self._first)
             drawn = _drawn(plans)
         except Exception as error:
-            self._show(question, number, str(error) if isinstance(error, RlinfLabError) else f"{type(error).__name__}: {error}")
+            self._show(
+                question, number, str(error) if isinstance(error, RlinfLabError) else f"{type(error).__name__}: {error}"
+            )
             raise
         self._show(question, number, "", plans, drawn)
 
-    def _show(self, question: Question, number: int | None, problem: str, plans: Plans | None = None, drawn: Drawn | None = None) -> None:
+    def _show(
+        self,
+        question: Question,
+        number: int | None,
+        problem: str,
+        plans: Plans | None = None,
+        drawn: Drawn | None = None,
+    ) -> None:
         """``number`` of the question that is answered with it; None while a better answer is on its way."""
         with self._push_lock:
             check()  # a newer question may have come, perhaps from a cell: its answer is not to be replaced by this one
@@ -125,7 +157,9 @@ class PlanExplorer(PushedWidget):
 
     # --- sensitivity ---------------------------------------------------------------------------------------------
     def sensitivity(self, entries: Collection[str] | str = ("seconds",)) -> Sensitivity:
-        """Over which range of error of each worker's seconds the choice that is shown stands; shown too. ``entries``: as of `lab.sensitivity`."""
+        """Over which range of error of each worker's seconds the choice that is shown stands; shown too. ``entries``:
+        as of `lab.sensitivity`.
+        """
         found = sensitivity(self.plans, entries)
         with self._push_lock:
             self._ranges = [_range(r) for r in found.ranges]
@@ -134,8 +168,8 @@ class PlanExplorer(PushedWidget):
         return found
 
     def _look_further(self) -> None:
-        """In the thread, when what is asked has been answered; entry by entry, as long as nothing else is asked and nobody cancels. What was found before
-        that was cancelled is not looked for again."""
+        """In the thread, when what is asked has been answered; entry by entry, as long as nothing else is asked and
+        nobody cancels. What was found before that was cancelled is not looked for again."""
         with self._push_lock:
             if not self._searching:
                 cancelled = self._progress is not None and self._progress["cancelled"]
@@ -175,7 +209,13 @@ class PlanExplorer(PushedWidget):
         for i, entry in enumerate(left):
             with self._push_lock:
                 check()
-                self._progress = {**(self._progress or {}), "done": len(entries) - len(left) + i, "of": len(entries), "part": 0.0, "what": _what(entry, 1.0)}
+                self._progress = {
+                    **(self._progress or {}),
+                    "done": len(entries) - len(left) + i,
+                    "of": len(entries),
+                    "part": 0.0,
+                    "what": _what(entry, 1.0),
+                }
                 self._told_at = monotonic()
                 self._publish(self._on_ranges(), {})
             self._show_ranges((asked.range(entry),), running=i + 1 < len(left))
@@ -220,7 +260,8 @@ class PlanExplorer(PushedWidget):
                 at = content["positions"].get(slider.field)
                 if isinstance(at, int) and 0 <= at < len(slider.values) and at != slider.at(self._asked):
                     question = moved(question, slider.field, slider.values[at])
-            again = self._searching and question == self._asked  # the same more exactly: its ranges are still wanted, of that answer
+            # the same more exactly: its ranges are still wanted, of that answer
+            again = self._searching and question == self._asked
             self._take_on(question, int(content["id"]))
             self._aside.instead(partial(self._answer_page, question, bool(content.get("simulate")), self._newest))
             if again:
@@ -244,11 +285,17 @@ class PlanExplorer(PushedWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         picture = schedules(self.plans)
-        return self._bundle_with(fallback.Still(f"{self.plans._repr_html_()}{shown_html(picture)}", repr(self), lambda: picture), **kwargs)
+        return self._bundle_with(
+            fallback.Still(f"{self.plans._repr_html_()}{shown_html(picture)}", repr(self), lambda: picture), **kwargs
+        )
 
     def __repr__(self) -> str:
         best = self.plans.best
-        return f"PlanExplorer({self.title!r}: {len(self.plans)} plans, {best.shape} {best.seconds:.4g} s" + f"; {self.problem}" * bool(self.problem) + ")"
+        return (
+            f"PlanExplorer({self.title!r}: {len(self.plans)} plans, {best.shape} {best.seconds:.4g} s"
+            + f"; {self.problem}" * bool(self.problem)
+            + ")"
+        )
 
 
 def _what(entry: Entry, factor: float) -> str:
@@ -260,15 +307,33 @@ def _drawn(plans: Plans, in_haste: bool = False) -> Drawn:
     """Plans as the page takes them. ``in_haste``: of `planning.adapt.whatif.described`."""
     pictures = [gantt(p) for p in plans]
     charts = [
-        {"name": p.name, "mode": p.mode, "shape": p.shape, "seconds": p.seconds, "how": "followed" if p.simulated is None else "simulated",
-         "lanes": g.lanes, "devices": g.devices, "workers": list(g.workers)}
+        {
+            "name": p.name,
+            "mode": p.mode,
+            "shape": p.shape,
+            "seconds": p.seconds,
+            "how": "followed" if p.simulated is None else "simulated",
+            "lanes": g.lanes,
+            "devices": g.devices,
+            "workers": list(g.workers),
+        }
         for p, g in zip(plans, pictures, strict=True)
-    ]  # fmt: skip
-    return {**described(plans, in_haste), "charts": charts}, {f"bars{i}": g.bars.tobytes() for i, g in enumerate(pictures)}
+    ]
+    return {**described(plans, in_haste), "charts": charts}, {
+        f"bars{i}": g.bars.tobytes() for i, g in enumerate(pictures)
+    }
 
 
 def _range(r: Any) -> dict[str, Any]:
-    return {"owner": r.owner, "entry": r.entry, "low": r.low, "high": r.high, "below": r.instead[0], "above": r.instead[1], "step": r.step}
+    return {
+        "owner": r.owner,
+        "entry": r.entry,
+        "low": r.low,
+        "high": r.high,
+        "below": r.instead[0],
+        "above": r.instead[1],
+        "step": r.step,
+    }
 
 
 def _text(slider: Slider, value: float | None) -> str:

@@ -1,8 +1,8 @@
 """A widget's message as ipykernel would send it, written in a third of the time.
 
-A run sends ten a second from a process that computes: with cold caches, ipywidgets, comm and `Session` take 0.25 ms for each, most of it for
-traits that are read again, for packing empty parts and for options that are not used. The frames are those of Jupyter's wire protocol 5 for a
-``comm_msg`` without a parent.
+A run sends ten a second from a process that computes: with cold caches, ipywidgets, comm and `Session` take 0.25 ms for
+each, most of it for traits that are read again, for packing empty parts and for options that are not used. The frames
+are those of Jupyter's wire protocol 5 for a ``comm_msg`` without a parent.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _DONTWAIT, _SNDMORE = 1, 2  # of ZeroMQ
 def _zmq_send() -> Callable[..., int] | None:
     """libzmq's own function, called with the interpreter's lock held; None where it cannot be found.
 
-    pyzmq lets go of the lock for each of the seven and more parts of a message, and a worker that computes in Python takes it each time: both threads
-    change places as often, and the message is late. A socket that publishes never waits.
+    pyzmq lets go of the lock for each of the seven and more parts of a message, and a worker that computes in Python
+    takes it each time: both threads change places as often, and the message is late. A socket that publishes never
+    waits.
     """
     try:
         from zmq.backend.cython import _zmq
@@ -52,7 +53,9 @@ class Express:
         self._comm, self._socket, self._topic, self._pid = comm, socket, comm.topic, os.getpid()
         self._sign = _signer(session.key, session.digest_mod) if session.auth is not None else lambda _: b""
         self._id = f"{session.session}_{self._pid}_{os.urandom(4).hex()}_"
-        self._header = _encode({"msg_type": "comm_msg", "username": session.username, "session": session.session, "version": "5.4"})[1:]
+        self._header = _encode(
+            {"msg_type": "comm_msg", "username": session.username, "session": session.session, "version": "5.4"}
+        )[1:]
         self._comm_id = _encode(comm.comm_id)
         self._minute, self._date = -1, ""
         self._thread: Any = getattr(socket, "io_thread", None)  # of ipykernel, which owns the socket
@@ -77,16 +80,19 @@ class Express:
         return comm is self._comm and os.getpid() == self._pid
 
     def send(self, content: Mapping[str, Any] | str, buffers: Sequence[bytes]) -> None:
-        """As `ipywidgets.Widget.send`; a text is JSON already. Raises ``ValueError`` for what JSON cannot hold (infinity)."""
+        """As `ipywidgets.Widget.send`; a text is JSON already. Raises ``ValueError`` for what JSON cannot hold
+        (infinity).
+        """
         self._hand_over([*self.frames(content), *buffers], sum(map(len, buffers)) < _COPIED)
         # The cell that created the widget has left its own (main) shell as the place to answer from: see `pushed`.
         vars(self._comm).pop("_reply_subshell_id", None)
 
     def _hand_over(self, frames: list[bytes], copy: bool) -> None:
-        """To the thread that sends. Its loop is asked at once: through the pipe of ZeroMQ that ipykernel wakes it with, a message costs it twice as much.
+        """To the thread that sends. Its loop is asked at once: through the pipe of ZeroMQ that ipykernel wakes it with,
+        a message costs it twice as much.
 
-        The first ones go through the pipe all the same, for the message that opens the comm may still be in there: a page that hears of a comm
-        later than of what it says never hears that.
+        The first ones go through the pipe all the same, for the message that opens the comm may still be in there: a
+        page that hears of a comm later than of what it says never hears that.
         """
         if self._piped > 0 and self._piped == self._through:  # as `_is_open`
             if self._handed == self._sent and threading.get_ident() == self._ident:
@@ -109,10 +115,11 @@ class Express:
         return self._piped > 0 and self._piped == self._through
 
     def every(self, seconds: float, work: Callable[[], bool]) -> Beat | None:
-        """Have the thread that sends do ``work`` every so often, until it returns False. None before the first messages have left by the pipe.
+        """Have the thread that sends do ``work`` every so often, until it returns False. None before the first messages
+        have left by the pipe.
 
-        What it says then leaves at once: to have another thread say it, threads change places five times, and each time the worker that computes
-        in Python waits.
+        What it says then leaves at once: to have another thread say it, threads change places five times, and each time
+        the worker that computes in Python waits.
         """
         return Beat(self._loop, seconds, work) if self._is_open() and self._thread.thread.is_alive() else None
 
@@ -145,9 +152,11 @@ class Express:
         """Topic, delimiter, signature, header, parent, metadata, content."""
         now = str(time.time_ns())
         minute, second = divmod(int(now[:-9]), 60)
-        if minute != self._minute:  # writing a date takes 40 us and more with cold caches: but for the seconds, once a minute
+        # writing a date takes 40 us and more with cold caches: but for the seconds, once a minute
+        if minute != self._minute:
             self._minute, self._date = minute, datetime.fromtimestamp(60 * minute, UTC).strftime("%Y-%m-%dT%H:%M:")
-        header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{self._date}{_TWO_DIGITS[second]}.{now[-9:-3]}Z", {self._header}'.encode()
+        date = f"{self._date}{_TWO_DIGITS[second]}.{now[-9:-3]}Z"
+        header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{date}", {self._header}'.encode()
         text = content if isinstance(content, str) else _encode(content)
         body = f'{{"comm_id": {self._comm_id}, "data": {{"method": "custom", "content": {text}}}}}'.encode()
         return [self._topic, b"<IDS|MSG>", self._sign(b"".join((header, b"{}{}", body))), header, b"{}", b"{}", body]
@@ -190,7 +199,9 @@ class Beat:
 
 
 def _signer(key: bytes, digest: Callable[..., Any]) -> Callable[[bytes], bytes]:
-    """HMAC (RFC 2104) by two hashes that have begun: with cold caches, two thirds of what the object of the standard library takes."""
+    """HMAC (RFC 2104) by two hashes that have begun: with cold caches, two thirds of what the object of the standard
+    library takes.
+    """
     block = digest().block_size
     padded = (key if len(key) <= block else digest(key).digest()).ljust(block, b"\0")
     inner, outer = (digest(bytes(byte ^ mask for byte in padded)) for mask in (0x36, 0x5C))
@@ -205,7 +216,9 @@ def _signer(key: bytes, digest: Callable[..., Any]) -> Callable[[bytes], bytes]:
 
 
 def attended() -> bool:
-    """Whether what runs this cell can show a widget, as far as that can be known: a program that runs a notebook for its file takes no input."""
+    """Whether what runs this cell can show a widget, as far as that can be known: a program that runs a notebook for
+    its file takes no input.
+    """
     if os.environ.get("SERVER_SOFTWARE", "").startswith("voila/"):  # runs them so, and shows the widgets
         return True
     return bool(getattr(kernel(), "_allow_stdin", True))

@@ -2,9 +2,10 @@
 
 It is what a saved notebook shows where no widget can load.
 
-JupyterLab and Notebook show the widget of an output whenever it names one. Where its kernel has gone (a notebook that is opened again) that is "Error
-displaying widget: model not found", though the same output has a picture. So the picture comes first, by itself; it hides while the widget below it is
-seen, and hides what is said there when no widget can be.
+JupyterLab and Notebook show the widget of an output whenever it names one. Where its kernel has gone (a notebook that
+is opened again) that is "Error displaying widget: model not found", though the same output has a picture. So the
+picture comes first, by itself; it hides while the widget below it is seen, and hides what is said there when no widget
+can be.
 """
 
 from __future__ import annotations
@@ -30,20 +31,26 @@ _IN_A_ROW = 3
 
 #: The type of what a page makes a live widget of.
 WIDGET = "application/vnd.jupyter.widget-view+json"
-_COMES_BACK = "the run had not ended then. Where its kernel is still there, the live view comes back as soon as no cell is busy."
+_COMES_BACK = (
+    "the run had not ended then. Where its kernel is still there, the live view comes back as soon as no cell is busy."
+)
 #: Metrics that are no numbers, as `no_number` writes them.
 DIVERGED = ("NaN", "∞", "−∞")
 
 
 class Still:
-    """HTML that needs no script, and the same as a PNG: for `display_handle.update` when a run has ended. ``drawn`` gives what the PNG shows; None: no PNG."""
+    """HTML that needs no script, and the same as a PNG: for `display_handle.update` when a run has ended. ``drawn``
+    gives what the PNG shows; None: no PNG.
+    """
 
     def __init__(self, html: str, text: str, drawn: Callable[[], Scene | None] = lambda: None) -> None:
         self.html, self.text, self._drawn = html, text, drawn
 
     @cached_property
     def scene(self) -> Scene | None:
-        """What the PNG shows; put together when it is asked for: most pictures of a run that goes on are `without_png`."""
+        """What the PNG shows; put together when it is asked for: most pictures of a run that goes on are
+        `without_png`.
+        """
         return self._drawn()
 
     def _repr_html_(self) -> str:
@@ -60,7 +67,9 @@ class Still:
         return Still(self.html, self.text)
 
     def beside(self, bundle: Any, live: bool = True) -> Any:
-        """A widget's mimebundle (data, or data and metadata) with this picture beside the widget, as HTML and as PNG; instead of it unless ``live``."""
+        """A widget's mimebundle (data, or data and metadata) with this picture beside the widget, as HTML and as PNG;
+        instead of it unless ``live``.
+        """
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         if not live:
             data = {kind: part for kind, part in (data or {}).items() if kind != WIDGET}
@@ -84,9 +93,16 @@ def timelines_still(timelines: Sequence[Timeline], labels: Sequence[str], text: 
 
 
 def dashboard_still(
-    config: Mapping[str, Any], state: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], timeline: Timeline | None, text: str, as_of: str = ""
+    config: Mapping[str, Any],
+    state: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]],
+    timeline: Timeline | None,
+    text: str,
+    as_of: str = "",
 ) -> Still:
-    """Title, state, why it failed or nothing moves, learning curves and timeline. ``as_of``: when a run that goes on was so, in words."""
+    """Title, state, why it failed or nothing moves, learning curves and timeline. ``as_of``: when a run that goes on
+    was so, in words.
+    """
     head, curves = _head(config, state), _curves(config, metrics)
     message = state.get("message", "")
     when = [f"{as_of[:1].upper()}{as_of[1:]}; {_COMES_BACK}"] if as_of else []
@@ -94,8 +110,10 @@ def dashboard_still(
     reasons = "".join(f'<p style="margin:0 0 4px">{escape(line)}</p>' for line in why)
     below = timelines_still([] if timeline is None else [timeline], [] if timeline is None else [""], text)
     html = (
-        f'<div style="font:12px system-ui,sans-serif;overflow-wrap:anywhere"><p style="margin:0 0 6px"><b>{escape(head)}</b></p>{reasons}'
-        f'<div style="display:flex;gap:16px;flex-wrap:wrap">{"".join(_curve(*each) for each in curves)}</div>{below.html}</div>'
+        '<div style="font:12px system-ui,sans-serif;overflow-wrap:anywhere"><p style="margin:0 0 '
+        f'6px"><b>{escape(head)}</b></p>{reasons}'
+        f'<div style="display:flex;gap:16px;flex-wrap:wrap">{"".join(_curve(*each) for each in curves)}</div>'
+        f"{below.html}</div>"
     )
 
     def drawn() -> Scene:
@@ -118,7 +136,9 @@ def no_number(value: float) -> str:
 
 
 def _curves(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float]]]:
-    """(name with what it has become if that is no number, values) of each metric that is plotted and has some; what is not finite is not drawn."""
+    """(name with what it has become if that is no number, values) of each metric that is plotted and has some; what is
+    not finite is not drawn.
+    """
     found = []
     for key in _keys(config["charts"], metrics):
         said = [row[key] for row in metrics if isinstance(row.get(key), int | float) or row.get(key) in DIVERGED]
@@ -130,11 +150,24 @@ def _curves(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
 
 
 def _keys(wished: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The metrics to plot, as static/dashboard.js finds them: the wished ones that are there ("a|b": b where no a is), else the first ones there are."""
-    known = list(dict.fromkeys(k for row in metrics for k, v in row.items() if (isinstance(v, int | float) and not isinstance(v, bool)) or v in DIVERGED))
+    """The metrics to plot, as static/dashboard.js finds them: the wished ones that are there ("a|b": b where no a is),
+    else the first ones there are.
+    """
+    known = list(
+        dict.fromkeys(
+            k
+            for row in metrics
+            for k, v in row.items()
+            if (isinstance(v, int | float) and not isinstance(v, bool)) or v in DIVERGED
+        )
+    )
 
     def called(name: str) -> list[str]:
-        return [name] if name in known else [k for k in known if k.endswith(f".{name}")] or [k for k in known if k.endswith(f"_{name}")][:1]
+        return (
+            [name]
+            if name in known
+            else [k for k in known if k.endswith(f".{name}")] or [k for k in known if k.endswith(f"_{name}")][:1]
+        )
 
     found = [k for names in wished for k in next(filter(None, map(called, (names, *names.split("|")))), [])]
     return list(dict.fromkeys(found)) or [k for k in known if k not in ("iteration", "seconds")][:3]
@@ -159,7 +192,8 @@ def _curve(key: str, values: Sequence[float]) -> str:
         f'<text x="0" y="10" font-size="11" fill="currentColor">{escape(_caption(key, values))}</text>'
         f'<polyline fill="none" stroke="#3c82d2" stroke-width="1.75" points="{points}"/></svg>'
     )
-    return f"<div>{anywhere(drawn, drawn, _caption(key, values))}</div>"  # an image has the ink of light paper by itself
+    # an image has the ink of light paper by itself
+    return f"<div>{anywhere(drawn, drawn, _caption(key, values))}</div>"
 
 
 def _curve_row(curves: Sequence[tuple[str, Sequence[float]]]) -> Scene:
@@ -167,7 +201,9 @@ def _curve_row(curves: Sequence[tuple[str, Sequence[float]]]) -> Scene:
     for column, (key, values) in enumerate(curves):
         left = 4 + column * (_WIDTH + 2 * _PAD)
         made.words.append(Word(left, 10, _caption(key, values)))
-        made.lines += [Line(left + x0, y0, left + x1, y1, 1.75) for (x0, y0), (x1, y1) in itertools.pairwise(_points(values))]
+        made.lines += [
+            Line(left + x0, y0, left + x1, y1, 1.75) for (x0, y0), (x1, y1) in itertools.pairwise(_points(values))
+        ]
     return made
 
 
@@ -184,9 +220,11 @@ def _seen(values: Sequence[float]) -> list[tuple[int, float]]:
 
 
 _MARK = "rlinf-lab-still"
-#: Between two outputs that follow each other on a page of Jupyter's. Roots of our widgets are called rl-…; a message that there is none has only text.
+#: Between two outputs that follow each other on a page of Jupyter's. Roots of our widgets are called rl-…; a message
+#: that there is none has only text.
 _STYLE = (
-    f"<style>.jp-OutputArea-child:has(.{_MARK}):has(+ .jp-OutputArea-child > .jp-OutputArea-output > .lm-Widget > [class^=rl-]),"
+    f"<style>.jp-OutputArea-child:has(.{_MARK}):has(+ .jp-OutputArea-child > .jp-OutputArea-output > .lm-Widget > "
+    "[class^=rl-]),"
     f".jp-OutputArea-child:has(.{_MARK}) + .jp-OutputArea-child > .jupyter-widgets:not(:has(*))"
     "{display:none}</style>"
 )
@@ -194,7 +232,12 @@ _STYLE = (
 
 def is_possible() -> bool:
     """In a kernel whose page is Jupyter's own, as far as that can be known: others would show both."""
-    if "ipykernel" not in sys.modules or "VSCODE_PID" in os.environ or "VSCODE_CWD" in os.environ or "google.colab" in sys.modules:
+    if (
+        "ipykernel" not in sys.modules
+        or "VSCODE_PID" in os.environ
+        or "VSCODE_CWD" in os.environ
+        or "google.colab" in sys.modules
+    ):
         return False
     from IPython.core.getipython import get_ipython
 
@@ -202,7 +245,9 @@ def is_possible() -> bool:
 
 
 def is_update() -> bool:
-    """Whether what asks for a picture now makes an output anew that is there, as ``display_handle.update(view)`` does: IPython tells no repr of it."""
+    """Whether what asks for a picture now makes an output anew that is there, as ``display_handle.update(view)`` does:
+    IPython tells no repr of it.
+    """
     from IPython.core.display_functions import display
 
     frame: FrameType | None = sys._getframe()
@@ -217,4 +262,8 @@ def show(still: Still, name: str, again: bool = False) -> None:
     """In a new output, and in all those of this ``name`` that are there; ``again``: in these only."""
     from IPython.display import display
 
-    display(Still(f'{_STYLE}<div class="{_MARK}">{still.html}</div>', still.text, lambda: still.scene), display_id=name, update=again)
+    display(
+        Still(f'{_STYLE}<div class="{_MARK}">{still.html}</div>', still.text, lambda: still.scene),
+        display_id=name,
+        update=again,
+    )

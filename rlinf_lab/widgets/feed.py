@@ -22,24 +22,31 @@ SETTLE_NS = 500_000_000
 LOOK_SECONDS = 0.25  # between looks for iterations that have settled
 _REST = 2000  # accounting takes a two-thousandth of a core, unless that would mean
 LATE_SECONDS = 5.0  # that device time is told later than this
-_REST_ALONE = 500  # a five-hundredth where this process computes less than a quarter of the time and a core is idle: it disturbs nobody then
-_REST_EARLY = 300  # and a three-hundredth of all accounting so far: looks follow each other soon at first, for 17 ms of a core at most in all
+# a five-hundredth where this process computes less than a quarter of the time and a core is idle: it disturbs nobody
+# then
+_REST_ALONE = 500
+# and a three-hundredth of all accounting so far: looks follow each other soon at first, for 17 ms of a core at most in
+# all
+_REST_EARLY = 300
 _FEW = 10_000  # spans of a delta that a browser brings into order by itself
 _MEMORY_BYTES = 8 << 20  # of device time, and of sums by iteration: more of them go to files
 #: The sums of an iteration: seconds by cause.
 _SUM = np.dtype([("iteration", "<i8"), ("busy", "<f8"), *((cause, "<f8") for cause in CAUSES)])
 
 
-_MARK_START, _MARK_END, _MARK_ITERATION = (list(SPAN_DTYPE.names or ()).index(field) for field in ("start", "end", "iteration"))
+_MARK_START, _MARK_END, _MARK_ITERATION = (
+    list(SPAN_DTYPE.names or ()).index(field) for field in ("start", "end", "iteration")
+)
 
 
 @dataclass
 class Update:
     """News of a timeline. ``tables`` only when they changed; ``bubbles``: seconds by cause, one row per iteration.
 
-    ``layout`` says where the columns of ``spans`` are and how far their times are shifted against the origin; without columns they are
-    rows as `rlinf_lab.timeline.formats.packed.pack_delta` has them, or `pack_waiting` (``narrow``). ``idle`` replaces all
-    device time from ``idle_from`` (ns after the origin) on: what was said of the end of a timeline may have been grown past.
+    ``layout`` says where the columns of ``spans`` are and how far their times are shifted against the origin; without
+    columns they are rows as `rlinf_lab.timeline.formats.packed.pack_delta` has them, or `pack_waiting` (``narrow``).
+    ``idle`` replaces all device time from ``idle_from`` (ns after the origin) on: what was said of the end of a
+    timeline may have been grown past.
     """
 
     tables: Mapping[str, Any] | None = None
@@ -71,7 +78,9 @@ class Update:
 
 
 def message(updates: Sequence[Update]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """One message for the news of one timeline, or of two: those of the second are in ``over`` and its parts in ``over_...``."""
+    """One message for the news of one timeline, or of two: those of the second are in ``over`` and its parts in
+    ``over_...``.
+    """
     content, parts = updates[0].content()
     for update in updates[1:]:
         content["over"], own = update.content()
@@ -88,7 +97,9 @@ def _a_core_is_idle() -> bool:
 
 
 class Numbers:
-    """A set of whole numbers of which nearly all follow each other: those of iterations. What it takes does not grow with them."""
+    """A set of whole numbers of which nearly all follow each other: those of iterations. What it takes does not grow
+    with them.
+    """
 
     def __init__(self) -> None:
         self._below = 0  # all from 0 on below this are in
@@ -116,7 +127,8 @@ class TimelineFeed:
         self.timeline = timeline
         self._now = self.accounted = timeline.snapshot()  # what was looked at last; and for device time
         self._seen = self._sampled = 0
-        self._idle = Growing(IDLE_WIRE, _MEMORY_BYTES)  # device time up to _idle_until, and once more what is known of the rest
+        # device time up to _idle_until, and once more what is known of the rest
+        self._idle = Growing(IDLE_WIRE, _MEMORY_BYTES)
         self._rest = b""
         self._bubbles = Growing(_SUM, _MEMORY_BYTES)
         self._shape: tuple[Any, ...] = ()
@@ -128,7 +140,8 @@ class TimelineFeed:
         self._unsettled = np.empty(0, SPAN_DTYPE)
         self._not_before = self._grown_at = 0.0
         self._accounted = 0.0  # seconds of a core
-        self._load = time.monotonic(), time.process_time()  # when the last look ended, and what this process had computed until then
+        # when the last look ended, and what this process had computed until then
+        self._load = time.monotonic(), time.process_time()
 
     @property
     def origin_ns(self) -> int | None:
@@ -145,7 +158,9 @@ class TimelineFeed:
         return self.timeline.so_far() - self._seen
 
     def take(self, final: bool = False) -> Update:
-        """Everything since the last call. ``final``: nothing is known to come, so the bubbles up to the end are told."""
+        """Everything since the last call. ``final``: nothing is known to come, so the bubbles up to the end
+        are told.
+        """
         update = self.take_spans()
         self._account(update, final)
         return update
@@ -163,12 +178,17 @@ class TimelineFeed:
         return update
 
     def take_waiting(self, most: int | None = None) -> Update | None:
-        """New spans as they wait in the timeline, and nothing else; None where `take_spans` has to be asked, or they are more than ``most``.
+        """New spans as they wait in the timeline, and nothing else; None where `take_spans` has to be asked, or they
+        are more than ``most``.
 
         The least that a look can cost.
         """
         rows = self.timeline.waiting(self._seen) if self._origin is not None else None
-        if rows is None or (most is not None and len(rows) > most * NARROW_DTYPE.itemsize) or self._shape_of(self.timeline) != self._shape:
+        if (
+            rows is None
+            or (most is not None and len(rows) > most * NARROW_DTYPE.itemsize)
+            or self._shape_of(self.timeline) != self._shape
+        ):
             return None
         update = Update()
         if rows:
@@ -184,7 +204,9 @@ class TimelineFeed:
         return update
 
     def take_bubbles(self, at_once: bool = False) -> Update:
-        """Device time and bubbles, where it is time to look at them, or ``at_once``: of the spans that were taken, and those that came since."""
+        """Device time and bubbles, where it is time to look at them, or ``at_once``: of the spans that were taken, and
+        those that came since.
+        """
         update = Update()
         self._account(update, False, at_once)
         return update
@@ -200,7 +222,15 @@ class TimelineFeed:
     def _shape_of(store: Timeline) -> tuple[Any, ...]:
         """What changes where the tables do."""
         jumps = store.clock_jumps.items()
-        return (len(store._devices), len(store._tracks), len(store._names), store.dropped, store.dropped_samples, *store.clock_errors.items(), *jumps)
+        return (
+            len(store._devices),
+            len(store._tracks),
+            len(store._names),
+            store.dropped,
+            store.dropped_samples,
+            *store.clock_errors.items(),
+            *jumps,
+        )
 
     def _add_spans(self, now: Timeline, update: Update) -> None:
         count = len(now)
@@ -220,7 +250,9 @@ class TimelineFeed:
         self._add_samples(now.counter_samples[self._sampled :], update)
 
     def _add_known_samples(self, update: Update) -> None:
-        """Others extend the timeline meanwhile: what is there first, and then whether the page knows the names of all that."""
+        """Others extend the timeline meanwhile: what is there first, and then whether the page knows the names of all
+        that.
+        """
         fresh = self.timeline.counter_samples[self._sampled :]
         if self._shape_of(self.timeline) == self._shape:
             self._add_samples(fresh, update)
@@ -237,7 +269,15 @@ class TimelineFeed:
         rows = [dict(zip(_SUM.names or (), row, strict=True)) for row in self._bubbles.view.tolist()]
         bubbles = [{key: value for key, value in row.items() if value or key in ("iteration", "busy")} for row in rows]
         samples = pack_samples(now.counter_samples[: self._sampled], self._origin or 0)
-        return Update(make_tables(self._origin or 0, now), layout, spans, self._idle.view.tobytes() + self._rest, 0, samples, bubbles)
+        return Update(
+            make_tables(self._origin or 0, now),
+            layout,
+            spans,
+            self._idle.view.tobytes() + self._rest,
+            0,
+            samples,
+            bubbles,
+        )
 
     def _spans(self, now: Timeline, since: int, until: int) -> tuple[dict[str, Any], bytes]:
         if until - since <= _FEW:
@@ -266,7 +306,9 @@ class TimelineFeed:
         self._idle_until, self._told_until = sure, until
         update.bubbles = self._sums(rows, fresh, len(now.devices))
         self._idle.append(np.frombuffer(settled_rows, IDLE_WIRE))
-        self._bubbles.append(np.array([tuple(row.get(key, 0.0) for key in _SUM.names or ()) for row in update.bubbles], _SUM))
+        self._bubbles.append(
+            np.array([tuple(row.get(key, 0.0) for key in _SUM.names or ()) for row in update.bubbles], _SUM)
+        )
         self._not_before += self._pause(time.thread_time() - began)
 
     def _pause(self, took: float) -> float:
@@ -277,7 +319,9 @@ class TimelineFeed:
         return min(LATE_SECONDS, (_REST_ALONE if is_alone else _REST) * took, _REST_EARLY * self._accounted)
 
     def _marks(self, now: Timeline) -> SpanArray:
-        """Marks of iterations that have come or settled since the last look that told something, by start: not all of a long run, each time."""
+        """Marks of iterations that have come or settled since the last look that told something, by start: not all of a
+        long run, each time.
+        """
         come = now._marks.view[self._marked :]
         self._marked += len(come)
         if len(come):
@@ -287,7 +331,8 @@ class TimelineFeed:
 
     def _sums(self, bubbles: np.ndarray, marks: np.ndarray, devices: int) -> list[dict[str, float]]:
         """Seconds by cause of each of these iterations, whose bubbles are among the given ones."""
-        fresh = [mark for mark in marks.tolist() if self._summed.add(mark[_MARK_ITERATION])]  # two marks of one number: the first counts
+        # two marks of one number: the first counts
+        fresh = [mark for mark in marks.tolist() if self._summed.add(mark[_MARK_ITERATION])]
         numbers = np.array(sorted(mark[_MARK_ITERATION] for mark in fresh), np.int64)
         of = bubbles["iteration"]
         at = np.minimum(np.searchsorted(numbers, of), max(0, len(numbers) - 1))

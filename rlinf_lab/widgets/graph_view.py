@@ -11,7 +11,9 @@ from rlinf_lab.workflow.graph import WorkflowGraph
 
 
 class GraphView:
-    """Displays a `WorkflowGraph`; hover over a box for the methods' signatures. ``ranks``: worker to number of ranks."""
+    """Displays a `WorkflowGraph`; hover over a box for the methods' signatures. ``ranks``: worker to number
+    of ranks.
+    """
 
     def __init__(self, graph: WorkflowGraph, ranks: Mapping[str, int] | None = None) -> None:
         self.graph = graph

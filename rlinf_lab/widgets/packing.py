@@ -1,4 +1,5 @@
-"""Device time as the browser reads it: 24-byte rows, little-endian, times relative to an origin so that a double is exact.
+"""Device time as the browser reads it: 24-byte rows, little-endian, times relative to an origin so that a double is
+exact.
 
 Spans travel as `rlinf_lab.timeline.formats.packed` lays them out.
 """
@@ -13,8 +14,8 @@ import numpy as np
 from rlinf_lab.timeline.record.span import Cause
 from rlinf_lab.timeline.record.store import SpanStore
 
-#: One bubble of a device, 24 bytes: ``device``, ``cause``, ``kind`` (of the wait that explains it, 255: none), ``track`` (who waited,
-#: -1: nobody) and ``channel`` (-1: none) are numbers in the tables.
+#: One bubble of a device, 24 bytes: ``device``, ``cause``, ``kind`` (of the wait that explains it, 255: none),
+#: ``track`` (who waited, -1: nobody) and ``channel`` (-1: none) are numbers in the tables.
 IDLE_WIRE = np.dtype(
     {
         "names": ["start", "dur", "device", "cause", "kind", "track", "channel"],
@@ -24,14 +25,17 @@ IDLE_WIRE = np.dtype(
     }
 )
 #: One sample of a counter, 24 bytes: ``name`` is a number in the tables.
-SAMPLE_WIRE = np.dtype({"names": ["time", "value", "name"], "formats": ["<f8", "<f8", "<i4"], "offsets": [0, 8, 16], "itemsize": 24})
+SAMPLE_WIRE = np.dtype(
+    {"names": ["time", "value", "name"], "formats": ["<f8", "<f8", "<i4"], "offsets": [0, 8, 16], "itemsize": 24}
+)
 #: Order of causes on the wire and in every legend.
 CAUSES = tuple(c.value for c in Cause)
 BUSY = len(CAUSES)
 
 
 def pack_idle(bubbles: np.ndarray, origin_ns: int, devices: int, from_ns: int, until_ns: int) -> bytes:
-    """Bubbles of an `Accounting` (by device and start) within [from_ns, until_ns), and the busy time between them, as wire rows.
+    """Bubbles of an `Accounting` (by device and start) within [from_ns, until_ns), and the busy time between them, as
+    wire rows.
 
     Busy plus bubbles fill the interval exactly on each of the ``devices``, so busy is what the bubbles leave.
     """
@@ -40,7 +44,8 @@ def pack_idle(bubbles: np.ndarray, origin_ns: int, devices: int, from_ns: int, u
     own = bubbles[(bubbles["end"] > from_ns) & (bubbles["start"] < until_ns)]
     count, device = len(own), own["device"]
     start, end = np.maximum(own["start"], from_ns), np.minimum(own["end"], until_ns)
-    # Of a device a busy time, a bubble, a busy time and so on, to a busy time at the end; those of no length are left out.
+    # Of a device a busy time, a bubble, a busy time and so on, to a busy time at the end; those of no length are left
+    # out.
     bubble = 2 * np.arange(count) + device + 1
     last = 2 * device.searchsorted(np.arange(1, devices + 1)) + np.arange(devices)
     wire = np.zeros(2 * count + devices, IDLE_WIRE)

@@ -25,14 +25,17 @@ class PushedWidget(anywidget.AnyWidget):
     carries the number of the last delta in it, so a delta that crosses it is neither lost nor shown twice.
     """
 
-    is_closed = False  # whether `close` has removed it from all pages; ``comm`` says so, too, but this is asked at each glance, and that is a trait
+    # whether `close` has removed it from all pages; ``comm`` says so, too, but this is asked at each glance, and that
+    # is a trait
+    is_closed = False
 
     def __init__(self, **traits: Any) -> None:
         self._push_lock = threading.RLock()
         self._seq = 0
         self._express: express.Express | None = None
         self._on_page = False  # a page has asked for something
-        self._pictures = f"rlinf-lab-{uuid.uuid4().hex}"  # the outputs that have the still picture by itself, one above each view
+        # the outputs that have the still picture by itself, one above each view
+        self._pictures = f"rlinf-lab-{uuid.uuid4().hex}"
         self._has_pictures = False  # some are there
         super().__init__(**traits)
         self.on_msg(self._receive)
@@ -67,8 +70,14 @@ class PushedWidget(anywidget.AnyWidget):
         return {"type": kind, "seq": self._seq, "parts": list(parts), **content}
 
     def every(self, seconds: float, work: Callable[[], bool]) -> express.Beat | None:
-        """Have the thread that sends do ``work`` every so often, until it returns False; None where there is no such thread, or not yet."""
-        return self._express.every(seconds, work) if self._express is not None and self._express.carries(self.comm) else None
+        """Have the thread that sends do ``work`` every so often, until it returns False; None where there is no such
+        thread, or not yet.
+        """
+        return (
+            self._express.every(seconds, work)
+            if self._express is not None and self._express.carries(self.comm)
+            else None
+        )
 
     def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
         if not isinstance(content, dict):
@@ -84,28 +93,40 @@ class PushedWidget(anywidget.AnyWidget):
         """Other messages of the page; the base knows none."""
 
     def _bundle_with(self, still: Still, **kwargs: Any) -> Any:
-        """The mimebundle of the widget with a picture beside it; on Jupyter's pages the picture is an output of its own (see `apart`).
+        """The mimebundle of the widget with a picture beside it; on Jupyter's pages the picture is an output of its own
+        (see `apart`).
 
-        Where a program runs the notebook for its file there is the picture alone: nobody looks at a widget there, and a page made of the file would
-        prefer it, without the spans, which only a kernel has.
+        Where a program runs the notebook for its file there is the picture alone: nobody looks at a widget there, and a
+        page made of the file would prefer it, without the spans, which only a kernel has.
         """
         live, bundle = self._on_page or express.attended(), super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         again = fallback.is_update()
-        if not live or not fallback.is_possible() or data is None or WIDGET not in data or (again and not self._has_pictures):
+        if (
+            not live
+            or not fallback.is_possible()
+            or data is None
+            or WIDGET not in data
+            or (again and not self._has_pictures)
+        ):
             return still.beside(bundle, live)
         fallback.show(still, self._pictures, again)
         self._has_pictures = True
-        # A page that does not trust the notebook takes the next best of the output, which would be a line of words below the picture.
+        # A page that does not trust the notebook takes the next best of the output, which would be a line of words
+        # below the picture.
         return {**data, "text/plain": still.text, "text/html": "<div></div>"}, metadata
 
     def renew_pictures(self, still: Still) -> None:
-        """Only the pictures above the views: a page makes no view anew for it, nor moves. Does nothing where the picture is not an output of its own."""
+        """Only the pictures above the views: a page makes no view anew for it, nor moves. Does nothing where the
+        picture is not an output of its own.
+        """
         if self._has_pictures:
             fallback.show(still, self._pictures, True)
 
     def renew(self, shown: Any) -> None:
-        """Make what is stored of an output up to date: the picture is that of now. ``shown``: the output's display handle."""
+        """Make what is stored of an output up to date: the picture is that of now. ``shown``: the output's display
+        handle.
+        """
         shown.update(self)
 
     def __repr__(self) -> str:

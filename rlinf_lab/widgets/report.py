@@ -24,7 +24,9 @@ html, body {{ margin: 0; height: 100%; }}
 body {{ color-scheme: light dark; }}
 #page {{ display: flex; flex-direction: column; height: 100vh; }}
 #page > h1 {{ margin: 0; padding: 10px 14px 2px; font: 600 15px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }}
-#page > p {{ margin: 0; padding: 0 14px 6px; font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; opacity: .7; }}
+#page > p {{
+  margin: 0; padding: 0 14px 6px; font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; opacity: .7;
+}}
 #timeline {{ flex: 1; min-height: 0; padding: 6px 14px 10px; }}
 </style></head>
 <body><div id="page"><h1>{title}</h1><p>{summary}</p><div id="timeline"></div></div>
@@ -36,11 +38,18 @@ body {{ color-scheme: light dark; }}
 
 
 def timeline_html(
-    timeline: Timeline, path: str | Path, title: str = "Timeline", *, over: Timeline | None = None, labels: tuple[str, str] = ("measured", "predicted")
+    timeline: Timeline,
+    path: str | Path,
+    title: str = "Timeline",
+    *,
+    over: Timeline | None = None,
+    labels: tuple[str, str] = ("measured", "predicted"),
 ) -> Path:
-    """Write ``timeline`` (and ``over``, laid over it) as an interactive page, the widget's own canvas, and return its path.
+    """Write ``timeline`` (and ``over``, laid over it) as an interactive page, the widget's own canvas, and return its
+    path.
 
-    ``labels`` names the two. Raises `ConfigError` for what is no timeline, title or label, `TimelineError` where the page cannot be written.
+    ``labels`` names the two. Raises `ConfigError` for what is no timeline, title or label, `TimelineError` where the
+    page cannot be written.
     """
     if not isinstance(title, str):
         raise ConfigError(f"timeline_html(title={shown(title)}): a text. Next: title='Timeline'.")
@@ -61,15 +70,21 @@ def timeline_html(
 
 
 def pair(who: str, timeline: object, over: object, labels: object) -> tuple[list[Timeline], list[str]]:
-    """A timeline, the one to lay over it if there is one, and a name for each. Raises `ConfigError` for anything else."""
+    """A timeline, the one to lay over it if there is one, and a name for each. Raises `ConfigError` for
+    anything else.
+    """
     both: list[Timeline] = []
     for given in (timeline, *([] if over is None else [over])):
         if not isinstance(given, Timeline):
-            raise ConfigError(f"{who}({shown(given)}): a Timeline. Next: {who}(run.timeline{', ...' * (who == 'timeline_html')}).")
+            raise ConfigError(
+                f"{who}({shown(given)}): a Timeline. Next: {who}(run.timeline{', ...' * (who == 'timeline_html')})."
+            )
         both.append(given)
     texts = list(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else []
     if len(texts) < len(both) or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"{who}(labels={shown(labels)}): a name for each timeline. Next: labels=('measured', 'predicted').")
+        raise ConfigError(
+            f"{who}(labels={shown(labels)}): a name for each timeline. Next: labels=('measured', 'predicted')."
+        )
     return both, texts[: len(both)]
 
 

@@ -1,4 +1,6 @@
-"""The schedules of a few plans as one still picture, on one axis of time: what a saved notebook shows of a `PlanExplorer`."""
+"""The schedules of a few plans as one still picture, on one axis of time: what a saved notebook shows of a
+`PlanExplorer`.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,16 @@ Box = tuple[int, int, str | Cause]
 
 
 def schedules(plans: Plans) -> Scene:
-    """The fastest plans, each with its name, seconds and shape; of more than there are pixels not every device is drawn."""
+    """The fastest plans, each with its name, seconds and shape; of more than there are pixels not every device is
+    drawn.
+    """
     shown = [(planned, gantt(planned)) for planned in plans[:_PLANS]]
     longest = max((picture.seconds for _, picture in shown), default=0.0) or 1.0
-    parts = [part for planned, picture in shown for part in (_caption(planned), _lanes(picture, (_WIDTH - 2 * _LEFT) / longest))]
+    parts = [
+        part
+        for planned, picture in shown
+        for part in (_caption(planned), _lanes(picture, (_WIDTH - 2 * _LEFT) / longest))
+    ]
     whole = stacked(parts, f"Schedules of {len(shown)} plans")
     whole.height = add_legend(whole, _LEFT, whole.height + 22) + 10
     return whole
@@ -31,7 +39,9 @@ def _caption(planned: Planned) -> Scene:
 
 
 def _lanes(picture: Gantt, px: float) -> Scene:
-    """One plan's bars, ``px`` for each second; those of one lane and worker that lie close together as one, where there are too many."""
+    """One plan's bars, ``px`` for each second; those of one lane and worker that lie close together as one, where there
+    are too many.
+    """
     each = min(_HIGH / max(picture.devices, 1), _LANE)
 
     def y(lane: float) -> int:
@@ -46,11 +56,24 @@ def _lanes(picture: Gantt, px: float) -> Scene:
     for times in boxes.values():
         times.sort()
     gap = 1.0
-    while (joined := {box: _joined(times, gap) for box, times in boxes.items()}) and sum(map(len, joined.values())) > max(_BARS, len(boxes)):
+    while (joined := {box: _joined(times, gap) for box, times in boxes.items()}) and sum(
+        map(len, joined.values())
+    ) > max(_BARS, len(boxes)):
         gap *= 2
-    bars = [Bar(round(_LEFT + a, 1), top, max(1.0, round(b - a, 1)), below - top, fill) for (top, below, fill), times in joined.items() for a, b in times]
+    bars = [
+        Bar(round(_LEFT + a, 1), top, max(1.0, round(b - a, 1)), below - top, fill)
+        for (top, below, fill), times in joined.items()
+        for a, b in times
+    ]
     hosts = picture.lanes - picture.devices  # workers without a device come last
-    return Scene(_WIDTH, y(picture.lanes) + 6, "", list(picture.workers), bars, placed=list(picture.workers[: len(picture.workers) - hosts]))
+    return Scene(
+        _WIDTH,
+        y(picture.lanes) + 6,
+        "",
+        list(picture.workers),
+        bars,
+        placed=list(picture.workers[: len(picture.workers) - hosts]),
+    )
 
 
 def _joined(times: Iterable[tuple[float, float]], gap: float) -> list[tuple[float, float]]:

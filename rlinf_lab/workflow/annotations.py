@@ -19,7 +19,8 @@ _ENDS = {Inbox: READ, Outbox: WRITE}
 
 @functools.lru_cache(1024)
 def channel_ends(function: Callable[..., Any]) -> Mapping[str, str]:
-    """The parameters that are channels: ``"read"`` for an `Inbox`, ``"write"`` for an `Outbox`. Every call asks, so it is remembered.
+    """The parameters that are channels: ``"read"`` for an `Inbox`, ``"write"`` for an `Outbox`. Every call asks, so it
+    is remembered.
 
     Text (postponed evaluation) is evaluated where the function was written. Where that fails (a name that only a type
     checker imports) its dotted names decide: the last part must be ``Inbox`` or ``Outbox``.
@@ -30,7 +31,8 @@ def channel_ends(function: Callable[..., Any]) -> Mapping[str, str]:
         ends = set(_ends(parameter.annotation, scope))
         if len(ends) > 1:
             raise WorkflowError(
-                f"{function.__qualname__}: {name!r} is annotated {parameter.annotation!r}, which reads and writes. Next: one parameter for each end."
+                f"{function.__qualname__}: {name!r} is annotated {parameter.annotation!r}, which reads and writes. "
+                "Next: one parameter for each end."
             )
         if ends:
             found[name] = ends.pop()
@@ -48,7 +50,8 @@ def _ends(annotation: Any, scope: Mapping[str, Any]) -> Iterator[str]:
             yield from (end for kind, end in _ENDS.items() if kind.__name__ in text)
         return
     for part in _parts(hint):
-        kinds = getattr(typing.get_origin(part) or part, "__mro__", ())  # not issubclass: a protocol's asks for equal methods only
+        # not issubclass: a protocol's asks for equal methods only
+        kinds = getattr(typing.get_origin(part) or part, "__mro__", ())
         yield from (end for kind, end in _ENDS.items() if kind in kinds)
 
 

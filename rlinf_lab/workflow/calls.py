@@ -17,9 +17,18 @@ from rlinf_lab.workflow.weights import WeightsHandle
 
 
 def bind(
-    owner: Dispatcher, flow: FlowBuilder, call_id: int, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], iteration: int
+    owner: Dispatcher,
+    flow: FlowBuilder,
+    call_id: int,
+    worker: str,
+    method: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    iteration: int,
 ) -> CallSpec:
-    """Turn live arguments (channels, handles, values) into a `CallSpec` of ``owner``. Raises `WorkflowError` for a wrong call."""
+    """Turn live arguments (channels, handles, values) into a `CallSpec` of ``owner``. Raises `WorkflowError` for a
+    wrong call.
+    """
     declaration = flow.declaration(worker)
     function = declaration.function(method)
     signature, ends = signature_of(function), channel_ends(function)
@@ -27,7 +36,8 @@ def bind(
         bound = signature.bind(None, *args, **kwargs)  # None stands for self
     except TypeError as error:
         raise WorkflowError(
-            f"Call of {worker}.{method}{declaration.signature(method)}: {error}. Got {len(args)} positional arguments and the keywords "
+            f"Call of {worker}.{method}{declaration.signature(method)}: {error}. Got {len(args)} positional arguments "
+            "and the keywords "
             f"{sorted(kwargs)}. Next: call it as the signature says; the worker itself is not an argument."
         ) from None
     positional: list[Any] = []
@@ -47,13 +57,17 @@ def bind(
             keywords[name] = convert(value)
         else:
             positional.append(convert(value))
-    return CallSpec(call_id, worker, method, tuple(positional), keywords, iteration, declaration.starts_on_device(method))
+    return CallSpec(
+        call_id, worker, method, tuple(positional), keywords, iteration, declaration.starts_on_device(method)
+    )
 
 
 class _Argument:
     """One parameter of a method: what may be passed for it, and how that travels."""
 
-    def __init__(self, owner: Dispatcher, flow: FlowBuilder, method: str, parameter: inspect.Parameter, direction: str | None) -> None:
+    def __init__(
+        self, owner: Dispatcher, flow: FlowBuilder, method: str, parameter: inspect.Parameter, direction: str | None
+    ) -> None:
         self._owner, self._flow, self._method, self._parameter = owner, flow, method, parameter
         self._name = parameter.name
         self._direction = direction
@@ -67,7 +81,8 @@ class _Argument:
         if self._direction is not None:
             if value is not None or self._parameter.default is not None:  # an optional channel may be left out by None
                 raise WorkflowError(
-                    f"{self._method}: {self._name!r} must be a channel of this workflow, not {shown(value)}. Next: pass what flow.channel() returned."
+                    f"{self._method}: {self._name!r} must be a channel of this workflow, not {shown(value)}. Next: "
+                    "pass what flow.channel() returned."
                 )
             return None
         if isinstance(value, (Handle, Ref)):
@@ -80,7 +95,8 @@ class _Argument:
                 return Hole(len(refs) - 1)
             if isinstance(inner, Channel):
                 raise WorkflowError(
-                    f"{self._method}: {self._name!r} contains the channel {inner.name!r}. Next: pass each channel as an argument of its own, "
+                    f"{self._method}: {self._name!r} contains the channel {inner.name!r}. Next: pass each channel as "
+                    "an argument of its own, "
                     f"annotated lab.Inbox or lab.Outbox (`*sources: lab.Inbox` takes several)."
                 )
             self._refuse_parts_of_the_loop(inner)
@@ -92,8 +108,10 @@ class _Argument:
     def _channel(self, channel: Channel) -> ChannelArg:
         if self._direction is None:
             raise WorkflowError(
-                f"{self._method}: the channel {channel.name!r} is passed as {self._name!r}, which is not annotated as an "
-                f"Inbox or an Outbox. Next: write `{self._name}: lab.Inbox` to read from it, `{self._name}: lab.Outbox` to write."
+                f"{self._method}: the channel {channel.name!r} is passed as {self._name!r}, which is not annotated as "
+                "an "
+                f"Inbox or an Outbox. Next: write `{self._name}: lab.Inbox` to read from it, `{self._name}: "
+                "lab.Outbox` to write."
             )
         self._refuse_foreign(channel, f"channel {channel.name!r}")
         return ChannelArg(channel.name, self._direction)
@@ -101,7 +119,8 @@ class _Argument:
     def _refuse_foreign(self, part: Channel | WeightsHandle, what: str) -> None:
         if part._flow is not self._flow:
             raise WorkflowError(
-                f"{self._method}: {self._name!r} is {what} of another workflow ({part._flow.name!r}). Next: run the cells "
+                f"{self._method}: {self._name!r} is {what} of another workflow ({part._flow.name!r}). Next: run the "
+                "cells "
                 f"that declare channels and workers again, after the one that makes the Workflow."
             )
 
@@ -112,14 +131,17 @@ class _Argument:
         if self._owner.is_dry and handle._dispatcher.is_dry:  # kept from the iteration before
             return RefArg(-1, path, handle._call.worker)
         raise WorkflowError(
-            f"{self._method}: {self._name!r} is {value!r} of {'the dry run' if handle._dispatcher.is_dry else 'another run'}. Next: keep "
-            f"handles inside the iteration function, and values (wait()) outside of it; clear what the dry run has left there."
+            f"{self._method}: {self._name!r} is {value!r} of "
+            f"{'the dry run' if handle._dispatcher.is_dry else 'another run'}. Next: keep "
+            "handles inside the iteration function, and values (wait()) outside of it; clear what the dry run has "
+            "left there."
         )
 
     def _refuse_parts_of_the_loop(self, value: Any) -> None:
         if isinstance(value, LoopPart):
             raise WorkflowError(
-                f"{self._method}: {self._name!r} is {shown(value)}; workers do not call each other. Next: give them a channel, or pass "
+                f"{self._method}: {self._name!r} is {shown(value)}; workers do not call each other. Next: give them a "
+                "channel, or pass "
                 f"the value that one call returns to the other call."
             )
         if isinstance(value, Symbol) and not self._owner.is_dry:

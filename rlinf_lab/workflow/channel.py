@@ -25,11 +25,15 @@ class Channel:
     def name(self) -> str:
         return self.spec.name
 
-    def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+    def put(
+        self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None
+    ) -> None:
         """Hand over one item from the driver; blocks while the channel is full. See `Outbox.put`."""
         self._flow.dispatcher().driver_put(self.spec, self._values([item]), key, weight, priority)
 
-    def put_all(self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+    def put_all(
+        self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None
+    ) -> None:
         """Hand over many items from the driver, in order; ``weight`` and ``priority`` of each."""
         self._flow.dispatcher().driver_put(self.spec, self._values(items), key, weight, priority)
 
@@ -39,7 +43,8 @@ class Channel:
         for leaf in leaves(found):
             if isinstance(leaf, (Handle, Ref)):
                 raise WorkflowError(
-                    f"{leaf!r} was put into channel {self.name!r}, but has no value yet. Next: put {leaf!r}.wait(), or pass the handle to a "
+                    f"{leaf!r} was put into channel {self.name!r}, but has no value yet. Next: put {leaf!r}.wait(), or "
+                    "pass the handle to a "
                     f"worker's method that puts its value."
                 )
         return found

@@ -37,7 +37,11 @@ class Declaration:
     def outdated(self) -> bool:
         """Whether another class has taken the place of this one in its module."""
         scope = getattr(sys.modules.get(self.cls.__module__), "__dict__", {})
-        return "." not in self.cls.__qualname__ and isinstance(now := scope.get(self.cls.__name__), type) and now is not self.cls
+        return (
+            "." not in self.cls.__qualname__
+            and isinstance(now := scope.get(self.cls.__name__), type)
+            and now is not self.cls
+        )
 
     def has_preflight(self) -> bool:
         """Whether the class has something to say about a plan before a launch."""
@@ -51,11 +55,16 @@ class Declaration:
         return worker
 
     def function(self, method: str) -> Callable[..., Any]:
-        """The method as written. `UnknownNameError` with the nearest name, `WorkflowError` for one that cannot be called from a loop."""
+        """The method as written. `UnknownNameError` with the nearest name, `WorkflowError` for one that cannot be
+        called from a loop.
+        """
         function = inspect.getattr_static(self.cls, method, None)
         who = f"method of worker {self.name!r} ({self.class_name})"
         if isinstance(function, (staticmethod, classmethod)):
-            raise WorkflowError(f"{method!r} is a {type(function).__name__}, not a {who}. Next: make it an ordinary method, `def {method}(self, ...)`.")
+            raise WorkflowError(
+                f"{method!r} is a {type(function).__name__}, not a {who}. Next: make it an ordinary method, `def "
+                f"{method}(self, ...)`."
+            )
         if (method.startswith("_") and method != "__call__") or not inspect.isfunction(function):
             advice = "Call the worker itself, it is one function." if self.cls is FunctionWorker else ""
             raise UnknownNameError.of(who, method, self.methods(), advice)
@@ -99,14 +108,18 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 @functools.lru_cache(1024)
 def returns_nothing(function: Callable[..., Any]) -> bool:
-    """Whether its value can only be None: no line of it returns anything else, and its annotation does not say that it would."""
+    """Whether its value can only be None: no line of it returns anything else, and its annotation does not say that it
+    would.
+    """
     if signature_of(function).return_annotation is not inspect.Signature.empty:
         return says_none(function)
     before = None
     for one in dis.get_instructions(function):
         if one.opname == "RETURN_CONST" and one.argval is not None:
             return False
-        if one.opname == "RETURN_VALUE" and (one.is_jump_target or before is None or before.opname != "LOAD_CONST" or before.argval is not None):
+        if one.opname == "RETURN_VALUE" and (
+            one.is_jump_target or before is None or before.opname != "LOAD_CONST" or before.argval is not None
+        ):
             return False
         before = one
     return True
@@ -120,7 +133,11 @@ def says_none(function: Callable[..., Any]) -> bool:
 @functools.lru_cache(1024)
 def _fault(function: Callable[..., Any]) -> str:
     """Why a method cannot be called from a loop; "" when it can."""
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
         return would_not_run(function)
     first = next(iter(signature_of(function).parameters.values()), None)
     if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
@@ -145,9 +162,13 @@ def _as_written(annotation: Any) -> Any:
 def would_not_run(function: Callable[..., Any]) -> str:
     """The end of a sentence about an async or generator function."""
     if inspect.isgeneratorfunction(function):
-        return "is a generator function (it contains yield), so calling it would run nothing. Next: return a value, or put items into a lab.Outbox."
+        return (
+            "is a generator function (it contains yield), so calling it would run nothing. Next: return a value, or "
+            "put items into a lab.Outbox."
+        )
     return (
-        "is an async function, so calling it would run nothing. Next: write `def` instead of `async def`; calls of workers do not block "
+        "is an async function, so calling it would run nothing. Next: write `def` instead of `async def`; calls of "
+        "workers do not block "
         "anyway, and a method may use asyncio.run(...) inside."
     )
 
@@ -161,11 +182,14 @@ def check_constructor(cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise WorkflowError(
-            f"Worker class {cls.__name__}{signature}: {error}. Next: flow.worker({cls.__name__}, ...) takes the constructor's arguments behind the class."
+            f"Worker class {cls.__name__}{signature}: {error}. Next: flow.worker({cls.__name__}, ...) takes the "
+            "constructor's arguments behind the class."
         ) from None
 
 
-def check_iteration_call(name: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], advice: str) -> None:
+def check_iteration_call(
+    name: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], advice: str
+) -> None:
     """Whether the iteration function of the workflow called ``name`` takes these arguments."""
     try:
         signature = inspect.signature(body)
@@ -175,7 +199,9 @@ def check_iteration_call(name: str, body: Callable[..., Any], args: tuple[Any, .
         signature.bind(*args, **kwargs)
     except TypeError as error:
         function = getattr(body, "__name__", "iteration")
-        raise WorkflowError(f"The iteration {function}{signature} of workflow {name!r}: {error}. Next: {advice}.") from None
+        raise WorkflowError(
+            f"The iteration {function}{signature} of workflow {name!r}: {error}. Next: {advice}."
+        ) from None
 
 
 def check_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -184,7 +210,8 @@ def check_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     if args or kwargs:
         given = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
         raise WorkflowError(
-            f"The function {name!r} as a worker takes no further arguments, but got {given}. Next: functools.partial({name}, ...), or a "
+            f"The function {name!r} as a worker takes no further arguments, but got {given}. Next: "
+            f"functools.partial({name}, ...), or a "
             f"subclass of lab.Worker with a constructor."
         )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -197,6 +224,7 @@ def check_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
         signature.bind([])
     except TypeError as error:
         raise WorkflowError(
-            f"The function {name}{signature} as a worker is called with one list of items and returns the list of results: {error}. "
+            f"The function {name}{signature} as a worker is called with one list of items and returns the list of "
+            f"results: {error}. "
             f"Next: give it one parameter, or write a subclass of lab.Worker."
         ) from None

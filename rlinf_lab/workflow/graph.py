@@ -19,8 +19,9 @@ DRIVER = "driver"
 class Call:
     """One call site of the loop: a method with the channels it reads and writes.
 
-    ``starts_on_device``: it computes, or may compute, before its first get. ``awaits``: channels that it gets something of, whatever happens, before it
-    ends; ``awaits_first``: before it puts anything; ``batched``: that it reads in the plan's batches only. What is not certain is in none of them.
+    ``starts_on_device``: it computes, or may compute, before its first get. ``awaits``: channels that it gets something
+    of, whatever happens, before it ends; ``awaits_first``: before it puts anything; ``batched``: that it reads in the
+    plan's batches only. What is not certain is in none of them.
     """
 
     method: str
@@ -46,7 +47,10 @@ class Node:
     calls: tuple[Call, ...]
 
     def __repr__(self) -> str:
-        return f"Node({self.name!r}: {self.class_name}, calls {', '.join(dict.fromkeys(c.method for c in self.calls)) or 'nothing'})"
+        return (
+            f"Node({self.name!r}: {self.class_name}, calls "
+            f"{', '.join(dict.fromkeys(c.method for c in self.calls)) or 'nothing'})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """What the loop does itself between its calls. ``kind``: "put", "get" or "wait"; ``before``: so many calls were made until then.
+    """What the loop does itself between its calls. ``kind``: "put", "get" or "wait"; ``before``: so many calls were
+    made until then.
 
-    ``items`` of a get: how many it asks for, "all", or None for a micro-batch. ``call``: position of the call that is waited for, ``part``: for
-    a part of rank 0's value only.
+    ``items`` of a get: how many it asks for, "all", or None for a micro-batch. ``call``: position of the call that is
+    waited for, ``part``: for a part of rank 0's value only.
     """
 
     kind: str
@@ -113,8 +118,9 @@ class LoopStep:
 class WorkflowGraph:
     """Nodes, edges and cells of one workflow. ``flow.graph`` displays it as a picture.
 
-    ``program``: the calls of one iteration in order, along the path with the most calls that the dry run has seen (with the
-    iteration function's defaults); ``loop``: what the loop itself does between them at channels, and for what it waits.
+    ``program``: the calls of one iteration in order, along the path with the most calls that the dry run has seen (with
+    the iteration function's defaults); ``loop``: what the loop itself does between them at channels, and for what it
+    waits.
     """
 
     name: str
@@ -128,7 +134,10 @@ class WorkflowGraph:
     def edges(self) -> tuple[Edge, ...]:
         """One edge for every (producer, consumer) pair of every channel, in order of declaration."""
         return tuple(
-            Edge(c.name, p, q, c.keyed, c.whole, c.capacity, c.group) for c in self.channels for p in self.producers(c.name) for q in self.consumers(c.name)
+            Edge(c.name, p, q, c.keyed, c.whole, c.capacity, c.group)
+            for c in self.channels
+            for p in self.producers(c.name)
+            for q in self.consumers(c.name)
         )
 
     @cached_property
@@ -178,7 +187,9 @@ class WorkflowGraph:
 
     @cached_property
     def depth(self) -> dict[str, int]:
-        """Longest path from a source over the collapsed graph; members of a cell share one. Smaller is further upstream."""
+        """Longest path from a source over the collapsed graph; members of a cell share one. Smaller is further
+        upstream.
+        """
         home = {w: i for i, members in enumerate(self._components) for w in members}
         above: dict[int, set[int]] = {i: set() for i in range(len(self._components))}
         for edge in self.edges:
@@ -225,17 +236,22 @@ class WorkflowGraph:
             writers, readers = self.producers(spec.name), self.consumers(spec.name)
             if writers and not readers:
                 raise WorkflowError(
-                    f"Channel {spec.name!r} of workflow {self.name!r} is written by {_names(writers)} but nobody reads it: "
-                    f"its producers would wait for ever. Next: pass it to a worker as an Inbox, or do not pass it at all."
+                    f"Channel {spec.name!r} of workflow {self.name!r} is written by {_names(writers)} but nobody reads "
+                    "it: "
+                    "its producers would wait for ever. Next: pass it to a worker as an Inbox, or do not pass it at "
+                    "all."
                 )
             if readers and not writers:
                 raise WorkflowError(
-                    f"Channel {spec.name!r} of workflow {self.name!r} is read by {_names(readers)} but nobody writes it. "
+                    f"Channel {spec.name!r} of workflow {self.name!r} is read by {_names(readers)} but nobody writes "
+                    "it. "
                     f"Next: pass it to a worker as an Outbox, or put into it in the iteration."
                 )
 
     def __repr__(self) -> str:
-        lines = [f"Workflow {self.name!r}: {counted(len(self.workers), 'worker')}, {counted(len(self.channels), 'channel')}"]
+        lines = [
+            f"Workflow {self.name!r}: {counted(len(self.workers), 'worker')}, {counted(len(self.channels), 'channel')}"
+        ]
         lines += [f"  {e.producer} --{e.channel}--> {e.consumer}" for e in self.edges]
         lines += [f"  {v.producer} ..{v.label}..> {v.consumer}" for v in self.value_edges]
         lines += [f"  cell: {' <-> '.join(c)}" for c in self.cells]

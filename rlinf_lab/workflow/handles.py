@@ -13,14 +13,23 @@ from rlinf_lab.workflow.structure import Path, path_text
 
 
 class Dispatcher(Protocol):
-    """Who receives the calls of an iteration function: the tracer (``is_dry``: it runs nothing) or a session of an executor."""
+    """Who receives the calls of an iteration function: the tracer (``is_dry``: it runs nothing) or a session of an
+    executor.
+    """
 
     is_dry: bool
 
     def call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle: ...
     def wait(self, call: CallSpec, path: Path, timeout: float | None) -> Any: ...
     def done(self, call: CallSpec) -> bool: ...
-    def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None = None, priority: float | None = None) -> None: ...
+    def driver_put(
+        self,
+        channel: ChannelSpec,
+        items: list[Any],
+        key: int | None,
+        weight: int | None = None,
+        priority: float | None = None,
+    ) -> None: ...
     def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]: ...
 
 
@@ -40,17 +49,22 @@ class FlowBuilder(Protocol):
 
 
 class LoopPart:
-    """A workflow, or a worker of it: what the iteration function calls, and no value that could be given to a worker."""
+    """A workflow, or a worker of it: what the iteration function calls, and no value that could be given to
+    a worker.
+    """
 
 
 class _Lazy:
-    """A value that may not be there yet. What only a value can do is refused by name instead of giving something wrong."""
+    """A value that may not be there yet. What only a value can do is refused by name instead of giving
+    something wrong.
+    """
 
     __slots__ = ()
 
     def _without_value(self, *_: Any, **__: Any) -> NoReturn:
         raise WorkflowError(
-            f"{self!r} has no value yet: it cannot be compared, computed with, iterated, called or formatted. Next: call .wait() on it "
+            f"{self!r} has no value yet: it cannot be compared, computed with, iterated, called or formatted. Next: "
+            "call .wait() on it "
             f"and use what that returns, or pass it to another worker's method as it is."
         )
 
@@ -60,23 +74,27 @@ class _Lazy:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _without_value
     __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _without_value
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __divmod__ = __rdivmod__ = _without_value
-    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __setitem__ = __delitem__ = __enter__ = __exit__ = __await__ = _without_value
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __setitem__ = __delitem__ = __enter__ = __exit__ = (
+        __await__
+    ) = _without_value
 
     def __format__(self, spec: str) -> str:
         return self._without_value() if spec else repr(self)
 
     def __reduce__(self) -> NoReturn:
         raise WorkflowError(
-            f"{self!r} cannot be copied or sent inside this value. Next: pass it as an argument of its own, or in a list, tuple, dict or "
+            f"{self!r} cannot be copied or sent inside this value. Next: pass it as an argument of its own, or in a "
+            "list, tuple, dict or "
             f"dataclass; there it is replaced by its value."
         )
 
 
 class Handle(_Lazy):
-    """The future of a call. ``handle.wait()`` is the only barrier; ``handle.x`` and ``handle["x"]`` are lazy parts of its value.
+    """The future of a call. ``handle.wait()`` is the only barrier; ``handle.x`` and ``handle["x"]`` are lazy parts of
+    its value.
 
-    Workers with several ranks return one value per rank: ``wait()`` gives the list, a lazy part refers to rank 0's value
-    (ranks of one program agree on what they return).
+    Workers with several ranks return one value per rank: ``wait()`` gives the list, a lazy part refers to rank 0's
+    value (ranks of one program agree on what they return).
     """
 
     __slots__ = ("_call", "_dispatcher")

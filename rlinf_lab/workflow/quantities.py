@@ -18,7 +18,9 @@ def plain(value: Any) -> Any:
 
 
 def as_number(value: Any) -> float | None:
-    """A real number, or an array or tensor without dimensions, as a float. None for anything else, `OverflowError` beyond a float."""
+    """A real number, or an array or tensor without dimensions, as a float. None for anything else, `OverflowError`
+    beyond a float.
+    """
     value = plain(value)
     return float(value) if isinstance(value, numbers.Real) else None
 
@@ -39,14 +41,20 @@ def returned(who: str, result: Any) -> dict[str, float]:
 
 def refuse_reserved(who: str, name: str) -> str:
     if name in RESERVED:
-        raise WorkflowError(f"{who} gives a metric the name {name!r}, which is a column of the run's own. Next: another name, such as 'my_{name}'.")
+        raise WorkflowError(
+            f"{who} gives a metric the name {name!r}, which is a column of the run's own. Next: another name, such as "
+            f"'my_{name}'."
+        )
     return name
 
 
 def _required(who: str, name: str, value: Any) -> float:
     found = _number(who, name, value)
     if found is None:
-        raise WorkflowError(f"{who} logs {name}={shown(value)}, which is no number. Next: log a float, an int or a tensor of one value (`loss.mean()`).")
+        raise WorkflowError(
+            f"{who} logs {name}={shown(value)}, which is no number. Next: log a float, an int or a tensor of one value "
+            "(`loss.mean()`)."
+        )
     return found
 
 
@@ -54,4 +62,6 @@ def _number(who: str, name: str, value: Any) -> float | None:
     try:
         return as_number(value)
     except OverflowError:
-        raise WorkflowError(f"{who} gives the metric {name!r} a value beyond the largest float. Next: log its logarithm.") from None
+        raise WorkflowError(
+            f"{who} gives the metric {name!r} a value beyond the largest float. Next: log its logarithm."
+        ) from None

@@ -20,26 +20,32 @@ ORDERS = ("fifo", "lifo", "priority")
 class ChannelSpec:
     """What a channel promises.
 
-    ``capacity``: items it holds before a put blocks (``None``: unbounded). ``keyed``: every item has an integer key and is
-    read by it. ``whole``: the consumer wants everything of an iteration at once (on-policy training), each of its ranks an equal share
-    (`Inbox.get_all`), so nothing bounds it. Who asks for less is given nothing before all is there, either.
-    ``weight``: of an item (its tokens, say), a whole number that a function of the item gives; 1 without it, and a put may say its own. ``order``: which
-    of the items that are there a get is given: "fifo", "lifo", "priority" (what the put says), or a function of the item that gives a number: the
-    smallest goes first, as in `queue.PriorityQueue`, and among equals the one that came first.
+    ``capacity``: items it holds before a put blocks (``None``: unbounded). ``keyed``: every item has an integer key and
+    is read by it. ``whole``: the consumer wants everything of an iteration at once (on-policy training), each of its
+    ranks an equal share (`Inbox.get_all`), so nothing bounds it. Who asks for less is given nothing before all is
+    there, either.
+    ``weight``: of an item (its tokens, say), a whole number that a function of the item gives; 1 without it, and a put
+    may say its own. ``order``: which of the items that are there a get is given: "fifo", "lifo", "priority" (what the
+    put says), or a function of the item that gives a number: the smallest goes first, as in `queue.PriorityQueue`, and
+    among equals the one that came first.
 
-    ``group``: a barrier for so many items of one key, as group-relative advantages need (GRPO: the responses to one prompt). A put says its key; when a
-    rank has put as many with the same key, they go on together, as one item of the channel: a list, in the order of their puts. All else
-    (``capacity``, micro-batches, ``get(n)``, an order's or weight's function) counts and sees groups. A call that ends with an incomplete group fails.
+    ``group``: a barrier for so many items of one key, as group-relative advantages need (GRPO: the responses to one
+    prompt). A put says its key; when a rank has put as many with the same key, they go on together, as one item of the
+    channel: a list, in the order of their puts. All else (``capacity``, micro-batches, ``get(n)``, an order's or
+    weight's function) counts and sees groups. A call that ends with an incomplete group fails.
 
-    ``discard_unread``: more may be put in an iteration than is read, as where samples are drawn until a batch is full (dynamic sampling, DAPO): what is
-    left is discarded, and calls that go on putting end (`Outbox.put`). Without it the iteration fails, as soon as it is certain that nobody will read on.
+    ``discard_unread``: more may be put in an iteration than is read, as where samples are drawn until a batch is full
+    (dynamic sampling, DAPO): what is left is discarded, and calls that go on putting end (`Outbox.put`). Without it the
+    iteration fails, as soon as it is certain that nobody will read on.
 
-    ``may_be_empty``: it is all right that producers are called in an iteration and put nothing, as a filter that lets nothing pass. Without it the
-    iteration fails: whoever reads an empty stream to its end computes something of nothing.
+    ``may_be_empty``: it is all right that producers are called in an iteration and put nothing, as a filter that lets
+    nothing pass. Without it the iteration fails: whoever reads an empty stream to its end computes something of
+    nothing.
 
-    ``cpu_offload``: torch tensors that are put on a GPU wait in host memory, and are on the reader's device when it takes them (the loop has none: there
-    they stay in host memory). An item with such tensors comes as a copy, also in the same process, and has to pickle. A queue of rollouts then takes
-    nothing of the GPU's memory, for two copies over the bus.
+    ``cpu_offload``: torch tensors that are put on a GPU wait in host memory, and are on the reader's device when it
+    takes them (the loop has none: there they stay in host memory). An item with such tensors comes as a copy, also in
+    the same process, and has to pickle. A queue of rollouts then takes nothing of the GPU's memory, for two copies over
+    the bus.
     """
 
     name: str
@@ -55,17 +61,26 @@ class ChannelSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
-            raise ConfigError(f"Channel name {self.name!r} is not an identifier. Next: use letters, digits and underscores.")
+            raise ConfigError(
+                f"Channel name {self.name!r} is not an identifier. Next: use letters, digits and underscores."
+            )
         for option in ("keyed", "whole", "discard_unread", "may_be_empty", "cpu_offload"):
             if not isinstance(getattr(self, option), bool):
                 given = getattr(self, option)
-                raise ConfigError(f"Channel {self.name!r}: {option} is {given!r}; it must be True or False. Next: {option}=True, or leave it out.")
+                raise ConfigError(
+                    f"Channel {self.name!r}: {option} is {given!r}; it must be True or False. Next: {option}=True, or "
+                    "leave it out."
+                )
         if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
             raise ConfigError(
-                f"Channel {self.name!r}: group is {shown(self.group)}; it must be a whole number of items, at least 1. Next: group=8, say, or leave it out."
+                f"Channel {self.name!r}: group is {shown(self.group)}; it must be a whole number of items, at least 1. "
+                "Next: group=8, say, or leave it out."
             )
         if self.group > 1 and self.keyed:
-            raise ConfigError(f"Channel {self.name!r}: group={self.group} and keyed=True: the key says which group an item is of, or who reads it. Next: one.")
+            raise ConfigError(
+                f"Channel {self.name!r}: group={self.group} and keyed=True: the key says which group an item is of, or "
+                "who reads it. Next: one."
+            )
         if self.weight is not None and not callable(self.weight):
             raise ConfigError(
                 f"Channel {self.name!r}: weight is {shown(self.weight)}; it must be a function of an item, or None. "
@@ -73,8 +88,13 @@ class ChannelSpec:
             )
         if not callable(self.order) and self.order not in ORDERS:
             known = ", ".join(map(repr, ORDERS))
-            raise ConfigError(f"Channel {self.name!r}: order is {shown(self.order)}; it must be {known}, or a function of an item. Next: one of those.")
-        if self.capacity is not None and (not isinstance(self.capacity, int) or isinstance(self.capacity, bool) or self.capacity < 1):
+            raise ConfigError(
+                f"Channel {self.name!r}: order is {shown(self.order)}; it must be {known}, or a function of an item. "
+                "Next: one of those."
+            )
+        if self.capacity is not None and (
+            not isinstance(self.capacity, int) or isinstance(self.capacity, bool) or self.capacity < 1
+        ):
             raise ConfigError(
                 f"Channel {self.name!r}: capacity is {self.capacity!r}; it must be a whole number of items, "
                 f"at least 1, or None for no bound. Next: capacity={DEFAULT_CAPACITY}, say."
@@ -86,17 +106,23 @@ class ChannelSpec:
 
     @property
     def taken_by(self) -> int:
-        """The order as the engine knows it: 0 first in, first out; 1 last in, first out; 2 by what is known of each item."""
+        """The order as the engine knows it: 0 first in, first out; 1 last in, first out; 2 by what is known of each
+        item.
+        """
         return {"fifo": 0, "lifo": 1}.get(self.order if isinstance(self.order, str) else "", 2)
 
     def tag(self, who: str, items: Sequence[Any], weight: int | None, priority: float | None) -> Tags | None:
-        """What is known of the items of a put beside themselves; None when it is nothing. Raises `WorkflowError` for what is no weight or no priority."""
+        """What is known of the items of a put beside themselves; None when it is nothing. Raises `WorkflowError` for
+        what is no weight or no priority.
+        """
         if weight is None and self.weight is None and priority is None and self.order in ("fifo", "lifo"):
             return None
         if (priority is not None) != (self.order == "priority"):
             if priority is None:
                 raise WorkflowError(f"{who} takes the smallest priority first. Next: put(item, priority=...).")
-            raise WorkflowError(f"{who} has no priorities. Next: declare it with order='priority', or leave priority= out.")
+            raise WorkflowError(
+                f"{who} has no priorities. Next: declare it with order='priority', or leave priority= out."
+            )
         weights: tuple[int, ...] | None = None
         if weight is not None:
             weights = (weight,) * len(items)
@@ -106,10 +132,19 @@ class ChannelSpec:
             if not isinstance(one, numbers.Integral) or isinstance(one, bool) or one < 0:
                 must = "it must be a whole number, not negative. Next: let weight= or the channel's function give one"
                 raise WorkflowError(f"{who}: the weight of an item is {shown(one)}; {must}.")
-        ranks = tuple(map(self.order, items)) if callable(self.order) else None if priority is None else (priority,) * len(items)
+        ranks = (
+            tuple(map(self.order, items))
+            if callable(self.order)
+            else None
+            if priority is None
+            else (priority,) * len(items)
+        )
         for rank in ranks or ():
             if not isinstance(rank, numbers.Real) or rank != rank:
-                raise WorkflowError(f"{who}: the place of an item is {shown(rank)}; it must be a number. Next: let priority= or the channel's order give one.")
+                raise WorkflowError(
+                    f"{who}: the place of an item is {shown(rank)}; it must be a number. Next: let priority= or the "
+                    "channel's order give one."
+                )
         return Tags(None if weights is None else tuple(map(int, weights)), ranks)
 
 
@@ -146,7 +181,9 @@ class RefArg:
 
 
 class Hole:
-    """Where in a `Nested` argument the value of ``refs[index]`` belongs. (No dataclass: those are containers of values.)"""
+    """Where in a `Nested` argument the value of ``refs[index]`` belongs. (No dataclass: those are containers of
+    values.)
+    """
 
     __slots__ = ("index",)
 
@@ -172,7 +209,8 @@ class Nested:
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """One call of one worker, for all its ranks, or those in ``ranks`` (``began``: the first so many; the others have come since).
+    """One call of one worker, for all its ranks, or those in ``ranks`` (``began``: the first so many; the others have
+    come since).
     ``starts_on_device``: it computes before its first get."""
 
     call_id: int
@@ -190,7 +228,9 @@ class CallSpec:
         return self.ranks or tuple(range(ranks))
 
     def place(self, rank: int, ranks: int) -> tuple[int, int]:
-        """Position of a rank, of so many, among those that take part, and how many of them began it: the position of who has come since is that or larger."""
+        """Position of a rank, of so many, among those that take part, and how many of them began it: the position of
+        who has come since is that or larger.
+        """
         return (self.ranks.index(rank), self.began or len(self.ranks)) if self.ranks else (rank, ranks)
 
     def arguments(self) -> list[Any]:
@@ -203,5 +243,7 @@ class CallSpec:
         """Also those inside lists and dicts."""
         found: list[RefArg] = []
         for argument in self.arguments():
-            found += argument.refs if isinstance(argument, Nested) else [argument] if isinstance(argument, RefArg) else []
+            found += (
+                argument.refs if isinstance(argument, Nested) else [argument] if isinstance(argument, RefArg) else []
+            )
         return found

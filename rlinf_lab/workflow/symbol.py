@@ -1,4 +1,6 @@
-"""What stands for a value in the dry run of the user's loop: it takes part in whatever the loop computes, and says so where it cannot."""
+"""What stands for a value in the dry run of the user's loop: it takes part in whatever the loop computes, and says so
+where it cannot.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Asked(Protocol):
 class Symbol:
     """Stands for a value of a later run. Arithmetic gives symbols, truth asks the tracer which way to go.
 
-    Python insists on real numbers from ``len()``, ``int()``, ``float()`` and ``range()``: they get 1, and 0 in a second dry run.
+    Python insists on real numbers from ``len()``, ``int()``, ``float()`` and ``range()``: they get 1, and 0 in a second
+    dry run.
     ``source``: the call whose value (or a part of it) this is computed from.
     """
 
@@ -43,7 +46,9 @@ class Symbol:
     __call__ = __getitem__ = __enter__ = _derived
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _derived
     __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _derived
-    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _derived
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = (
+        _derived
+    )
     __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __pos__ = __abs__ = __invert__ = _derived
     __round__ = __floor__ = __ceil__ = __trunc__ = _derived
     __eq__ = __ne__ = _derived  # type: ignore[assignment]
@@ -73,7 +78,8 @@ class Symbol:
 
     def _without_tracer(self) -> NoReturn:
         raise WorkflowError(
-            f"{self!r} is a symbol of the dry run, which is over. A variable outside the iteration function has kept it. Next: make that "
+            f"{self!r} is a symbol of the dry run, which is over. A variable outside the iteration function has kept "
+            "it. Next: make that "
             f"variable anew before the run, or let the iteration return the value instead."
         )
 
@@ -88,7 +94,9 @@ class Symbol:
         return self._live().decide()
 
     def __iter__(self) -> Iterator[Symbol]:
-        """As many parts as ``a, b = symbol`` asks for; else one, so that the body of a loop is seen (none in the second dry run)."""
+        """As many parts as ``a, b = symbol`` asks for; else one, so that the body of a loop is seen (none in the second
+        dry run).
+        """
         asked = _unpacked(sys._getframe(1))
         count = self._live().number() if asked is None else asked
         return iter([Symbol(self._tracer, f"{self._text}[{i}]", self._source) for i in range(count)])
@@ -110,7 +118,9 @@ class Symbol:
         return f"<{self._text}>"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """For numpy, which is loaded when it asks: the symbol as an object, or the stand-in where a kind of number is wanted."""
+        """For numpy, which is loaded when it asks: the symbol as an object, or the stand-in where a kind of number is
+        wanted.
+        """
         import numpy as np
 
         if dtype is not None and np.dtype(dtype) != np.dtype(object):
@@ -121,7 +131,8 @@ class Symbol:
 
     def __reduce__(self) -> NoReturn:
         raise WorkflowError(
-            f"{self!r} belongs to the dry run of an iteration function and cannot be copied or sent. Next: keep nothing of the iteration in "
+            f"{self!r} belongs to the dry run of an iteration function and cannot be copied or sent. Next: keep "
+            "nothing of the iteration in "
             f"variables outside it; return what is needed."
         )
 
@@ -130,7 +141,9 @@ class Symbol:
 
 
 def _unpacked(frame: FrameType) -> int | None:
-    """How many parts the statement that ``frame`` executes unpacks to (``a, b = x`` or ``a, *b = x``); None when it iterates."""
+    """How many parts the statement that ``frame`` executes unpacks to (``a, b = x`` or ``a, *b = x``); None when it
+    iterates.
+    """
     at = frame.f_lasti
     instruction = next((i for i in dis.get_instructions(frame.f_code) if i.offset == at), None)
     if instruction is None or instruction.arg is None:

@@ -1,4 +1,6 @@
-"""Versioned weights on their way from who learns to who acts, as the workflow's author writes it. The executor moves them."""
+"""Versioned weights on their way from who learns to who acts, as the workflow's author writes it. The executor moves
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ class Published(NamedTuple):
 class Weights:
     """A store of weights, as a worker's method sees it: ``def act(self, prompts: lab.Inbox, weights: lab.Weights)``.
 
-    Declared with ``flow.weights("actor")`` and passed to methods like a channel. A version is there for others when the call that
-    published it has ended well. Constructed by hand it is a store of its own, for trying a worker out.
+    Declared with ``flow.weights("actor")`` and passed to methods like a channel. A version is there for others when the
+    call that published it has ended well. Constructed by hand it is a store of its own, for trying a worker out.
     """
 
     def __init__(self, name: str = "weights") -> None:
@@ -27,18 +29,21 @@ class Weights:
         self._newest = Published(0, None)
 
     def publish(self, state: Any, *, delta: bool = False, bucket_mib: float | None = None) -> int:
-        """Rank 0 of the learner hands out a new state (any value that travels; not to be changed any more). Returns its version: 1, 2, ...
+        """Rank 0 of the learner hands out a new state (any value that travels; not to be changed any more). Returns its
+        version: 1, 2, ...
 
-        ``model.state_dict()`` is the model's own tensors: publish a copy, ``{k: v.clone() for k, v in model.state_dict().items()}``. What was changed in
-        place after it was published, or while it was sent, fails whoever wants that version; so does a dict, list, dataclass or module that got other parts.
-        (A change of a few elements of a large array, which torch does not count, may be missed: of arrays, of what ``.data`` or a fused optimiser changed
-        and of GPUs.)
+        ``model.state_dict()`` is the model's own tensors: publish a copy, ``{k: v.clone() for k, v in
+        model.state_dict().items()}``. What was changed in place after it was published, or while it was sent, fails
+        whoever wants that version; so does a dict, list, dataclass or module that got other parts. (A change of a few
+        elements of a large array, which torch does not count, may be missed: of arrays, of what ``.data`` or a fused
+        optimiser changed and of GPUs.)
 
-        To other processes it travels whole, in one message; with ``bucket_mib`` in messages of so many MiB, between which items go; with ``delta`` as
-        the words that differ from the version before, if the reader holds that (bit for bit, whatever the types). Both sides then keep a
-        version, and what is pulled cannot be written.
+        To other processes it travels whole, in one message; with ``bucket_mib`` in messages of so many MiB, between
+        which items go; with ``delta`` as the words that differ from the version before, if the reader holds that (bit
+        for bit, whatever the types). Both sides then keep a version, and what is pulled cannot be written.
 
-        Kept are the newest version, and those that calls of several ranks which are under way have: all their ranks get the same.
+        Kept are the newest version, and those that calls of several ranks which are under way have: all their ranks get
+        the same.
         """
         check_shipping(self, bucket_mib)
         self._newest = Published(self._newest.version + 1, state)
@@ -47,12 +52,15 @@ class Weights:
     def pull(self, at_least: int = 0) -> Published:
         """The newest version, at once; waits only for ``at_least``.
 
-        All ranks of a call get the same one, that of the first who pulls, and so does who pulls again in that call: only ``at_least`` (a version
-        beyond it) brings a newer one, the same on all ranks again. In iteration i of a plan with staleness s it holds everything that was published in
-        the iterations up to i - s - 1. It travels from the learner to each process that pulls, once a version; whoever comes late gets the newest.
+        All ranks of a call get the same one, that of the first who pulls, and so does who pulls again in that call:
+        only ``at_least`` (a version beyond it) brings a newer one, the same on all ranks again. In iteration i of a
+        plan with staleness s it holds everything that was published in the iterations up to i - s - 1. It travels from
+        the learner to each process that pulls, once a version; whoever comes late gets the newest.
         """
         if self._newest.version < at_least:
-            raise WorkflowError(f"{self!r}.pull(at_least={at_least}): nobody else publishes here. Next: publish() first.")
+            raise WorkflowError(
+                f"{self!r}.pull(at_least={at_least}): nobody else publishes here. Next: publish() first."
+            )
         return self._newest
 
     def __repr__(self) -> str:
@@ -61,8 +69,13 @@ class Weights:
 
 def check_shipping(weights: Weights, bucket_mib: float | None) -> None:
     """Raises `WorkflowError` for a bucket that holds nothing."""
-    if bucket_mib is not None and (isinstance(bucket_mib, bool) or not isinstance(bucket_mib, (int, float)) or not 2**-10 <= bucket_mib < 2**20):
-        raise WorkflowError(f"{weights!r}: publish(bucket_mib={bucket_mib!r}): MiB of a message, at least {2**-10:g}. Next: bucket_mib=16.")
+    if bucket_mib is not None and (
+        isinstance(bucket_mib, bool) or not isinstance(bucket_mib, (int, float)) or not 2**-10 <= bucket_mib < 2**20
+    ):
+        raise WorkflowError(
+            f"{weights!r}: publish(bucket_mib={bucket_mib!r}): MiB of a message, at least {2**-10:g}. Next: "
+            "bucket_mib=16."
+        )
 
 
 class WeightsHandle(LoopPart):
@@ -70,7 +83,10 @@ class WeightsHandle(LoopPart):
 
     def __init__(self, flow: FlowBuilder, name: str) -> None:
         if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(f"The name of weights is {name!r}, which is not an identifier. Next: use letters, digits and underscores.")
+            raise ConfigError(
+                f"The name of weights is {name!r}, which is not an identifier. Next: use letters, digits and "
+                "underscores."
+            )
         self._flow = flow
         self.name = name
 

@@ -17,7 +17,8 @@ from rlinf_lab.errors import ChannelClosed, WorkflowError, renamed, shown
 from rlinf_lab.workflow.quantities import logged
 
 STAY = (  # what to do next about a worker that cannot leave its device
-    "give it a device of its own, or memory for all (device_memory=), or leave it out of memory= if it holds none there; a worker of your own can "
+    "give it a device of its own, or memory for all (device_memory=), or leave it out of memory= if it holds none "
+    "there; a worker of your own can "
     "implement offload() and onload()."
 )
 
@@ -32,30 +33,37 @@ class Inbox(Protocol[T]):
     Iterating yields *batches* (lists); how many items a batch holds is the plan's decision. A batch is
     never empty, and the iteration ends when every producer of this iteration has finished.
 
-    What nobody will read fails the iteration of the loop, as soon as that is certain, unless the channel was declared with ``discard_unread=True``.
-    So does a stream into which the producers that were called have put nothing, unless it was declared with ``may_be_empty=True``.
+    What nobody will read fails the iteration of the loop, as soon as that is certain, unless the channel was declared
+    with ``discard_unread=True``. So does a stream into which the producers that were called have put nothing, unless it
+    was declared with ``may_be_empty=True``.
     """
 
     def __iter__(self) -> Iterator[list[T]]: ...
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[T]:
-        """Exactly ``n`` items (``None``: the plan's micro-batch); fewer only when the stream ends, ``[]`` after its end."""
+        """Exactly ``n`` items (``None``: the plan's micro-batch); fewer only when the stream ends, ``[]`` after its
+        end.
+        """
         ...
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[T]:
-        """Items in the channel's order until they weigh ``weight`` together (tokens, say): the last one may go beyond it, none is split.
+        """Items in the channel's order until they weigh ``weight`` together (tokens, say): the last one may go beyond
+        it, none is split.
 
-        Less only when the stream ends, ``[]`` after its end. What an item weighs, its put says, or the channel's ``weight``; else 1.
+        Less only when the stream ends, ``[]`` after its end. What an item weighs, its put says, or the channel's
+        ``weight``; else 1.
         """
         ...
 
     def get_all(self) -> list[T]:
-        """Everything of this iteration: waits until all producers have finished. Each of R ranks of the call gets an equal share.
+        """Everything of this iteration: waits until all producers have finished. Each of R ranks of the call gets an
+        equal share.
 
-        Rank r gets items N·r // R to N·(r+1) // R of the N that nobody has taken by then, in the order in which one rank would get them; whoever asks first
-        changes nothing. What a rank then gets in other ways is of its share, too; the share of one that does not ask is left unread. On a queue of its own
-        (fused with its producer) a rank gets all of that. The same holds for every get where the plan's micro-batch is everything. `Worker.exchange` gives all
-        ranks all shares.
+        Rank r gets items N·r // R to N·(r+1) // R of the N that nobody has taken by then, in the order in which one
+        rank would get them; whoever asks first changes nothing. What a rank then gets in other ways is of its share,
+        too; the share of one that does not ask is left unread. On a queue of its own (fused with its producer) a rank
+        gets all of that. The same holds for every get where the plan's micro-batch is everything. `Worker.exchange`
+        gives all ranks all shares.
         """
         ...
 
@@ -68,34 +76,50 @@ class Inbox(Protocol[T]):
 class Outbox(Protocol[T_contra]):
     """The writing end of a channel. Closed by the executor when the worker's call returns."""
 
-    def put(self, item: T_contra, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
-        """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel and on one of groups, ``priority`` on one of that order.
+    def put(
+        self, item: T_contra, *, key: int | None = None, weight: int | None = None, priority: float | None = None
+    ) -> None:
+        """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel and on one of
+        groups, ``priority`` on one of that order.
 
-        ``weight`` counts in `Inbox.get_weight`. A reader in the same process gets the very object, so give a copy of what you go on changing. In another
-        process a tensor arrives as its ``clone()`` would be: with its strides (channels last, transposed), and without gaps where it is a part of another.
+        ``weight`` counts in `Inbox.get_weight`. A reader in the same process gets the very object, so give a copy of
+        what you go on changing. In another process a tensor arrives as its ``clone()`` would be: with its strides
+        (channels last, transposed), and without gaps where it is a part of another.
 
-        When all calls that read the channel have ended, and no other can come, the iteration fails, and the next put raises `Cancelled`. On a channel with
-        ``discard_unread=True`` the put ends the call instead, as a broken pipe does: ``finally`` blocks run, ``except Exception`` does not catch it, and what
-        it has not read is not wanted either. Whoever asks for its value later is told that there is none, unless it never returns any. The put drops the
-        item and the call goes on where somebody reads something else that it writes; where its value is wanted (another call of that iteration takes it,
-        the iteration function returns it or may still ask for it, unless the method is annotated ``-> None``); and where the worker has several ranks and
-        its code speaks of `exchange`, `RankGroup` or `ShardGroup`.
+        When all calls that read the channel have ended, and no other can come, the iteration fails, and the next put
+        raises `Cancelled`. On a channel with ``discard_unread=True`` the put ends the call instead, as a broken pipe
+        does: ``finally`` blocks run, ``except Exception`` does not catch it, and what it has not read is not wanted
+        either. Whoever asks for its value later is told that there is none, unless it never returns any. The put drops
+        the item and the call goes on where somebody reads something else that it writes; where its value is wanted
+        (another call of that iteration takes it, the iteration function returns it or may still ask for it, unless the
+        method is annotated ``-> None``); and where the worker has several ranks and its code speaks of `exchange`,
+        `RankGroup` or `ShardGroup`.
         """
         ...
 
-    def put_all(self, items: Iterable[T_contra], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
-        """Hand over many items, in order; ``weight`` and ``priority`` are those of each. A collection travels in large parts, an iterator as it comes."""
+    def put_all(
+        self,
+        items: Iterable[T_contra],
+        *,
+        key: int | None = None,
+        weight: int | None = None,
+        priority: float | None = None,
+    ) -> None:
+        """Hand over many items, in order; ``weight`` and ``priority`` are those of each. A collection travels in large
+        parts, an iterator as it comes.
+        """
         ...
 
 
 class Context:
     """What the runtime tells a worker, and what a worker can tell the runtime. Without a runtime: nothing happens.
 
-    Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``members`` (which ones take part in the call; empty: all),
-    ``device`` (torch's name for it, ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``,
-    ``apart`` (whether no two ranks live in one process; told to `Worker.preflight`), ``address`` (at which other nodes of the cluster reach this one;
-    the loopback's where all ranks are on one node), ``together`` (within how many ``with group`` blocks the ranks are: an exchange there keeps the device,
-    and where another worker whose ranks meet shares it, nothing is taken or put that may wait).
+    Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``members`` (which ones take
+    part in the call; empty: all), ``device`` (torch's name for it, ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into
+    how many tokens a cell's batch is split), ``iteration``, ``apart`` (whether no two ranks live in one process; told
+    to `Worker.preflight`), ``address`` (at which other nodes of the cluster reach this one; the loopback's where all
+    ranks are on one node), ``together`` (within how many ``with group`` blocks the ranks are: an exchange there keeps
+    the device, and where another worker whose ranks meet shares it, nothing is taken or put that may wait).
     """
 
     name: str = ""
@@ -131,15 +155,18 @@ class Context:
         return [value]
 
     def on_leaving(self, farewell: Callable[[], None]) -> int:
-        """Have something done when this rank leaves, before its `Worker.close`. Returns a place for what it leaves behind, the same on all ranks that
-        ask after the same exchange. Where it fails, who collects from that place hears why."""
+        """Have something done when this rank leaves, before its `Worker.close`. Returns a place for what it leaves
+        behind, the same on all ranks that ask after the same exchange. Where it fails, who collects from that place
+        hears why."""
         return 0
 
     def take_back(self, farewell: Callable[[], None]) -> None:
         """Nothing of it is to be done any more when this rank leaves."""
 
     def leave_behind(self, place: int, value: Any) -> None:
-        """For a rank that asks for it in `collect`, perhaps in a later iteration; instead of what this rank has left there before. Values must pickle."""
+        """For a rank that asks for it in `collect`, perhaps in a later iteration; instead of what this rank has left
+        there before. Values must pickle.
+        """
 
     def discard(self, place: int, rank: int) -> None:
         """Nobody will collect what that rank has left behind."""
@@ -158,7 +185,8 @@ class _Given(property):
     def __set__(self, instance: Any, value: Any) -> None:
         name = self.fget.__name__ if self.fget is not None else "?"
         raise WorkflowError(
-            f"{type(instance).__name__}.{name} = {value!r}: every worker has {name!r} from the runtime, and it cannot be assigned. Next: choose "
+            f"{type(instance).__name__}.{name} = {value!r}: every worker has {name!r} from the runtime, and it cannot "
+            "be assigned. Next: choose "
             f"another name, such as self.my_{name}."
         )
 
@@ -178,8 +206,9 @@ class Worker:
 
         Where not all workers of its device fit there, `offload` follows at once, and the first call brings it back.
 
-        Workers of one process are set up one after another, so a seed that is set here (``torch.manual_seed``) holds until this returns. Later its generators
-        are everybody's: a method that draws numbers again and again has a ``torch.Generator`` of its own.
+        Workers of one process are set up one after another, so a seed that is set here (``torch.manual_seed``) holds
+        until this returns. Later its generators are everybody's: a method that draws numbers again and again has a
+        ``torch.Generator`` of its own.
         """
 
     def onload(self) -> None:
@@ -189,17 +218,22 @@ class Worker:
         """Leave the device (move to host memory) because another worker needs it."""
 
     def _switch(self, order: str, present: Sequence[Worker], absent: Sequence[Worker]) -> bool:
-        """Carry out "onload" or "offload"; whether anything had to move. ``present``: other workers of this process that are on their devices or about to
-        come; ``absent``: the rest of them."""
+        """Carry out "onload" or "offload"; whether anything had to move. ``present``: other workers of this process
+        that are on their devices or about to come; ``absent``: the rest of them."""
         if order == "offload" and (why := self._why_it_stays()):
-            raise WorkflowError(f"{self._who()} has to leave {self.device} for another worker and cannot: {why}. Next: {STAY}")
+            raise WorkflowError(
+                f"{self._who()} has to leave {self.device} for another worker and cannot: {why}. Next: {STAY}"
+            )
         getattr(self, order)()
         return True
 
     def _why_it_stays(self) -> str:
-        """Why it cannot leave its device; "" when it can. Asked after `setup`, and before a launch as far as that can be known then."""
+        """Why it cannot leave its device; "" when it can. Asked after `setup`, and before a launch as far as that can
+        be known then.
+        """
         if type(self).can_leave is Worker.can_leave:
-            return "" if self.can_leave() else f"{type(self).__name__} has a setup(), and neither offload() nor onload() that would undo and do it"
+            why = f"{type(self).__name__} has a setup(), and neither offload() nor onload() that would undo and do it"
+            return "" if self.can_leave() else why
         return "" if self.can_leave() else f"{type(self).__name__}.can_leave() says no"
 
     def _shared(self, other: Worker) -> float:
@@ -219,12 +253,13 @@ class Worker:
         return 0
 
     def preflight(self) -> None:
-        """Refuse a plan under which this worker cannot work: raise, saying what would. Asked before a launch, in the driver's process, of a copy that
-        knows its ranks and device and that has not been set up. Cheap: no models, no simulators."""
+        """Refuse a plan under which this worker cannot work: raise, saying what would. Asked before a launch, in the
+        driver's process, of a copy that knows its ranks and device and that has not been set up. Cheap: no models, no
+        simulators."""
 
     def can_leave(self) -> bool:
-        """Whether `offload` frees the device. Asked after `setup`; by default, whether the class overrides `offload` or `onload`, or no `setup`: what
-        needs the device is built there, so without one there is nothing to leave."""
+        """Whether `offload` frees the device. Asked after `setup`; by default, whether the class overrides `offload` or
+        `onload`, or no `setup`: what needs the device is built there, so without one there is nothing to leave."""
         return self._switches() or type(self).setup is Worker.setup
 
     @classmethod
@@ -242,7 +277,9 @@ class Worker:
 
     @_Given
     def rank(self) -> int:
-        """This copy's index, 0 ≤ rank < ranks. While ranks come and go those of a call may have gaps: see `RankGroup.position`."""
+        """This copy's index, 0 ≤ rank < ranks. While ranks come and go those of a call may have gaps: see
+        `RankGroup.position`.
+        """
         return self._context.rank
 
     @_Given
@@ -271,14 +308,18 @@ class Worker:
         return self._context.span(label)
 
     def log(self, *unnamed: object, **metrics: float) -> None:
-        """Add numbers to the run's metrics of this iteration: floats, ints, tensors of one value. The last value of a name wins.
+        """Add numbers to the run's metrics of this iteration: floats, ints, tensors of one value. The last value of a
+        name wins.
 
-        Several ranks of a worker that log one name are averaged. A name that several workers log gets a column for each,
-        ``worker.name``. What `setup` logs belongs to iteration 0. Raises `WorkflowError` for what is no number, and for the
-        run's own columns, ``iteration`` and ``seconds``.
+        Several ranks of a worker that log one name are averaged. A name that several workers log gets a column for
+        each, ``worker.name``. What `setup` logs belongs to iteration 0. Raises `WorkflowError` for what is no number,
+        and for the run's own columns, ``iteration`` and ``seconds``.
         """
         if unnamed:
-            raise WorkflowError(f"{self._who()}: log({', '.join(map(shown, unnamed))}) gives no name. Next: self.log(loss=0.1), or self.log(**metrics).")
+            raise WorkflowError(
+                f"{self._who()}: log({', '.join(map(shown, unnamed))}) gives no name. Next: self.log(loss=0.1), or "
+                "self.log(**metrics)."
+            )
         self._context.log(logged(self._who(), metrics))
 
     def _who(self) -> str:
@@ -294,11 +335,13 @@ class Worker:
         return self._context.wants_frame()
 
     def exchange(self, value: Any) -> list[Any]:
-        """The values that the ranks of this call give, in the order of the ranks, in the middle of it: all of them must ask in the same order.
+        """The values that the ranks of this call give, in the order of the ranks, in the middle of it: all of them must
+        ask in the same order.
 
-        Values must pickle; a rank in the same process gets the very object, one in another what it is when that rank comes for it: give a copy of
-        what you go on changing. Where another worker whose ranks meet shares the devices, it may have them until all have come; a put or get after that gives
-        them away again, so take what a step needs before its meeting. For tensors in bulk, a collective is faster: see `workers.RankGroup`.
+        Values must pickle; a rank in the same process gets the very object, one in another what it is when that rank
+        comes for it: give a copy of what you go on changing. Where another worker whose ranks meet shares the devices,
+        it may have them until all have come; a put or get after that gives them away again, so take what a step needs
+        before its meeting. For tensors in bulk, a collective is faster: see `workers.RankGroup`.
         """
         return self._context.exchange(value)
 
@@ -331,14 +374,17 @@ class FunctionWorker(Worker):
             if isinstance(results, (str, bytes, dict)) or not isinstance(results, Iterable):
                 name = getattr(self.function, "__name__", repr(self.function))
                 raise WorkflowError(
-                    f"The function {name!r} returned {results!r} for a batch of {len(batch)} items. Next: return a list of results (it is given "
+                    f"The function {name!r} returned {results!r} for a batch of {len(batch)} items. Next: return a "
+                    "list of results (it is given "
                     f"a list of items): `return [f(item) for item in batch]`."
                 )
             outbox.put_all(results)
 
 
 class Collected(list[T], Generic[T]):
-    """An outbox that is a list: for calling a worker's method by hand. ``keys``, ``weights``, ``priorities``: what was said of each item."""
+    """An outbox that is a list: for calling a worker's method by hand. ``keys``, ``weights``, ``priorities``: what was
+    said of each item.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -352,7 +398,9 @@ class Collected(list[T], Generic[T]):
         self.weights.append(weight)
         self.priorities.append(priority)
 
-    def put_all(self, items: Iterable[T], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+    def put_all(
+        self, items: Iterable[T], *, key: int | None = None, weight: int | None = None, priority: float | None = None
+    ) -> None:
         for item in items:
             self.put(item, key=key, weight=weight, priority=priority)
 
@@ -360,13 +408,19 @@ class Collected(list[T], Generic[T]):
 class Scripted(Generic[T]):
     """An inbox over a list of items: for calling a worker's method by hand. It refuses what a channel refuses.
 
-    ``micro_batch`` is the batch size of iteration. ``keys``: the key of each item (as `Collected.keys` has them); the inbox is then keyed.
+    ``micro_batch`` is the batch size of iteration. ``keys``: the key of each item (as `Collected.keys` has them); the
+    inbox is then keyed.
     ``weight``: of an item, as the channel has it.
     """
 
     @renamed(chunk="micro_batch")
     def __init__(
-        self, items: Iterable[T], micro_batch: int | None = None, *, keys: Iterable[int] | None = None, weight: Callable[[T], int] | None = None
+        self,
+        items: Iterable[T],
+        micro_batch: int | None = None,
+        *,
+        keys: Iterable[int] | None = None,
+        weight: Callable[[T], int] | None = None,
     ) -> None:
         found = list(items)
         self._weight = weight
@@ -374,7 +428,9 @@ class Scripted(Generic[T]):
         self._items: dict[int | None, list[T]] = {}
         of = [None] * len(found) if keys is None else list(keys)
         if len(of) != len(found):
-            raise WorkflowError(f"Scripted({len(found)} items, keys={shown(of)}): {len(of)} keys. Next: one key for each item.")
+            raise WorkflowError(
+                f"Scripted({len(found)} items, keys={shown(of)}): {len(of)} keys. Next: one key for each item."
+            )
         for key, item in zip(of, found, strict=True):
             self._items.setdefault(key, []).append(item)
 
@@ -407,15 +463,23 @@ class Scripted(Generic[T]):
     def take(self, *, key: int | None = None) -> T:
         left = self._of(key)
         if not left:
-            raise ChannelClosed(f"this scripted inbox has no item left{f' of key {key}' if self._keyed else ''}. Next: give it more, or take fewer.")
+            raise ChannelClosed(
+                f"this scripted inbox has no item left{f' of key {key}' if self._keyed else ''}. Next: give it more, "
+                "or take fewer."
+            )
         return left.pop(0)
 
     def _of(self, key: int | None) -> list[T]:
         if self._keyed != (key is not None):
-            need = "is keyed. Next: say which key to read, for example take(key=0)" if self._keyed else "has no keys. Next: Scripted(items, keys=[...])"
+            need = (
+                "is keyed. Next: say which key to read, for example take(key=0)"
+                if self._keyed
+                else "has no keys. Next: Scripted(items, keys=[...])"
+            )
             raise WorkflowError(f"{self!r} {need}.")
         return self._items.setdefault(key, [])
 
     def __repr__(self) -> str:
         left = sum(map(len, self._items.values()))
-        return f"Scripted({left} items left{', keyed' if self._keyed else ''}{f', in batches of {self._micro_batch}' if self._micro_batch else ''})"
+        batches = f", in batches of {self._micro_batch}" if self._micro_batch else ""
+        return f"Scripted({left} items left{', keyed' if self._keyed else ''}{batches})"

@@ -20,8 +20,9 @@ from rlinf_lab.workflow.tracing.trace import trace
 from rlinf_lab.workflow.weights import WeightsHandle
 from rlinf_lab.workflow.worker import FunctionWorker, Worker
 
-# Who receives the calls of each workflow, by its identity. Of the thread that executes the iteration: two runs of one workflow, or a run
-# and a trace, must not hear each other's calls. At module level, so that a workflow holds nothing that cannot be copied.
+# Who receives the calls of each workflow, by its identity. Of the thread that executes the iteration: two runs of one
+# workflow, or a run and a trace, must not hear each other's calls. At module level, so that a workflow holds nothing
+# that cannot be copied.
 _DISPATCHERS: ContextVar[Mapping[int, Dispatcher]] = ContextVar("rlinf_lab dispatchers", default=MappingProxyType({}))
 
 
@@ -34,7 +35,10 @@ class WorkerHandle(LoopPart):
 
     def __getattr__(self, method: str) -> Callable[..., Handle]:
         if method.startswith("_"):
-            raise AttributeError(f"{method!r} of worker {self._declaration.name!r}: what begins with an underscore belongs to the worker alone.")
+            raise AttributeError(
+                f"{method!r} of worker {self._declaration.name!r}: what begins with an underscore belongs to the "
+                "worker alone."
+            )
         self._declaration.function(method)  # fails here, with the nearest name, rather than on a remote machine
 
         def call(*args: Any, **kwargs: Any) -> Handle:
@@ -68,7 +72,9 @@ class Workflow(LoopPart):
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name.strip():
-            raise ConfigError(f"A workflow's name is {name!r}; it must be a text that is not empty. Next: lab.Workflow('grpo').")
+            raise ConfigError(
+                f"A workflow's name is {name!r}; it must be a text that is not empty. Next: lab.Workflow('grpo')."
+            )
         self.name = name
         self.channel_specs: dict[str, ChannelSpec] = {}
         self.weight_names: list[str] = []
@@ -84,9 +90,12 @@ class Workflow(LoopPart):
         """Declare a channel. See `ChannelSpec` for the fields."""
         if name in self.channel_specs:
             raise WorkflowError(
-                f"Workflow {self.name!r} has a channel {name!r} already. Next: choose another name, or run the cell that makes the Workflow again."
+                f"Workflow {self.name!r} has a channel {name!r} already. Next: choose another name, or run the cell "
+                "that makes the Workflow again."
             )
-        self.channel_specs[name] = ChannelSpec(name, capacity, keyed, whole, weight, order, group, discard_unread, may_be_empty, cpu_offload)
+        self.channel_specs[name] = ChannelSpec(
+            name, capacity, keyed, whole, weight, order, group, discard_unread, may_be_empty, cpu_offload
+        )
         self._forget_graph()
         return Channel(self, self.channel_specs[name])
 
@@ -98,14 +107,17 @@ class Workflow(LoopPart):
         """Declare a store of weights: one worker publishes versions, others pull them. See `Weights`."""
         if name in self.weight_names:
             raise WorkflowError(
-                f"Workflow {self.name!r} has weights {name!r} already. Next: choose another name, or run the cell that makes the Workflow again."
+                f"Workflow {self.name!r} has weights {name!r} already. Next: choose another name, or run the cell that "
+                "makes the Workflow again."
             )
         made = WeightsHandle(self, name)
         self.weight_names.append(name)
         self._forget_graph()
         return made
 
-    def worker(self, what: type[Worker] | Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> WorkerHandle:
+    def worker(
+        self, what: type[Worker] | Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any
+    ) -> WorkerHandle:
         """Declare a worker from a `Worker` class with its constructor's arguments, or from a function on batches."""
         if isinstance(what, type) and issubclass(what, Worker):
             cls, arguments, default = what, args, what.__name__.lower()
@@ -115,17 +127,23 @@ class Workflow(LoopPart):
             cls, arguments, default = FunctionWorker, (what,), getattr(what, "__name__", "function")
             default = "function" if default == "<lambda>" else default
         else:
-            near = what.__name__ if isinstance(what, type) else type(what).__name__ if isinstance(what, Worker) else "Mine"
+            near = (
+                what.__name__ if isinstance(what, type) else type(what).__name__ if isinstance(what, Worker) else "Mine"
+            )
             raise WorkflowError(
-                f"A worker is a subclass of lab.Worker (the class, not an instance) or a function on batches, not {what!r}. "
+                "A worker is a subclass of lab.Worker (the class, not an instance) or a function on batches, not "
+                f"{what!r}. "
                 f"Next: `class {near}(lab.Worker): ...` and flow.worker({near}, ...) with its constructor's arguments."
             )
         chosen = default if name is None else name
         if not isinstance(chosen, str) or not chosen.isidentifier():
-            raise ConfigError(f"Worker name {chosen!r} is not an identifier. Next: use letters, digits and underscores.")
+            raise ConfigError(
+                f"Worker name {chosen!r} is not an identifier. Next: use letters, digits and underscores."
+            )
         if chosen in self.workers or chosen == DRIVER:
             raise WorkflowError(
-                f"Workflow {self.name!r} has a worker {chosen!r} already. Next: pass name=... to tell them apart, or run the "
+                f"Workflow {self.name!r} has a worker {chosen!r} already. Next: pass name=... to tell them apart, or "
+                "run the "
                 f"cell that makes the Workflow again."
             )
         self.workers[chosen] = Declaration(chosen, cls, arguments, kwargs)
@@ -133,10 +151,13 @@ class Workflow(LoopPart):
         return WorkerHandle(self, self.workers[chosen])
 
     def iteration(self, body: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Decorator: the function that is one iteration of the loop. A later one takes its place; runs keep the one they began with."""
+        """Decorator: the function that is one iteration of the loop. A later one takes its place; runs keep the one
+        they began with.
+        """
         if not callable(body):
             raise WorkflowError(
-                f"The iteration of workflow {self.name!r} is {body!r}, which is no function. Next: `@flow.iteration`, without parentheses, above a `def`."
+                f"The iteration of workflow {self.name!r} is {body!r}, which is no function. Next: `@flow.iteration`, "
+                "without parentheses, above a `def`."
             )
         if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise WorkflowError(f"The iteration {body.__name__!r} of workflow {self.name!r} {would_not_run(body)}")
@@ -153,7 +174,9 @@ class Workflow(LoopPart):
     @property
     def body(self) -> Callable[..., Any]:
         if self._body is None:
-            raise WorkflowError(f"Workflow {self.name!r} has no iteration yet. Next: decorate the function with @flow.iteration.")
+            raise WorkflowError(
+                f"Workflow {self.name!r} has no iteration yet. Next: decorate the function with @flow.iteration."
+            )
         return self._body
 
     def declaration(self, worker: str) -> Declaration:
@@ -175,8 +198,10 @@ class Workflow(LoopPart):
         found = self.listener()
         if found is None:
             raise WorkflowError(
-                f"Workflow {self.name!r}: a worker or channel was used outside a run. Calls belong into the function that "
-                f"@flow.iteration decorates, not into threads that it starts, and not into methods of workers (those are given channels as "
+                f"Workflow {self.name!r}: a worker or channel was used outside a run. Calls belong into the function "
+                "that "
+                "@flow.iteration decorates, not into threads that it starts, and not into methods of workers (those "
+                "are given channels as "
                 f"arguments). Next: start it with lab.run(flow, plan=..., iterations=...)."
             )
         return found

@@ -8,7 +8,15 @@ import torch
 from language_samples import by_id, model, prompts, requests, same
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.generation import Engine, Request, SamplingParams, TransformersGenerator, generator, token_batch, token_log_probs
+from rlinf_lab.generation import (
+    Engine,
+    Request,
+    SamplingParams,
+    TransformersGenerator,
+    generator,
+    token_batch,
+    token_log_probs,
+)
 
 
 @pytest.mark.parametrize(("kind", "tied"), [("qwen2", True), ("qwen3", False), ("llama", True)])

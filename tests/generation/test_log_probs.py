@@ -9,7 +9,14 @@ import torch
 from language_samples import model, requests
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.generation import Completion, Engine, LanguageModel, token_batch, token_log_probs, token_log_probs_and_entropy
+from rlinf_lab.generation import (
+    Completion,
+    Engine,
+    LanguageModel,
+    token_batch,
+    token_log_probs,
+    token_log_probs_and_entropy,
+)
 
 
 @pytest.fixture(scope="module")

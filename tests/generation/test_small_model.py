@@ -9,7 +9,16 @@ import torch
 from language_samples import ALPHABET, by_id, model, requests, same
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.generation import Engine, SamplingParams, load_model, requests_for, small_model, token_batch, token_log_probs, warm_up
+from rlinf_lab.generation import (
+    Engine,
+    SamplingParams,
+    load_model,
+    requests_for,
+    small_model,
+    token_batch,
+    token_log_probs,
+    warm_up,
+)
 
 
 def test_characters_survive_the_tokenizer_and_strange_ones_are_named():

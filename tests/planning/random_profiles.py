@@ -6,7 +6,16 @@ import itertools
 import random
 from typing import Any
 
-from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import (
+    Cell,
+    EdgeProfile,
+    Lengths,
+    Memory,
+    Profile,
+    RankRule,
+    Sample,
+    WorkerProfile,
+)
 
 
 def random_profile(seed: int, generators: bool = True, cells: bool = True, memory: bool = True, chain: bool = False) -> Profile:

@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.planning.costs import BatchModel, CapacityCliff, CellModel, DampedScaling, GenerationModel, SimulatorModel, fit, fit_worker
+from rlinf_lab.planning.costs import (
+    BatchModel,
+    CapacityCliff,
+    CellModel,
+    DampedScaling,
+    GenerationModel,
+    SimulatorModel,
+    fit,
+    fit_worker,
+)
 from rlinf_lab.planning.costs.lengths import QUANTILES
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 

@@ -20,7 +20,17 @@ from rlinf_lab.planning.search import effort
 from rlinf_lab.planning.search.effort import FEW_COUNTS, SMOOTH, search_of, spaced
 from rlinf_lab.planning.search.pareto import spread
 from rlinf_lab.planning.search.plan_tree import SPATIAL, evaluate
-from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, MOST_CUTS, Cuts, Orders, Problem, members, subsets
+from rlinf_lab.planning.search.problem import (
+    FEW_LEAVES,
+    GROUPS,
+    LONG,
+    MOST_CUTS,
+    Cuts,
+    Orders,
+    Problem,
+    members,
+    subsets,
+)
 from rlinf_lab.planning.search.solver import Only, solve, stepwise
 
 Edges = frozenset[tuple[int, int]]

@@ -17,7 +17,16 @@ from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.candidates import candidates
 from rlinf_lab.planning.planner.planner import plan
-from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import (
+    Cell,
+    EdgeProfile,
+    Lengths,
+    Memory,
+    Profile,
+    RankRule,
+    Sample,
+    WorkerProfile,
+)
 
 ONE = {"samples": [{"devices": 1, "items": 64, "seconds": 4.0}]}
 BASE: dict[str, Any] = {"items": 64, "workers": {"a": {"samples": [{"devices": 1, "items": 64, "seconds": 8.0}]}, "b": ONE},

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from test_habits_of_workers import DEVICES, ITEMS, Habitual, Learner, Source, Stage, collecting, measured, observed, took
+from test_habits_of_workers import (
+    DEVICES,
+    ITEMS,
+    Habitual,
+    Learner,
+    Source,
+    Stage,
+    collecting,
+    measured,
+    observed,
+    took,
+)
 
 import rlinf_lab as lab
 from rlinf_lab.planning.fit.fit import fitted

@@ -20,7 +20,16 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.lower_bound import lower_bound
 from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.planner.ranking import TIED
-from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import (
+    DeviceKind,
+    EdgeProfile,
+    Lengths,
+    Memory,
+    Profile,
+    RankRule,
+    Sample,
+    WorkerProfile,
+)
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

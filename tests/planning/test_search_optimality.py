@@ -10,7 +10,18 @@ import pytest
 from brute_force import best, random_problem
 
 from rlinf_lab.planning.search.pareto import Front, pareto
-from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, leaf_of, mode, nodes, shape
+from rlinf_lab.planning.search.plan_tree import (
+    SPATIAL,
+    TEMPORAL,
+    Composed,
+    Leaf,
+    Tree,
+    evaluate,
+    leaf_of,
+    mode,
+    nodes,
+    shape,
+)
 from rlinf_lab.planning.search.problem import Cut, Cuts, Problem
 from rlinf_lab.planning.search.solver import Only, _Solver, _Way, guess, near, solve
 from rlinf_lab.planning.search.structure import Outline

@@ -18,7 +18,18 @@ from rlinf_lab.planning.adapt.sensitivity import STEP, WIDEST, _changed, _Planne
 from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.planner import Plans, plan
-from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Lengths, Link, Memory, Message, ModelShape, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import (
+    EdgeProfile,
+    Handover,
+    Lengths,
+    Link,
+    Memory,
+    Message,
+    ModelShape,
+    Profile,
+    Sample,
+    WorkerProfile,
+)
 from rlinf_lab.planning.search.plan_tree import evaluate
 
 Again = Callable[[Profile, Setting], set[str]]

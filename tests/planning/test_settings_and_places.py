@@ -15,7 +15,16 @@ from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile import memory
-from rlinf_lab.planning.profile.profile import Cell, DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import (
+    Cell,
+    DeviceKind,
+    EdgeProfile,
+    Memory,
+    Profile,
+    RankRule,
+    Sample,
+    WorkerProfile,
+)
 from rlinf_lab.planning.search.solver import Only, solve
 
 BATCH = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)

@@ -138,7 +138,7 @@ class Watched(Observed):
         self.now, self.goes_on = 0.0, True
         loop = SimpleNamespace(is_open=lambda: self.goes_on, goes_on=lambda: self.goes_on, open_calls=lambda: ["maker[0].make"])
         self._executor = cast(Any, SimpleNamespace(driver_host=SimpleNamespace(loop=loop), waits=lambda: []))
-        self._observer = cast(Any, SimpleNamespace(stall_report=Stillness(), moved_at=0.0))
+        self._observer = cast(Any, SimpleNamespace(stillness=Stillness(), moved_at=0.0))
         self._listeners = []
 
     def _is_over(self) -> bool:

@@ -15,7 +15,15 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.planning.costs.base import NOBODY, CostEstimate, Misfit, by_relative_error, estimated, nearest_company, of_a_rank
+from rlinf_lab.planning.costs.base import (
+    NOBODY,
+    CostEstimate,
+    Misfit,
+    by_relative_error,
+    estimated,
+    nearest_company,
+    of_a_rank,
+)
 from rlinf_lab.planning.profile.profile import Sample
 
 EXPONENTS = np.linspace(0.0, 1.5, 301)

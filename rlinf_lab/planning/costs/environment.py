@@ -7,7 +7,17 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.planning.costs.base import BETWEEN, BEYOND, EXTRAPOLATED, INTERPOLATED, NOBODY, CostEstimate, Misfit, at_samples, of_a_rank
+from rlinf_lab.planning.costs.base import (
+    BETWEEN,
+    BEYOND,
+    EXTRAPOLATED,
+    INTERPOLATED,
+    NOBODY,
+    CostEstimate,
+    Misfit,
+    at_samples,
+    of_a_rank,
+)
 from rlinf_lab.planning.profile.profile import Sample
 
 

@@ -16,7 +16,17 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan, execution_in
 from rlinf_lab.planning.profile.checks import MOST_SUB_BATCHES
 from rlinf_lab.planning.profile.fingerprint import Fingerprint
 from rlinf_lab.planning.profile.handovers import Values
-from rlinf_lab.planning.profile.profile import Cell, Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import (
+    Cell,
+    Handover,
+    Lengths,
+    Memory,
+    Message,
+    Profile,
+    RankRule,
+    Sample,
+    WorkerProfile,
+)
 from rlinf_lab.planning.profile.reconcile import begins_at_once
 from rlinf_lab.planning.schema.arguments import MOST_DEVICES, whole
 from rlinf_lab.planning.schema.json_schema import known, listing

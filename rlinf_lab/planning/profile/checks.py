@@ -8,7 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rlinf_lab.errors import ConfigError, shown
-from rlinf_lab.planning.profile.parts import Cell, DeviceKind, EdgeProfile, Handover, Lengths, Message, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile.parts import (
+    Cell,
+    DeviceKind,
+    EdgeProfile,
+    Handover,
+    Lengths,
+    Message,
+    RankRule,
+    Sample,
+    WorkerProfile,
+)
 from rlinf_lab.planning.schema.json_schema import check, known, listing
 from rlinf_lab.workflow.graph import DRIVER
 

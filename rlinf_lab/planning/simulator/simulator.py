@@ -13,7 +13,21 @@ from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import Layout, checked_layout, refuse_fixed_place
 from rlinf_lab.planning.simulator.messages import Flights
-from rlinf_lab.planning.simulator.scripts import Op, Outage, Script, SimCall, SimFiller, Turn, Turnover, all_at_once, call, get, put, run, wait
+from rlinf_lab.planning.simulator.scripts import (
+    Op,
+    Outage,
+    Script,
+    SimCall,
+    SimFiller,
+    Turn,
+    Turnover,
+    all_at_once,
+    call,
+    get,
+    put,
+    run,
+    wait,
+)
 from rlinf_lab.planning.simulator.virtual_host import Stored, VirtualHost
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph

@@ -38,7 +38,21 @@ from rlinf_lab.planning.simulator.ranks import (
     Rank,
     next_of,
 )  # fmt: skip
-from rlinf_lab.planning.simulator.scripts import CALL, GAP, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, SimFiller, Turn, Turnover
+from rlinf_lab.planning.simulator.scripts import (
+    CALL,
+    GAP,
+    GET,
+    PUT,
+    RUN,
+    WAIT,
+    WEIGH,
+    Outage,
+    Script,
+    SimCall,
+    SimFiller,
+    Turn,
+    Turnover,
+)
 from rlinf_lab.planning.simulator.shared_weights import HeldTogether
 from rlinf_lab.planning.simulator.span_buffer import Rows
 from rlinf_lab.timeline.record.batch import SPAN_STRUCT, SpanBatch

@@ -24,7 +24,13 @@ from rlinf_lab.runtime.executors.multi_process import HostsExecutor
 from rlinf_lab.runtime.executors.placement_group import Reservation
 from rlinf_lab.runtime.executors.ray_host import RayHost
 from rlinf_lab.runtime.executors.ray_nodes import wait_for_nodes, why_gone
-from rlinf_lab.runtime.executors.ray_start import check_address, ensure_ray, has_one_thread_each, is_private, why_private_is_gone
+from rlinf_lab.runtime.executors.ray_start import (
+    check_address,
+    ensure_ray,
+    has_one_thread_each,
+    is_private,
+    why_private_is_gone,
+)
 from rlinf_lab.runtime.machine.devices import refuse_missing
 from rlinf_lab.runtime.machine.ray_library import load_ray
 from rlinf_lab.runtime.transport.links import Ways

@@ -35,7 +35,21 @@ from typing import Any, NamedTuple
 from rlinf_lab.errors import ChannelBroken
 from rlinf_lab.runtime.transport.collectives import BETWEEN_GPUS, LOOPBACK, Senders
 from rlinf_lab.runtime.transport.cuda_ipc import ASKED, Lender
-from rlinf_lab.runtime.transport.frames import COUNT, FAREWELL, HEADERS, IN_PAIR, IN_SLOT, IN_STORE, ON_GPU, ON_HOST, PACKET, PARCEL, RUN, SMALL, TOGETHER
+from rlinf_lab.runtime.transport.frames import (
+    COUNT,
+    FAREWELL,
+    HEADERS,
+    IN_PAIR,
+    IN_SLOT,
+    IN_STORE,
+    ON_GPU,
+    ON_HOST,
+    PACKET,
+    PARCEL,
+    RUN,
+    SMALL,
+    TOGETHER,
+)
 from rlinf_lab.runtime.transport.pickling import OnDevice, pickled
 from rlinf_lab.runtime.transport.shared_memory import GREETING, HEARD_ALONE, RELAYED, SlotPool
 from rlinf_lab.runtime.transport.store import StorePool

@@ -12,16 +12,18 @@ The rule, in sentences that the tests quote:
 7. Before the device's first RUN in the iteration it is fill; so it is all through an iteration without a RUN.
 8. After its last RUN it is tail until the last RUN, in this iteration, of any rank of a worker placed here; then drain.
 9. Between the first and the last it is starved, whether a GET, WAIT or TRANSFER covers it or no call was going on.
-10. An iteration is a MARK named "iteration"; one without a MARK yet reaches from the first start to the last end of its spans.
+10. An iteration is a MARK named "iteration"; one without a MARK yet reaches from the first start to the last end of its
+    spans.
 11. Where iterations overlap, time belongs to the one that began last.
 12. A timeline in which nothing carries an iteration is one iteration, numbered -1.
 
-Who waited, and for what, is told by the covering span of the highest class (of several, the one that ends last; of these,
-the one that began last), also for fill, tail and drain where one covers them; no span, no worker. Integers only.
+Who waited, and for what, is told by the covering span of the highest class (of several, the one that ends last; of
+these, the one that began last), also for fill, tail and drain where one covers them; no span, no worker. Integers only.
 
-Nothing in an iteration depends on what comes after it, so a `Ledger` cuts time at the beginnings of iterations and, when
-spans arrive, computes again only from the first stretch that one of them, or a changed iteration, reaches into. What will not be
-joined with others any more is kept as spans are: in a file that the system pages, where there is much of it.
+Nothing in an iteration depends on what comes after it, so a `Ledger` cuts time at the beginnings of iterations and,
+when spans arrive, computes again only from the first stretch that one of them, or a changed iteration, reaches into.
+What will not be joined with others any more is kept as spans are: in a file that the system pages, where there is much
+of it.
 """
 
 from __future__ import annotations
@@ -42,11 +44,14 @@ from rlinf_lab.timeline.record.store import ITERATION, Growing, SpanStore
 
 __all__ = ["BUBBLE_DTYPE", "CAUSES", "Accounting", "Ledger", "account", "shares"]
 
-_FRESH = 2  # stretches at the end, beside those of open iterations, that are never joined: spans that come a little late make few of them new
+# stretches at the end, beside those of open iterations, that are never joined: spans that come a little late make few
+# of them new
+_FRESH = 2
 _OPEN = 8  # iterations at the end, at most, that are stretches of their own
 _NOWHERE = Placement.of([], [])
 _ENOUGH = 1 << 16  # spans or bubbles: a stretch of that many is not joined with others, so that arrays fit in caches
-FARTHEST_NS = (1 << 63) - 2  # 292 years: differences of what lies farther apart do not fit into 64 bits, and no clock says such times
+# 292 years: differences of what lies farther apart do not fit into 64 bits, and no clock says such times
+FARTHEST_NS = (1 << 63) - 2
 _YEAR_NS = 365 * 86_400 * 10**9
 _MEMORY_BYTES = 8 << 20  # of settled bubbles, and of iterations: more of them go to files
 
@@ -85,7 +90,10 @@ class Accounting:
 
     def __repr__(self) -> str:
         seconds = (self.end_ns - self.start_ns) / 1e9
-        return f"Accounting: {len(self.devices)} devices × {seconds:.3g} s, busy {self.busy_ns.sum() / 1e9:.3g} device seconds"
+        return (
+            f"Accounting: {len(self.devices)} devices × {seconds:.3g} s, busy {self.busy_ns.sum() / 1e9:.3g} device "
+            "seconds"
+        )
 
 
 @dataclass(frozen=True)
@@ -144,16 +152,21 @@ class Ledger:
         self._placement = _NOWHERE
         self._tracker = WindowTracker()
         self._stretches: list[_Settled] = []
-        self._long = Growing(BUBBLE_DTYPE, _MEMORY_BYTES), Growing(WINDOW_DTYPE, _MEMORY_BYTES)  # rows of long stretches
-        self._open = np.empty(0, np.int64)  # numbers of the spans that end after the last stretches, which are not joined, began
+        # rows of long stretches
+        self._long = Growing(BUBBLE_DTYPE, _MEMORY_BYTES), Growing(WINDOW_DTYPE, _MEMORY_BYTES)
+        # numbers of the spans that end after the last stretches, which are not joined, began
+        self._open = np.empty(0, np.int64)
         self._open_ns = 0
         self._last: Accounting | None = None
 
     def account(self, store: SpanStore) -> Accounting:
-        """Busy time and bubbles of every device. ``store``: a snapshot of always the same timeline. `TimelineError` beyond `FARTHEST_NS`."""
+        """Busy time and bubbles of every device. ``store``: a snapshot of always the same timeline. `TimelineError`
+        beyond `FARTHEST_NS`.
+        """
         if store.elapsed_ns > FARTHEST_NS:
             raise TimelineError(
-                f"Spans that lie {store.elapsed_ns / _YEAR_NS:,.0f} years apart ({store.start_ns} to {store.end_ns} ns) have no device time. "
+                f"Spans that lie {store.elapsed_ns / _YEAR_NS:,.0f} years apart ({store.start_ns} to {store.end_ns} "
+                "ns) have no device time. "
                 "Next: timeline.to_pandas() shows which of them has the time of another clock."
             )
         with self._lock:
@@ -201,7 +214,8 @@ class Ledger:
         del self._stretches[kept:]
 
     def _settle(self, store: SpanStore, numbers: Ints, windows: Windows, cut: int) -> None:
-        """Compute from ``cut`` to the end, in stretches of some iterations each; each iteration that is open is one of its own, and the one before them.
+        """Compute from ``cut`` to the end, in stretches of some iterations each; each iteration that is open is one of
+        its own, and the one before them.
 
         For the mark of an open one will begin a little before its first span, so what ends there is not over yet.
         """
@@ -216,7 +230,9 @@ class Ledger:
             inside = overhang + spans[begun : (begun := int(spans.start.searchsorted(end)))]
             part = windows.between(start, end)
             stretch = Stretch(inside, self._placement, part, start, end)
-            self._stretches += _cut(_Settled(start, end, stretch.busy, stretch.bubbles, part), [s for s in seams if start < s < end])
+            self._stretches += _cut(
+                _Settled(start, end, stretch.busy, stretch.bubbles, part), [s for s in seams if start < s < end]
+            )
             overhang = inside[inside.end > end]
         fresh = _FRESH + apart
         self._tidy(fresh)
@@ -226,30 +242,37 @@ class Ledger:
     def _tidy(self, fresh_count: int) -> None:
         """Join old short stretches, each with those that follow when they are as long: a logarithm of copies."""
         old, fresh = list[_Settled](), self._stretches[-fresh_count:]
-        for stretch in self._stretches[:-fresh_count]:  # one after another: a short one may have become old together with a long one after it
+        # one after another: a short one may have become old together with a long one after it
+        for stretch in self._stretches[:-fresh_count]:
             old.append(stretch)
             while len(old) > 1 and len(old[-2].bubbles) <= min(2 * len(old[-1].bubbles), _ENOUGH):
                 a, b = old[-2:]
-                iterations = Windows(*(np.concatenate(pair) for pair in zip(a.windows.columns(), b.windows.columns(), strict=True)))
+                iterations = Windows(
+                    *(np.concatenate(pair) for pair in zip(a.windows.columns(), b.windows.columns(), strict=True))
+                )
                 old[-2:] = [_Settled(a.start_ns, b.end_ns, a.busy + b.busy, _joined([a, b]), iterations)]
-        self._stretches = [stretch.kept(*self._long) if len(stretch.bubbles) > _ENOUGH else stretch for stretch in old] + fresh
+        self._stretches = [
+            stretch.kept(*self._long) if len(stretch.bubbles) > _ENOUGH else stretch for stretch in old
+        ] + fresh
 
 
 def shares(accounting: Accounting) -> tuple[float, list[tuple[str, float]]]:
-    """Of the elapsed time of all devices: how much somebody worked, and the bubbles by cause, largest first. For a picture that is kept up to date: without
-    pandas, 0.07 ms of 30,000 spans whose two tables take 2.6 (Intel Xeon)."""
+    """Of the elapsed time of all devices: how much somebody worked, and the bubbles by cause, largest first. For a
+    picture that is kept up to date: without pandas, 0.07 ms of 30,000 spans whose two tables take 2.6 (Intel Xeon)."""
     total = (accounting.end_ns - accounting.start_ns) * len(accounting.devices)
     if not total:
         return 0.0, []
     rows = accounting.columns("start", "end", "cause")
     lengths = rows["end"] - rows["start"]
     ns = {str(cause): int(lengths[rows["cause"] == number].sum()) for number, cause in enumerate(CAUSES)}
-    return int(accounting.busy_ns.sum()) / total, [(cause, n / total) for cause, n in sorted(ns.items(), key=lambda c: -c[1]) if n]
+    return int(accounting.busy_ns.sum()) / total, [
+        (cause, n / total) for cause, n in sorted(ns.items(), key=lambda c: -c[1]) if n
+    ]
 
 
 def _edges(starts: Ints, cuts: Ints, begin: int, end: int, apart: int) -> tuple[list[int], list[int]]:
-    """Where what is computed at a time begins and ends: some of ``cuts``, so that ``_ENOUGH`` of ``starts`` are in each; and where it is cut: the last
-    ``apart``.
+    """Where what is computed at a time begins and ends: some of ``cuts``, so that ``_ENOUGH`` of ``starts`` are in
+    each; and where it is cut: the last ``apart``.
 
     Computing a stretch is a hundred calls of numpy, however few spans it has; cutting one is ten.
     """
@@ -286,7 +309,9 @@ def account(store: SpanStore) -> Accounting:
 
 
 def _joined(stretches: Sequence[_Settled]) -> SpanArray:
-    """The bubbles of stretches that follow each other, by device and start; those that were cut in two are one again."""
+    """The bubbles of stretches that follow each other, by device and start; those that were cut in two are
+    one again.
+    """
     if len(stretches) == 1:
         return stretches[0].bubbles
     pieces, seams, size = [np.empty(0, BUBBLE_DTYPE)], [], 0

@@ -21,7 +21,11 @@ Rows = SpanArray | dict[str, np.ndarray]
 #: What `bubbles` can group by.
 COLUMNS = ("cause", "device", "worker", "rank", "iteration", "channel", "waiting_for")
 #: Which fields of a bubble each is read from.
-_FIELDS = {key: (key,) for key in COLUMNS} | {"worker": ("track",), "rank": ("track",), "waiting_for": ("kind", "channel")}
+_FIELDS = {key: (key,) for key in COLUMNS} | {
+    "worker": ("track",),
+    "rank": ("track",),
+    "waiting_for": ("kind", "channel"),
+}
 
 
 def busy(accounting: Accounting) -> pd.DataFrame:
@@ -30,14 +34,16 @@ def busy(accounting: Accounting) -> pd.DataFrame:
 
     elapsed = accounting.end_ns - accounting.start_ns
     ns = accounting.busy_ns
-    return pd.DataFrame({"device": accounting.devices, "ns": ns, "seconds": ns / 1e9, "share": ns / elapsed if elapsed else 0.0 * ns})
+    return pd.DataFrame(
+        {"device": accounting.devices, "ns": ns, "seconds": ns / 1e9, "share": ns / elapsed if elapsed else 0.0 * ns}
+    )
 
 
 def bubbles(store: SpanStore, accounting: Accounting, by: str | Sequence[str] | None = "cause") -> pd.DataFrame:
     """Idle time summed by one or several of `COLUMNS`, largest first; ``None``: every bubble, with its times.
 
-    Columns after those of ``by``: ns (exact), seconds, share (of elapsed time × devices, so that all shares and the mean
-    utilisation add up to 1). ``worker`` and ``channel`` are "" and ``rank`` -1 where no call was waiting.
+    Columns after those of ``by``: ns (exact), seconds, share (of elapsed time × devices, so that all shares and the
+    mean utilisation add up to 1). ``worker`` and ``channel`` are "" and ``rank`` -1 where no call was waiting.
     """
     import pandas as pd
 

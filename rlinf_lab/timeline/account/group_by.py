@@ -10,11 +10,14 @@ from rlinf_lab.errors import TimelineError, UnknownNameError, shown
 def grouped_by(who: str, what: str, by: object, columns: Sequence[str]) -> list[str]:
     """The columns that ``by`` names, in its order; ``who`` asks, ``what`` is grouped.
 
-    Raises `UnknownNameError` for a name that is none of ``columns``, `TimelineError` for no name, one that comes twice, or what is no name at all.
+    Raises `UnknownNameError` for a name that is none of ``columns``, `TimelineError` for no name, one that comes twice,
+    or what is no name at all.
     """
     step = f"Next: {who}(by={columns[0]!r}), or a list of {', '.join(columns)}."
     if isinstance(by, bytes) or not isinstance(by, Iterable):
-        raise TimelineError(f"{who}(by={shown(by)}): the name of a column to group {what} by, or a list of names. {step}")
+        raise TimelineError(
+            f"{who}(by={shown(by)}): the name of a column to group {what} by, or a list of names. {step}"
+        )
     keys = [by] if isinstance(by, str) else list(by)
     for key in keys:
         if not isinstance(key, str) or key not in columns:

@@ -13,14 +13,18 @@ if TYPE_CHECKING:
 
 
 def sql(frames: Mapping[str, Callable[[], pd.DataFrame]], query: str) -> pd.DataFrame:
-    """The answer to a query over tables, each made when the query names it. Raises `TimelineError` for what is no query, or one that DuckDB refuses."""
+    """The answer to a query over tables, each made when the query names it. Raises `TimelineError` for what is no
+    query, or one that DuckDB refuses.
+    """
     ask = f"Next: ask the tables {', '.join(frames)}; their columns: timeline.sql('describe spans')."
     if not isinstance(query, str) or not _encodes(query):
         raise TimelineError(f"sql({shown(query)}): the text of a query. {ask}")
     try:
         import duckdb
     except ImportError as error:
-        raise MissingDependencyError("Timeline.sql runs DuckDB, which is not installed. Next: pip install duckdb, or use Timeline.to_pandas().") from error
+        raise MissingDependencyError(
+            "Timeline.sql runs DuckDB, which is not installed. Next: pip install duckdb, or use Timeline.to_pandas()."
+        ) from error
     with duckdb.connect() as connection:
         for name, frame in frames.items():
             if re.search(rf"\b{name}\b", query, re.IGNORECASE):

@@ -1,8 +1,8 @@
 """How many items wait in each channel, exactly: from the puts and gets among the spans.
 
-A put's items are there at its end, a get's are taken at its end: by the clock under the lock of the channel's host, so within one host a depth is never
-above the capacity. What is left of an iteration when it is over (of a channel with ``discard_unread``, or of
-one that failed) goes with it. `rlinf_lab/widgets/static/depths.js` is the same for a browser.
+A put's items are there at its end, a get's are taken at its end: by the clock under the lock of the channel's host, so
+within one host a depth is never above the capacity. What is left of an iteration when it is over (of a channel with
+``discard_unread``, or of one that failed) goes with it. `rlinf_lab/widgets/static/depths.js` is the same for a browser.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def depths(store: SpanStore) -> pd.DataFrame:
-    """One row whenever the depth of a channel changes: channel, time_ns, seconds (since the timeline's start), depth (items). By time, then channel."""
+    """One row whenever the depth of a channel changes: channel, time_ns, seconds (since the timeline's start), depth
+    (items). By time, then channel.
+    """
     import pandas as pd
 
     channel, time, depth = steps(store)
@@ -28,11 +30,20 @@ def depths(store: SpanStore) -> pd.DataFrame:
     channel, time, depth = channel[order], time[order], depth[order]
     names = pd.Index(store.names, dtype=object)
     seconds = (time - store.start_ns) / 1e9
-    return pd.DataFrame({"channel": pd.Categorical.from_codes(channel, names).remove_unused_categories(), "time_ns": time, "seconds": seconds, "depth": depth})
+    return pd.DataFrame(
+        {
+            "channel": pd.Categorical.from_codes(channel, names).remove_unused_categories(),
+            "time_ns": time,
+            "seconds": seconds,
+            "depth": depth,
+        }
+    )
 
 
 def steps(store: SpanStore) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(channel, time in ns, depth from there on), each channel's by time. Channels into which nothing was put are left out."""
+    """(channel, time in ns, depth from there on), each channel's by time. Channels into which nothing was put are left
+    out.
+    """
     channel, time, items = _movements(store)
     channel, first = np.unique(channel, return_inverse=True)  # numbered from 0 on
     order = np.lexsort((time, first))
@@ -51,13 +62,18 @@ def steps(store: SpanStore) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArr
 def _movements(store: SpanStore) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(channel, time in ns, items that come; negative: go), in any order."""
     spans = store.spans
-    moves = spans[((spans["kind"] == SpanKind.PUT) | (spans["kind"] == SpanKind.GET)) & (spans["channel"] >= 0) & (spans["items"] > 0)]
+    moves = spans[
+        ((spans["kind"] == SpanKind.PUT) | (spans["kind"] == SpanKind.GET))
+        & (spans["channel"] >= 0)
+        & (spans["items"] > 0)
+    ]
     moves = moves[np.isin(moves["channel"], np.unique(moves["channel"][moves["kind"] == SpanKind.PUT]))]
     items = np.where(moves["kind"] == SpanKind.PUT, moves["items"], -moves["items"].astype(np.int64)).astype(np.int64)
     channel, iteration = moves["channel"].astype(np.int64), moves["iteration"].astype(np.int64)
     marks = store.marks()
     marks = marks[np.argsort(marks["end"], kind="stable")]
-    ends = dict(zip(marks["iteration"].tolist(), marks["end"].tolist(), strict=True))  # of two of the same number the later one counts
+    # of two of the same number the later one counts
+    ends = dict(zip(marks["iteration"].tolist(), marks["end"].tolist(), strict=True))
     streams, stream = np.unique(channel << 32 | iteration + 1, return_inverse=True)
     left = np.zeros(len(streams), np.int64)
     np.add.at(left, stream, items)

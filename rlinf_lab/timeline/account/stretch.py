@@ -1,7 +1,7 @@
 """The accounting of one stretch of time, for all devices at once.
 
-The devices' time axes are laid end to end on one long axis (device d at ``d * stride``), so that intervals of thousands of
-devices are united, cut and looked up by the same few operations on arrays as those of one. Integers only.
+The devices' time axes are laid end to end on one long axis (device d at ``d * stride``), so that intervals of thousands
+of devices are united, cut and looked up by the same few operations on arrays as those of one. Integers only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from rlinf_lab.timeline.record.batch import SpanArray, stacked
 from rlinf_lab.timeline.record.span import Cause, SpanKind, Track
 
 CAUSES = list(Cause)  # a cause's number in `BUBBLE_DTYPE`
-_OFF, _FILL, _STARVED, _TAIL, _DRAIN = (CAUSES.index(c) for c in (Cause.OFF, Cause.FILL, Cause.STARVED, Cause.TAIL, Cause.DRAIN))
+_OFF, _FILL, _STARVED, _TAIL, _DRAIN = (
+    CAUSES.index(c) for c in (Cause.OFF, Cause.FILL, Cause.STARVED, Cause.TAIL, Cause.DRAIN)
+)
 #: Waiting spans by class, highest first; the last class explains, but does not outrank the place in the iteration.
 _CLASSES: list[tuple[Cause, tuple[SpanKind, ...]]] = [
     (Cause.SETUP, (SpanKind.SETUP,)),
@@ -56,7 +58,9 @@ class Spans:
 
     @classmethod
     def of(cls, rows: SpanArray, which: Ints) -> Spans:
-        return cls(rows["start"][which], rows["end"][which], rows["kind"][which], rows["track"][which], rows["channel"][which])
+        return cls(
+            rows["start"][which], rows["end"][which], rows["kind"][which], rows["track"][which], rows["channel"][which]
+        )
 
     def __len__(self) -> int:
         return self.start.size
@@ -105,7 +109,9 @@ class Placement:
 
     def same_pairs(self, other: Placement) -> bool:
         """Whether the same workers (by number) are on the same devices."""
-        return self.devices == other.devices and all(np.array_equal(a, b) for a, b in zip(self.pairs, other.pairs, strict=True))
+        return self.devices == other.devices and all(
+            np.array_equal(a, b) for a, b in zip(self.pairs, other.pairs, strict=True)
+        )
 
     def spread(self, track: NDArray[np.int32]) -> tuple[NDArray[np.intp], Ints]:
         """One pair (row, device) for each device of each row's track, by row."""
@@ -119,10 +125,11 @@ class Placement:
 
 
 class Stretch:
-    """Busy time and bubbles of all devices between two instants: ``busy`` (ns per device), ``bubbles`` by device and start.
+    """Busy time and bubbles of all devices between two instants: ``busy`` (ns per device), ``bubbles`` by device and
+    start.
 
-    ``spans``, by start, may hold others than those that reach into the stretch; ``windows`` are those that begin in it, and none of
-    them may reach over its end.
+    ``spans``, by start, may hold others than those that reach into the stretch; ``windows`` are those that begin in it,
+    and none of them may reach over its end.
     """
 
     def __init__(self, spans: Spans, place: Placement, windows: Windows, start_ns: int, end_ns: int) -> None:
@@ -133,8 +140,8 @@ class Stretch:
         inside = (spans.end > np.maximum(spans.start, start_ns)) & (spans.start < end_ns) & (of_class != _UNCOUNTED)
         which = inside.nonzero()[0]
         spans, self._class = spans[which], of_class[which]
-        # Ends are not cut off at the stretch's (who explains a bubble must not depend on where a stretch ends), so the axis
-        # of each device has room for them; one more, so that neighbours never touch.
+        # Ends are not cut off at the stretch's (who explains a bubble must not depend on where a stretch ends), so the
+        # axis of each device has room for them; one more, so that neighbours never touch.
         self._stride = max(self._length, int(spans.end.max(initial=start_ns)) - start_ns) + 1
         group_end = self._group_ends(spans)
         row, device = place.spread(spans.track)
@@ -150,17 +157,24 @@ class Stretch:
         at_once = max(1, _LONGEST // self._stride)
         return [(low, min(low + at_once, lanes)) for low in range(0, lanes, at_once)]
 
-    def _lay(self, spans: Spans, row: NDArray[np.intp], lane: Ints, lanes: int) -> tuple[Ints, Ints, NDArray[np.intp], Ints]:
-        """Starts and ends on the long axis, sorted by lane, start and arrival, the rows in that order, and where the lane of each begins."""
+    def _lay(
+        self, spans: Spans, row: NDArray[np.intp], lane: Ints, lanes: int
+    ) -> tuple[Ints, Ints, NDArray[np.intp], Ints]:
+        """Starts and ends on the long axis, sorted by lane, start and arrival, the rows in that order, and where the
+        lane of each begins.
+        """
         if lanes > 1:  # by start they are already
-            order = np.argsort(lane.astype(np.int16) if lanes < 1 << 15 else lane, kind="stable")  # narrow ones are sorted ten times faster
+            # narrow ones are sorted ten times faster
+            order = np.argsort(lane.astype(np.int16) if lanes < 1 << 15 else lane, kind="stable")
             row, lane = row[order], lane[order]
         begin = lane * self._stride
         offset = begin - self.start_ns
         return np.maximum(spans.start[row], self.start_ns) + offset, spans.end[row] + offset, row, begin
 
     def _group_ends(self, spans: Spans) -> Ints:
-        """(devices, windows): when the last RUN of any rank of a worker placed on a device ends; the window's start without."""
+        """(devices, windows): when the last RUN of any rank of a worker placed on a device ends; the window's start
+        without.
+        """
         place, windows = self._place, self._windows
         ends = np.full((place.devices, len(windows)), _FIRST, np.int64)
         run = (self._class == _RUNNING).nonzero()[0]
@@ -174,7 +188,9 @@ class Stretch:
         np.maximum.at(ends, place.pairs[0], last[place.pairs[1]])
         return ends
 
-    def _devices(self, spans: Spans, row: NDArray[np.intp], lane: Ints, portion: tuple[int, int], group_end: Ints) -> tuple[Ints, SpanArray]:
+    def _devices(
+        self, spans: Spans, row: NDArray[np.intp], lane: Ints, portion: tuple[int, int], group_end: Ints
+    ) -> tuple[Ints, SpanArray]:
         """Busy time and bubbles of the devices in ``portion``. ``row``, ``lane``: the spans on them."""
         count = portion[1] - portion[0]
         begins = np.arange(count) * self._stride
@@ -212,13 +228,16 @@ class Stretch:
         edges = np.empty(shape, np.int64)
         for i, column in enumerate((starts, begin, last, np.maximum(last, group), ends)):
             edges[..., i] = column
-        # Before the first window of a device it is still off, as after the last one of the device before; the very first wraps.
+        # Before the first window of a device it is still off, as after the last one of the device before; the very
+        # first wraps.
         causes, iterations = np.full(edges.size + 1, _OFF, np.uint8), np.full(edges.size + 1, -1, np.int32)
         causes[:-1].reshape(shape)[used] = [_FILL, _STARVED, _TAIL, _DRAIN, _OFF]
         iterations[:-1].reshape(shape)[..., :4] = self._windows.iterations[:, None]
         return _Zones(edges.ravel(), causes, iterations)
 
-    def _idle(self, begins: Ints, start: Ints, end: Ints, runs: tuple[Ints, Ints], zone_edges: Ints) -> tuple[Ints, Ints]:
+    def _idle(
+        self, begins: Ints, start: Ints, end: Ints, runs: tuple[Ints, Ints], zone_edges: Ints
+    ) -> tuple[Ints, Ints]:
         """Everything that is not in ``runs``, cut where its reason may change."""
         stops = begins + self._length
         edges = np.concatenate([begins, stops, *runs, zone_edges, start, end])
@@ -250,7 +269,9 @@ class Stretch:
 
 @dataclass(frozen=True)
 class _Zones:
-    """Time cut by position in the iteration: zone i reaches from ``edges[i]`` on; the last cause is that before all edges."""
+    """Time cut by position in the iteration: zone i reaches from ``edges[i]`` on; the last cause is that before all
+    edges.
+    """
 
     edges: Ints
     causes: NDArray[np.uint8]
@@ -277,7 +298,9 @@ class _Columns:
         return self.cause, self.kind, self.track, self.channel, self.iteration
 
     def explain(self, cause: Cause, covered: NDArray[np.bool_], by: NDArray[np.intp], spans: Spans) -> None:
-        """The covered intervals are of this cause, and the spans ``by`` (one for each interval) say who waited for what."""
+        """The covered intervals are of this cause, and the spans ``by`` (one for each interval) say who waited for
+        what.
+        """
         if cause is Cause.STARVED:
             covered = covered & (self.cause != _OFF)
         else:
@@ -289,7 +312,9 @@ class _Columns:
 
 # --- intervals -----------------------------------------------------------------------------------------------
 def _begins(differs: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which elements begin something: the first one, and each that differs from the one before. (`np.append` takes five times as long for few.)"""
+    """Which elements begin something: the first one, and each that differs from the one before. (`np.append` takes five
+    times as long for few.)
+    """
     return np.concatenate([[True], differs])
 
 

@@ -82,7 +82,9 @@ def counters(store: SpanStore) -> pd.DataFrame:
 
 
 def iterations(store: SpanStore) -> pd.DataFrame:
-    """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap, seconds from the end of those before."""
+    """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap, seconds
+    from the end of those before.
+    """
     import pandas as pd
 
     marks = store.marks()
@@ -100,8 +102,9 @@ def iterations(store: SpanStore) -> pd.DataFrame:
 
 
 def whole_iterations(store: SpanStore) -> set[int] | None:
-    """Those that came to their end, and of which everything is there; None where nothing says so (traces without marks). The others hold a part of their
-    work: they are going on, or failed, or what other hosts recorded of them is still to come."""
+    """Those that came to their end, and of which everything is there; None where nothing says so (traces without
+    marks). The others hold a part of their work: they are going on, or failed, or what other hosts recorded of them is
+    still to come."""
     marks = store.marks()
     return set(marks["iteration"][~_failed(store, marks)].tolist()) - store.arriving if len(marks) else None
 
@@ -112,8 +115,8 @@ def _failed(store: SpanStore, marks: NDArray) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Standing:
-    """Iterations that are not whole: ``failed`` (or given up because another one did), ``open`` ones, of which there are spans, but no mark, and those that
-    have ended with spans still ``arriving`` from other hosts."""
+    """Iterations that are not whole: ``failed`` (or given up because another one did), ``open`` ones, of which there
+    are spans, but no mark, and those that have ended with spans still ``arriving`` from other hosts."""
 
     failed: tuple[int, ...]
     open: tuple[int, ...]
@@ -121,17 +124,26 @@ class Standing:
 
     @classmethod
     def of(cls, store: SpanStore, iterations: NDArray[np.integer] | None = None) -> Standing:
-        """``iterations``: of the spans that one asks about, with repetitions, -1 for none; without it those of all. ``store``: a snapshot."""
+        """``iterations``: of the spans that one asks about, with repetitions, -1 for none; without it those of all.
+        ``store``: a snapshot.
+        """
         marks, held = store.marks(), store.spans["iteration"] if iterations is None else iterations
         held = np.unique(held[np.append(True, held[1:] != held[:-1])[: len(held)]])  # mostly one after the other
         ended, failed = marks["iteration"], marks["iteration"][_failed(store, marks)]
-        unended, arriving = np.setdiff1d(held[held >= 0], ended), np.setdiff1d(np.intersect1d(sorted(store.arriving), ended), failed)
+        unended, arriving = (
+            np.setdiff1d(held[held >= 0], ended),
+            np.setdiff1d(np.intersect1d(sorted(store.arriving), ended), failed),
+        )
         return cls(*(tuple(np.intersect1d(some, held).astype(int).tolist()) for some in (failed, unended, arriving)))
 
     @property
     def words(self) -> str:
         """ "" where all that began is whole."""
-        failed = f"{_listed(self.failed)} failed or {'was' if len(self.failed) == 1 else 'were'} given up" if self.failed else ""
+        failed = (
+            f"{_listed(self.failed)} failed or {'was' if len(self.failed) == 1 else 'were'} given up"
+            if self.failed
+            else ""
+        )
         unended = f"{_listed(self.open)} {'has' if len(self.open) == 1 else 'have'} not ended" if self.open else ""
         arriving = f"spans of {_listed(self.arriving)} are still to come" if self.arriving else ""
         return ", ".join(filter(None, [failed, unended, arriving]))
@@ -149,8 +161,8 @@ def _listed(numbers: tuple[int, ...]) -> str:
 def diff(ours: SpanStore, theirs: SpanStore, limit: int = 5) -> str:
     """How two timelines differ, first differences first; the empty text when they hold the same spans.
 
-    Compared are worker, rank, devices, kind, name, start, end, iteration, items, channel and flow; not the host, not the
-    bytes (a simulation moves none) and not the order in which spans arrived. Equal spans are counted.
+    Compared are worker, rank, devices, kind, name, start, end, iteration, items, channel and flow; not the host, not
+    the bytes (a simulation moves none) and not the order in which spans arrived. Equal spans are counted.
     """
     a, b = _comparable(ours), _comparable(theirs)
     lost, extra = a - b, b - a

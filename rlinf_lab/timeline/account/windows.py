@@ -47,7 +47,9 @@ class Windows:
         return self.starts, self.ends, self.iterations
 
     def equals(self, other: Windows) -> bool:
-        return len(self) == len(other) and all((ours == theirs).all() for ours, theirs in zip(self.columns(), other.columns(), strict=True))
+        return len(self) == len(other) and all(
+            (ours == theirs).all() for ours, theirs in zip(self.columns(), other.columns(), strict=True)
+        )
 
 
 class WindowTracker:
@@ -87,7 +89,9 @@ class WindowTracker:
     def windows(self, start_ns: int, end_ns: int) -> Windows:
         """The iterations of a timeline with these bounds."""
         start, end, number = Windows.of(self._marks.view).columns()
-        for done in [i for i, marked in zip(self._reach, np.isin(list(self._reach), number).tolist(), strict=True) if marked]:
+        for done in [
+            i for i, marked in zip(self._reach, np.isin(list(self._reach), number).tolist(), strict=True) if marked
+        ]:
             del self._reach[done]  # comes back with the next late span, and is dropped again here
         if self._reach:
             unmarked = np.array([(*reach, i) for i, reach in self._reach.items()], np.int64)

@@ -1,6 +1,7 @@
 """Spans in an order in which causes come first, also of those that end at one instant: in simulated time most do.
 
-At one instant a get may make room for a put, whose items another get waited for, which makes room in turn. So ends are no order by themselves.
+At one instant a get may make room for a put, whose items another get waited for, which makes room in turn. So ends are
+no order by themselves.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from rlinf_lab.timeline.critical.short_gets import cut_short
 from rlinf_lab.timeline.record.batch import SpanArray
 from rlinf_lab.timeline.record.span import SpanKind
 
-#: Of spans that end at one instant and of which none is known to wait for another: whose end may be the reason for another's.
-_RANK = np.array([{SpanKind.GET: 1, SpanKind.PUT: 2, SpanKind.LOCK: 3, SpanKind.WAIT: 4}.get(kind, 0) for kind in SpanKind])
+#: Of spans that end at one instant and of which none is known to wait for another: whose end may be the reason for
+#: another's.
+_RANK = np.array(
+    [{SpanKind.GET: 1, SpanKind.PUT: 2, SpanKind.LOCK: 3, SpanKind.WAIT: 4}.get(kind, 0) for kind in SpanKind]
+)
 
 
 def in_causal_order(spans: SpanArray) -> SpanArray:
     """The same spans by their end; of one instant, each after those that it waited for or followed.
 
-    That is: what begins at the instant after what its track did before, a get after the puts of its items, a put that waited after the gets of
-    earlier items of its channel, and what came before a put that cut a get short before that get. Where the record contradicts itself (a ring), the
-    one that ranks first goes first. O(n log n).
+    That is: what begins at the instant after what its track did before, a get after the puts of its items, a put that
+    waited after the gets of earlier items of its channel, and what came before a put that cut a get short before that
+    get. Where the record contradicts itself (a ring), the one that ranks first goes first. O(n log n).
     """
     arrival = np.lexsort((spans["start"], _RANK[spans["kind"]], spans["end"]))
     spans = spans[arrival]
@@ -41,18 +45,26 @@ def in_causal_order(spans: SpanArray) -> SpanArray:
     order = np.arange(len(spans))
     for first, stop in pairwise(new.tolist()):
         if stop - first > 1:
-            order[first:stop] = first + np.array(_Instant(spans[first:stop], arrival[first:stop], handed[first]).order())
+            order[first:stop] = first + np.array(
+                _Instant(spans[first:stop], arrival[first:stop], handed[first]).order()
+            )
     return spans[order]
 
 
 def _cut_short(spans: SpanArray, arrival: Indices) -> tuple[tuple[Indices, Indices], tuple[Indices, Indices]]:
-    """Pairs (cause, effect) of gets that the next put cut short: what its track did before it, then the get, then the put."""
+    """Pairs (cause, effect) of gets that the next put cut short: what its track did before it, then the get, then the
+    put.
+    """
     gets, puts = cut_short(spans)
     order = np.lexsort((arrival, spans["start"], spans["track"]))
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     before = order[np.maximum(place[puts] - 1, 0)]
-    follows = (spans["track"][before] == spans["track"][puts]) & (spans["end"][before] <= spans["start"][puts]) & (before != puts)
+    follows = (
+        (spans["track"][before] == spans["track"][puts])
+        & (spans["end"][before] <= spans["start"][puts])
+        & (before != puts)
+    )
     return (before[follows], gets[follows]), (gets, puts)
 
 
@@ -75,12 +87,15 @@ class _Instant:
     def _tracks(self, arrival: NDArray[np.intp]) -> None:
         track, start = self._spans["track"], self._spans["start"]
         order = np.lexsort((arrival, start, track))  # what takes no time was written down in its order
-        follows = (track[order[1:]] == track[order[:-1]]) & (start[order[1:]] == self._spans["end"][0])  # others lie within each other
+        # others lie within each other
+        follows = (track[order[1:]] == track[order[:-1]]) & (start[order[1:]] == self._spans["end"][0])
         for first, then in zip(order[:-1][follows].tolist(), order[1:][follows].tolist(), strict=True):
             self._must(first, then)
 
     def _room(self) -> None:
-        """Puts that waited come after the gets of earlier items: after the last of a chain of them, for all pairs would be too many."""
+        """Puts that waited come after the gets of earlier items: after the last of a chain of them, for all pairs would
+        be too many.
+        """
         for puts, gets in self._channels():
             chain, taken = -1, 0
             for before, put in puts:
@@ -101,9 +116,13 @@ class _Instant:
         return link
 
     def _channels(self) -> Iterator[tuple[list[tuple[tuple[int, int], int]], list[tuple[tuple[int, int], int]]]]:
-        """Of each channel: puts that waited, by ((iteration, first item), number), and gets, by ((iteration, item after the last), number)."""
+        """Of each channel: puts that waited, by ((iteration, first item), number), and gets, by ((iteration, item after
+        the last), number).
+        """
         spans = self._spans
-        waited = np.flatnonzero((spans["kind"] == SpanKind.PUT) & (spans["start"] < spans["end"]) & (spans["channel"] >= 0))
+        waited = np.flatnonzero(
+            (spans["kind"] == SpanKind.PUT) & (spans["start"] < spans["end"]) & (spans["channel"] >= 0)
+        )
         if not waited.size:
             return
         gets = np.flatnonzero((spans["kind"] == SpanKind.GET) & (spans["channel"] >= 0))

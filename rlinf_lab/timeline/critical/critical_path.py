@@ -1,9 +1,10 @@
 """The critical path: walking back from the end, who was it that everybody waited for?
 
-From the last end of a span the walk goes back through what its rank did. Where the rank waited it goes over to the rank that ended the
-wait: of a GET the last put of its items, of a PUT the get that made room, of a LOCK the last to leave the device, of a WAIT and
-of time between calls the call that ended last before. The steps follow each other without a gap, so their times sum to the elapsed time.
-A rank that would be faster by some time on the path shortens the run by at most that time: then another path is the longest.
+From the last end of a span the walk goes back through what its rank did. Where the rank waited it goes over to the rank
+that ended the wait: of a GET the last put of its items, of a PUT the get that made room, of a LOCK the last to leave
+the device, of a WAIT and of time between calls the call that ended last before. The steps follow each other without a
+gap, so their times sum to the elapsed time. A rank that would be faster by some time on the path shortens the run by at
+most that time: then another path is the longest.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ class Step(NamedTuple):
 
 
 def critical_path(store: SpanStore, by: str | Sequence[str] | None = ("worker", "name", "kind")) -> pd.DataFrame:
-    """Time on the path summed by one or several of `COLUMNS`, largest first; ``None``: every step, from the first to the last.
+    """Time on the path summed by one or several of `COLUMNS`, largest first; ``None``: every step, from the first to
+    the last.
 
-    Columns after those of ``by``: ns (exact), seconds, share of the elapsed time. ``kind`` "between calls": no call was going on.
+    Columns after those of ``by``: ns (exact), seconds, share of the elapsed time. ``kind`` "between calls": no call was
+    going on.
     """
     import pandas as pd
 
@@ -62,18 +65,23 @@ def critical_path(store: SpanStore, by: str | Sequence[str] | None = ("worker", 
     for key in set(keys) & set(labels):
         frame[key] = labels[key][frame[key].to_numpy()]
     if by is not None:
-        frame = frame.sort_values(keys, ignore_index=True).sort_values("ns", ascending=False, kind="stable", ignore_index=True)
+        frame = frame.sort_values(keys, ignore_index=True).sort_values(
+            "ns", ascending=False, kind="stable", ignore_index=True
+        )
     frame["seconds"] = frame["ns"] / 1e9
     frame["share"] = frame["ns"] / store.elapsed_ns if store.elapsed_ns else 0.0
     return frame
 
 
-def _coded(store: SpanStore, track: Ints, kind: Ints, row: Ints) -> tuple[dict[str, Ints], dict[str, NDArray[np.object_]]]:
+def _coded(
+    store: SpanStore, track: Ints, kind: Ints, row: Ints
+) -> tuple[dict[str, Ints], dict[str, NDArray[np.object_]]]:
     """Each of `COLUMNS` as numbers, and what the numbers of texts stand for; -1 of a name: none."""
     spans = store.spans[row] if len(row) else store.spans[:0]
     workers, of_track = np.unique(np.array([t.worker for t in store.tracks], object), return_inverse=True)
     ranks = np.array([t.rank for t in store.tracks], np.int64)
-    name, iteration = (np.where(row >= 0, spans[field], -1).astype(np.int64) for field in ("name", "iteration"))  # between calls: of any span
+    # between calls: of any span
+    name, iteration = (np.where(row >= 0, spans[field], -1).astype(np.int64) for field in ("name", "iteration"))
     codes = {"worker": of_track[track], "rank": ranks[track], "kind": kind, "name": name, "iteration": iteration}
     return codes, {"worker": workers, "kind": np.array(_KINDS, object), "name": np.array([*store.names, ""], object)}
 
@@ -96,7 +104,8 @@ class _Lane:
         rows = rows[np.lexsort((-end[rows], start[rows]))]
         ends = end[rows]
         holder = np.maximum.accumulate(np.where(ends == np.maximum.accumulate(ends), np.arange(len(rows)), 0))
-        self._start, self._held = start[rows].tolist(), rows[holder].tolist()  # lists: what is looked up one by one is faster there
+        # lists: what is looked up one by one is faster there
+        self._start, self._held = start[rows].tolist(), rows[holder].tolist()
 
     def before(self, time: int) -> int:
         """Of the spans that begin before ``time`` the one that reaches farthest; -1 where none does."""
@@ -111,7 +120,8 @@ class _Ends:
         rows = rows[np.argsort(end[rows], kind="stable")]
         tracks, place = track[rows], np.arange(len(rows))
         begins = np.append(True, tracks[1:] != tracks[:-1])[: len(rows)]
-        self._elsewhere = (np.maximum.accumulate(np.where(begins, place, 0)) - 1).tolist()  # the last before each that is on another track
+        # the last before each that is on another track
+        self._elsewhere = (np.maximum.accumulate(np.where(begins, place, 0)) - 1).tolist()
         self._rows, self._ends, self._tracks = rows.tolist(), end[rows].tolist(), tracks.tolist()
 
     def last(self, after: int, until: int, not_track: int = -1) -> int:

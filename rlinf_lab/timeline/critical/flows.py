@@ -17,15 +17,20 @@ def arrows(spans: SpanArray) -> tuple[Indices, Indices]:
     """Row numbers of puts and gets, pair by pair: same channel and iteration, overlapping sequence numbers.
 
     A span of either kind moves the items ``flow`` to ``flow + items`` of its channel, counted from 0 in each iteration;
-    without a channel, a flow or items it takes part in no arrow, and no arrow leads to a get that was over before the put.
+    without a channel, a flow or items it takes part in no arrow, and no arrow leads to a get that was over before the
+    put.
     """
     put, get = paired(spans, _overlaps)
     causal = spans["start"][put] <= spans["end"][get]
     return put[causal], get[causal]
 
 
-def paired(spans: SpanArray, pair: Callable[[SpanArray, Indices, Indices], tuple[Indices, Indices]]) -> tuple[Indices, Indices]:
-    """What ``pair(spans, puts, gets)`` finds among the row numbers of each channel in each iteration, in order of the rows; all of it."""
+def paired(
+    spans: SpanArray, pair: Callable[[SpanArray, Indices, Indices], tuple[Indices, Indices]]
+) -> tuple[Indices, Indices]:
+    """What ``pair(spans, puts, gets)`` finds among the row numbers of each channel in each iteration, in order of the
+    rows; all of it.
+    """
     joined = (spans["channel"] >= 0) & (spans["flow"] >= 0) & (spans["items"] > 0)
     puts = np.flatnonzero(joined & (spans["kind"] == SpanKind.PUT))
     gets = np.flatnonzero(joined & (spans["kind"] == SpanKind.GET))

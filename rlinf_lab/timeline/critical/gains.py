@@ -2,19 +2,21 @@
 
 The replay keeps what each rank did, in its order, and who waited for whom; only times change:
 
-- a RUN takes its recorded time, divided by ``times`` if it belongs to what is made faster; what is set up or moved takes as long as before,
-  and bytes of a channel leave when the last put before them is over;
-- a GET ends when all of its items are put, and one that took less than its micro-batch (`short_gets`) when the next PUT begins, if no more fitted into the
-  channel, or when those who put there have done; a PUT when there is room for its items, a LOCK when the rank before has left the device,
-  a WAIT and a call that begins when what ended last before it has ended; each as much later than that as was recorded;
+- a RUN takes its recorded time, divided by ``times`` if it belongs to what is made faster; what is set up or moved
+  takes as long as before, and bytes of a channel leave when the last put before them is over;
+- a GET ends when all of its items are put, and one that took less than its micro-batch (`short_gets`) when the next PUT
+  begins, if no more fitted into the channel, or when those who put there have done; a PUT when there is room for its
+  items, a LOCK when the rank before has left the device, a WAIT and a call that begins when what ended last before it
+  has ended; each as much later than that as was recorded;
 - ranks that share a device use it one after another where they did, in the recorded order.
 
-With ``times`` 1 every span ends when it did. Orders do not change, so a schedule that decides anew may gain more or less. How many items a channel holds is
-known only if it was full at least once in the iteration (`channel_room`): one that never was never fills, and where it would the gain told is too large.
+With ``times`` 1 every span ends when it did. Orders do not change, so a schedule that decides anew may gain more or
+less. How many items a channel holds is known only if it was full at least once in the iteration (`channel_room`): one
+that never was never fills, and where it would the gain told is too large.
 
-So all this is for timelines of which nothing but the spans is known (files, other tools). Whose run is known has a `Rerun`: the run once more in virtual
-time, under its plan, by the scheduler itself. Each answer says which of the two it rests on, ``attrs["basis"]``.
-What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
+So all this is for timelines of which nothing but the spans is known (files, other tools). Whose run is known has a
+`Rerun`: the run once more in virtual time, under its plan, by the scheduler itself. Each answer says which of the two
+it rests on, ``attrs["basis"]``. What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
 COLUMNS = ("worker", "rank", "name")
 #: Spans that are replayed: of a longer timeline the last iterations, as many as fit.
 REPLAYED = 60_000
-#: Spans of all the runs that are done again for one answer, a few seconds; where that is not enough for every row, those that gain most by the spans are.
+#: Spans of all the runs that are done again for one answer, a few seconds; where that is not enough for every row,
+#: those that gain most by the spans are.
 DONE_AGAIN = 500_000
 #: What an answer rests on: the run done again by its scheduler, or the recorded spans in their recorded orders.
 SCHEDULER, SPANS = "scheduler", "spans"
@@ -74,21 +77,30 @@ Rerun = Callable[[SpanStore, Sequence[int]], Again]
 
 
 def gains(
-    store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worker", rerun: Rerun | None = None, most: int | None = None
+    store: SpanStore,
+    times: float = 2.0,
+    by: str | Sequence[str] = "worker",
+    rerun: Rerun | None = None,
+    most: int | None = None,
 ) -> pd.DataFrame:
     """One row for each worker (``by``: `COLUMNS`, one or several), largest gain first.
 
-    Columns after those of ``by``: run_seconds (in RUN spans), seconds (by which the timeline would be shorter if these spans were ``times`` as fast),
-    share of the elapsed time. ``attrs``: ``basis``, `SCHEDULER` or `SPANS`; ``replayed_spans``, how many spans the answer rests on, ``spans``, how many
-    there are, and ``note``, which says in words what makes the answer uncertain ("" for nothing): a part that is taken for the whole in proportion to
-    their times, why a run that is known could not be done again, or for which rows it was not. ``most``: rows for which it is (default: see `DONE_AGAIN`).
+    Columns after those of ``by``: run_seconds (in RUN spans), seconds (by which the timeline would be shorter if these
+    spans were ``times`` as fast), share of the elapsed time. ``attrs``: ``basis``, `SCHEDULER` or `SPANS`;
+    ``replayed_spans``, how many spans the answer rests on, ``spans``, how many there are, and ``note``, which says in
+    words what makes the answer uncertain ("" for nothing): a part that is taken for the whole in proportion to their
+    times, why a run that is known could not be done again, or for which rows it was not. ``most``: rows for which it is
+    (default: see `DONE_AGAIN`).
     """
     import pandas as pd
 
     if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0:
         raise TimelineError(f"gains(times={shown(times)}): how many times as fast, a positive number. Next: gains(2).")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise TimelineError(f"gains(most={shown(most)}): for how many rows the run is done again, a whole number from 1. Next: gains(most=100).")
+        raise TimelineError(
+            f"gains(most={shown(most)}): for how many rows the run is done again, a whole number from 1. Next: "
+            "gains(most=100)."
+        )
     keys = grouped_by("gains", "gains", by, COLUMNS)
     spans, count = _last_iterations(store)
     runs = spans["kind"] == SpanKind.RUN
@@ -120,11 +132,14 @@ class _Told(NamedTuple):
     @classmethod
     def of(cls, basis: str, note: str, elapsed_ns: int, whole_ns: int, faster_ns: Iterable[int]) -> _Told:
         """The rest is as what was replayed."""
-        return cls(basis, note, elapsed_ns, whole_ns, [(elapsed_ns - ns) * whole_ns / max(elapsed_ns, 1) for ns in faster_ns])
+        return cls(
+            basis, note, elapsed_ns, whole_ns, [(elapsed_ns - ns) * whole_ns / max(elapsed_ns, 1) for ns in faster_ns]
+        )
 
 
 def _answer(
-    store: SpanStore, spans: SpanArray, count: int, groups: Mapping[tuple, NDArray[np.bool_]], faster: Sequence[Times], times: float, rerun: Rerun | None,
+    store: SpanStore, spans: SpanArray, count: int, groups: Mapping[tuple, NDArray[np.bool_]], faster: Sequence[Times],
+    times: float, rerun: Rerun | None,
     most: int | None,
 ) -> _Told:  # fmt: skip
     def by_spans(why: str = "") -> _Told:
@@ -139,13 +154,24 @@ def _answer(
         return by_spans(f"ABOUT: orders are taken as recorded, for the run could not be done again: {error}")
 
 
-def _replayed(store: SpanStore, spans: SpanArray, whole_ns: int, groups: Sequence[NDArray[np.bool_]], times: float) -> tuple[int, int, list[int]]:
+def _replayed(
+    store: SpanStore, spans: SpanArray, whole_ns: int, groups: Sequence[NDArray[np.bool_]], times: float
+) -> tuple[int, int, list[int]]:
     elapsed, faster = _Replay(store, spans).finish(groups, times)
     return elapsed, whole_ns, faster
 
 
-def _by_scheduler(store: SpanStore, spans: SpanArray, rerun: Rerun, faster: Sequence[Times], most: int | None, by_spans: Callable[[], _Told]) -> _Told:
-    """Of as many groups as there is time for, the others by the spans. Raises `RlinfLabError` where the run, done again, is not as recorded."""
+def _by_scheduler(
+    store: SpanStore,
+    spans: SpanArray,
+    rerun: Rerun,
+    faster: Sequence[Times],
+    most: int | None,
+    by_spans: Callable[[], _Told],
+) -> _Told:
+    """Of as many groups as there is time for, the others by the spans. Raises `RlinfLabError` where the run, done
+    again, is not as recorded.
+    """
     marks = _over(store)
     whole_ns = _extent(marks)
     marks = marks[np.isin(marks["iteration"], spans["iteration"]) & (marks["start"] >= spans["start"].min())]
@@ -168,7 +194,8 @@ def _by_scheduler(store: SpanStore, spans: SpanArray, rerun: Rerun, faster: Sequ
             saved[i] = (was - again(faster[i])) * whole_ns / max(was, 1)
         found = _Told(SCHEDULER, "", was, whole_ns, saved)
         notes.append(
-            f"PART: the run was done again for {allowed} of {len(faster)} rows, those that gain most by the spans; what the others gain is what the spans "
+            f"PART: the run was done again for {allowed} of {len(faster)} rows, those that gain most by the spans; "
+            "what the others gain is what the spans "
             f"tell, {max(saved[i] for i in ranked[allowed:]) / 1e9:.3g} s at most. Next: gains(most={len(faster)})."
         )
     return found._replace(note=" ".join([*notes, *([f"ABOUT: {'; '.join(again.notes)}."] if again.notes else [])]))
@@ -186,7 +213,9 @@ def _times_of(keys: Sequence[str], label: tuple, times: float) -> Times:
 
 
 def _over(store: SpanStore) -> SpanArray:
-    """The marks of iterations that came to their end: one that goes on, or failed, holds a part of its work and tells of no gain."""
+    """The marks of iterations that came to their end: one that goes on, or failed, holds a part of its work and tells
+    of no gain.
+    """
     marks = store.marks()
     return marks[np.isin(marks["iteration"], sorted(whole_iterations(store) or ()))]
 
@@ -204,7 +233,9 @@ def _extent_of_iterations(store: SpanStore) -> int:
 
 
 def _last_iterations(store: SpanStore) -> tuple[SpanArray, int]:
-    """Spans that count, by what can cause what; of a long timeline those of the last iterations. And how many there are."""
+    """Spans that count, by what can cause what; of a long timeline those of the last iterations. And how many there
+    are.
+    """
     spans = store.spans
     spans = spans[(spans["kind"] != SpanKind.LABEL) & (spans["kind"] != SpanKind.MARK)]
     count = len(spans)
@@ -237,7 +268,9 @@ class _Replay:
         self._track, self._channel = spans["track"].tolist(), spans["channel"].tolist()
         self._call = list(zip(spans["iteration"].tolist(), spans["name"].tolist(), strict=True))
         self._producers = defaultdict[tuple[int, int], set[int]](set)  # tracks that put, by channel and iteration
-        for track, channel, iteration in spans[["track", "channel", "iteration"]][spans["kind"] == SpanKind.PUT].tolist():
+        for track, channel, iteration in spans[["track", "channel", "iteration"]][
+            spans["kind"] == SpanKind.PUT
+        ].tolist():
             self._producers[channel, iteration].add(track)
         self._rests = set(np.flatnonzero(takes_the_rest(spans)).tolist())
         self._devices = [track.devices for track in store.tracks]
@@ -255,7 +288,8 @@ class _Replay:
             self._before.append(self._start_of(i, kind))
             self._until.append(self._end_of(i, kind))
             self._ended(i, kind)
-        # A get that is cut short and the put that cuts it are over when both have begun: of each, when the other did, and what that start waited for.
+        # A get that is cut short and the put that cuts it are over when both have begun: of each, when the other did,
+        # and what that start waited for.
         self._met: list[tuple[int, list[tuple[int, int]]] | None] = [None] * len(spans)
         for get, put in zip(*(rows.tolist() for rows in cut_short(spans)), strict=True):
             for one, other in ((get, put), (put, get)):
@@ -313,7 +347,9 @@ class _Replay:
             of_channel[self._channel[i]].add(i, end, track)
 
     def finish(self, groups: Sequence[NDArray[np.bool_]], times: float) -> tuple[int, list[int]]:
-        """The length of the timeline, ns, as it was, and when the spans of each group are so many times as fast. No span is in two groups."""
+        """The length of the timeline, ns, as it was, and when the spans of each group are so many times as fast. No
+        span is in two groups.
+        """
         if not self._start:
             return 0, [0] * len(groups)
         group = np.full(len(self._start), _NOBODYS)
@@ -328,7 +364,9 @@ class _Replay:
         """The same for groups 0 to ``width``, side by side; a last one without spans is the timeline as it was."""
         start, end = self._start, self._end
         new = np.empty((len(start), width), np.int64)
-        for i, (before, until, met, mine) in enumerate(zip(self._before, self._until, self._met, group.tolist(), strict=True)):
+        for i, (before, until, met, mine) in enumerate(
+            zip(self._before, self._until, self._met, group.tolist(), strict=True)
+        ):
             at = _latest(new, before) if before else np.full(width, start[i])
             if until or met:  # as much later than the last of its reasons, or than its start, as it was
                 was, now = max([start[i], *(end[other] for other in until)]), at

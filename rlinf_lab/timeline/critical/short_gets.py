@@ -1,7 +1,9 @@
-"""Gets that took less than the micro-batch that was asked for: because no more fitted into the channel, or because nobody put any more.
+"""Gets that took less than the micro-batch that was asked for: because no more fitted into the channel, or because
+nobody put any more.
 
-A micro-batch of more items than its bounded channel holds is cut short: the engine hands the get what is there when somebody's put does not fit any more. A
-span says neither the micro-batch nor the bound, so both are told from times and from what others took.
+A micro-batch of more items than its bounded channel holds is cut short: the engine hands the get what is there when
+somebody's put does not fit any more. A span says neither the micro-batch nor the bound, so both are told from times and
+from what others took.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from rlinf_lab.timeline.record.span import SpanKind
 
 
 def cut_short(spans: SpanArray) -> tuple[Indices, Indices]:
-    """Row numbers of gets and puts, pair by pair: the get could not end before the put began, and took all that its channel holds.
+    """Row numbers of gets and puts, pair by pair: the get could not end before the put began, and took all that its
+    channel holds.
 
-    Of channels in which that was seen at least once (a get that waited was over just when the put began, long after the last of its own items) and
-    nothing speaks against it (a get that was over before the next put); all of their gets that another put came after in the iteration.
+    Of channels in which that was seen at least once (a get that waited was over just when the put began, long after the
+    last of its own items) and nothing speaks against it (a get that was over before the next put); all of their gets
+    that another put came after in the iteration.
     """
     puts, gets = paired(spans, _next)
     start, end, channel = spans["start"], spans["end"], spans["channel"]
@@ -27,7 +31,8 @@ def cut_short(spans: SpanArray) -> tuple[Indices, Indices]:
     np.maximum.at(own, get, end[put])
     came, over = start[puts], end[gets]
     before = own[gets]
-    # In a real run the get hears of it a little later: it must be nearer to the put that came than to its own last item.
+    # In a real run the get hears of it a little later: it must be nearer to the put that came than to its own last
+    # item.
     seen = (over > start[gets]) & (came > before) & (came <= over) & (over - came < came - before)
     kinds = np.unique(channel[gets][seen])
     against = np.unique(channel[gets][came > over])
@@ -36,10 +41,11 @@ def cut_short(spans: SpanArray) -> tuple[Indices, Indices]:
 
 
 def takes_the_rest(spans: SpanArray) -> NDArray[np.bool_]:
-    """Of each row: whether it is a get that could not be over before nobody put any more: it got nothing, or what was left of a micro-batch.
+    """Of each row: whether it is a get that could not be over before nobody put any more: it got nothing, or what was
+    left of a micro-batch.
 
-    That is the last of its channel in the iteration, if it got less than others did, or cannot get its micro-batch, or came before and left long after its
-    items.
+    That is the last of its channel in the iteration, if it got less than others did, or cannot get its micro-batch, or
+    came before and left long after its items.
     """
     gets = spans["kind"] == SpanKind.GET
     found = gets & (spans["items"] == 0)

@@ -1,6 +1,7 @@
 """The colours of workers and of causes, the same in every picture: the widget's, for light and for dark grounds.
 
-Ten workers and nine causes that stay apart in the three colour-vision deficiencies, with contrast 3 against their ground (tested).
+Ten workers and nine causes that stay apart in the three colour-vision deficiencies, with contrast 3 against their
+ground (tested).
 """
 
 from __future__ import annotations
@@ -9,8 +10,30 @@ from collections.abc import Iterable
 
 MODES = ("light", "dark")
 WORKERS = {
-    "light": ("#1e69b4", "#3ca578", "#b40078", "#a587d2", "#ff5a00", "#785a00", "#003c00", "#0000c3", "#b400ff", "#4b005a"),
-    "dark": ("#4b96ff", "#2de169", "#ff4bb4", "#e1b4ff", "#c31e0f", "#a5960f", "#a5fff0", "#ffff0f", "#a500c3", "#5a6969"),
+    "light": (
+        "#1e69b4",
+        "#3ca578",
+        "#b40078",
+        "#a587d2",
+        "#ff5a00",
+        "#785a00",
+        "#003c00",
+        "#0000c3",
+        "#b400ff",
+        "#4b005a",
+    ),
+    "dark": (
+        "#4b96ff",
+        "#2de169",
+        "#ff4bb4",
+        "#e1b4ff",
+        "#c31e0f",
+        "#a5960f",
+        "#a5fff0",
+        "#ffff0f",
+        "#a500c3",
+        "#5a6969",
+    ),
 }
 #: By `Cause`.
 CAUSE_COLOURS = {
@@ -32,10 +55,11 @@ _FIRST, _SALT, _PRIME = 5, 37888430, 16777619
 
 
 def colour_numbers(workers: Iterable[str], others: Iterable[str] = ()) -> dict[str, int]:
-    """The number of each worker's colour: by its name, not by its place, so that a worker looks the same whatever the plan.
+    """The number of each worker's colour: by its name, not by its place, so that a worker looks the same whatever the
+    plan.
 
-    Whose colour is taken has the next one that fewest have. ``others`` (workers without a device) choose after ``workers``, and change
-    nothing for those. The same as in the widget (`colourNumbers` in base.js).
+    Whose colour is taken has the next one that fewest have. ``others`` (workers without a device) choose after
+    ``workers``, and change nothing for those. The same as in the widget (`colourNumbers` in base.js).
     """
     slots = len(WORKERS["light"])
     taken, found = [0] * slots, dict[str, int]()

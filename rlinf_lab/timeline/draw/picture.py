@@ -1,8 +1,10 @@
-"""The static picture of a timeline as bars, words and lines, whatever they are drawn with: a lane per device or per worker rank.
+"""The static picture of a timeline as bars, words and lines, whatever they are drawn with: a lane per device or per
+worker rank.
 
-Every pixel column of a lane shows what took most of its time, so the picture's size does not grow with the spans. Idle time is hatched by
-its cause, so that a print in grey tells causes apart, too. In a rank's lane there is a tick for what took no time, as a put that finds room: as high as
-the lane where that is all the rank did, else at its top, where the ticks are told apart.
+Every pixel column of a lane shows what took most of its time, so the picture's size does not grow with the spans. Idle
+time is hatched by its cause, so that a print in grey tells causes apart, too. In a rank's lane there is a tick for what
+took no time, as a put that finds room: as high as the lane where that is all the rank did, else at its top, where the
+ticks are told apart.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ _NOTCH, _APART = 5, 24  # px: height of a tick over spans; nearer to each other,
 _TAIL = 7  # letters that are kept at the end of a name: "/cuda:0", "[12]"
 #: What a waiting span of a worker's own lane is hatched as.
 _WAITS = {
-    SpanKind.GET: Cause.STARVED, SpanKind.WAIT: Cause.STARVED, SpanKind.TRANSFER: Cause.STARVED, SpanKind.PUT: Cause.BLOCKED,
-    SpanKind.LOCK: Cause.LOCK, SpanKind.ONLOAD: Cause.SWITCH, SpanKind.OFFLOAD: Cause.SWITCH, SpanKind.SETUP: Cause.SETUP,
+    SpanKind.GET: Cause.STARVED, SpanKind.WAIT: Cause.STARVED, SpanKind.TRANSFER: Cause.STARVED,
+    SpanKind.PUT: Cause.BLOCKED,
+    SpanKind.LOCK: Cause.LOCK, SpanKind.ONLOAD: Cause.SWITCH, SpanKind.OFFLOAD: Cause.SWITCH,
+    SpanKind.SETUP: Cause.SETUP,
 }  # fmt: skip
 
 
@@ -65,7 +69,9 @@ class Line(NamedTuple):
 
 @dataclass
 class Scene:
-    """What is drawn, in CSS pixels. ``workers``: in the order of the legend; ``placed``: those of them that have a device."""
+    """What is drawn, in CSS pixels. ``workers``: in the order of the legend; ``placed``: those of them that have a
+    device.
+    """
 
     width: int
     height: int
@@ -77,11 +83,19 @@ class Scene:
     placed: list[str] = field(default_factory=list)
 
 
-def scene(store: SpanStore, accounting: Accounting, width: int = 960, lanes: str = "device", max_lanes: int = 32) -> Scene:
-    """The picture, ``width`` px wide. ``lanes``: "device" or "worker". Of more than ``max_lanes`` the first are drawn, and it says so."""
+def scene(
+    store: SpanStore, accounting: Accounting, width: int = 960, lanes: str = "device", max_lanes: int = 32
+) -> Scene:
+    """The picture, ``width`` px wide. ``lanes``: "device" or "worker". Of more than ``max_lanes`` the first are drawn,
+    and it says so.
+    """
     if lanes not in LANES:
         raise UnknownNameError.of("kind of lane", lanes, LANES)
-    workers = list(dict.fromkeys(t.worker for t in sorted(store.tracks, key=lambda t: not t.devices) if t.devices or lanes == "worker"))
+    workers = list(
+        dict.fromkeys(
+            t.worker for t in sorted(store.tracks, key=lambda t: not t.devices) if t.devices or lanes == "worker"
+        )
+    )
     rows = list(_worker_rows(store, workers) if lanes == "worker" else _device_rows(store, accounting, workers))
     shown = rows[:max_lanes]
     left = int(min(230, max(70, 16 + max((_width(label) for label, *_ in shown), default=0))))
@@ -111,7 +125,9 @@ def _width(text: str) -> float:
 
 
 def _cut(text: str, room: float) -> str:
-    """As much of it as ``room`` px hold: the end, which says the rank or the device of a node, and an ellipsis for what is left out before it."""
+    """As much of it as ``room`` px hold: the end, which says the rank or the device of a node, and an ellipsis for what
+    is left out before it.
+    """
     if _width(text) <= room:
         return text
     head, tail = text[:-_TAIL], text[-_TAIL:]
@@ -160,11 +176,14 @@ def _device_rows(store: SpanStore, accounting: Accounting, workers: list[str]) -
         for device in each.devices:
             here[device].append((i, number_of[each.worker]))
     for number, name in enumerate(accounting.devices):
-        worker = np.full(len(store.tracks) or 1, -1)  # the number of each track's worker, or -1 where the track is not on this device
+        # the number of each track's worker, or -1 where the track is not on this device
+        worker = np.full(len(store.tracks) or 1, -1)
         for i, its in here[name]:
             worker[i] = its
         owner, cause = worker[track], np.where(bubbles["device"] == number, bubbles["cause"], -1)
-        parts: Parts = {workers[i]: (start[owner == i], end[owner == i]) for i in sorted({its for _, its in here[name]})}
+        parts: Parts = {
+            workers[i]: (start[owner == i], end[owner == i]) for i in sorted({its for _, its in here[name]})
+        }
         for i, why in enumerate(CAUSES):
             mine = np.flatnonzero(cause == i)
             parts[why] = bubbles["start"][mine], bubbles["end"][mine]
@@ -176,7 +195,9 @@ def _worker_rows(store: SpanStore, workers: list[str]) -> Iterator[Row]:
     kinds = store.spans["kind"]
     counts = np.flatnonzero((kinds != SpanKind.LABEL) & (kinds != SpanKind.MARK))
     of, kind, start, end = (store.spans[name][counts] for name in ("track", "kind", "start", "end"))
-    for number in sorted(range(len(store.tracks)), key=lambda n: (workers.index(store.tracks[n].worker), store.tracks[n].rank)):
+    for number in sorted(
+        range(len(store.tracks)), key=lambda n: (workers.index(store.tracks[n].worker), store.tracks[n].rank)
+    ):
         own, track = np.flatnonzero(of == number), store.tracks[number]
         if own.size:
             fills = {**_WAITS, SpanKind.RUN: track.worker}
@@ -194,15 +215,22 @@ def _bars(parts: Parts, zero: int, edges: NDArray, left: int, y: float) -> list[
     seen = np.where(shares.max(axis=0) > 0, shares.argmax(axis=0), -1)
     cuts = [0, *((seen[1:] != seen[:-1]).nonzero()[0] + 1).tolist(), seen.size]
     of = [None if number < 0 else labels[number] for number in seen[cuts[:-1]].tolist()]
-    return [Bar(left + at, y, until - at, _LANE, label) for label, at, until in zip(of, cuts, cuts[1:], strict=False) if label not in (None, Cause.OFF)]
+    return [
+        Bar(left + at, y, until - at, _LANE, label)
+        for label, at, until in zip(of, cuts, cuts[1:], strict=False)
+        if label not in (None, Cause.OFF)
+    ]
 
 
 def _add_ticks(made: Scene, row: Row, accounting: Accounting, left: int, columns: int, y: float) -> None:
     """What took no time, at most one tick for each pixel."""
     scale = columns / max(accounting.end_ns - accounting.start_ns, 1)
-    pixels = np.unique(np.minimum(((row.instants - accounting.start_ns) * scale).astype(np.int64), columns - 1)).tolist()
+    pixels = np.unique(
+        np.minimum(((row.instants - accounting.start_ns) * scale).astype(np.int64), columns - 1)
+    ).tolist()
     if not any((end > start).any() for start, end in row.parts.values()):
-        made.bars += [Bar(left + x, y, 2, _LANE, row.worker) for x in pixels]  # two px: a line of an iteration may lie over one of them
+        # two px: a line of an iteration may lie over one of them
+        made.bars += [Bar(left + x, y, 2, _LANE, row.worker) for x in pixels]
     elif row.instants.size <= columns / _APART:
         made.lines += [Line(left + x + 0.5, y, left + x + 0.5, y + _NOTCH) for x in pixels]
 
@@ -237,7 +265,9 @@ def add_legend(made: Scene, left: int, y: int) -> int:
     return y
 
 
-def _mark_iterations(made: Scene, store: SpanStore, accounting: Accounting, left: int, columns: int, bottom: int) -> None:
+def _mark_iterations(
+    made: Scene, store: SpanStore, accounting: Accounting, left: int, columns: int, bottom: int
+) -> None:
     """A line where each iteration begins, at most one every 3 px; numbers where there is room for them."""
     scale = columns / max(accounting.end_ns - accounting.start_ns, 1)
     line, label, marks = -3.0, 0.0, store.marks()
@@ -257,7 +287,9 @@ def _mark_iterations(made: Scene, store: SpanStore, accounting: Accounting, left
 def _add_axis(made: Scene, accounting: Accounting, left: int, columns: int, bottom: int) -> None:
     """Ticks at round times, in s, ms, µs or ns."""
     elapsed = accounting.end_ns - accounting.start_ns
-    unit, ns = next((u, n) for u, n in (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1)) if elapsed >= n or n == 1)
+    unit, ns = next(
+        (u, n) for u, n in (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1)) if elapsed >= n or n == 1
+    )
     made.lines.append(Line(left, bottom, left + columns, bottom))
     if not elapsed:
         return

@@ -22,11 +22,21 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
 def to_png(scene: Scene, path: str | Path, theme: str = "light", scale: float = 3.0) -> Path:
-    """Write the picture, ``scale`` pixels for each CSS pixel (3: about 290 dpi at the width of a page). Returns the path."""
+    """Write the picture, ``scale`` pixels for each CSS pixel (3: about 290 dpi at the width of a page). Returns the
+    path.
+    """
     if theme not in MODES:
         raise UnknownNameError.of("theme", theme, MODES)
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0.1 <= scale <= 20 or scene.width * scale > _MOST:
-        raise TimelineError(f"to_png(scale={shown(scale)}): pixels for each CSS pixel, from 0.1 to 20, at most {_MOST} in all. Next: scale=3.")
+    if (
+        isinstance(scale, bool)
+        or not isinstance(scale, int | float)
+        or not 0.1 <= scale <= 20
+        or scene.width * scale > _MOST
+    ):
+        raise TimelineError(
+            f"to_png(scale={shown(scale)}): pixels for each CSS pixel, from 0.1 to 20, at most {_MOST} in all. Next: "
+            "scale=3."
+        )
     _drawn(scene, theme, scale).save(path, "PNG", dpi=(96 * scale, 96 * scale))
     return Path(path)
 
@@ -51,7 +61,11 @@ def _drawn(scene: Scene, theme: str, scale: float) -> Image:
         else:
             draw.rectangle((x0, y0, x1 - 1, y1 - 1), worker_colour(number[bar.fill], theme))
     for line in scene.lines:
-        draw.line(at(line.x0, line.y0, line.x1, line.y1), _mixed(INK[theme], GROUND[theme], line.opacity), max(1, round(line.width * scale)))
+        draw.line(
+            at(line.x0, line.y0, line.x1, line.y1),
+            _mixed(INK[theme], GROUND[theme], line.opacity),
+            max(1, round(line.width * scale)),
+        )
     font = _font(11 * scale)
     for word in scene.words:
         draw.text((word.x * scale, word.y * scale), word.text, INK[theme], font, anchor=_ANCHORS[word.anchor])
@@ -59,7 +73,10 @@ def _drawn(scene: Scene, theme: str, scale: float) -> Image:
 
 
 def _font(size: float) -> FreeTypeFont:
-    """matplotlib's own font, which the texts of an SVG have on Debian, too: Pillow's has no µ, no ∞ and no dashes."""
+    """matplotlib's own font, which the texts of an SVG have on Debian, too.
+
+    Pillow's has no µ, no ∞ and no dashes.
+    """
     from PIL import ImageFont
 
     found = find_spec("matplotlib")

@@ -1,4 +1,6 @@
-"""Names that fit into a column of a terminal: a GPU's kernels are called by hundreds of characters, and any name may hold a line break."""
+"""Names that fit into a column of a terminal: a GPU's kernels are called by hundreds of characters, and any name may
+hold a line break.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ _HEAD, _BEFORE = 16, 8  # columns that are kept of the beginning, and before wha
 
 
 def narrow(names: Sequence[str], most: int = 56) -> list[str]:
-    """The names on one line of ``most`` columns of a terminal each, by their beginning and end; where these do not tell two apart, by what
-    does, or by a number."""
+    """The names on one line of ``most`` columns of a terminal each, by their beginning and end; where these do not tell
+    two apart, by what does, or by a number."""
     plain = [_on_a_line(name) for name in names]
     cut = {name: _middle(name, most) for name in plain}
     for ordered in _alike(cut):
-        cut |= {name: _around(name, max(_common(name, other) for other in _beside(ordered, i)), most) for i, name in enumerate(ordered)}
+        cut |= {
+            name: _around(name, max(_common(name, other) for other in _beside(ordered, i)), most)
+            for i, name in enumerate(ordered)
+        }
     for ordered in _alike(cut):  # of several that differ here and there
         for number, name in enumerate(ordered, 1):
             mark = f" #{number}"
@@ -50,7 +55,11 @@ def _alike(cut: Mapping[str, str]) -> list[list[str]]:
 
 def _on_a_line(name: str) -> str:
     """What no terminal prints as it is (line breaks, escapes that colour or erase) as Python writes it."""
-    return name if name.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)
+    return (
+        name
+        if name.isprintable()
+        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)
+    )
 
 
 def _middle(name: str, most: int) -> str:

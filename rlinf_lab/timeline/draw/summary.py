@@ -1,4 +1,6 @@
-"""A timeline in a screenful: its lanes, how busy the devices were, bubbles by cause, the critical path. For people and for scripts."""
+"""A timeline in a screenful: its lanes, how busy the devices were, bubbles by cause, the critical path. For people and
+for scripts.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ _UNTIL_THEN = "; what is idle there counts as fill, tail or drain until more com
 
 @dataclass(frozen=True)
 class Summary:
-    """Tables as `Timeline.busy`, `Timeline.bubbles`, `Timeline.critical_path` and `Timeline.gains` give them, and ``lanes``: one row per worker rank.
+    """Tables as `Timeline.busy`, `Timeline.bubbles`, `Timeline.critical_path` and `Timeline.gains` give them, and
+    ``lanes``: one row per worker rank.
 
     Printing it gives text, `to_json` everything.
     """
@@ -40,11 +43,18 @@ class Summary:
     gains: pd.DataFrame
 
     def to_dict(self) -> dict[str, Any]:
-        """``about`` and a list of rows for each table; times in ns and seconds, shares of the elapsed time (of all devices: bubbles).
+        """``about`` and a list of rows for each table; times in ns and seconds, shares of the elapsed time (of all
+        devices: bubbles).
 
         ``notes``: by table, what has to be known of its numbers: that they rest on a part of the timeline, say.
         """
-        frames = {"lanes": self.lanes, "devices": self.devices, "bubbles": self.bubbles, "critical_path": self.critical_path, "gains": self.gains}
+        frames = {
+            "lanes": self.lanes,
+            "devices": self.devices,
+            "bubbles": self.bubbles,
+            "critical_path": self.critical_path,
+            "gains": self.gains,
+        }
         notes = {name: frame.attrs["note"] for name, frame in frames.items() if frame.attrs.get("note")}
         return self.about | {name: frame.to_dict("records") for name, frame in frames.items()} | {"notes": notes}
 
@@ -53,7 +63,10 @@ class Summary:
 
     def __repr__(self) -> str:
         a = self.about
-        whose = f"{_counted(a['spans'], 'span')} of {_counted(a['lanes_count'], 'lane')} on {_counted(a['devices_count'], 'device')}"
+        whose = (
+            f"{_counted(a['spans'], 'span')} of {_counted(a['lanes_count'], 'lane')} on "
+            f"{_counted(a['devices_count'], 'device')}"
+        )
         lines = [f"{whose}, {seconds_shown(a['seconds'])}, {_counted(a['iterations'], 'iteration')}"]
         lines += [f"PART: {a['standing']}{_UNTIL_THEN * bool(a['open_iterations'])}."] if a["standing"] else []
         if a["dropped"]:
@@ -61,16 +74,30 @@ class Summary:
         if a["dropped_samples"]:
             lines.append(f"{a['dropped_samples']:,} samples of counters were DROPPED while recording")
         if a["foreign_arrows"]:
-            lines.append(f"{_counted(a['foreign_arrows'], 'arrow')} of the tool that wrote this left out: here they lead from puts to gets")
-        lines += [f"clock of {host}: aligned to ± {error / 1e3:,.0f} µs" for host, error in a["clock_errors_ns"].items()]
-        lines += [f"clock of {host}: was set or stood still {jumps} times; times around that are not comparable" for host, jumps in a["clock_jumps"].items()]
+            lines.append(
+                f"{_counted(a['foreign_arrows'], 'arrow')} of the tool that wrote this left out: here they lead from "
+                "puts to gets"
+            )
+        lines += [
+            f"clock of {host}: aligned to ± {error / 1e3:,.0f} µs" for host, error in a["clock_errors_ns"].items()
+        ]
+        lines += [
+            f"clock of {host}: was set or stood still {jumps} times; times around that are not comparable"
+            for host, jumps in a["clock_jumps"].items()
+        ]
         for title, frame, columns in (
             ("Devices", self.devices, ["device"]), ("Bubbles, share of all devices' time", self.bubbles, ["cause"]),
-            ("Lanes, share of time in RUN spans", self.lanes, ["lane", "devices", "spans"]), ("Critical path", self.critical_path, ["worker", "name", "kind"]),
+            ("Lanes, share of time in RUN spans", self.lanes, ["lane", "devices", "spans"]),
+            ("Critical path", self.critical_path, ["worker", "name", "kind"]),
             (f"Gained if twice as fast, by the {self.gains.attrs.get('basis', 'spans')}", self.gains, ["worker"]),
         ):  # fmt: skip
             if len(frame):
-                lines += ["", title, *_aligned(frame, columns), *(f"  {note}" for note in [frame.attrs.get("note")] if note)]
+                lines += [
+                    "",
+                    title,
+                    *_aligned(frame, columns),
+                    *(f"  {note}" for note in [frame.attrs.get("note")] if note),
+                ]
         return "\n".join(lines)
 
 
@@ -80,8 +107,13 @@ def _counted(number: int, thing: str) -> str:
 
 def _aligned(frame: pd.DataFrame, columns: list[str]) -> list[str]:
     top = frame.head(_SHOWN)
-    texts = [[_counted(n, "span") for n in top[c]] if c == "spans" else narrow([str(v) for v in top[c]]) for c in columns]
-    numbers = [[seconds_shown(seconds), f"{100 * share:.1f} %"] for seconds, share in zip(top["seconds"], top["share"], strict=True)]
+    texts = [
+        [_counted(n, "span") for n in top[c]] if c == "spans" else narrow([str(v) for v in top[c]]) for c in columns
+    ]
+    numbers = [
+        [seconds_shown(seconds), f"{100 * share:.1f} %"]
+        for seconds, share in zip(top["seconds"], top["share"], strict=True)
+    ]
     rows = [[*words, *pair] for *words, pair in zip(*texts, numbers, strict=True)]
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = len(columns) - ("spans" in columns)
@@ -97,21 +129,30 @@ def _padded(text: str, columns: int, left: bool) -> str:
 def summary(store: SpanStore, accounting: Accounting, gains: pd.DataFrame) -> Summary:
     standing = Standing.of(store)
     about = {
-        "spans": len(store), "seconds": store.elapsed_ns / 1e9, "lanes_count": len(store.tracks), "devices_count": len(store.devices),
+        "spans": len(store), "seconds": store.elapsed_ns / 1e9, "lanes_count": len(store.tracks),
+        "devices_count": len(store.devices),
         "iterations": len(store.marks()), "failed_iterations": standing.failed, "open_iterations": standing.open,
-        "arriving_iterations": standing.arriving, "standing": standing.words, "dropped": store.dropped, "clock_errors_ns": store.clock_errors,
-        "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps, "foreign_arrows": store.foreign_arrows,
+        "arriving_iterations": standing.arriving, "standing": standing.words, "dropped": store.dropped,
+        "clock_errors_ns": store.clock_errors,
+        "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps,
+        "foreign_arrows": store.foreign_arrows,
     }  # fmt: skip
     busy = bubbles.busy(accounting).sort_values("share", ascending=False, kind="stable", ignore_index=True)
     return Summary(about, lanes(store), busy, bubbles.bubbles(store, accounting), critical.critical_path(store), gains)
 
 
 def lanes(store: SpanStore) -> pd.DataFrame:
-    """One row per track: lane, devices, host, spans, ns and seconds in which a RUN span covered it, share; busiest first."""
+    """One row per track: lane, devices, host, spans, ns and seconds in which a RUN span covered it, share; busiest
+    first.
+    """
     import pandas as pd
 
     spans = store.spans
-    counts = np.bincount(spans["track"], minlength=len(store.tracks)) if len(spans) else np.zeros(len(store.tracks), np.int64)
+    counts = (
+        np.bincount(spans["track"], minlength=len(store.tracks))
+        if len(spans)
+        else np.zeros(len(store.tracks), np.int64)
+    )
     runs = spans[spans["kind"] == SpanKind.RUN]
     ns = [_covered(runs[runs["track"] == number]) for number in range(len(store.tracks))]
     frame = pd.DataFrame(

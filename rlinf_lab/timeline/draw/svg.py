@@ -38,8 +38,9 @@ _lock = threading.Lock()
 def shown_svg(scene: Scene) -> str:
     """As `to_svg`, for a page that may show the same picture twice: no two have an id in common.
 
-    Of two equal ids a page takes the first, and paints nothing where that one is hidden, as the picture above a widget is. What tells them apart is the
-    notebook's cell and how often this process has shown this very picture there: a notebook that is run again from its start is stored as it was.
+    Of two equal ids a page takes the first, and paints nothing where that one is hidden, as the picture above a widget
+    is. What tells them apart is the notebook's cell and how often this process has shown this very picture there: a
+    notebook that is run again from its start is stored as it was.
     """
     return _svg(scene, "auto", _counted(_prefix(scene, _cell())))
 
@@ -59,19 +60,27 @@ def shown_html(scene: Scene, drawn: str = "") -> str:
 def anywhere(drawn: str, image: str, title: str, width: int = 0) -> str:
     """HTML that shows the SVG ``drawn``, and ``image``, another SVG, where a page takes that out and leaves its words.
 
-    JupyterLab does so in a notebook of somebody else, with style sheets, too: so what is drawn is hidden, and a style sheet shows it and hides the image.
-    The name is of this picture alone, as in `shown_svg`, for a notebook may hold what is taken out beside the same that the reader has run.
+    JupyterLab does so in a notebook of somebody else, with style sheets, too: so what is drawn is hidden, and a style
+    sheet shows it and hides the image. The name is of this picture alone, as in `shown_svg`, for a notebook may hold
+    what is taken out beside the same that the reader has run.
     ``width``: CSS pixels of the image; 0: its own.
     """
-    name, data = f"picture-{_counted(f'{zlib.crc32(repr((drawn, _cell())).encode()):x}')}", base64.b64encode(image.encode()).decode("ascii")
+    name, data = (
+        f"picture-{_counted(f'{zlib.crc32(repr((drawn, _cell())).encode()):x}')}",
+        base64.b64encode(image.encode()).decode("ascii"),
+    )
     style = f"<style>.{name}-drawn{{display:block!important}}.{name}-image{{display:none!important}}</style>"
     wide = f' width="{width}"' if width else ""
-    seen = f'<img class="{name}-image"{wide} style="max-width:100%;background:#fff" alt="{_text(title)}" src="data:image/svg+xml;base64,{data}">'
+    seen = (
+        f'<img class="{name}-image"{wide} style="max-width:100%;background:#fff" alt="{_text(title)}" '
+        f'src="data:image/svg+xml;base64,{data}">'
+    )
     return f'<div style="display:none" class="{name}-drawn">{style}{drawn}</div>{seen}'
 
 
 def to_svg(scene: Scene, theme: str = "auto") -> str:
-    """The picture as SVG text, the same for the same scene. ``theme``: "light", "dark", or "auto" for that of the page it is in.
+    """The picture as SVG text, the same for the same scene. ``theme``: "light", "dark", or "auto" for that of the page
+    it is in.
 
     Raises `UnknownNameError` for another theme.
     """
@@ -96,13 +105,18 @@ def _cell() -> str:
 def _svg(scene: Scene, theme: str, prefix: str) -> str:
     used = [cause for cause in _HATCH if any(bar.fill is cause for bar in scene.bars)]
     patterns = "".join(
-        f'<pattern id="{prefix}-{cause}" width="6" height="6" patternUnits="userSpaceOnUse">{_HATCH[cause].format(f"{prefix}-{cause[:2]}")}</pattern>'
+        f'<pattern id="{prefix}-{cause}" width="6" height="6" '
+        f'patternUnits="userSpaceOnUse">{_HATCH[cause].format(f"{prefix}-{cause[:2]}")}</pattern>'
         for cause in used
     )
     number = colour_numbers(scene.placed, scene.workers)
     parts = [f"<style>{_style(prefix, theme, used, sorted(set(number.values())))}</style><defs>{patterns}</defs>"]
     for bar in scene.bars:
-        fill = f'fill="url(#{prefix}-{bar.fill})"' if isinstance(bar.fill, Cause) else f'class="{prefix}-w{number[bar.fill]}"'
+        fill = (
+            f'fill="url(#{prefix}-{bar.fill})"'
+            if isinstance(bar.fill, Cause)
+            else f'class="{prefix}-w{number[bar.fill]}"'
+        )
         parts.append(f'<rect x="{bar.x:g}" y="{bar.y:g}" width="{bar.width:g}" height="{bar.height:g}" {fill}/>')
     parts += [_line(line, prefix) for line in scene.lines] + [_word(word, prefix) for word in scene.words]
     return (
@@ -115,7 +129,10 @@ def _style(prefix: str, theme: str, used: Sequence[Cause], colours: Sequence[int
     if theme != "auto":
         return _rules(prefix, theme, used, colours, "")
     dark = _rules(prefix, "dark", used, colours, "")
-    named = "".join(_rules(prefix, mode, used, colours, f'body[data-jp-theme-light="{str(mode == "light").lower()}"] ') for mode in MODES)
+    named = "".join(
+        _rules(prefix, mode, used, colours, f'body[data-jp-theme-light="{str(mode == "light").lower()}"] ')
+        for mode in MODES
+    )
     return f"{_rules(prefix, 'light', used, colours, '')}@media(prefers-color-scheme:dark){{{dark}}}{named}"
 
 
@@ -124,7 +141,10 @@ def _rules(prefix: str, mode: str, used: Sequence[Cause], colours: Sequence[int]
     p = f"{where}.{prefix}-"
     rules = [f"{p}t{{fill:{INK[mode]};font:11px system-ui,sans-serif}}{p}l{{stroke:{INK[mode]}}}"]
     rules += [f"{p}w{i}{{fill:{worker_colour(i, mode)}}}" for i in colours]
-    rules += [f"{p}{c[:2]}{{fill:{CAUSE_COLOURS[mode][c]}}}{p}{c[:2]}s{{stroke:{CAUSE_COLOURS[mode][c]};fill:none}}" for c in used]
+    rules += [
+        f"{p}{c[:2]}{{fill:{CAUSE_COLOURS[mode][c]}}}{p}{c[:2]}s{{stroke:{CAUSE_COLOURS[mode][c]};fill:none}}"
+        for c in used
+    ]
     return "".join(rules)
 
 
@@ -134,9 +154,14 @@ def _text(text: str) -> str:
 
 
 def _word(word: Word, prefix: str) -> str:
-    return f'<text class="{prefix}-t" x="{word.x:g}" y="{word.y:g}" text-anchor="{word.anchor}">{_text(word.text)}</text>'
+    return (
+        f'<text class="{prefix}-t" x="{word.x:g}" y="{word.y:g}" text-anchor="{word.anchor}">{_text(word.text)}</text>'
+    )
 
 
 def _line(line: Line, prefix: str) -> str:
     faint = f' opacity="{line.opacity:g}"' if line.opacity < 1 else ""
-    return f'<path class="{prefix}-l" d="M{line.x0:.5g} {line.y0:g}L{line.x1:.5g} {line.y1:g}" stroke-width="{line.width:g}"{faint}/>'
+    return (
+        f'<path class="{prefix}-l" d="M{line.x0:.5g} {line.y0:g}L{line.x1:.5g} {line.y1:g}" '
+        f'stroke-width="{line.width:g}"{faint}/>'
+    )

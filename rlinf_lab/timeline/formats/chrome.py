@@ -17,24 +17,28 @@ from rlinf_lab.timeline.record.span import SpanKind, Track
 from rlinf_lab.timeline.record.store import SpanStore
 
 COUNTERS = "counters"  # the process that holds the counter tracks
-_DOUBLE_NS = 1000 << 41  # 25 days: below, µs with three decimals are told apart by a double, which is what JSON's readers make of them
+# 25 days: below, µs with three decimals are told apart by a double, which is what JSON's readers make of them
+_DOUBLE_NS = 1000 << 41
 
 
 def process_of(track: Track) -> str:
-    """The label of the group of lanes that a track belongs to: its host and devices. For people: several may have the same."""
+    """The label of the group of lanes that a track belongs to: its host and devices. For people: several may have the
+    same.
+    """
     return f"{track.host}: {', '.join(track.devices) or 'no device'}"
 
 
 def to_chrome(store: SpanStore, path: str | Path) -> Path:
     """Write the trace; times are µs (with three decimals, so whole ns) since the timeline's start. Returns the path.
 
-    Labels of lanes are for people; for `Timeline.from_chrome` ``otherData`` has the tracks themselves, and each lane the number of its track;
-    times that are 25 days and more from the start are there once more, in ns.
+    Labels of lanes are for people; for `Timeline.from_chrome` ``otherData`` has the tracks themselves, and each lane
+    the number of its track; times that are 25 days and more from the start are there once more, in ns.
     """
     path = Path(path)
     with path.open("w", encoding="utf-8") as file:
         other = {
-            "start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices, "clock_errors": store.clock_errors,
+            "start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices,
+            "clock_errors": store.clock_errors,
             "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps,
             "tracks": [track.as_json() for track in store.tracks],
         }  # fmt: skip
@@ -97,7 +101,9 @@ def _arrows(store: SpanStore, pids: list[int], tids: np.ndarray) -> Iterator[str
     leaving, arriving = (tids[index].tolist() for index in which)
     # The arrow arrives inside the get, not before the put: a get has often waited for long.
     arrival = np.clip(puts["end"], gets["start"], np.maximum(gets["end"] - 1, gets["start"]))
-    for number, (put, get, at, on, to) in enumerate(zip(puts.tolist(), gets.tolist(), arrival.tolist(), leaving, arriving, strict=True), 1):
+    for number, (put, get, at, on, to) in enumerate(
+        zip(puts.tolist(), gets.tolist(), arrival.tolist(), leaving, arriving, strict=True), 1
+    ):
         common = f'"name":{texts[put[6]]},"cat":"channel","id":{number}'
         yield f'{{"ph":"s",{common},"pid":{pids[put[4]]},"tid":{on},"ts":{_us(put[0] - zero)}}}'
         yield f'{{"ph":"f","bp":"e",{common},"pid":{pids[get[4]]},"tid":{to},"ts":{_us(at - zero)}}}'

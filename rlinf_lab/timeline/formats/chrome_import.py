@@ -1,12 +1,13 @@
 """Chrome trace JSON of other tools as a timeline: torch's profiler, ``ray timeline``, RLinf's tracer, our own export.
 
-Read are the phases X, B and E, b and e (joined by id), i, C and the names in M; an array, an object with ``traceEvents``, or one event a
-line, plain or gzipped, also when it was cut off. A thread becomes a track and its process the device that it is on; a stream of a GPU
-is on that GPU. Categories that say what kind of time it was are in `_KINDS`; everything else ran. An instant (i) is a label of 0 s on its thread,
-if it lies within the time of the others, or there are no others; those of a whole process or recording (`s` is p or g) if their thread has others, too.
-An event with a field that the format does not have there is left out, and a warning counts them and names the first. Arrows (phases s, t, f) are from
-any span to any other one, ours from a put to a get: they are counted (``Timeline.foreign_arrows``).
-Our own export comes back as it was, or not at all.
+Read are the phases X, B and E, b and e (joined by id), i, C and the names in M; an array, an object with
+``traceEvents``, or one event a line, plain or gzipped, also when it was cut off. A thread becomes a track and its
+process the device that it is on; a stream of a GPU is on that GPU. Categories that say what kind of time it was are in
+`_KINDS`; everything else ran. An instant (i) is a label of 0 s on its thread, if it lies within the time of the others,
+or there are no others; those of a whole process or recording (`s` is p or g) if their thread has others, too. An event
+with a field that the format does not have there is left out, and a warning counts them and names the first. Arrows
+(phases s, t, f) are from any span to any other one, ours from a put to a get: they are counted
+(``Timeline.foreign_arrows``). Our own export comes back as it was, or not at all.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ from rlinf_lab.timeline.record.store import ITERATION
 
 Event = dict[str, Any]
 
-#: Kind of time by category, of torch's profiler and of Ray; a thread's task that has parts of its own is drawn around them.
+#: Kind of time by category, of torch's profiler and of Ray; a thread's task that has parts of its own is drawn around
+#: them.
 _KINDS = {
-    "gpu_memcpy": SpanKind.TRANSFER, "gpu_memset": SpanKind.TRANSFER, "gpu_user_annotation": SpanKind.LABEL, "user_annotation": SpanKind.LABEL,
+    "gpu_memcpy": SpanKind.TRANSFER, "gpu_memset": SpanKind.TRANSFER, "gpu_user_annotation": SpanKind.LABEL,
+    "user_annotation": SpanKind.LABEL,
     "cuda_sync": SpanKind.WAIT,
-    "task:deserialize_arguments": SpanKind.TRANSFER, "task:store_outputs": SpanKind.TRANSFER, "worker_idle": SpanKind.GET,
+    "task:deserialize_arguments": SpanKind.TRANSFER, "task:store_outputs": SpanKind.TRANSFER,
+    "worker_idle": SpanKind.GET,
     "ray.get": SpanKind.WAIT, "ray.wait": SpanKind.WAIT,
 }  # fmt: skip
 _TIMED = frozenset("XBEbeCiI")
@@ -63,7 +67,9 @@ def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Millions of dictionaries and rows come, and none of them goes: to look through all of them for cycles, again and again, takes most of the time."""
+    """Millions of dictionaries and rows come, and none of them goes: to look through all of them for cycles, again and
+    again, takes most of the time.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -80,7 +86,8 @@ def _load(path: Path) -> tuple[list[Event], Event]:
     found = _whole(text) or _lines(text) or _unended(text)
     if (found is None and text.startswith(_BEGINS)) or (found and found[2] and _is_ours(found[1])):
         raise TimelineError(
-            f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end with {text[-40:]!r}."
+            f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end "
+            f"with {text[-40:]!r}."
             " Next: let the program that writes it end, or copy it again."
         )
     if found is None:
@@ -90,7 +97,11 @@ def _load(path: Path) -> tuple[list[Event], Event]:
         )
     events, other, is_cut = found
     if is_cut:
-        warnings.warn(f"{str(path)!r} was cut off, or damaged: the {len(events)} events before that are read, the rest is missing.", stacklevel=4)
+        warnings.warn(
+            f"{str(path)!r} was cut off, or damaged: the {len(events)} events before that are read, the rest is "
+            "missing.",
+            stacklevel=4,
+        )
     return events, other
 
 
@@ -137,7 +148,9 @@ def _lines(text: str) -> Loaded:
 
 
 def _unended(text: str) -> Loaded:
-    """Who writes a trace may have been stopped: an event that was cut off is left out. An array may lack its end, and is not cut off for that."""
+    """Who writes a trace may have been stopped: an event that was cut off is left out. An array may lack its end, and
+    is not cut off for that.
+    """
     events_of = _EVENTS.search(text) if text.startswith("{") else None
     if not text.startswith("[") and events_of is None:
         return None
@@ -181,7 +194,8 @@ class _Reader:
         self._ranks: defaultdict[str, int] = defaultdict(int)
         self._names: dict[str, int] = {}
         self._texts: dict[str, str] = {}  # of names as events have them
-        self._tasks: defaultdict[tuple[Any, Any], list[tuple[int, str]]] = defaultdict(list)  # of Ray, by thread: (end, name) of those that may go on
+        # of Ray, by thread: (end, name) of those that may go on
+        self._tasks: defaultdict[tuple[Any, Any], list[tuple[int, str]]] = defaultdict(list)
         self._rows: list[tuple] = []
         self._samples: list[tuple[int, int, float]] = []
         self._backwards = 0  # events that end before they begin
@@ -196,9 +210,16 @@ class _Reader:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             self._leave_out_odd(kept)
         if self._lost:
-            warnings.warn(f"{self._lost} events of this trace begin without an end or end without a beginning; they are left out.", stacklevel=4)
+            warnings.warn(
+                f"{self._lost} events of this trace begin without an end or end without a beginning; they are left "
+                "out.",
+                stacklevel=4,
+            )
         if self._backwards:
-            warnings.warn(f"{self._backwards} events of this trace end before they begin; they are taken to last 0 s.", stacklevel=4)
+            warnings.warn(
+                f"{self._backwards} events of this trace end before they begin; they are taken to last 0 s.",
+                stacklevel=4,
+            )
 
     def _leave_out_odd(self, kept: list[Event]) -> None:
         """Read the others. Events are looked at one by one only here: it takes as long as reading them."""
@@ -209,7 +230,11 @@ class _Reader:
             raise ValueError(odd[0])
         _Reader.__init__(self)  # what was read until then
         self._read(good)
-        warnings.warn(f"{len(odd)} of {len(kept)} events of this trace are left out, for the format has no such fields. The first: {odd[0]}.", stacklevel=5)
+        warnings.warn(
+            f"{len(odd)} of {len(kept)} events of this trace are left out, for the format has no such fields. The "
+            f"first: {odd[0]}.",
+            stacklevel=5,
+        )
 
     def _read(self, kept: list[Event]) -> None:
         for event in kept:
@@ -223,7 +248,10 @@ class _Reader:
                 self._sample(event)
             elif event["ph"] in ("t", "f"):  # where it leads to; one may have several
                 self._arrows += 1
-        first, last = min((row[0] for row in self._rows), default=-_MOST_US * 1000), max((row[1] for row in self._rows), default=_MOST_US * 1000)
+        first, last = (
+            min((row[0] for row in self._rows), default=-_MOST_US * 1000),
+            max((row[1] for row in self._rows), default=_MOST_US * 1000),
+        )
         for event in kept:
             if event["ph"] in _INSTANT and first <= (at := _ns(event["ts"])) <= last and self._has_place(event):
                 self._row(self._track(event), SpanKind.LABEL, _text(event.get("name", "")), at, at)
@@ -245,7 +273,8 @@ class _Reader:
         stream, joined = category in _GPU, event["ph"] == "b"
         key: tuple[Any, ...] = (pid, category) if joined else (pid, tid, "")
         if stream:
-            # A wait for an event or for the whole device says that its stream is -1: Kineto draws it on one all the same.
+            # A wait for an event or for the whole device says that its stream is -1: Kineto draws it on one all the
+            # same.
             key = ("gpu", args.get("device", pid), tid if category == "cuda_sync" else args.get("stream", tid))
         if key not in self._lanes:
             if stream:
@@ -262,7 +291,9 @@ class _Reader:
         return self._lanes[key]
 
     def _has_place(self, event: Event) -> bool:
-        """Of an instant: those of a thread have one; a profiler names threads that are none for those of the whole recording."""
+        """Of an instant: those of a thread have one; a profiler names threads that are none for those of the whole
+        recording.
+        """
         return event.get("s", "t") == "t" or (event.get("pid"), event.get("tid"), "") in self._lanes
 
     # --- rows ------------------------------------------------------------------------------------------
@@ -291,9 +322,12 @@ class _Reader:
         self._row(self._track(event), kind, name, start, end)
 
     def _task(self, event: Event, start: int, end: int) -> str:
-        """The task that this is the execution of, as Ray draws it around: of those that began before and are not over, the last one. "" without one."""
+        """The task that this is the execution of, as Ray draws it around: of those that began before and are not over,
+        the last one. "" without one.
+        """
         tasks = self._tasks[event.get("pid"), event.get("tid")]
-        tasks[:] = [task for task in tasks if task[0] > start]  # events come by their beginnings, so the others are over
+        # events come by their beginnings, so the others are over
+        tasks[:] = [task for task in tasks if task[0] > start]
         return next((name for until, name in reversed(tasks) if until >= end), "")
 
     def _row(self, track: int, kind: int, name: str, start: int, end: int, iteration: int = -1) -> None:
@@ -303,7 +337,9 @@ class _Reader:
         values = {k: v for k, v in _args(event).items() if isinstance(v, int | float)}
         for key, value in values.items():
             text = _text(event.get("name", ""))
-            self._samples.append((self._name(text if len(values) == 1 else f"{text} {_text(key)}"), _ns(event["ts"]), float(value)))
+            self._samples.append(
+                (self._name(text if len(values) == 1 else f"{text} {_text(key)}"), _ns(event["ts"]), float(value))
+            )
 
     def _complete(self, events: list[Event]) -> Iterator[Event]:
         """Every X event, and begins and ends as such; an E ends the last begin of its name, else the last one."""
@@ -329,7 +365,9 @@ class _Reader:
 
     # --- the result ------------------------------------------------------------------------------------
     def devices(self) -> list[str]:
-        return sorted({d for track in self._tracks for d in track.devices}, key=lambda d: (not d.startswith("cuda:"), d))
+        return sorted(
+            {d for track in self._tracks for d in track.devices}, key=lambda d: (not d.startswith("cuda:"), d)
+        )
 
     def content(self) -> dict[str, Any]:
         return {
@@ -339,12 +377,15 @@ class _Reader:
 
 
 class _OwnReader(_Reader):
-    """What `rlinf_lab.timeline.formats.chrome` wrote: exact, from the arguments of its events. One that is odd was changed by hand."""
+    """What `rlinf_lab.timeline.formats.chrome` wrote: exact, from the arguments of its events. One that is odd was
+    changed by hand.
+    """
 
     def __init__(self, other: Event) -> None:
         super().__init__()
         self._other = other
-        self._said = [Track.from_json(said) for said in other.get("tracks", ())]  # older files have but the labels of lanes
+        # older files have but the labels of lanes
+        self._said = [Track.from_json(said) for said in other.get("tracks", ())]
 
     def _leave_out_odd(self, kept: list[Event]) -> None:
         raise ValueError(next(filter(None, map(_problem, kept)), "an event has not what to_chrome() writes"))
@@ -387,8 +428,15 @@ class _OwnReader(_Reader):
         return list(self._other["devices"])
 
     def content(self) -> dict[str, Any]:
-        told = {"foreign_arrows": 0, "dropped": int(self._other.get("dropped_spans", 0)), "dropped_samples": int(self._other.get("dropped_samples", 0))}
-        clocks = {key: {_text(host): int(ns) for host, ns in self._other.get(key, {}).items()} for key in ("clock_errors", "clock_jumps")}
+        told = {
+            "foreign_arrows": 0,
+            "dropped": int(self._other.get("dropped_spans", 0)),
+            "dropped_samples": int(self._other.get("dropped_samples", 0)),
+        }
+        clocks = {
+            key: {_text(host): int(ns) for host, ns in self._other.get(key, {}).items()}
+            for key in ("clock_errors", "clock_jumps")
+        }
         return super().content() | told | clocks
 
 
@@ -399,7 +447,9 @@ def _problem(event: Event) -> str:
         return f"{said}: its phase 'ph' is no text"
     if not isinstance(event.get("cat") or "", str):
         return f"{said}: its category 'cat' is no text"
-    places = {"pid": event.get("pid"), "tid": event.get("tid"), "id": event.get("id")} | {k: _args(event).get(k) for k in ("device", "stream")}
+    places = {"pid": event.get("pid"), "tid": event.get("tid"), "id": event.get("id")} | {
+        k: _args(event).get(k) for k in ("device", "stream")
+    }
     for key, value in places.items():
         if isinstance(value, dict | list):
             return f"{said}: its {key!r} is neither a number nor a text"
@@ -422,8 +472,14 @@ def _args(event: Event) -> Event:
 
 
 def _thread(tid: Any) -> str:
-    """The name of a thread that the trace does not name. Ray's has one for a number: ``worker:`` or ``driver:`` and its id."""
-    return _LONG_ID.sub(r"\1", _text(tid)) if isinstance(tid, str) and tid.startswith(("worker:", "driver:")) else _text(f"thread {tid}")
+    """The name of a thread that the trace does not name. Ray's has one for a number: ``worker:`` or ``driver:`` and its
+    id.
+    """
+    return (
+        _LONG_ID.sub(r"\1", _text(tid))
+        if isinstance(tid, str) and tid.startswith(("worker:", "driver:"))
+        else _text(f"thread {tid}")
+    )
 
 
 def _category(event: Event) -> str:

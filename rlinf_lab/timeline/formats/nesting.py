@@ -12,12 +12,16 @@ from rlinf_lab.timeline.record.batch import SpanArray
 
 
 def nested(spans: SpanArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """(row numbers by track, lane and start, lane of each of them). Lane 0 of a track holds whatever nests; those that would cut a span come after."""
+    """(row numbers by track, lane and start, lane of each of them). Lane 0 of a track holds whatever nests; those that
+    would cut a span come after.
+    """
     order = np.lexsort((spans["kind"], -spans["end"], spans["start"], spans["track"]))
     lanes = np.zeros(len(order), np.intp)
     stacks: list[list[int]] = []  # ends of the open spans of each lane of a track
     track = -1
-    rows = zip(spans["track"][order].tolist(), spans["start"][order].tolist(), spans["end"][order].tolist(), strict=True)
+    rows = zip(
+        spans["track"][order].tolist(), spans["start"][order].tolist(), spans["end"][order].tolist(), strict=True
+    )
     for i, (of_track, start, end) in enumerate(rows):
         if of_track != track:
             track, stacks = of_track, [[]]

@@ -34,8 +34,8 @@ def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]
     ========= ===== ==========================================================================
 
     Rows are sorted by track and start. The other header fields: ``count``, ``since``, ``next`` (what to ask for as the
-    next ``since``), ``start_ns``, ``end_ns`` (integers), ``devices``, ``tracks`` (worker, rank, devices, host), ``names``,
-    ``kinds``, ``dropped``. 33 bytes a span.
+    next ``since``), ``start_ns``, ``end_ns`` (integers), ``devices``, ``tracks`` (worker, rank, devices, host),
+    ``names``, ``kinds``, ``dropped``. 33 bytes a span.
     """
     header, data = pack_rows(store, since)
     header |= {
@@ -53,7 +53,9 @@ def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]
 
 
 def pack_rows(store: SpanStore, since: int = 0, until: int | None = None) -> tuple[dict[str, Any], bytes]:
-    """The rows alone, with a header of ``count`` and ``columns``: for whoever knows the rest. Live views ask many times a second."""
+    """The rows alone, with a header of ``count`` and ``columns``: for whoever knows the rest. Live views ask many times
+    a second.
+    """
     spans = store.spans[since:until]
     spans = spans[np.lexsort((spans["start"], spans["track"]))]
     track = "<u2" if len(store._tracks) < 1 << 16 else "<u4"
@@ -75,9 +77,11 @@ def pack_rows(store: SpanStore, since: int = 0, until: int | None = None) -> tup
 
 
 def pack_delta(store: SpanStore, since: int, until: int, origin_ns: int) -> tuple[dict[str, Any], bytes]:
-    """Some rows as they are in memory (`SPAN_DTYPE`, 56 bytes each, in order of arrival); the header's ``origin`` is what their times count from.
+    """Some rows as they are in memory (`SPAN_DTYPE`, 56 bytes each, in order of arrival); the header's ``origin`` is
+    what their times count from.
 
-    For a live view, eight times a second: laying out 300 rows in columns costs ten times as much as copying them, and a browser does it in no time.
+    For a live view, eight times a second: laying out 300 rows in columns costs ten times as much as copying them, and a
+    browser does it in no time.
     """
     rows = store.spans[since:until]
     return {"count": len(rows), "origin": str(origin_ns)}, rows.tobytes()  # as text: JavaScript's numbers end at 2^53
@@ -89,16 +93,18 @@ def pack_waiting(rows: bytes, origin_ns: int) -> tuple[dict[str, Any], bytes]:
 
 
 def json_of_waiting(header: dict[str, Any]) -> str:
-    """The header of `pack_waiting` as JSON, in a fifth of what a library takes with cold caches: it goes out eight times a second."""
+    """The header of `pack_waiting` as JSON, in a fifth of what a library takes with cold caches: it goes out eight
+    times a second.
+    """
     return f'{{"count": {header["count"]}, "origin": "{header["origin"]}", "narrow": true}}'
 
 
 def pack_bubbles(accounting: Accounting) -> tuple[dict[str, Any], bytes]:
     """(header, data) of every bubble, laid out as in `pack_spans`, sorted by device and start.
 
-    Columns: start <f8 (ns since ``start_ns``), duration <f4 (ns), track <i4 (who waited, -1: nobody), channel <i4 (-1: none),
-    iteration <i4, device <i4 (number in ``devices``), kind i1 (of the span that explains it, -1: none), cause u1 (number in
-    ``causes``).
+    Columns: start <f8 (ns since ``start_ns``), duration <f4 (ns), track <i4 (who waited, -1: nobody), channel <i4 (-1:
+    none), iteration <i4, device <i4 (number in ``devices``), kind i1 (of the span that explains it, -1: none), cause u1
+    (number in ``causes``).
     """
     rows = accounting.bubbles
     header, data = _columns(

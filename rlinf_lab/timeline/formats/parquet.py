@@ -54,7 +54,8 @@ def read_parquet(path: str | Path) -> tuple[list[str], dict[str, Any]]:
     extra = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
     if extra.get("version") != 1:
         raise TimelineError(
-            f"{str(path)!r} is no timeline of this version: its metadata {_KEY.decode()!r} says {extra.get('version')!r}."
+            f"{str(path)!r} is no timeline of this version: its metadata {_KEY.decode()!r} says "
+            f"{extra.get('version')!r}."
             " Next: read it with pandas.read_parquet, or write it with Timeline.to_parquet."
         )
     return extra["devices"], {

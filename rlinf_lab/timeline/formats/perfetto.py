@@ -26,13 +26,16 @@ _SEQUENCE = 1
 _CLEARED, _NEEDED = 1, 2  # sequence_flags: the tables of names start here; this packet uses them
 _BEGIN, _END, _COUNTER = 1, 2, 4
 ANNOTATIONS = ("call", "iteration", "items", "bytes", "channel", "flow")  # interned from 1 on
-OURS = "rlinf_lab "  # in the first packet, what begins so is no span's name: devices, tracks and what was dropped, for `Timeline.from_perfetto`
+# in the first packet, what begins so is no span's name: devices, tracks and what was dropped, for
+# `Timeline.from_perfetto`
+OURS = "rlinf_lab "
 
 
 def to_perfetto(store: SpanStore, path: str | Path) -> Path:
     """Write a ``.pftrace``: lanes as in `to_chrome`, names interned, arrows as flows, counters. Returns the path.
 
-    Times are the timeline's own ns; where some are negative, which the format has no room for, ns since the earliest of them.
+    Times are the timeline's own ns; where some are negative, which the format has no room for, ns since the earliest of
+    them.
     """
     path = Path(path)
     with path.open("wb") as file:
@@ -103,7 +106,9 @@ def _packets(store: SpanStore) -> Iterator[bytes]:
 
 
 def _origin(store: SpanStore) -> int:
-    """What is taken from every time, ns: the earliest where that is negative, for a packet's timestamp has no sign; else 0."""
+    """What is taken from every time, ns: the earliest where that is negative, for a packet's timestamp has no sign;
+    else 0.
+    """
     samples = store.counter_samples
     return min(0, store.start_ns, int(samples["time"].min()) if len(samples) else 0)
 
@@ -136,7 +141,9 @@ def _slices(store: SpanStore, origin: int, order: np.ndarray, lanes: np.ndarray)
     def notes(name: int, iteration: int, items: int, nbytes: int, channel: int) -> bytes:
         values: list[int | str] = [names[name], iteration, items or "", nbytes or "", names[channel]]
         return b"".join(
-            _bytes(4, _int(1, i) + (_bytes(6, value) if isinstance(value, str) else _int(4, value))) for i, value in enumerate(values, 1) if value != ""
+            _bytes(4, _int(1, i) + (_bytes(6, value) if isinstance(value, str) else _int(4, value)))
+            for i, value in enumerate(values, 1)
+            if value != ""
         )
 
     @lru_cache(1 << 16)

@@ -60,7 +60,9 @@ def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
 
 
 class _Reader:
-    """``_known``: events that belong to no flow, and ``_notes`` of events, by their bytes: few of them differ in a trace, and reading one takes long."""
+    """``_known``: events that belong to no flow, and ``_notes`` of events, by their bytes: few of them differ in a
+    trace, and reading one takes long.
+    """
 
     def __init__(self) -> None:
         self.devices: list[str] = []
@@ -88,7 +90,9 @@ class _Reader:
                     return
         found = dict(fields(memoryview(data)))  # none of these comes twice
         if 12 in found:
-            self._about([str(dict(fields(entry))[2], "utf-8") for number, entry in fields(found[12]) if number == 2][-1])
+            self._about(
+                [str(dict(fields(entry))[2], "utf-8") for number, entry in fields(found[12]) if number == 2][-1]
+            )
         if 60 in found:
             self._describe(dict(fields(found[60])))
         if 11 in found:
@@ -97,7 +101,9 @@ class _Reader:
     def _about(self, text: str) -> None:
         about = json.loads(text.removeprefix(OURS))
         self.devices, self._origin = about["devices"], about.get("origin_ns")
-        self._told = {key: about[key] for key in ("dropped", "dropped_samples", "clock_errors", "clock_jumps") if key in about}
+        self._told = {
+            key: about[key] for key in ("dropped", "dropped_samples", "clock_errors", "clock_jumps") if key in about
+        }
         self._said = [Track.from_json(said) for *said, lanes in about.get("tracks", ()) for _ in range(lanes)]
 
     def _time(self, stamp: int) -> int:
@@ -110,7 +116,11 @@ class _Reader:
             self._processes[process[1]] = str(process[6], "utf-8")
         elif 4 in found:
             thread = dict(fields(found[4]))
-            track = self._said[len(self._lanes)] if self._said else track_of(str(thread[5], "utf-8"), self._processes[thread[1]])
+            track = (
+                self._said[len(self._lanes)]
+                if self._said
+                else track_of(str(thread[5], "utf-8"), self._processes[thread[1]])
+            )
             self._lanes[found[1]] = self._tracks.setdefault(track, len(self._tracks))
         elif 8 in found:
             self._counters[found[1]] = str(found[2], "utf-8")
@@ -166,7 +176,8 @@ class _Reader:
         if any(self._open.values()):
             raise ValueError("spans begin that do not end")
         return {
-            "spans": np.array([tuple(row) for row in self._rows], SPAN_DTYPE), "tracks": list(self._tracks), "names": list(self._texts),
+            "spans": np.array([tuple(row) for row in self._rows], SPAN_DTYPE), "tracks": list(self._tracks),
+            "names": list(self._texts),
             "counters": np.array(self._samples, COUNTER_DTYPE), **self._told,
         }  # fmt: skip
 
@@ -182,11 +193,16 @@ def _signed(value: int) -> int:
 
 
 def read_perfetto(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a trace of another tool, ``ValueError`` for a damaged one."""
+    """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a trace of another tool,
+    ``ValueError`` for a damaged one.
+    """
     reader, data, first = _Reader(), memoryview(path.read_bytes()), True
     for number, packet in fields(data):
         if first and (number != 1 or OURS.encode() not in bytes(packet)):
-            raise TimelineError(f"{str(path)!r} is no Perfetto trace of ours. Next: open it at ui.perfetto.dev, or give its Chrome JSON.")
+            raise TimelineError(
+                f"{str(path)!r} is no Perfetto trace of ours. Next: open it at ui.perfetto.dev, or give its Chrome "
+                "JSON."
+            )
         first = False
         reader.packet(bytes(packet))
     content = reader.content()

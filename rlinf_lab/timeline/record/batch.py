@@ -30,8 +30,8 @@ SPAN_DTYPE = np.dtype(
 )
 #: The same row for `struct`: what `Recorder.add` writes for a span that does not fit into a narrow row.
 SPAN_STRUCT = struct.Struct("<qqqqiiiiiBxxx")
-#: One span as it waits in a recorder, 32 bytes: a duration of up to 4.29 s, up to 65,535 items, 4 GiB and 32,767 names; the
-#: kind is in the low four bits of ``moment``, the iteration in the others.
+#: One span as it waits in a recorder, 32 bytes: a duration of up to 4.29 s, up to 65,535 items, 4 GiB and 32,767 names;
+#: the kind is in the low four bits of ``moment``, the iteration in the others.
 NARROW_DTYPE = np.dtype(
     {
         "names": ["start", "duration", "flow", "moment", "nbytes", "track", "name", "channel", "items"],
@@ -50,7 +50,14 @@ SpanArray = NDArray[np.void]
 def _part(dtype: np.dtype, names: list[str]) -> np.dtype:
     """The same rows with these fields only."""
     fields: Any = dtype.fields
-    return np.dtype({"names": names, "formats": [fields[n][0] for n in names], "offsets": [fields[n][1] for n in names], "itemsize": dtype.itemsize})
+    return np.dtype(
+        {
+            "names": names,
+            "formats": [fields[n][0] for n in names],
+            "offsets": [fields[n][1] for n in names],
+            "itemsize": dtype.itemsize,
+        }
+    )
 
 
 _SAME = ["start", "flow", "nbytes", "track", "name", "channel", "items"]  # fields that mean the same in both
@@ -60,7 +67,9 @@ _MAGIC = b"RLSB\x01"
 
 
 def stacked(parts: Sequence[SpanArray]) -> SpanArray:
-    """Rows of one structured dtype after each other. As bytes: numpy takes 0.5 ms for promoting the fields of a structured dtype to itself."""
+    """Rows of one structured dtype after each other. As bytes: numpy takes 0.5 ms for promoting the fields of a
+    structured dtype to itself.
+    """
     if len(parts) == 1:
         return parts[0]
     whole = np.dtype((np.void, parts[0].dtype.itemsize))
@@ -89,9 +98,10 @@ class SpanBatch:
 
     ``source`` is unique to the recorder, ``seq`` counts its batches from 0 without a gap; ``tracks`` and ``names`` are
     those that are new since the batch before, numbered on from there; ``dropped`` is how many
-    spans were lost since then because nobody drained in time, ``dropped_samples`` how many samples of counters; ``clock_error_ns``: how
-    far the times may be from those of the reader's clock, after `AlignedClock.aligned` (0: they are of that clock); ``clock_jumps``: how
-    often, so far, that host's clock was set or stood still. False when there is nothing to ship.
+    spans were lost since then because nobody drained in time, ``dropped_samples`` how many samples of counters;
+    ``clock_error_ns``: how far the times may be from those of the reader's clock, after `AlignedClock.aligned` (0: they
+    are of that clock); ``clock_jumps``: how often, so far, that host's clock was set or stood still. False when there
+    is nothing to ship.
     """
 
     host: str
@@ -110,18 +120,24 @@ class SpanBatch:
         return len(self.spans)
 
     def __bool__(self) -> bool:
-        return bool(len(self.spans) or len(self.counters) or self.tracks or self.names or self.dropped or self.dropped_samples)
+        return bool(
+            len(self.spans) or len(self.counters) or self.tracks or self.names or self.dropped or self.dropped_samples
+        )
 
     @property
     def is_plain(self) -> bool:
         """Spans and samples, and nothing else to be learnt."""
-        return not (self.tracks or self.names or self.dropped or self.dropped_samples or self.clock_error_ns or self.clock_jumps)
+        return not (
+            self.tracks or self.names or self.dropped or self.dropped_samples or self.clock_error_ns or self.clock_jumps
+        )
 
     def __repr__(self) -> str:
         return f"SpanBatch {self.seq} of {self.host}: {len(self.spans):,} spans, {len(self.counters):,} counter samples"
 
     def to_bytes(self) -> bytes:
-        """The batch as bytes: a JSON header, then each column less its minimum in the narrowest unsigned type that fits."""
+        """The batch as bytes: a JSON header, then each column less its minimum in the narrowest unsigned type that
+        fits.
+        """
         columns, parts = [], []
         for name in SPAN_DTYPE.names or ():
             values = self.spans[name].astype(np.int64)
@@ -154,11 +170,23 @@ class SpanBatch:
         if not isinstance(data, bytes | bytearray):
             raise TimelineError(f"from_bytes({shown(data)}): the bytes of a span batch. {step}")
         if data[: len(_MAGIC)] != _MAGIC:
-            raise TimelineError(f"These {len(data)} bytes are no span batch: they start with {data[:5]!r}, not {_MAGIC!r}. {step}")
+            raise TimelineError(
+                f"These {len(data)} bytes are no span batch: they start with {data[:5]!r}, not {_MAGIC!r}. {step}"
+            )
         try:
             return cls._parsed(data)
-        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, MemoryError, struct.error) as error:
-            raise TimelineError(f"These {len(data)} bytes are no whole span batch: {type(error).__name__}: {said(error)[:200]}. {step}") from error
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            ArithmeticError,
+            RecursionError,
+            MemoryError,
+            struct.error,
+        ) as error:
+            raise TimelineError(
+                f"These {len(data)} bytes are no whole span batch: {type(error).__name__}: {said(error)[:200]}. {step}"
+            ) from error
 
     @classmethod
     def _parsed(cls, data: bytes | bytearray) -> SpanBatch:

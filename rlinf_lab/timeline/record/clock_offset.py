@@ -1,8 +1,9 @@
 """Two clocks that nobody has set to each other: what lies between them, within a bound that is known.
 
-Whoever asks a clock at ``asked`` and has its answer at ``answered`` knows that it was read in between: the offset (ours less theirs) lies
-between ``asked - theirs`` and ``answered - theirs``. The best answers were fast: of all of them together holds what they have in common,
-widened by what the clocks may have drifted apart since each (Marzullo and Owicki 1983; NTP, RFC 5905, section 11.2.1).
+Whoever asks a clock at ``asked`` and has its answer at ``answered`` knows that it was read in between: the offset (ours
+less theirs) lies between ``asked - theirs`` and ``answered - theirs``. The best answers were fast: of all of them
+together holds what they have in common, widened by what the clocks may have drifted apart since each (Marzullo and
+Owicki 1983; NTP, RFC 5905, section 11.2.1).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.store import Growing
 
-#: How far two clocks drift apart at most, in millionths: quartz is good for 50, and NTP pulls one towards another a little.
+#: How far two clocks drift apart at most, in millionths: quartz is good for 50, and NTP pulls one towards another a
+#: little.
 DRIFT_PPM = 100.0
 _KNOT = np.dtype([("theirs", "<i8"), ("offset", "<i8")])
 
@@ -24,7 +26,8 @@ _KNOT = np.dtype([("theirs", "<i8"), ("offset", "<i8")])
 class ClockOffset:
     """What must be added to another clock to get ours. Integers, ns. Not thread-safe.
 
-    ``jumps``: how often an answer contradicted all before it: one of the clocks was set, or stood still; it begins anew then.
+    ``jumps``: how often an answer contradicted all before it: one of the clocks was set, or stood still; it begins anew
+    then.
     """
 
     def __init__(self, drift_ppm: float = DRIFT_PPM) -> None:
@@ -59,8 +62,9 @@ class ClockOffset:
 class AlignedClock:
     """The times of a recorder with a clock of its own, on ours. Not thread-safe.
 
-    Between batches the offset moves from one estimate to the next in a straight line, so that what followed each other there does so here: the
-    same time there is always the same time here, and no later one is before it. ``error_ns``: how far from the truth any time so far may be.
+    Between batches the offset moves from one estimate to the next in a straight line, so that what followed each other
+    there does so here: the same time there is always the same time here, and no later one is before it. ``error_ns``:
+    how far from the truth any time so far may be.
     """
 
     def __init__(self, drift_ppm: float = DRIFT_PPM) -> None:
@@ -78,10 +82,14 @@ class AlignedClock:
         for rows, fields in ((spans, ("start", "end")), (counters, ("time",))):
             for field in fields:
                 rows[field] = self._ours(rows[field])
-        return replace(batch, spans=spans, counters=counters, clock_error_ns=self.error_ns, clock_jumps=self.offset.jumps)
+        return replace(
+            batch, spans=spans, counters=counters, clock_error_ns=self.error_ns, clock_jumps=self.offset.jumps
+        )
 
     def _learn(self, earliest: int, latest: int, now_ns: int) -> None:
-        """The offset at the latest time that has come: the estimate of now, reached with half the speed of time at most."""
+        """The offset at the latest time that has come: the estimate of now, reached with half the speed of time at
+        most.
+        """
         drifted, knots = self.offset.drifted, self._knots.view
         wished, error = self.offset.at(now_ns)
         offset, gap = wished, 0
@@ -91,14 +99,17 @@ class AlignedClock:
             offset = before + max(-(gap // 2), min(gap // 2, wished - before))
         if not len(knots) or gap > 0:
             self._knots.append(np.array([(latest, offset)], _KNOT))
-            # A straight line is off by half of what may have drifted between its ends; and what comes late was written down long ago.
+            # A straight line is off by half of what may have drifted between its ends; and what comes late was written
+            # down long ago.
             error += abs(wished - offset) + drifted(gap) // 2 + drifted(now_ns - latest - offset)
             self.error_ns = max(self.error_ns, error)
             self._first_error_ns = self._first_error_ns or error
         elif self.offset.jumps:  # a clock that was set back says times that it has said before, with the offset of then
             times = np.array([earliest, latest])
             self.error_ns = max(self.error_ns, error + int(abs(self._ours(times) - times - wished).max()))
-        self.error_ns = max(self.error_ns, self._first_error_ns + drifted(int(self._knots.view["theirs"][0]) - earliest))
+        self.error_ns = max(
+            self.error_ns, self._first_error_ns + drifted(int(self._knots.view["theirs"][0]) - earliest)
+        )
 
     def _ours(self, theirs: NDArray[np.int64]) -> NDArray[np.int64]:
         knots = self._knots.view

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from rlinf_lab.errors import TimelineError, shown
 
-#: What readers raise for bytes that are not what they should be: also numbers beyond 64 bits, lists in lists without end, sizes beyond all memory.
+#: What readers raise for bytes that are not what they should be: also numbers beyond 64 bits, lists in lists without
+#: end, sizes beyond all memory.
 DAMAGE = (
-    OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError, struct.error, zlib.error,
+    OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError,
+    struct.error, zlib.error,
 )  # fmt: skip
 
 
@@ -30,12 +32,16 @@ def path_of(who: str, path: object) -> Path:
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:  # half of a character
-        raise TimelineError(f"{who}({shown(path)}): no file of this system can be called so. Next: {who}('timeline').") from error
+        raise TimelineError(
+            f"{who}({shown(path)}): no file of this system can be called so. Next: {who}('timeline')."
+        ) from error
     return Path(path)
 
 
 def holds(question: Callable[[], bool]) -> bool:
-    """The answer of ``Path.exists`` or ``Path.is_dir``, which raise for a name that is too long: nothing is called so."""
+    """The answer of ``Path.exists`` or ``Path.is_dir``, which raise for a name that is too long: nothing is
+    called so.
+    """
     try:
         return question()
     except OSError:
@@ -44,10 +50,12 @@ def holds(question: Callable[[], bool]) -> bool:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write what shall be at ``path`` whole or not at all: a name beside it, which becomes ``path`` when the block ends without an error.
+    """Where to write what shall be at ``path`` whole or not at all: a name beside it, which becomes ``path`` when the
+    block ends without an error.
 
-    What was at ``path`` before stays until then, and for good when the block fails or is interrupted. A link stays a link, a file keeps its mode,
-    and what is no ordinary file (a pipe, ``/dev/stdout``) is written to as it is. Raises `OSError`; a process that is killed leaves a ``.….part``.
+    What was at ``path`` before stays until then, and for good when the block fails or is interrupted. A link stays a
+    link, a file keeps its mode, and what is no ordinary file (a pipe, ``/dev/stdout``) is written to as it is. Raises
+    `OSError`; a process that is killed leaves a ``.….part``.
     """
     target = Path(os.path.realpath(path))
     there = target.exists()
@@ -72,7 +80,9 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(who: str, path: object) -> Iterator[Path]:
-    """Where to write a file, which is there `whole` or not at all. Raises `TimelineError` where it cannot be written."""
+    """Where to write a file, which is there `whole` or not at all. Raises `TimelineError` where it cannot
+    be written.
+    """
     target = path_of(who, path)
     try:
         with whole(target) as part:
@@ -80,7 +90,13 @@ def writing(who: str, path: object) -> Iterator[Path]:
     except OSError as error:
         folder = target.parent
         missing = not holds(folder.is_dir) and error.errno != errno.ENAMETOOLONG
-        why = f"there is no folder {str(folder)!r}" if missing else "that is a folder" if holds(target.is_dir) else error.strerror or str(error)
+        why = (
+            f"there is no folder {str(folder)!r}"
+            if missing
+            else "that is a folder"
+            if holds(target.is_dir)
+            else error.strerror or str(error)
+        )
         step = f"mkdir -p {str(folder)!r}" if missing else "name a file that can be written"
         raise TimelineError(f"{who}({shown(str(target), 300)}): {why}. Next: {step}.") from error
 
@@ -94,10 +110,13 @@ def reading(who: str, path: object) -> Iterator[Path]:
     except TimelineError:
         raise
     except FileNotFoundError as error:
-        raise TimelineError(f"{who}({str(source)!r}): there is no such file. Next: look at {str(source.parent)!r}.") from error
+        raise TimelineError(
+            f"{who}({str(source)!r}): there is no such file. Next: look at {str(source.parent)!r}."
+        ) from error
     except DAMAGE as error:
         text = str(error).split("\n", 1)[0][:200]
         raise TimelineError(
-            f"{who}({shown(str(source), 300)}): the file is damaged, cut off, or of something else: {type(error).__name__}: {text}."
+            f"{who}({shown(str(source), 300)}): the file is damaged, cut off, or of something else: "
+            f"{type(error).__name__}: {text}."
             " Next: write or export it again."
         ) from error

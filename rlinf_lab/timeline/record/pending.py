@@ -1,4 +1,6 @@
-"""Rows that wait in a recorder's memory: those that a runtime left as numbers, packed, and all of them as a batch's spans."""
+"""Rows that wait in a recorder's memory: those that a runtime left as numbers, packed, and all of them as a batch's
+spans.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,16 @@ from rlinf_lab.timeline.record.batch import NARROW_DTYPE, NARROW_STRUCT, SPAN_DT
 
 NUMBERS = len(NARROW_DTYPE.names or ())  # of a row
 ROW = NARROW_STRUCT.size
-_PACKS = [(count, struct.Struct(NARROW_STRUCT.format[0] + count * NARROW_STRUCT.format[1:]).pack) for count in (256, 64, 16, 4, 1)]
+_PACKS = [
+    (count, struct.Struct(NARROW_STRUCT.format[0] + count * NARROW_STRUCT.format[1:]).pack)
+    for count in (256, 64, 16, 4, 1)
+]
 
 
 class Waiting(NamedTuple):
-    """Rows that wait in memory, as copies, for a view would forbid others to append meanwhile: narrow ones, and wide ones."""
+    """Rows that wait in memory, as copies, for a view would forbid others to append meanwhile: narrow ones, and wide
+    ones.
+    """
 
     rows: bytearray
     wide: bytearray
@@ -27,7 +34,8 @@ class Waiting(NamedTuple):
         narrow = widened(np.frombuffer(self.rows, NARROW_DTYPE))
         if not self.wide:
             return narrow
-        both = np.empty(len(narrow) + len(self.wide) // SPAN_STRUCT.size, SPAN_DTYPE)  # np.concatenate would take the padding away
+        # np.concatenate would take the padding away
+        both = np.empty(len(narrow) + len(self.wide) // SPAN_STRUCT.size, SPAN_DTYPE)
         both[: len(narrow)], both[len(narrow) :] = narrow, np.frombuffer(self.wide, SPAN_DTYPE)
         return both
 
@@ -40,7 +48,9 @@ def cut_off(rows: bytearray, size: int, beyond: int) -> int:
 
 
 def packed(numbers: list[int]) -> tuple[bytearray, bytearray]:
-    """Rows of these numbers, which are in the order of `NARROW_DTYPE`: narrow ones, and wide ones of what is long or large."""
+    """Rows of these numbers, which are in the order of `NARROW_DTYPE`: narrow ones, and wide ones of what is long or
+    large.
+    """
     rows, wide, at = bytearray(), bytearray(), 0
     for count, pack in _PACKS:
         size = count * NUMBERS
@@ -52,6 +62,8 @@ def packed(numbers: list[int]) -> tuple[bytearray, bytearray]:
                 if count > 1:
                     break
                 start, duration, flow, moment, nbytes, track, name, channel, items = part
-                wide += SPAN_STRUCT.pack(start, start + duration, nbytes, flow, track, name, channel, moment >> 4, items, moment & 15)
+                wide += SPAN_STRUCT.pack(
+                    start, start + duration, nbytes, flow, track, name, channel, moment >> 4, items, moment & 15
+                )
             at += size
     return rows, wide

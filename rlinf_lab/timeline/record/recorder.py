@@ -1,17 +1,19 @@
 """Writing down what happens, cheaply: one `Recorder` in each process.
 
-``add`` packs a row and appends it to a byte buffer with one call into C. Under the interpreter lock that append is atomic,
-and ``drain`` cuts a *prefix* of the same buffer off instead of swapping it, so that no thread can hold a stale one:
-a span that was added is drained exactly once.
+``add`` packs a row and appends it to a byte buffer with one call into C. Under the interpreter lock that append is
+atomic, and ``drain`` cuts a *prefix* of the same buffer off instead of swapping it, so that no thread can hold a stale
+one: a span that was added is drained exactly once.
 
-Between two stretches of computing a row costs three times what it costs in a loop, for what packing needs has left the caches. So a runtime of ours leaves its
-rows as numbers (``loose``), with one call into C, and whoever drains packs some hundred of them at once (`rlinf_lab.timeline.record.pending`).
+Between two stretches of computing a row costs three times what it costs in a loop, for what packing needs has left the
+caches. So a runtime of ours leaves its rows as numbers (``loose``), with one call into C, and whoever drains packs some
+hundred of them at once (`rlinf_lab.timeline.record.pending`).
 
-A process that is forked does not record: what waits, and the files on disk, are its parent's, and nobody would fetch what it
-adds. That is counted, in memory that both see, and told by the parent as dropped. Whoever wants it makes a recorder there.
+A process that is forked does not record: what waits, and the files on disk, are its parent's, and nobody would fetch
+what it adds. That is counted, in memory that both see, and told by the parent as dropped. Whoever wants it makes a
+recorder there.
 
-Memory is bounded: when nobody drains, a thread of the recorder moves what waits to Arrow files on disk, from where later
-drains fetch it. Only what comes while even that falls behind is lost, and counted.
+Memory is bounded: when nobody drains, a thread of the recorder moves what waits to Arrow files on disk, from where
+later drains fetch it. Only what comes while even that falls behind is lost, and counted.
 """
 
 from __future__ import annotations
@@ -30,7 +32,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.errors import TimelineError, shown
-from rlinf_lab.timeline.record.batch import COUNTER_DTYPE, NARROW_DTYPE, NARROW_STRUCT, SPAN_STRUCT, SpanArray, SpanBatch
+from rlinf_lab.timeline.record.batch import (
+    COUNTER_DTYPE,
+    NARROW_DTYPE,
+    NARROW_STRUCT,
+    SPAN_STRUCT,
+    SpanArray,
+    SpanBatch,
+)
 from rlinf_lab.timeline.record.clock import Clock, MonotonicClock
 from rlinf_lab.timeline.record.pending import NUMBERS, ROW, Waiting, cut_off, packed
 from rlinf_lab.timeline.record.span import SpanKind, Track, writable
@@ -50,27 +59,33 @@ class Recorder:
     """Collects spans and counter samples of one process; thread-safe; never blocks a worker.
 
     ``limit`` is how many spans may wait in memory (32 bytes each). When half of them wait, a background thread writes
-    them to ``spill`` (a folder; None: one of its own under the system's temporary folder, made when needed, gone with the
-    process). What comes beyond the limit, while the disk is slower than the worker, is counted, not kept: ``dropped`` says
-    how many, the next batch carries the number and the `Timeline` shows it. As many samples of counters may wait, in memory only;
-    those beyond are ``dropped_samples``.
+    them to ``spill`` (a folder; None: one of its own under the system's temporary folder, made when needed, gone with
+    the process). What comes beyond the limit, while the disk is slower than the worker, is counted, not kept:
+    ``dropped`` says how many, the next batch carries the number and the `Timeline` shows it. As many samples of
+    counters may wait, in memory only; those beyond are ``dropped_samples``.
     """
 
-    def __init__(self, host: str = "local", clock: Clock | None = None, *, limit: int = 262_144, spill: str | Path | None = None) -> None:
+    def __init__(
+        self, host: str = "local", clock: Clock | None = None, *, limit: int = 262_144, spill: str | Path | None = None
+    ) -> None:
         if not isinstance(host, str):
             raise TimelineError(f"Recorder({shown(host)}): the name of this host. Next: Recorder('local').")
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise TimelineError(f"Recorder(limit={shown(limit)}): how many spans may wait, at least 1. Next: leave it out.")
+            raise TimelineError(
+                f"Recorder(limit={shown(limit)}): how many spans may wait, at least 1. Next: leave it out."
+            )
         self.host = writable(host)
         self.clock: Clock = clock or MonotonicClock()
         self.limit = limit
         self._full_bytes, self._half_bytes = limit * ROW, max(limit // 2, 1) * ROW
         self._counter_bytes = limit * _COUNTER.size
-        self._elsewhere: NDArray[np.int64] | None = None  # what forked processes added, (spans, samples) in a place of each
+        # what forked processes added, (spans, samples) in a place of each
+        self._elsewhere: NDArray[np.int64] | None = None
         self._known_elsewhere = (0, 0)
         self._is_forked = False
         self._pack = NARROW_STRUCT.pack
-        self.loose: list[int] = []  # rows by their numbers in the order of `NARROW_DTYPE`, of a runtime of ours, which knows that they are right
+        # rows by their numbers in the order of `NARROW_DTYPE`, of a runtime of ours, which knows that they are right
+        self.loose: list[int] = []
         self.most_loose = NUMBERS * min(_LOOSE, max(limit // 2, 1))  # numbers, then `pack_up` is to be called
         self._packing = threading.Lock()
         self._tracks: dict[Track, int] = {}
@@ -80,7 +95,9 @@ class Recorder:
         _RECORDERS.add(self)
 
     def _begin(self) -> None:
-        """With nothing that waits: at first, and in a process that was forked, where numbers of tracks and names stay what they are."""
+        """With nothing that waits: at first, and in a process that was forked, where numbers of tracks and names stay
+        what they are.
+        """
         self.dropped = self.dropped_samples = 0
         self.source = f"{self.host}/{os.getpid()}/{os.urandom(6).hex()}"
         self._buffer = bytearray()
@@ -114,9 +131,12 @@ class Recorder:
         Raises `TimelineError` for anything but a name, a number of 64 bits and names of devices.
         """
         named = not isinstance(devices, str) and all(isinstance(device, str) for device in devices)
-        if not (named and isinstance(worker, str) and isinstance(rank, Integral) and -(1 << 63) <= rank < 1 << 63):  # tables and files have 64 bits
+        # tables and files have 64 bits
+        if not (named and isinstance(worker, str) and isinstance(rank, Integral) and -(1 << 63) <= rank < 1 << 63):
             said = f"track({shown(worker)}, {shown(rank)}, {shown(devices)})"
-            raise TimelineError(f"{said}: a worker's name, its rank, names of devices. Next: recorder.track('actor', 0, ('cuda:0',)).")
+            raise TimelineError(
+                f"{said}: a worker's name, its rank, names of devices. Next: recorder.track('actor', 0, ('cuda:0',))."
+            )
         key = Track(writable(worker), int(rank), tuple(map(writable, devices)), self.host)
         with self._lock:
             return self._tracks.setdefault(key, len(self._tracks))
@@ -124,7 +144,8 @@ class Recorder:
     def name(self, text: str) -> int:
         """The number of a name (a method, a label, a channel); the same text gives the same number.
 
-        Beyond `NAME_CHARACTERS` it is cut, and what no file can hold (lone surrogates) is written as ``\\udcff``. `TimelineError` for anything but a text.
+        Beyond `NAME_CHARACTERS` it is cut, and what no file can hold (lone surrogates) is written as ``\\udcff``.
+        `TimelineError` for anything but a text.
         """
         number = self._names.get(text) if isinstance(text, str) else None
         if number is None:
@@ -154,22 +175,31 @@ class Recorder:
     ) -> None:
         """Write one span (half-open, ns): 0.4 to 0.55 microseconds in a loop.
 
-        Raises `struct.error` if a number does not fit (times, bytes and flow: 64 bits, the rest 32), `TimelineError` for what is no `SpanKind`.
+        Raises `struct.error` if a number does not fit (times, bytes and flow: 64 bits, the rest 32), `TimelineError`
+        for what is no `SpanKind`.
         """
         if len(self._buffer) >= self._half_bytes and self._is_full():
             return
         try:
-            row = self._pack(start_ns, end_ns - start_ns, flow, iteration << 4 | _KINDS[kind], nbytes, track, name, channel, items)
+            row = self._pack(
+                start_ns, end_ns - start_ns, flow, iteration << 4 | _KINDS[kind], nbytes, track, name, channel, items
+            )
         except (struct.error, IndexError):  # long, large or wrong: which of them, a wide row tells
             if kind not in _KNOWN:
-                raise TimelineError(f"add(kind={shown(kind)}): what kind of span it is. Next: SpanKind.RUN, or another of SpanKind.") from None
+                raise TimelineError(
+                    f"add(kind={shown(kind)}): what kind of span it is. Next: SpanKind.RUN, or another of SpanKind."
+                ) from None
             if len(self._wide) < self._half_bytes or not self._is_full():
-                self._wide.extend(SPAN_STRUCT.pack(start_ns, end_ns, nbytes, flow, track, name, channel, iteration, items, kind))
+                self._wide.extend(
+                    SPAN_STRUCT.pack(start_ns, end_ns, nbytes, flow, track, name, channel, iteration, items, kind)
+                )
             return
         self._extend(row)
 
     def counter(self, name: str, time_ns: int, value: float) -> None:
-        """Write one sample of a quantity over time (utilisation, channel depth, reward). `TimelineError` for anything but numbers."""
+        """Write one sample of a quantity over time (utilisation, channel depth, reward). `TimelineError` for anything
+        but numbers.
+        """
         if len(self._counters) >= self._counter_bytes:
             self._drop(0, 1)
             return
@@ -177,7 +207,10 @@ class Recorder:
             self._counters.extend(_COUNTER.pack(self.name(name), time_ns, value))
         except (struct.error, TypeError, OverflowError) as error:
             said = f"counter({shown(name)}, {shown(time_ns)}, {shown(value)})"
-            raise TimelineError(f"{said}: a name, whole ns and a number. Next: recorder.counter('reward', recorder.clock.now_ns(), 1.5).") from error
+            raise TimelineError(
+                f"{said}: a name, whole ns and a number. Next: recorder.counter('reward', recorder.clock.now_ns(), "
+                "1.5)."
+            ) from error
 
     def _drop(self, spans: int, samples: int) -> None:
         with self._lock:  # rare; += on an attribute is not atomic
@@ -215,7 +248,9 @@ class Recorder:
                     self._spilling = False
 
     def pack_up(self) -> None:
-        """For who leaves rows ``loose``, when there are ``most_loose`` numbers: make rows of them. What is beyond the limit is counted, not kept."""
+        """For who leaves rows ``loose``, when there are ``most_loose`` numbers: make rows of them. What is beyond the
+        limit is counted, not kept.
+        """
         if not self._packing.acquire(blocking=False):  # another thread does that
             return
         try:
@@ -238,8 +273,9 @@ class Recorder:
             self._packing.release()
 
     def _loose_now(self) -> list[int]:
-        """A copy; others go on writing. No ``tuple(self.loose)``: CPython 3.11 looks where the numbers are before it makes room for the tuple, and a collection
-        of garbage begun by that may let another thread write, which moves them. A slice makes room first.
+        """A copy; others go on writing. No ``tuple(self.loose)``: CPython 3.11 looks where the numbers are before it
+        makes room for the tuple, and a collection of garbage begun by that may let another thread write, which moves
+        them. A slice makes room first.
         """
         return self.loose[:]
 
@@ -276,8 +312,8 @@ class Recorder:
     def drain(self, as_it_is: bool = False) -> SpanBatch:
         """A portion of what is new: the oldest file on disk if there is one, else all that waits in memory.
 
-        May be called from any thread, also while others add. `batches` gives everything. ``as_it_is``: rows may be of `NARROW_DTYPE`, as they
-        wait here; only `Timeline.extend` reads them, and fills them in where they shall be.
+        May be called from any thread, also while others add. `batches` gives everything. ``as_it_is``: rows may be of
+        `NARROW_DTYPE`, as they wait here; only `Timeline.extend` reads them, and fills them in where they shall be.
         """
         with self._draining:
             # Rows first, tables after them: whatever number a row uses is then in a table that this batch has sent.
@@ -287,7 +323,9 @@ class Recorder:
                 samples = np.frombuffer(self._counters[:], COUNTER_DTYPE) if self._counters else _NO_SAMPLES
                 del self._counters[: samples.nbytes]
                 first_track, first_name, dropped, dropped_samples = self._sent
-                tracks = tuple(itertools.islice(self._tracks, first_track, None)) if len(self._tracks) > first_track else ()
+                tracks = (
+                    tuple(itertools.islice(self._tracks, first_track, None)) if len(self._tracks) > first_track else ()
+                )
                 names = tuple(itertools.islice(self._names, first_name, None)) if len(self._names) > first_name else ()
                 lost, lost_samples = self.dropped - dropped, self.dropped_samples - dropped_samples
                 news = bool(len(spans) or len(samples) or tracks or names or lost or lost_samples)
@@ -305,10 +343,13 @@ class Recorder:
                 )
 
     def batches(self, as_it_is: bool = False) -> Iterator[SpanBatch]:
-        """All that waits now, portion by portion. It ends, however fast others add meanwhile. ``as_it_is``: see `drain`."""
+        """All that waits now, portion by portion. It ends, however fast others add meanwhile. ``as_it_is``: see
+        `drain`.
+        """
         if not self._has_news():  # asked many times a second
             return
-        if not self._spill and not self._spilling:  # of what is on its way to disk this would bring the file or the rest
+        # of what is on its way to disk this would bring the file or the rest
+        if not self._spill and not self._spilling:
             yield self.drain(as_it_is)
             return
         with self._draining:
@@ -318,8 +359,9 @@ class Recorder:
                 yield batch
 
     def take_rows(self, most: int) -> tuple[int, bytearray] | None:
-        """(number of the batch, rows of `NARROW_DTYPE`) of the spans that wait; samples of counters wait on. None where there is more to tell than spans in
-        narrow rows, or there are more than ``most``, or somebody drains: ask `drain`. The least that taking can cost, for `SpanStore.extend_by_rows`.
+        """(number of the batch, rows of `NARROW_DTYPE`) of the spans that wait; samples of counters wait on. None where
+        there is more to tell than spans in narrow rows, or there are more than ``most``, or somebody drains: ask
+        `drain`. The least that taking can cost, for `SpanStore.extend_by_rows`.
         """
         if not self._draining.acquire(blocking=False):
             return None
@@ -370,8 +412,9 @@ class Recorder:
     def _wait(self) -> Waiting:
         """What waits in memory; the caller holds the locks for draining and for packing.
 
-        The mark that ends an iteration was added after what ran in it, and must not be taken without that. So both buffers as they were at one moment, for
-        they only grow meanwhile: a mark of more than 4.29 s is wide, and what it ends mostly not. Then the loose rows, among which there are no marks.
+        The mark that ends an iteration was added after what ran in it, and must not be taken without that. So both
+        buffers as they were at one moment, for they only grow meanwhile: a mark of more than 4.29 s is wide, and what
+        it ends mostly not. Then the loose rows, among which there are no marks.
         """
         while True:
             size, wide_size = len(self._buffer), len(self._wide)
@@ -390,7 +433,12 @@ class Recorder:
 
     def __len__(self) -> int:
         """How many spans wait, in memory and on disk."""
-        return len(self.loose) // NUMBERS + len(self._buffer) // ROW + len(self._wide) // SPAN_STRUCT.size + len(self._spill)
+        return (
+            len(self.loose) // NUMBERS
+            + len(self._buffer) // ROW
+            + len(self._wide) // SPAN_STRUCT.size
+            + len(self._spill)
+        )
 
     def __repr__(self) -> str:
         why = self._spill.problem or self._spill.unread

@@ -22,14 +22,17 @@ LEAST_SECONDS = 0.1  # the kernel counts the time of its processors in hundredth
 
 
 class UtilisationSampler:
-    """Every ``seconds`` (memory: every second time), from `start` to `stop`, and at the end (but right after the last time), writes into ``recorder``:
+    """Every ``seconds`` (memory: every second time), from `start` to `stop`, and at the end (but right after the last
+    time), writes into ``recorder``:
 
-    ``core 0 %`` … (each core this process may use), ``process MiB`` (resident memory of this process), ``host MiB`` (memory
-    in use on the machine) and, where NVML answers, ``cuda:0 %`` and ``cuda:0 MiB`` (used) … ``gpu_problem`` says why there
-    are no GPU curves, in NVML's words; "" when there are. ``cuda:i`` is the i-th GPU that CUDA_VISIBLE_DEVICES lets this process see.
-    ``cores``: those to sample, where the process has left some of its own; with ``()`` no memory either. ``gpus``: other names for those
-    GPUs, in order; with ``()`` none is sampled. ``prefix`` is put before every name: of another node, for example ``"node1/"``.
-    ``tell`` is called with ``gpu_problem``, once for each, from the sampler's thread. A context manager too.
+    ``core 0 %`` … (each core this process may use), ``process MiB`` (resident memory of this process), ``host MiB``
+    (memory in use on the machine) and, where NVML answers, ``cuda:0 %`` and ``cuda:0 MiB`` (used) … ``gpu_problem``
+    says why there are no GPU curves, in NVML's words; "" when there are. ``cuda:i`` is the i-th GPU that
+    CUDA_VISIBLE_DEVICES lets this process see.
+    ``cores``: those to sample, where the process has left some of its own; with ``()`` no memory either. ``gpus``:
+    other names for those GPUs, in order; with ``()`` none is sampled. ``prefix`` is put before every name: of another
+    node, for example ``"node1/"``. ``tell`` is called with ``gpu_problem``, once for each, from the sampler's thread. A
+    context manager too.
     """
 
     def __init__(
@@ -77,10 +80,14 @@ class UtilisationSampler:
 
     def __repr__(self) -> str:
         state = "sampling" if self._thread is not None else "stopped"
-        return f"UtilisationSampler every {self.seconds:g} s: {state}{f', no GPU: {self.gpu_problem}' * bool(self.gpu_problem)}"
+        return (
+            f"UtilisationSampler every {self.seconds:g} s: "
+            f"{state}{f', no GPU: {self.gpu_problem}' * bool(self.gpu_problem)}"
+        )
 
     def _main(self) -> None:
-        processors, gpus = _processors(self._cores), self._gpus()  # made here: psutil measures since this thread's last call
+        # made here: psutil measures since this thread's last call
+        processors, gpus = _processors(self._cores), self._gpus()
         is_over, since = False, time.monotonic()
         while not is_over:
             is_over = self._ended.wait(self.seconds)
@@ -107,17 +114,24 @@ class UtilisationSampler:
             self._cannot(str(error))
             return list
         if handles is None:
-            self._cannot("the GPUs are unlike, and CUDA's driver does not say which one it numbers how: CUDA_DEVICE_ORDER=PCI_BUS_ID would")
+            self._cannot(
+                "the GPUs are unlike, and CUDA's driver does not say which one it numbers how: "
+                "CUDA_DEVICE_ORDER=PCI_BUS_ID would"
+            )
             return list
         names = [f"cuda:{i}" for i in range(len(handles))] if self._names is None else self._names
 
         def sample() -> list[tuple[str, float]]:
-            return [entry for name, handle in zip(names, handles, strict=False) for entry in self._gpu(pynvml, name, handle)]
+            return [
+                entry for name, handle in zip(names, handles, strict=False) for entry in self._gpu(pynvml, name, handle)
+            ]
 
         return sample
 
     def _gpu(self, nvml: Any, name: str, handle: Any) -> Iterator[tuple[str, float]]:
-        """What this GPU tells: one of both may be missing. A slice of a GPU (MIG) has memory but no utilisation; NVML says so."""
+        """What this GPU tells: one of both may be missing. A slice of a GPU (MIG) has memory but no utilisation; NVML
+        says so.
+        """
         asked: tuple[tuple[str, Callable[[], float]], ...] = (
             ("MiB", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used / _MIB),
             ("%", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
@@ -136,14 +150,17 @@ class UtilisationSampler:
 
 
 def missing_gpu_curves() -> str:
-    """Why a run on this machine's GPUs would have no curves of their load or memory, in NVML's words; "" where it would. Looks once, and starts nothing."""
+    """Why a run on this machine's GPUs would have no curves of their load or memory, in NVML's words; "" where it
+    would. Looks once, and starts nothing.
+    """
     looking = UtilisationSampler(Recorder())
     found = looking._find_gpus()()
     return looking.gpu_problem or ("" if found else "NVML shows no GPU")
 
 
 def gpus_of_cuda(nvml: Any, listed: str | None, order: str | None) -> list[Any] | None:
-    """As `visible_gpus`, also where GPUs are unlike: CUDA then begins with the fastest. None where their order cannot be known. Raises ``NVMLError``.
+    """As `visible_gpus`, also where GPUs are unlike: CUDA then begins with the fastest. None where their order cannot
+    be known. Raises ``NVMLError``.
 
     ``order``: CUDA_DEVICE_ORDER.
     """
@@ -158,7 +175,9 @@ def gpus_of_cuda(nvml: Any, listed: str | None, order: str | None) -> list[Any] 
 
 
 def ids_of_cuda() -> list[str] | None:
-    """The UUIDs of the GPUs that this process sees, in CUDA's order, from its driver, without a context; None where that does not answer."""
+    """The UUIDs of the GPUs that this process sees, in CUDA's order, from its driver, without a context; None where
+    that does not answer.
+    """
     try:
         driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
         count, found = ctypes.c_int(), list[str]()
@@ -175,10 +194,12 @@ def ids_of_cuda() -> list[str] | None:
 
 
 def visible_gpus(nvml: Any, listed: str | None) -> list[Any]:
-    """NVML's handles of the GPUs that CUDA shows to this process, in CUDA's order; NVML itself counts all that the machine has.
+    """NVML's handles of the GPUs that CUDA shows to this process, in CUDA's order; NVML itself counts all that the
+    machine has.
 
-    ``listed``: CUDA_VISIBLE_DEVICES, numbers or the beginnings of UUIDs; as in CUDA, what follows an entry that is no GPU is not seen.
-    Numbers are taken in the order of the bus, which is CUDA's where the GPUs are alike (else see `gpus_of_cuda`). Raises ``NVMLError``.
+    ``listed``: CUDA_VISIBLE_DEVICES, numbers or the beginnings of UUIDs; as in CUDA, what follows an entry that is no
+    GPU is not seen. Numbers are taken in the order of the bus, which is CUDA's where the GPUs are alike (else see
+    `gpus_of_cuda`). Raises ``NVMLError``.
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     if listed is None:

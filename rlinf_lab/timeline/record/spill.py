@@ -1,7 +1,9 @@
-"""Spans that nobody fetched in time, on disk: Arrow files, each readable alone, so that a crash leaves something to look at.
+"""Spans that nobody fetched in time, on disk: Arrow files, each readable alone, so that a crash leaves something to
+look at.
 
-A file that has its name is whole; while it is written it is called ``….part``. It holds the columns of `SPAN_DTYPE` and, as metadata of its
-schema, all tracks and names its recorder knew, and a checksum of the columns: without it flipped bits may be read as other numbers.
+A file that has its name is whole; while it is written it is called ``….part``. It holds the columns of `SPAN_DTYPE`
+and, as metadata of its schema, all tracks and names its recorder knew, and a checksum of the columns: without it
+flipped bits may be read as other numbers.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ RETRY_SECONDS = 1.0  # a disk that took nothing is asked again after this long
 class Spill:
     """The files of one recorder, first in, first out. False when there are none. Not thread-safe.
 
-    ``folder`` None: one under the system's temporary folder, made when needed and removed with the process (unless it is
-    killed). ``problem``: why the last write that failed did, "" before. ``unread``: what became of a file that could not be read.
+    ``folder`` None: one under the system's temporary folder, made when needed and removed with the process (unless it
+    is killed). ``problem``: why the last write that failed did, "" before. ``unread``: what became of a file that could
+    not be read.
     """
 
     def __init__(self, source: str, folder: str | Path | None = None) -> None:
@@ -57,7 +60,9 @@ class Spill:
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"{self._source.replace('/', '-')}-{self._written:06}.arrow"
             write_arrow(path, spans, self._source, tracks, names)
-        except Exception as error:  # whatever it is: what waits stays in memory, and what comes beyond the limit is counted
+        except (
+            Exception
+        ) as error:  # whatever it is: what waits stays in memory, and what comes beyond the limit is counted
             self.refuse(f"cannot write spans to {str(self._folder)!r}: {error}")
             return False
         self._again = 0.0
@@ -76,7 +81,9 @@ class Spill:
         return not self._again or time.monotonic() >= self._again
 
     def fetch(self) -> SpanArray:
-        """The spans of the oldest file, which is removed; none, counted in ``lost``, where somebody has removed or damaged it."""
+        """The spans of the oldest file, which is removed; none, counted in ``lost``, where somebody has removed or
+        damaged it.
+        """
         path, count = self._files.popleft()
         try:
             spans, _ = read_arrow(path)
@@ -109,16 +116,26 @@ class Spill:
 
 
 def write_arrow(path: Path, spans: SpanArray, source: str, tracks: Iterable[Track], names: Iterable[str]) -> None:
-    """One Arrow file (IPC, LZ4): a column for each field of `SPAN_DTYPE`. It is there when it is whole, or not at all."""
+    """One Arrow file (IPC, LZ4): a column for each field of `SPAN_DTYPE`. It is there when it is whole, or
+    not at all.
+    """
     import pyarrow as pa
 
-    about = {"version": 1, "source": source, "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in tracks], "names": list(names)}
+    about = {
+        "version": 1,
+        "source": source,
+        "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in tracks],
+        "names": list(names),
+    }
     about["crc32"] = _checksum(spans)
     arrays = {name: pa.array(np.ascontiguousarray(spans[name])) for name in SPAN_DTYPE.names or ()}
     table = pa.table(arrays).replace_schema_metadata({_KEY: json.dumps(about)})
     part = path.with_name(path.name + _PART)
     try:
-        with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        with (
+            pa.OSFile(str(part), "wb") as sink,
+            pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer,
+        ):
             writer.write_table(table)
         part.replace(path)
     except BaseException:
@@ -135,13 +152,17 @@ def read_arrow(path: str | Path) -> tuple[SpanArray, dict[str, Any]]:
         with pa.memory_map(str(path)) as source:
             table = pa.ipc.open_file(source).read_all()
     except pa.ArrowException as error:
-        raise TimelineError(f"{str(path)!r} is no Arrow file, or was not written to its end: {error}. Next: leave it out.") from error
+        raise TimelineError(
+            f"{str(path)!r} is no Arrow file, or was not written to its end: {error}. Next: leave it out."
+        ) from error
     about = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
     if about.get("version") != 1:
         raise TimelineError(f"{str(path)!r} holds no spans of a recorder. Next: read it with pyarrow.")
     spans = np.zeros(table.num_rows, SPAN_DTYPE)
     columns = [(name, table.column(name)) for name in SPAN_DTYPE.names or ()]
-    are_ours = all(column.type == pa.from_numpy_dtype(SPAN_DTYPE[name]) and not column.null_count for name, column in columns)
+    are_ours = all(
+        column.type == pa.from_numpy_dtype(SPAN_DTYPE[name]) and not column.null_count for name, column in columns
+    )
     if are_ours:
         for name, column in columns:
             spans[name] = column.to_numpy()
@@ -162,7 +183,8 @@ def _checksum(spans: SpanArray) -> int:
 def read_folder(folder: str | Path) -> Iterator[SpanBatch]:
     """The files of a folder as batches, each of a source of its own.
 
-    Those that cannot be read are left out, and a warning says how many. Raises `TimelineError` where there are none, or only such.
+    Those that cannot be read are left out, and a warning says how many. Raises `TimelineError` where there are none, or
+    only such.
     """
     if Path(folder).is_file():
         yield _as_batch(Path(folder))
@@ -170,20 +192,33 @@ def read_folder(folder: str | Path) -> Iterator[SpanBatch]:
     paths, cut = sorted(Path(folder).glob("*.arrow")), len(list(Path(folder).glob(f"*.arrow{_PART}")))
     if not paths:
         parts = f" ({cut} not written to their end)" if cut else ""
-        raise TimelineError(f"There are no Arrow files in {str(folder)!r}{parts}. Next: name the folder that a Recorder's spill= named.")
+        raise TimelineError(
+            f"There are no Arrow files in {str(folder)!r}{parts}. Next: name the folder that a Recorder's spill= named."
+        )
     problems = []
     for path in paths:
         try:
             batch = _as_batch(path)
         except (TimelineError, *DAMAGE) as error:
-            problems.append(error if isinstance(error, TimelineError) else TimelineError(f"{str(path)!r} is damaged: {error}. Next: leave it out."))
+            problems.append(
+                error
+                if isinstance(error, TimelineError)
+                else TimelineError(f"{str(path)!r} is damaged: {error}. Next: leave it out.")
+            )
             if len(problems) == len(paths):
                 raise problems[0] from error
             continue
         yield batch
     if problems or cut:
-        first = f" The first: {problems[0]}" if problems else f" They are called *{_PART}: their processes were killed while writing, or are writing still."
-        told = f"{len(problems) + cut} of {len(paths) + cut} files in {str(folder)!r} are cut or damaged: their spans are missing."
+        first = (
+            f" The first: {problems[0]}"
+            if problems
+            else f" They are called *{_PART}: their processes were killed while writing, or are writing still."
+        )
+        told = (
+            f"{len(problems) + cut} of {len(paths) + cut} files in {str(folder)!r} are cut or damaged: their spans are "
+            "missing."
+        )
         warnings.warn(told + first, stacklevel=3)
 
 

@@ -1,10 +1,11 @@
 """Where the spans of many processes come together: growing arrays, one table of tracks, one of names.
 
-Batches may come from any thread, hosts in any order; each host's own batches come in their order. An array that was handed out is never
-written to again, and the tables only grow.
+Batches may come from any thread, hosts in any order; each host's own batches come in their order. An array that was
+handed out is never written to again, and the tables only grow.
 
-Narrow rows that need no other numbers wait as they came until somebody reads: of a run they come eight times a second, and filling in a few hundred
-rows costs hardly less than filling in some thousands. A live view gets them as they wait (`SpanStore.waiting`).
+Narrow rows that need no other numbers wait as they came until somebody reads: of a run they come eight times a second,
+and filling in a few hundred rows costs hardly less than filling in some thousands. A live view gets them as they wait
+(`SpanStore.waiting`).
 """
 
 from __future__ import annotations
@@ -21,15 +22,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.errors import TimelineError, shown
-from rlinf_lab.timeline.record.batch import COUNTER_DTYPE, NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SpanArray, SpanBatch, widen, widened
+from rlinf_lab.timeline.record.batch import (
+    COUNTER_DTYPE,
+    NARROW_DTYPE,
+    NARROW_STRUCT,
+    SPAN_DTYPE,
+    SpanArray,
+    SpanBatch,
+    widen,
+    widened,
+)
 from rlinf_lab.timeline.record.span import SpanKind, Track, writable
 
 ITERATION = "iteration"  # the name of the MARK spans that say where an iteration begins and ends
-FAILED = "failed"  # what stands as channel in the mark of an iteration that failed, or was given up because another one did
+# what stands as channel in the mark of an iteration that failed, or was given up because another one did
+FAILED = "failed"
 #: Where track, name and channel are in a row of `SPAN_DTYPE`, in units of four bytes.
 _NUMBERS = slice(SPAN_DTYPE.fields["track"][1] // 4, SPAN_DTYPE.fields["channel"][1] // 4 + 1)  # type: ignore[index]
-_NONE_IS_LEAST = np.array([0, 1, 1], np.uint32)  # added to them as unsigned numbers: -1 is 0 then, and any other negative one is too large
-#: Bytes of spans that a timeline keeps in memory; a longer one is in a file that the system maps, and pages out as it likes.
+# added to them as unsigned numbers: -1 is 0 then, and any other negative one is too large
+_NONE_IS_LEAST = np.array([0, 1, 1], np.uint32)
+#: Bytes of spans that a timeline keeps in memory; a longer one is in a file that the system maps, and pages out as it
+#: likes.
 MEMORY_BYTES = 64 << 20
 _WAITING_BYTES = 1 << 18  # of narrow rows that wait to be filled in: more of them than fit in a cache are no cheaper
 _ROW = NARROW_STRUCT.size
@@ -38,8 +51,8 @@ _ROW = NARROW_STRUCT.size
 class Growing:
     """An array that doubles when it is full; ``view`` is read-only and stays valid for ever.
 
-    Beyond ``memory_bytes`` it lives in a temporary file without a name, mapped into memory: growing copies nothing then,
-    old views see the same pages, and the file is gone when the last view is.
+    Beyond ``memory_bytes`` it lives in a temporary file without a name, mapped into memory: growing copies nothing
+    then, old views see the same pages, and the file is gone when the last view is.
     """
 
     def __init__(self, dtype: np.dtype[Any], memory_bytes: int = MEMORY_BYTES) -> None:
@@ -57,7 +70,8 @@ class Growing:
     def reserve(self, count: int) -> NDArray[Any]:
         """Room for ``count`` more rows, to be filled in before `commit`."""
         size = self._size + count
-        if self._file is not None and self._process != os.getpid():  # forked: the pages are those of the parent, who goes on writing
+        # forked: the pages are those of the parent, who goes on writing
+        if self._file is not None and self._process != os.getpid():
             self._file, self._data = None, self._data[: self._size].copy()
         if size > len(self._data):
             self._grow(max(size, 2 * len(self._data), 1024))
@@ -92,15 +106,21 @@ class Growing:
             self._data[: self._size] = old
 
     def _has_disk(self, size: int) -> bool:
-        """Make the file this long, with its blocks: a write into a page that the disk cannot hold would kill the process."""
+        """Make the file this long, with its blocks: a write into a page that the disk cannot hold would kill the
+        process.
+        """
         try:
             if self._file is None:
                 self._process = os.getpid()
-                self._file = tempfile.TemporaryFile(prefix="rlinf-lab-timeline-")  # noqa: SIM115 (lives as long as the array)
+                # lives as long as the array
+                self._file = tempfile.TemporaryFile(prefix="rlinf-lab-timeline-")  # noqa: SIM115
             os.posix_fallocate(self._file.fileno(), 0, size)
         except OSError as error:
             self._file, self._memory_bytes = None, 1 << 62
-            warnings.warn(f"A long timeline stays in memory: no {size >> 20} MiB in {tempfile.gettempdir()!r} ({error}).", stacklevel=2)
+            warnings.warn(
+                f"A long timeline stays in memory: no {size >> 20} MiB in {tempfile.gettempdir()!r} ({error}).",
+                stacklevel=2,
+            )
             return False
         return True
 
@@ -112,12 +132,20 @@ def _is_narrow(rows: SpanArray) -> bool:
 
 def _refuse_numbers(source: str, numbers: NDArray[np.int32], tracks: int, names: int) -> None:
     """Say which number of a track, a name or a channel there is not."""
-    bounds = zip(("track", "name", "channel"), numbers.min(axis=0).tolist(), numbers.max(axis=0).tolist(), (0, -1, -1), (tracks, names, names), strict=True)
+    bounds = zip(
+        ("track", "name", "channel"),
+        numbers.min(axis=0).tolist(),
+        numbers.max(axis=0).tolist(),
+        (0, -1, -1),
+        (tracks, names, names),
+        strict=True,
+    )
     for field, smallest, largest, low, size in bounds:
         for strange in (smallest, largest):
             if not low <= strange < size:
                 raise TimelineError(
-                    f"A span of {source!r} has {field} {strange}, of which there are {size}. Next: pass Recorder.add what Recorder.{field}() returned."
+                    f"A span of {source!r} has {field} {strange}, of which there are {size}. Next: pass Recorder.add "
+                    f"what Recorder.{field}() returned."
                 )
 
 
@@ -134,15 +162,23 @@ class _Source:
         if tracks or names:
             self.tracks = np.concatenate([self.tracks[:-1], np.array([*tracks, -1], np.int32)])
             self.names = np.concatenate([self.names[:-1], np.array([*names, -1], np.int32)])
-            self.same = all(np.array_equal(table[:-1], np.arange(len(table) - 1)) for table in (self.tracks, self.names))
+            self.same = all(
+                np.array_equal(table[:-1], np.arange(len(table) - 1)) for table in (self.tracks, self.names)
+            )
 
 
 class SpanStore:
     """The data of a timeline: spans, tracks, names, counter samples and the devices they are about."""
 
     def __init__(self, devices: Sequence[str] = ()) -> None:
-        if isinstance(devices, str) or not isinstance(devices, Sequence) or not all(isinstance(d, str) for d in devices):
-            raise TimelineError(f"Timeline({shown(devices)}): names of devices. Next: Timeline(['cpu:0', 'cpu:1']), or Timeline().")
+        if (
+            isinstance(devices, str)
+            or not isinstance(devices, Sequence)
+            or not all(isinstance(d, str) for d in devices)
+        ):
+            raise TimelineError(
+                f"Timeline({shown(devices)}): names of devices. Next: Timeline(['cpu:0', 'cpu:1']), or Timeline()."
+            )
         self._lock = threading.Lock()
         self._devices: dict[str, None] = dict.fromkeys(map(writable, devices))
         self._tracks: dict[Track, int] = {}
@@ -157,8 +193,10 @@ class SpanStore:
         self._is_snapshot = False
         self.dropped = self.dropped_samples = 0  # spans and samples of counters that a recorder could not keep
         self.foreign_arrows = 0  # that a trace of another tool had, and nothing here can tell
-        self.arriving: frozenset[int] = frozenset()  # iterations that have ended, of which other hosts may have more to tell
-        self.clock_errors: dict[str, int] = {}  # hosts with a clock of their own: how far their times may be from the others', ns
+        # iterations that have ended, of which other hosts may have more to tell
+        self.arriving: frozenset[int] = frozenset()
+        # hosts with a clock of their own: how far their times may be from the others', ns
+        self.clock_errors: dict[str, int] = {}
         self.clock_jumps: dict[str, int] = {}  # those of them whose clock was set or stood still meanwhile: how often
 
     # --- writing ----------------------------------------------------------------------------------------
@@ -166,13 +204,22 @@ class SpanStore:
         """Add a batch. ``offset_ns`` is what must be added to that host's clock to get this timeline's.
 
         A batch that was added before is ignored. Raises `TimelineError` when one of the same recorder is missing in
-        between, when a span ends before it starts, or has a number that its recorder did not give; the timeline is unchanged then.
-        ``checked``: the spans need not be looked at, for they were written by a runtime of ours (see `rlinf_lab.runtime.host.spans`).
+        between, when a span ends before it starts, or has a number that its recorder did not give; the timeline is
+        unchanged then.
+        ``checked``: the spans need not be looked at, for they were written by a runtime of ours (see
+        `rlinf_lab.runtime.host.spans`).
         """
         if self._is_snapshot:
             raise TimelineError("This is a snapshot, which does not grow. Next: extend the timeline it was taken from.")
-        if not isinstance(batch, SpanBatch) or isinstance(offset_ns, bool) or not isinstance(offset_ns, int | np.integer):
-            raise TimelineError(f"extend({shown(batch)}, offset_ns={shown(offset_ns)}): a SpanBatch, and whole ns. Next: extend(recorder.drain()).")
+        if (
+            not isinstance(batch, SpanBatch)
+            or isinstance(offset_ns, bool)
+            or not isinstance(offset_ns, int | np.integer)
+        ):
+            raise TimelineError(
+                f"extend({shown(batch)}, offset_ns={shown(offset_ns)}): a SpanBatch, and whole ns. Next: "
+                "extend(recorder.drain())."
+            )
         if not batch:
             return
         with self._lock:
@@ -207,7 +254,9 @@ class SpanStore:
                 self._add_spans(batch.spans, source, offset_ns)
 
     def extend_by_rows(self, source: str, seq: int, rows: bytes | bytearray) -> None:
-        """As `extend` by a ``checked`` batch that has nothing but these rows of `NARROW_DTYPE`, without making one: see `Recorder.take_rows`."""
+        """As `extend` by a ``checked`` batch that has nothing but these rows of `NARROW_DTYPE`, without making one: see
+        `Recorder.take_rows`.
+        """
         with self._lock:
             known = self._sources.get(source)
             if known is not None and known.same and known.seq == seq and not self._is_snapshot:
@@ -233,26 +282,31 @@ class SpanStore:
     def _check(batch: SpanBatch, source: _Source, spans_are_right: bool) -> None:
         if batch.seq > source.seq:
             raise TimelineError(
-                f"Batch {batch.seq} of {batch.source!r} came, but {source.seq} is the next one. Next: deliver every batch of a recorder, in order."
+                f"Batch {batch.seq} of {batch.source!r} came, but {source.seq} is the next one. Next: deliver every "
+                "batch of a recorder, in order."
             )
         if spans_are_right or not len(batch.spans):
             return
         tracks, names = len(source.tracks) - 1 + len(batch.tracks), len(source.names) - 1 + len(batch.names)
-        # Asked many times a second, with cold caches: few calls, and what is wrong is looked for only where something is.
+        # Asked many times a second, with cold caches: few calls, and what is wrong is looked for only where something
+        # is.
         rows = widened(batch.spans) if _is_narrow(batch.spans) else batch.spans.astype(SPAN_DTYPE, copy=False)
         numbers = np.ascontiguousarray(rows).view(np.uint32).reshape(len(rows), -1)[:, _NUMBERS]
         track, name, channel = np.maximum.reduce(numbers + _NONE_IS_LEAST, axis=0).tolist()
         if track >= tracks or name > names or channel > names:
             _refuse_numbers(batch.source, numbers.view(np.int32), tracks, names)
         if max(rows["kind"].tobytes()) >= len(SpanKind):
-            raise TimelineError(f"A span of {batch.source!r} has kind {rows['kind'].max()}. Next: pass Recorder.add a SpanKind.")
+            raise TimelineError(
+                f"A span of {batch.source!r} has kind {rows['kind'].max()}. Next: pass Recorder.add a SpanKind."
+            )
         backwards = rows["end"] < rows["start"]
         if True in backwards.tobytes():
             wrong = np.flatnonzero(backwards)
             row = rows[wrong[0]]
             raise TimelineError(
                 f"{len(wrong)} spans of {batch.source!r} end before they start; the first: track {row['track']},"
-                f" {SpanKind(row['kind']).name}, {row['start']} to {row['end']} ns. Next: look at the caller of Recorder.add."
+                f" {SpanKind(row['kind']).name}, {row['start']} to {row['end']} ns. Next: look at the caller of "
+                "Recorder.add."
             )
 
     @staticmethod
@@ -269,12 +323,16 @@ class SpanStore:
             self._show(ours)
 
     def so_far(self) -> int:
-        """How many spans there are, those that wait to be filled in among them. For who asks many times a second: nothing is filled in for it."""
+        """How many spans there are, those that wait to be filled in among them. For who asks many times a second:
+        nothing is filled in for it.
+        """
         with self._lock:
             return len(self._spans.view) + len(self._waiting) // _ROW
 
     def waiting(self, since: int) -> bytes | None:
-        """The spans from number ``since`` on, as rows of `NARROW_DTYPE`, where they wait to be filled in; None where some do not: read ``spans`` then."""
+        """The spans from number ``since`` on, as rows of `NARROW_DTYPE`, where they wait to be filled in; None where
+        some do not: read ``spans`` then.
+        """
         with self._lock:
             at = since - len(self._spans.view)
             return bytes(self._waiting[at * _ROW :]) if at >= 0 else None
@@ -310,11 +368,16 @@ class SpanStore:
         self._counters.append(ours)
 
     def _restore(
-        self, spans: SpanArray, tracks: Iterable[Track], names: Iterable[str], counters: SpanArray, dropped: int, clock_errors: Mapping[str, int] | None = None,
+        self, spans: SpanArray, tracks: Iterable[Track], names: Iterable[str], counters: SpanArray, dropped: int,
+        clock_errors: Mapping[str, int] | None = None,
         dropped_samples: int = 0, clock_jumps: Mapping[str, int] | None = None, foreign_arrows: int = 0,
     ) -> None:  # fmt: skip
         """Fill an empty store with what another one held."""
-        self.clock_errors, self.clock_jumps, self.dropped_samples = dict(clock_errors or {}), dict(clock_jumps or {}), dropped_samples
+        self.clock_errors, self.clock_jumps, self.dropped_samples = (
+            dict(clock_errors or {}),
+            dict(clock_jumps or {}),
+            dropped_samples,
+        )
         for track in tracks:
             self._tracks[track] = len(self._tracks)
             self._devices.update(dict.fromkeys(track.devices))
@@ -328,19 +391,35 @@ class SpanStore:
             self._show(ours)
 
     def snapshot(self) -> Self:
-        """What is there now, as an object that does not grow. The spans are shared, not copied; the same object until something comes."""
+        """What is there now, as an object that does not grow. The spans are shared, not copied; the same object until
+        something comes.
+        """
         if self._is_snapshot:
             return self
         with self._lock:
             if self._now is not None:
                 return self._now
             self._fill_in()
-            self._now = copy = object.__new__(type(self))  # taken many times a second: nothing is made that a snapshot does not need
+            # taken many times a second: nothing is made that a snapshot does not need
+            self._now = copy = object.__new__(type(self))
             copy._devices, copy._tracks, copy._names = dict(self._devices), dict(self._tracks), dict(self._names)
-            copy._spans, copy._marks, copy._counters = self._spans.frozen(), self._marks.frozen(), self._counters.frozen()
+            copy._spans, copy._marks, copy._counters = (
+                self._spans.frozen(),
+                self._marks.frozen(),
+                self._counters.frozen(),
+            )
             copy._waiting = bytearray()
-            copy._bounds, copy.dropped, copy.dropped_samples, copy._is_snapshot = self._bounds, self.dropped, self.dropped_samples, True
-            copy.arriving, copy.clock_errors, copy.clock_jumps = self.arriving, dict(self.clock_errors), dict(self.clock_jumps)
+            copy._bounds, copy.dropped, copy.dropped_samples, copy._is_snapshot = (
+                self._bounds,
+                self.dropped,
+                self.dropped_samples,
+                True,
+            )
+            copy.arriving, copy.clock_errors, copy.clock_jumps = (
+                self.arriving,
+                dict(self.clock_errors),
+                dict(self.clock_jumps),
+            )
             copy.foreign_arrows = self.foreign_arrows
             return copy
 

@@ -20,10 +20,12 @@ SMALLEST_GAP, LARGEST_GAP = 84, 260  # between columns
 READABLE = 0.7  # a wide graph is shrunk to the page, but not below this; then it scrolls
 _STYLE = """
 .rl-graph{--rl-g-ink:var(--jp-ui-font-color1,#1f2328);--rl-g-soft:var(--jp-ui-font-color2,#656d76);
---rl-g-paper:var(--jp-layout-color0,#fff);--rl-g-line:var(--jp-border-color1,#b4bac2);--rl-g-edge:#1e69b4;max-width:100%;height:auto;
+--rl-g-paper:var(--jp-layout-color0,#fff);--rl-g-line:var(--jp-border-color1,#b4bac2);--rl-g-edge:#1e69b4;
+max-width:100%;height:auto;
 font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue","DejaVu Sans",sans-serif;font-size:12px}
 @media (prefers-color-scheme:dark){.rl-graph{--rl-g-ink:var(--jp-ui-font-color1,#e6e8ea);
---rl-g-soft:var(--jp-ui-font-color2,#969da5);--rl-g-paper:var(--jp-layout-color0,#111);--rl-g-line:var(--jp-border-color1,#4a5056);--rl-g-edge:#4b96ff}}
+--rl-g-soft:var(--jp-ui-font-color2,#969da5);--rl-g-paper:var(--jp-layout-color0,#111);--rl-g-line:var(--jp-border-color1,#4a5056);
+--rl-g-edge:#4b96ff}}
 body[data-jp-theme-light="true"] .rl-graph{--rl-g-edge:#1e69b4}
 body[data-jp-theme-light="false"] .rl-graph{--rl-g-edge:#4b96ff}
 .rl-graph text{fill:var(--rl-g-ink)}
@@ -40,19 +42,28 @@ body[data-jp-theme-light="false"] .rl-graph{--rl-g-edge:#4b96ff}
 
 
 def graph_html(svg: str) -> str:
-    """A picture of `graph_svg` for a page, also for one that takes SVG out of HTML: there it has the colours of light paper."""
+    """A picture of `graph_svg` for a page, also for one that takes SVG out of HTML: there it has the colours of light
+    paper.
+    """
     return anywhere(svg, svg.replace("(prefers-color-scheme:dark)", "not all"), "workflow graph")
 
 
 def graph_svg(
-    nodes: Sequence[Any], edges: Sequence[Any], value_edges: Sequence[Any] = (), cells: Iterable[Sequence[str]] = (), ranks: dict[str, int] | None = None
+    nodes: Sequence[Any],
+    edges: Sequence[Any],
+    value_edges: Sequence[Any] = (),
+    cells: Iterable[Sequence[str]] = (),
+    ranks: dict[str, int] | None = None,
 ) -> str:
     """The picture of a `WorkflowGraph`'s ``nodes``, ``edges``, ``value_edges`` and ``cells``, as one ``<svg>`` element.
 
     ``ranks``: worker name to its number of ranks under a plan, shown in the box when given.
     """
     arrows = [Arrow(e.producer, e.consumer, _channel_label(e), _channel_title(e), "edge") for e in edges]
-    arrows += [Arrow(v.producer, v.consumer, short(v.label, 30), f"value {v.label}: once per iteration", "value") for v in value_edges]
+    arrows += [
+        Arrow(v.producer, v.consumer, short(v.label, 30), f"value {v.label}: once per iteration", "value")
+        for v in value_edges
+    ]
     used = {a.source for a in arrows} | {a.target for a in arrows}
     shown = [n for n in nodes if n.calls or n.name in used]
     return _Drawing(shown, arrows, list(cells), ranks or {}).svg()
@@ -71,7 +82,9 @@ def _channel_title(edge: Any) -> str:
 
 
 class _Drawing:
-    def __init__(self, nodes: list[Any], arrows: list[Arrow], cells: list[Sequence[str]], ranks: dict[str, int]) -> None:
+    def __init__(
+        self, nodes: list[Any], arrows: list[Arrow], cells: list[Sequence[str]], ranks: dict[str, int]
+    ) -> None:
         self.nodes, self.arrows, self.cells, self.ranks = nodes, arrows, cells, ranks
         self.column = _columns([n.name for n in nodes], arrows, cells)
         self.straight = [a for a in arrows if abs(self._span(a)) == 1]
@@ -91,7 +104,10 @@ class _Drawing:
         columns: dict[int, list[str]] = {}
         for node in self.nodes:
             columns.setdefault(self.column[node.name], []).append(node.name)
-        texts = {n.name: max(text_width(self._title(n), 12, bold=True), text_width(self._subtitle(n), 11)) for n in self.nodes}
+        texts = {
+            n.name: max(text_width(self._title(n), 12, bold=True), text_width(self._subtitle(n), 11))
+            for n in self.nodes
+        }
         heights = {n.name: self._height(n.name) for n in self.nodes}
         tall = {c: sum(heights[n] for n in names) + (len(names) - 1) * ROW_GAP for c, names in columns.items()}
         self.top = MARGIN + LANE * len(self.over)
@@ -111,32 +127,48 @@ class _Drawing:
 
     def _height(self, name: str) -> float:
         """Room for the arrows of its busier side."""
-        right = sum(self.column[a.target if a.source == name else a.source] > self.column[name] for a in self.straight if name in (a.source, a.target))
+        right = sum(
+            self.column[a.target if a.source == name else a.source] > self.column[name]
+            for a in self.straight
+            if name in (a.source, a.target)
+        )
         left = sum(name in (a.source, a.target) for a in self.straight) - right
         return max(HEIGHT, PORT * max(left, right) + 8)
 
     def _gap(self, column: int) -> float:
         """Between a column and the next: room for the labels of the arrows there, and for their heads."""
-        labels = [text_width(a.label, 11) for a in self.straight if min(self.column[a.source], self.column[a.target]) == column]
+        labels = [
+            text_width(a.label, 11)
+            for a in self.straight
+            if min(self.column[a.source], self.column[a.target]) == column
+        ]
         return min(LARGEST_GAP, max(SMALLEST_GAP, 48 + max(labels, default=0)))
 
     def _sorted(self, names: list[str], box: dict[str, Box]) -> list[str]:
         """By the mean height of the neighbours that are placed already: fewer crossings."""
 
         def height(name: str) -> float:
-            near = [box[o].y for a in self.straight for o in (a.source, a.target) if name in (a.source, a.target) and o in box]
+            near = [
+                box[o].y
+                for a in self.straight
+                for o in (a.source, a.target)
+                if name in (a.source, a.target) and o in box
+            ]
             return sum(near) / len(near) if near else 0.0
 
         return sorted(names, key=height)
 
     def svg(self) -> str:
         parts = [f'<svg xmlns="http://www.w3.org/2000/svg" class="rl-graph" role="img" aria-label="workflow graph" '
-                 f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" style="min-width:{READABLE * self.width:.0f}px">',
+                 f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" '
+                 f'style="min-width:{READABLE * self.width:.0f}px">',
                  f"<style>{_STYLE}</style>"]  # fmt: skip
         parts += [self._cell(c) for c in self.cells]
         parts += [self._straight(curve) for curve in self.ways]
         parts += [self._around(a, MARGIN / 2 + LANE * i + 6, True, i) for i, a in enumerate(self.over)]
-        parts += [self._around(a, self.bottom + MARGIN / 2 + LANE * (i + 0.5), False, i) for i, a in enumerate(self.under)]
+        parts += [
+            self._around(a, self.bottom + MARGIN / 2 + LANE * (i + 0.5), False, i) for i, a in enumerate(self.under)
+        ]
         parts += [self._shown(n) for n in self.nodes] + [text for _, text in self.labels]
         return "".join([*parts, "</svg>"])
 
@@ -146,7 +178,9 @@ class _Drawing:
 
     def _subtitle(self, node: Any) -> str:
         methods = ", ".join(dict.fromkeys(c.method for c in node.calls))
-        return fitting(node.class_name if node.class_name and node.class_name != node.name else methods, 11, False, WIDEST - 24)
+        return fitting(
+            node.class_name if node.class_name and node.class_name != node.name else methods, 11, False, WIDEST - 24
+        )
 
     def _shown(self, node: Any) -> str:
         b = self.box[node.name]
@@ -165,7 +199,10 @@ class _Drawing:
         x0, y0 = min(b.x for b in inside) - 12, min(b.y for b in inside) - 12
         x1, y1 = max(b.x + b.w for b in inside) + 12, max(b.y + b.h for b in inside) + 12
         title = f"cell: {' and '.join(members)} wait for each other's answers"
-        return f'<g><title>{escape(title)}</title><rect class="cell" x="{x0:g}" y="{y0:g}" width="{x1 - x0:g}" height="{y1 - y0:g}" rx="12"/></g>'
+        return (
+            f'<g><title>{escape(title)}</title><rect class="cell" x="{x0:g}" y="{y0:g}" width="{x1 - x0:g}" '
+            f'height="{y1 - y0:g}" rx="12"/></g>'
+        )
 
     def _ports(self) -> list[tuple[Arrow, float, float, float]]:
         """Heights at which each straight arrow leaves and arrives: those on one side of a box share it evenly.
@@ -189,7 +226,9 @@ class _Drawing:
         found = []
         for i, a in enumerate(self.straight):
             more = crowd[a.source, i] - crowd[a.target, i]
-            found.append((a, height[a.source, i], height[a.target, i], 0.5 if abs(more) < 2 else 0.64 if more > 0 else 0.36))
+            found.append(
+                (a, height[a.source, i], height[a.target, i], 0.5 if abs(more) < 2 else 0.64 if more > 0 else 0.36)
+            )
         return found
 
     def _curves(self) -> list[Curve]:
@@ -197,7 +236,9 @@ class _Drawing:
         for a, y0, y1, best in self._ports():
             source, target = self.box[a.source], self.box[a.target]
             right = self._span(a) > 0
-            found.append(Curve(a, source.x + (source.w if right else 0), y0, target.x + (0 if right else target.w), y1, best))
+            found.append(
+                Curve(a, source.x + (source.w if right else 0), y0, target.x + (0 if right else target.w), y1, best)
+            )
         return found
 
     def _straight(self, curve: Curve) -> str:
@@ -205,11 +246,16 @@ class _Drawing:
         self._label(curve.arrow, [curve.at(t) for t in (curve.best, 0.5, 0.36, 0.64, 0.43, 0.57, 0.28, 0.72)], others)
         tip = 8 if curve.x1 > curve.x0 else -8
         middle = (curve.x0 + curve.x1) / 2
-        way = f"M{curve.x0:g} {curve.y0:g}C{middle:g} {curve.y0:g} {middle:g} {curve.y1:g} {curve.x1 - tip:g} {curve.y1:g}"
+        way = (
+            f"M{curve.x0:g} {curve.y0:g}C{middle:g} {curve.y0:g} {middle:g} {curve.y1:g} {curve.x1 - tip:g} "
+            f"{curve.y1:g}"
+        )
         return path(curve.arrow, way, curve.x1, curve.y1, (-tip, 0))
 
     def _around(self, a: Arrow, lane: float, over: bool, number: int) -> str:
-        """Along a lane above or below the boxes; a box that has others between itself and the lane is left and met sideways."""
+        """Along a lane above or below the boxes; a box that has others between itself and the lane is left and met
+        sideways.
+        """
         source, target = self.box[a.source], self.box[a.target]
         shift = (number % 4 - 1.5) * 10
         own = min(source.w / 2 - 12, text_width(a.label, 11) / 2 + 26) if a.source == a.target else 0
@@ -239,7 +285,9 @@ class _Drawing:
         return any(o.x == b.x and (o.y < b.y if over else o.y > b.y) for o in self.box.values())
 
     def _label(self, a: Arrow, places: list[tuple[float, float]], lines: list[tuple[float, float]]) -> None:
-        """At the first of the places where it hides no box, no other label and the least of other ``lines``, with paper under it."""
+        """At the first of the places where it hides no box, no other label and the least of other ``lines``, with paper
+        under it.
+        """
         width = text_width(a.label, 11)
 
         def hidden(place: tuple[float, float]) -> int:
@@ -250,7 +298,8 @@ class _Drawing:
         x, y = min(places, key=hidden)
         room = room_around((x, y), width)
         self.labels.append((room, (
-            f'<g><title>{escape(a.title)}</title><rect class="under" x="{room.x:g}" y="{room.y:g}" width="{room.w:g}" height="{room.h:g}" rx="3"/>'
+            f'<g><title>{escape(a.title)}</title><rect class="under" x="{room.x:g}" y="{room.y:g}" width="{room.w:g}" '
+            f'height="{room.h:g}" rx="3"/>'
             f'<text class="label" x="{x:g}" y="{y + 4:g}">{escape(a.label)}</text></g>'
         )))  # fmt: skip
 

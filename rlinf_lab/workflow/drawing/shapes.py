@@ -30,7 +30,12 @@ class Box:
     h: float
 
     def meets(self, other: Box) -> bool:
-        return self.x < other.x + other.w and other.x < self.x + self.w and self.y < other.y + other.h and other.y < self.y + self.h
+        return (
+            self.x < other.x + other.w
+            and other.x < self.x + self.w
+            and self.y < other.y + other.h
+            and other.y < self.y + self.h
+        )
 
     def holds(self, point: tuple[float, float]) -> bool:
         return self.x < point[0] < self.x + self.w and self.y < point[1] < self.y + self.h
@@ -38,7 +43,9 @@ class Box:
 
 @dataclass(frozen=True)
 class Curve:
-    """A straight arrow: from side to side, with its control points at half the way. ``best``: where its label should be, 0 to 1."""
+    """A straight arrow: from side to side, with its control points at half the way. ``best``: where its label should
+    be, 0 to 1.
+    """
 
     arrow: Arrow
     x0: float
@@ -49,7 +56,9 @@ class Curve:
 
     def at(self, t: float) -> tuple[float, float]:
         u = 1 - t
-        return u**3 * self.x0 + 1.5 * u * t * (self.x0 + self.x1) + t**3 * self.x1, u * u * (u + 3 * t) * self.y0 + t * t * (t + 3 * u) * self.y1
+        return u**3 * self.x0 + 1.5 * u * t * (self.x0 + self.x1) + t**3 * self.x1, u * u * (
+            u + 3 * t
+        ) * self.y0 + t * t * (t + 3 * u) * self.y1
 
     @cached_property
     def points(self) -> list[tuple[float, float]]:

@@ -1,8 +1,11 @@
-"""What a worker's method does first: whether it reads from an inbox, or computes. Told from its source, without calling it.
+"""What a worker's method does first: whether it reads from an inbox, or computes. Told from its source, without calling
+it.
 
-Nothing is done by imports, texts, names, attributes of the worker that are no properties, literals, empty containers, clocks, prints and logs, comparisons
-with literals, and by blocks whose only cost is to be entered (``torch.no_grad()``): they are passed over. All else counts as computing, calls of the worker's
-own and arithmetic included: an attribute may be a tensor. Here doubt counts as work; what is certain enough to refuse a workflow is told by `sure_reads`.
+Nothing is done by imports, texts, names, attributes of the worker that are no properties, literals, empty containers,
+clocks, prints and logs, comparisons with literals, and by blocks whose only cost is to be entered
+(``torch.no_grad()``): they are passed over. All else counts as computing, calls of the worker's own and arithmetic
+included: an attribute may be a tensor. Here doubt counts as work; what is certain enough to refuse a workflow is told
+by `sure_reads`.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from rlinf_lab.workflow.worker import Worker
 # Builtins that read what they are given at once, or later.
 _EAGER = ("all", "any", "dict", "frozenset", "list", "max", "min", "next", "set", "sorted", "sum", "tuple")
 _LAZY = ("enumerate", "iter", "zip")
-# Calls that need no device, by the module and the name of what is called: with any plain value, or with literals only, for what is made of a name may be
-# made of a tensor.
+# Calls that need no device, by the module and the name of what is called: with any plain value, or with literals only,
+# for what is made of a name may be made of a tensor.
 _FREE = {
     "builtins": {"isinstance", "len", "print", "range"},
     "collections": {"defaultdict"},
@@ -32,7 +35,20 @@ _FREE = {
     "ray.experimental.tqdm_ray": {"safe_print"},  # which Ray puts in the place of `print`
 }
 _FREE_OF_LITERALS = {
-    "builtins": {"bool", "bytearray", "bytes", "dict", "float", "frozenset", "int", "list", "object", "set", "str", "tuple"},
+    "builtins": {
+        "bool",
+        "bytearray",
+        "bytes",
+        "dict",
+        "float",
+        "frozenset",
+        "int",
+        "list",
+        "object",
+        "set",
+        "str",
+        "tuple",
+    },
     "collections": {"Counter", "OrderedDict", "deque"},
     "contextlib": {"ExitStack"},
     "time": {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"},
@@ -50,10 +66,12 @@ class First(Enum):
 
 
 def computes_first(function: Callable[..., Any], cls: type | None = None) -> bool:
-    """Whether a method of a class computes before it first reads from an inbox, or never reads at all: then it needs its devices before its input is there.
+    """Whether a method of a class computes before it first reads from an inbox, or never reads at all: then it needs
+    its devices before its input is there.
 
-    ``cls``: whose attributes ``self`` has, by default the class in which the method was written. Where there is no source (a class typed into a bare
-    prompt), or another function stands before the method (a decorator), the safe answer is True.
+    ``cls``: whose attributes ``self`` has, by default the class in which the method was written. Where there is no
+    source (a class typed into a bare prompt), or another function stands before the method (a decorator), the safe
+    answer is True.
     """
     method = method_of(function, cls)
     return method is None or _Reader(method).block(method.body) in (First.NOTHING, First.WORKS)
@@ -88,14 +106,21 @@ class _Reader:
                 return self._assignment(s.targets if isinstance(s, ast.Assign) else [s.target], s.value)
             case ast.AugAssign():
                 value = self._value(s.value)
-                counted = isinstance(s.value, ast.Constant) and self._is_plain(s.target) and self._is_plain(s.target, written=False)
+                counted = (
+                    isinstance(s.value, ast.Constant)
+                    and self._is_plain(s.target)
+                    and self._is_plain(s.target, written=False)
+                )
                 return First.NOTHING if counted else value if value is First.READS else First.WORKS
             case ast.For():
                 return self._for(s)
             case ast.While():
                 return self._while(s)
             case ast.If():
-                return _either(self._sequence([self._true(s.test), self.block(s.body)]), self._sequence([self._value(s.test), self.block(s.orelse)]))
+                return _either(
+                    self._sequence([self._true(s.test), self.block(s.body)]),
+                    self._sequence([self._value(s.test), self.block(s.orelse)]),
+                )
             case ast.With():
                 return self._sequence([*(self._entered(item.context_expr) for item in s.items), self.block(s.body)])
             case ast.Assert():
@@ -115,7 +140,9 @@ class _Reader:
         return self._sequence([self._value(value), First.NOTHING if plain else First.WORKS])
 
     def _is_plain(self, target: ast.expr, written: bool = True) -> bool:
-        """A name, or an attribute of the worker that is no property: writing into a container may be a copy to a device."""
+        """A name, or an attribute of the worker that is no property: writing into a container may be a copy to a
+        device.
+        """
         if isinstance(target, (ast.Tuple, ast.List)):
             return all(self._is_plain(t, written) for t in target.elts)
         if isinstance(target, ast.Starred):
@@ -136,9 +163,16 @@ class _Reader:
         if (found := self._begun(s.iter)) is not None:
             return found
         literal = isinstance(s.iter, (ast.Tuple, ast.List)) and bool(s.iter.elts)
-        counts = literal or (isinstance(s.iter, ast.Call) and self._is_builtin(s.iter.func, ("range",)))  # what else gives its next item may compute it
+        # what else gives its next item may compute it
+        counts = literal or (isinstance(s.iter, ast.Call) and self._is_builtin(s.iter.func, ("range",)))
         body = self.block(s.body)
-        return self._sequence([self._value(s.iter) if counts else First.WORKS, body if literal else _either(body, First.NOTHING), self.block(s.orelse)])
+        return self._sequence(
+            [
+                self._value(s.iter) if counts else First.WORKS,
+                body if literal else _either(body, First.NOTHING),
+                self.block(s.orelse),
+            ]
+        )
 
     def _entered(self, e: ast.expr) -> First:
         """Of a `with`: a call is known by its name, anything else does what its class says."""
@@ -157,11 +191,17 @@ class _Reader:
         endless = isinstance(s.test, ast.Constant) and bool(s.test.value)
         left = any(isinstance(node, (ast.Break, ast.Return)) for statement in before for node in ast.walk(statement))
         taken = self._sequence([self._true(s.test), body])
-        return self._sequence([taken if endless and not left else _either(taken, self._value(s.test)), self.block(s.orelse)])
+        return self._sequence(
+            [taken if endless and not left else _either(taken, self._value(s.test)), self.block(s.orelse)]
+        )
 
     def _true(self, e: ast.expr) -> First:
         """Of a condition that turned out true: of ``a and b`` both were asked."""
-        return self._sequence(map(self._true, e.values)) if isinstance(e, ast.BoolOp) and isinstance(e.op, ast.And) else self._value(e)
+        return (
+            self._sequence(map(self._true, e.values))
+            if isinstance(e, ast.BoolOp) and isinstance(e.op, ast.And)
+            else self._value(e)
+        )
 
     # --- expressions, in the order in which they are evaluated ---------------------------------------------
     def _value(self, e: ast.expr) -> First:
@@ -181,14 +221,21 @@ class _Reader:
             case ast.JoinedStr():
                 return self._sequence(map(self._value, e.values))
             case ast.Dict():
-                return self._sequence(self._value(part) for pair in zip(e.keys, e.values, strict=True) for part in pair if part is not None)
+                return self._sequence(
+                    self._value(part)
+                    for pair in zip(e.keys, e.values, strict=True)
+                    for part in pair
+                    if part is not None
+                )
             case ast.UnaryOp():
                 harmless = isinstance(e.op, ast.Not) or isinstance(e.operand, ast.Constant)
                 return self._sequence([self._value(e.operand), First.NOTHING if harmless else First.WORKS])
             case ast.BinOp():
                 literals = self._is_number(e)
                 text = isinstance(e.left, ast.Constant) and isinstance(e.left.value, str)
-                return self._sequence([self._value(e.left), self._value(e.right), First.NOTHING if literals or text else First.WORKS])
+                return self._sequence(
+                    [self._value(e.left), self._value(e.right), First.NOTHING if literals or text else First.WORKS]
+                )
             case ast.BoolOp():
                 first, *rest = map(self._value, e.values)
                 return self._sequence([first, *(_either(part, First.NOTHING) for part in rest)])
@@ -206,7 +253,9 @@ class _Reader:
         return self._call(e) if isinstance(e, ast.Call) else First.WORKS
 
     def _attribute(self, e: ast.Attribute) -> First:
-        """Of what is not known to be a worker, a module, a class, an inbox or of a class with such an attribute, it may be a property that computes."""
+        """Of what is not known to be a worker, a module, a class, an inbox or of a class with such an attribute, it may
+        be a property that computes.
+        """
         if self._is_me(e.value):
             return First.NOTHING if self._method.is_plain(e.attr) else First.WORKS
         if self._method.is_inbox(e.value) or self._method.known(e) is not None:
@@ -220,10 +269,19 @@ class _Reader:
         same = all(isinstance(op, (ast.Is, ast.IsNot)) for op in e.ops)
         harmless = same or sum(not self._is_number(side) for side in sides) <= 1
         first, second, *rest = map(self._value, sides)
-        return self._sequence([first, second, *(_either(part, First.NOTHING) for part in rest), First.NOTHING if harmless else First.WORKS])
+        return self._sequence(
+            [
+                first,
+                second,
+                *(_either(part, First.NOTHING) for part in rest),
+                First.NOTHING if harmless else First.WORKS,
+            ]
+        )
 
     def _is_number(self, e: ast.expr) -> bool:
-        """A literal, a constant of the module, or one of `rank`, `ranks`, `iteration` and so on; arithmetic with these."""
+        """A literal, a constant of the module, or one of `rank`, `ranks`, `iteration` and so on; arithmetic
+        with these.
+        """
         if isinstance(e, ast.BinOp):
             return self._is_number(e.left) and self._is_number(e.right)
         if isinstance(e, (ast.Tuple, ast.List, ast.Set)):
@@ -266,7 +324,9 @@ class _Reader:
             return e.func.attr in (*_FREE["logging"], "exception", "log")
         if isinstance(called, type) and issubclass(called, BaseException) and called.__module__ == "builtins":
             return True
-        literals = all(isinstance(a, (ast.Constant, ast.Tuple, ast.List)) for a in (*e.args, *(k.value for k in e.keywords)))
+        literals = all(
+            isinstance(a, (ast.Constant, ast.Tuple, ast.List)) for a in (*e.args, *(k.value for k in e.keywords))
+        )
         free = is_of(called, _FREE) or is_of(called, QUIET_BLOCKS) or called is Worker.log or called is Worker.span
         return free or (literals and is_of(called, _FREE_OF_LITERALS))
 

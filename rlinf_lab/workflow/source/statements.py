@@ -1,4 +1,6 @@
-"""A worker's method as it is written: its statements, which of its names are channels, and what the other names mean."""
+"""A worker's method as it is written: its statements, which of its names are channels, and what the other
+names mean.
+"""
 
 from __future__ import annotations
 import __future__
@@ -21,15 +23,19 @@ from rlinf_lab.workflow.worker import Worker
 
 GETS = ("get", "get_all", "get_weight", "take")
 # Blocks that cost nothing but to be entered, and let every error pass.
-QUIET_BLOCKS = {"contextlib": {"nullcontext"}, "torch.autograd.grad_mode": {"enable_grad", "inference_mode", "no_grad", "set_grad_enabled"}}
+QUIET_BLOCKS = {
+    "contextlib": {"nullcontext"},
+    "torch.autograd.grad_mode": {"enable_grad", "inference_mode", "no_grad", "set_grad_enabled"},
+}
 _NOTHING = object()
 _READ: dict[tuple[str, types.CodeType], tuple[list[str], _Text | None]] = {}
 
 
 @dataclass(frozen=True)
 class Method:
-    """``inboxes``, ``outboxes``: parameters that stay what they are (another value under such a name is no channel that is known). ``me``: the name of the
-    worker itself, "" where it is rebound. ``scope``: what names mean that are not the method's own. ``exact``: the text was compared with what runs.
+    """``inboxes``, ``outboxes``: parameters that stay what they are (another value under such a name is no channel that
+    is known). ``me``: the name of the worker itself, "" where it is rebound. ``scope``: what names mean that are not
+    the method's own. ``exact``: the text was compared with what runs.
     ``classes``: of parameters, by their annotations."""
 
     body: list[ast.stmt]
@@ -45,7 +51,9 @@ class Method:
         return isinstance(e, ast.Name) and e.id in self.inboxes
 
     def known(self, e: ast.expr) -> Any:
-        """What a name, or a name in a module or class, means where the method was written; None where that is not known."""
+        """What a name, or a name in a module or class, means where the method was written; None where that is not
+        known.
+        """
         if isinstance(e, ast.Name):
             return self.scope.get(e.id)
         if isinstance(e, ast.Attribute):
@@ -56,11 +64,15 @@ class Method:
         return None
 
     def is_plain(self, name: str, written: bool = False) -> bool:
-        """Whether ``self.name`` is only looked up (or stored), so that no code of the class runs: no property, no ``__getattr__``."""
+        """Whether ``self.name`` is only looked up (or stored), so that no code of the class runs: no property, no
+        ``__getattr__``.
+        """
         return self.cls is not None and is_plain(self.cls, name, written)
 
     def class_of(self, e: ast.expr) -> type | None:
-        """Of the worker itself, a parameter, or an attribute of these, by annotations and constructors; None where that is not known."""
+        """Of the worker itself, a parameter, or an attribute of these, by annotations and constructors; None where that
+        is not known.
+        """
         if isinstance(e, ast.Name):
             return self.cls if e.id == self.me else self.classes.get(e.id)
         owner = self.class_of(e.value) if isinstance(e, ast.Attribute) else None
@@ -91,7 +103,9 @@ def is_plain(cls: type, name: str, written: bool = False) -> bool:
 
 @functools.lru_cache(1024)
 def _attributes(cls: type) -> Mapping[str, type]:
-    """Classes of the attributes of an instance: those that the class declares, and those that its constructor gets or makes."""
+    """Classes of the attributes of an instance: those that the class declares, and those that its constructor gets or
+    makes.
+    """
     found = dict(_hinted(cls))
     constructor = inspect.getattr_static(cls, "__init__", None)
     definition = _definition(constructor.__code__) if isinstance(constructor, types.FunctionType) else None
@@ -114,18 +128,25 @@ def _hinted(what: Any) -> Mapping[str, type]:
         hints = typing.get_type_hints(what)
     except Exception:  # whatever evaluating somebody's text may raise
         return {}
-    kinds = {name: [k for k in (typing.get_args(hint) or (hint,)) if k is not type(None)] for name, hint in hints.items()}
-    return {name: kind[0] for name, kind in kinds.items() if len(kind) == 1 and isinstance(kind[0], type) and kind[0] not in (Any, object)
-            and typing.get_origin(hints[name]) in (None, typing.Union, types.UnionType)}  # fmt: skip
+    kinds = {
+        name: [k for k in (typing.get_args(hint) or (hint,)) if k is not type(None)] for name, hint in hints.items()
+    }
+    plain = (None, typing.Union, types.UnionType)
+    known = {n: k[0] for n, k in kinds.items() if len(k) == 1 and typing.get_origin(hints[n]) in plain}
+    return {name: kind for name, kind in known.items() if isinstance(kind, type) and kind not in (Any, object)}
 
 
 def is_of(called: Any, table: Mapping[str, set[str]]) -> bool:
     """Whether a class or function is one of those in a table of names by module."""
-    return isinstance(called, (type, types.BuiltinFunctionType, types.FunctionType)) and called.__name__ in table.get(str(called.__module__), ())
+    return isinstance(called, (type, types.BuiltinFunctionType, types.FunctionType)) and called.__name__ in table.get(
+        str(called.__module__), ()
+    )
 
 
 def method_of(function: Callable[..., Any], cls: type | None) -> Method | None:
-    """None where there is no source (a class typed into a bare prompt), or where another function stands before the one that is written."""
+    """None where there is no source (a class typed into a bare prompt), or where another function stands before the one
+    that is written.
+    """
     if hasattr(function, "__wrapped__"):
         return method_of(function.__wrapped__, cls) if _is_quiet_wrapper(function) else None
     code = getattr(function, "__code__", None)
@@ -137,10 +158,16 @@ def method_of(function: Callable[..., Any], cls: type | None) -> Method | None:
     definition = text.definition
     if cls is not None and _is_shadowed(cls, definition.name):
         return None
-    stands = {p.arg for p in (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)} - text.rebound
+    stands = {
+        p.arg for p in (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)
+    } - text.rebound
     ends = channel_ends(function)
     own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-    scope = {name: value for name, value in {**vars(builtins), **getattr(function, "__globals__", {})}.items() if name not in own}
+    scope = {
+        name: value
+        for name, value in {**vars(builtins), **getattr(function, "__globals__", {})}.items()
+        if name not in own
+    }
     first = next(iter(definition.args.posonlyargs + definition.args.args), None)
     return Method(
         definition.body,
@@ -171,8 +198,8 @@ class _Text:
 
 
 def _as_it_stands(code: types.CodeType) -> _Text | None:
-    """None where nothing can be read. Remembered as long as the lines of the file are the same: to find, compile and compare them takes
-    milliseconds, and every worker that is declared asks for each of its methods.
+    """None where nothing can be read. Remembered as long as the lines of the file are the same: to find, compile and
+    compare them takes milliseconds, and every worker that is declared asks for each of its methods.
     """
     key = code.co_filename, code
     linecache.checkcache(code.co_filename)
@@ -180,7 +207,11 @@ def _as_it_stands(code: types.CodeType) -> _Text | None:
     known = _READ.get(key)
     if known is None or known[0] is not lines:
         definition = _definition(code)
-        text = None if definition is None else _Text(definition, _is_what_runs(definition, code), frozenset(_rebound(definition.body)))
+        text = (
+            None
+            if definition is None
+            else _Text(definition, _is_what_runs(definition, code), frozenset(_rebound(definition.body)))
+        )
         known = lines, text
         if len(_READ) >= 1024:
             _READ.clear()
@@ -191,7 +222,8 @@ def _as_it_stands(code: types.CodeType) -> _Text | None:
 def _definition(code: types.CodeType) -> ast.FunctionDef | None:
     try:
         text = inspect.getsource(code)
-        found = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text).body[0]  # a text may have lines further left than its first: no dedent
+        # a text may have lines further left than its first: no dedent
+        found = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text).body[0]
     except (OSError, TypeError, SyntaxError, IndexError):
         return None
     if isinstance(found, ast.If):
@@ -201,16 +233,22 @@ def _definition(code: types.CodeType) -> ast.FunctionDef | None:
 
 def _is_what_runs(definition: ast.FunctionDef, code: types.CodeType) -> bool:
     """Whether compiling the text gives the code: the file may have changed since it was imported."""
-    bare = ast.FunctionDef(definition.name, definition.args, definition.body, [], definition.returns, None, lineno=1, col_offset=0)
-    bare.args = ast.arguments(definition.args.posonlyargs, definition.args.args, definition.args.vararg, definition.args.kwonlyargs,
-                              [None] * len(definition.args.kwonlyargs), definition.args.kwarg, [])  # fmt: skip
+    bare = ast.FunctionDef(
+        definition.name, definition.args, definition.body, [], definition.returns, None, lineno=1, col_offset=0
+    )
+    given = definition.args
+    without = [None] * len(given.kwonlyargs)
+    bare.args = ast.arguments(given.posonlyargs, given.args, given.vararg, given.kwonlyargs, without, given.kwarg, [])
     owner = code.co_qualname.split(".")[-2:-1] or ["_"]
-    inside = ast.ClassDef(owner[0] if owner[0].isidentifier() else "_", [], [], [bare], [])  # names that begin with __ are of a class
+    # names that begin with __ are of a class
+    inside = ast.ClassDef(owner[0] if owner[0].isidentifier() else "_", [], [], [bare], [])
     free = [ast.arg(name) for name in code.co_freevars if name != "__class__"]
     outer = ast.FunctionDef("outer", ast.arguments([], free, None, [], [], None, []), [inside], [], None, None)
     flags = code.co_flags & __future__.annotations.compiler_flag
     try:
-        module = compile(ast.fix_missing_locations(ast.Module([outer], [])), "<source>", "exec", flags, dont_inherit=True)
+        module = compile(
+            ast.fix_missing_locations(ast.Module([outer], [])), "<source>", "exec", flags, dont_inherit=True
+        )
     except (SyntaxError, ValueError, RecursionError):
         return False
     again = next((c for c in _codes(module) if c.co_name == code.co_name and c.co_varnames == code.co_varnames), None)
@@ -218,12 +256,16 @@ def _is_what_runs(definition: ast.FunctionDef, code: types.CodeType) -> bool:
 
 
 def _steps(code: types.CodeType) -> list[tuple[str, Any]]:
-    """Its instructions without what depends on the text around the function: how a method of an imported name is looked up."""
+    """Its instructions without what depends on the text around the function: how a method of an imported name is looked
+    up.
+    """
     found = []
     for i in dis.get_instructions(code):
         if i.opname not in ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"):
             told = None if i.opcode in dis.hasjrel or i.opcode in dis.hasjabs else i.argval
-            found.append((i.opname.replace("METHOD", "ATTR"), _steps(told) if isinstance(told, types.CodeType) else told))
+            found.append(
+                (i.opname.replace("METHOD", "ATTR"), _steps(told) if isinstance(told, types.CodeType) else told)
+            )
     return found
 
 
@@ -236,7 +278,9 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _is_shadowed(cls: type, name: str) -> bool:
-    """Whether something of the class may put another function in the place of its method: ``self.go = torch.compile(self.go)``."""
+    """Whether something of the class may put another function in the place of its method: ``self.go =
+    torch.compile(self.go)``.
+    """
     stored = _stored(cls)
     return stored is None or name in stored
 
@@ -244,7 +288,13 @@ def _is_shadowed(cls: type, name: str) -> bool:
 @functools.lru_cache(1024)
 def _stored(cls: type) -> frozenset[str] | None:
     """Names of attributes that methods of a class assign to; None where they may be any."""
-    functions = [inspect.unwrap(f) for c in cls.__mro__ if c not in (Worker, object) for f in vars(c).values() if isinstance(f, types.FunctionType)]
+    functions = [
+        inspect.unwrap(f)
+        for c in cls.__mro__
+        if c not in (Worker, object)
+        for f in vars(c).values()
+        if isinstance(f, types.FunctionType)
+    ]
     codes = [code for f in functions for code in (f.__code__, *_codes(f.__code__))]
     by_name = any({"setattr", "__setattr__", "__dict__"} & set(code.co_names) for code in codes)
     if by_name or cls.__getattribute__ is not object.__getattribute__:

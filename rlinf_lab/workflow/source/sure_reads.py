@@ -1,7 +1,9 @@
-"""Which inboxes a worker's method reads whatever happens, and which of them before it can put anything: what a refusal may rest on.
+"""Which inboxes a worker's method reads whatever happens, and which of them before it can put anything: what a refusal
+may rest on.
 
-Only what is certain counts. Nothing can be put before the name of an outbox occurs, so whatever else is called in front of a get does no harm; a get
-that stands in a branch, behind a possible `return`, in a `try` that has handlers or in a block that might swallow an error, is not certain.
+Only what is certain counts. Nothing can be put before the name of an outbox occurs, so whatever else is called in front
+of a get does no harm; a get that stands in a branch, behind a possible `return`, in a `try` that has handlers or in a
+block that might swallow an error, is not certain.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from rlinf_lab.workflow.source.statements import GETS, Method, method_of
 
 _NONE: frozenset[str] = frozenset()
 _LOOKS = ("eval", "exec", "locals", "vars")  # builtins that get at a name which they are not given
-_EAGER = ("all", "any", "dict", "frozenset", "list", "max", "min", "next", "set", "sorted", "sum", "tuple")  # builtins that begin to read what they are given
+# builtins that begin to read what they are given
+_EAGER = ("all", "any", "dict", "frozenset", "list", "max", "min", "next", "set", "sorted", "sum", "tuple")
 
 
 class Reads(NamedTuple):
-    """Names of parameters: ``first`` are read before anything can be put, ``all`` before the method ends without an error; ``batched`` are used for nothing but
-    to get the plan's batches, one after the other."""
+    """Names of parameters: ``first`` are read before anything can be put, ``all`` before the method ends without an
+    error; ``batched`` are used for nothing but to get the plan's batches, one after the other."""
 
     first: frozenset[str] = _NONE
     all: frozenset[str] = _NONE
@@ -30,7 +33,9 @@ class Reads(NamedTuple):
 
 @dataclass(frozen=True)
 class _Part:
-    """Of some statements or expressions in their order. ``puts``, ``leaves``: may put; may not come to its end without an error."""
+    """Of some statements or expressions in their order. ``puts``, ``leaves``: may put; may not come to its end without
+    an error.
+    """
 
     first: frozenset[str] = _NONE
     all: frozenset[str] = _NONE
@@ -44,7 +49,9 @@ class _Part:
         return _Part(first, self.all | other.all, self.puts or other.puts, other.leaves)
 
     def either(self, other: _Part) -> _Part:
-        return _Part(self.first & other.first, self.all & other.all, self.puts or other.puts, self.leaves or other.leaves)
+        return _Part(
+            self.first & other.first, self.all & other.all, self.puts or other.puts, self.leaves or other.leaves
+        )
 
 
 _IDLE = _Part()
@@ -66,9 +73,19 @@ def _batched(method: Method) -> frozenset[str]:
     asked: list[ast.expr] = []
     for node in nodes:
         if isinstance(node, (ast.For, ast.comprehension)):
-            counted = isinstance(node.iter, ast.Call) and method.known(node.iter.func) is enumerate and len(node.iter.args) == 1
+            counted = (
+                isinstance(node.iter, ast.Call)
+                and method.known(node.iter.func) is enumerate
+                and len(node.iter.args) == 1
+            )
             asked.append(node.iter.args[0] if counted and isinstance(node.iter, ast.Call) else node.iter)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and not node.args and not node.keywords:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "get"
+            and not node.args
+            and not node.keywords
+        ):
             asked.append(node.func.value)
     known = {id(e) for e in asked}
     others = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in known}
@@ -103,7 +120,8 @@ class _Certain:
             case ast.AugAssign():
                 return self._sequence([s.target, s.value])
             case ast.Assert():
-                return self._perhaps(self._value(s.test).then(self._perhaps(self._value(s.msg))))  # python -O leaves it out
+                # python -O leaves it out
+                return self._perhaps(self._value(s.test).then(self._perhaps(self._value(s.msg))))
             case ast.If():
                 return self._value(s.test).then(self.block(s.body).either(self.block(s.orelse)))
             case ast.For():
@@ -112,24 +130,36 @@ class _Certain:
                 return self._while(s)
             case ast.With():
                 return self._with(s)
-            case ast.Try(handlers=[]) if not any(self._anything(final).leaves for final in s.finalbody):  # `return` there swallows an error
+            # `return` there swallows an error
+            case ast.Try(handlers=[]) if not any(self._anything(final).leaves for final in s.finalbody):
                 return self.block(s.body).then(self.block(s.orelse)).then(self.block(s.finalbody))
         return self._anything(s)
 
     def _for(self, s: ast.For) -> _Part:
         asked = self._value(s.iter).then(self._begun(s.iter))
         body = self._of_loop(self._value(s.target).then(self.block(s.body)), s.body)
-        literal = isinstance(s.iter, (ast.Tuple, ast.List)) and bool(s.iter.elts) and not any(isinstance(e, ast.Starred) for e in s.iter.elts)
+        literal = (
+            isinstance(s.iter, (ast.Tuple, ast.List))
+            and bool(s.iter.elts)
+            and not any(isinstance(e, ast.Starred) for e in s.iter.elts)
+        )
         return asked.then(body if literal else self._perhaps(body)).then(self._perhaps(self.block(s.orelse)))
 
     def _while(self, s: ast.While) -> _Part:
         endless = isinstance(s.test, ast.Constant) and bool(s.test.value)
         body = self._of_loop(self.block(s.body), s.body)
-        return self._value(s.test).then(body if endless else self._perhaps(body)).then(self._perhaps(self.block(s.orelse)))
+        return (
+            self._value(s.test).then(body if endless else self._perhaps(body)).then(self._perhaps(self.block(s.orelse)))
+        )
 
     def _of_loop(self, body: _Part, statements: Sequence[ast.stmt]) -> _Part:
         """A `break` leaves the loop only; what else leaves it leaves the method."""
-        return _Part(body.first, body.all, body.puts, any(isinstance(node, (ast.Return, ast.Raise)) for s in statements for node in ast.walk(s)))
+        return _Part(
+            body.first,
+            body.all,
+            body.puts,
+            any(isinstance(node, (ast.Return, ast.Raise)) for s in statements for node in ast.walk(s)),
+        )
 
     def _with(self, s: ast.With) -> _Part:
         if not all(self._method.is_quiet_block(item.context_expr) for item in s.items):
@@ -142,7 +172,9 @@ class _Certain:
 
     def _anything(self, node: ast.AST) -> _Part:
         """Of what is not followed: it may put if it names an outbox, and may leave if it can."""
-        leaves = isinstance(node, ast.stmt) and any(isinstance(n, (ast.Return, ast.Raise, ast.Break, ast.Continue)) for n in ast.walk(node))
+        leaves = isinstance(node, ast.stmt) and any(
+            isinstance(n, (ast.Return, ast.Raise, ast.Break, ast.Continue)) for n in ast.walk(node)
+        )
         own = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
         return _Part(puts=any(self._is_way_out(n) for n in ast.walk(node)), leaves=leaves and not own)
 

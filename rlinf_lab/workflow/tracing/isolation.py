@@ -1,8 +1,9 @@
 """The iteration function with variables of its own: a dry run must leave no trace in the notebook's lists and counters.
 
-``history.append(loss)``, ``state["step"] += 1`` or ``nonlocal best`` in the loop would otherwise collect symbols before the first
-iteration has run, and ``print(loss)`` would print them. What the function's globals and closure hold in plain containers is copied, and it
-shows nothing; everything else (workers, channels, models) is shared, so methods of the user's own objects that change those do run on them.
+``history.append(loss)``, ``state["step"] += 1`` or ``nonlocal best`` in the loop would otherwise collect symbols before
+the first iteration has run, and ``print(loss)`` would print them. What the function's globals and closure hold in plain
+containers is copied, and it shows nothing; everything else (workers, channels, models) is shared, so methods of the
+user's own objects that change those do run on them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_CONTAINERS = (list, dict, set, bytearray, collections.deque, collections.defaultdict, collections.Counter, collections.OrderedDict)
+_CONTAINERS = (
+    list,
+    dict,
+    set,
+    bytearray,
+    collections.deque,
+    collections.defaultdict,
+    collections.Counter,
+    collections.OrderedDict,
+)
 _SHOWN = ("print", "display")
 _LARGEST = 10_000  # a data set is not copied, nor is what it holds
 
@@ -28,7 +38,9 @@ def isolated(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
 
 
 class _Isolation:
-    """A module's (a notebook's) functions as they see each other, on one set of copies of the variables that they use."""
+    """A module's (a notebook's) functions as they see each other, on one set of copies of the variables
+    that they use.
+    """
 
     def __init__(self, module: dict[str, Any]) -> None:
         self._module = module
@@ -43,7 +55,9 @@ class _Isolation:
         return bool(self._containers) or self._rebinds
 
     def function(self, original: types.FunctionType) -> types.FunctionType:
-        """The same function on the copies; so are the functions of its module that it names, and those that these name."""
+        """The same function on the copies; so are the functions of its module that it names, and those that
+        these name.
+        """
         if id(original) in self._functions:
             return self._functions[id(original)]
         code = original.__code__
@@ -52,7 +66,9 @@ class _Isolation:
         self._functions[id(original)] = made
         self._rebinds |= _rebinds(code)
         made.__defaults__ = original.__defaults__ and tuple(map(self._value, original.__defaults__))
-        made.__kwdefaults__ = original.__kwdefaults__ and {k: self._value(v) for k, v in original.__kwdefaults__.items()}
+        made.__kwdefaults__ = original.__kwdefaults__ and {
+            k: self._value(v) for k, v in original.__kwdefaults__.items()
+        }
         made.__dict__.update(original.__dict__)
         for name in _names(code):
             if name in self._module and self._globals[name] is self._module[name]:
@@ -96,7 +112,11 @@ def _rebinds(code: types.CodeType) -> bool:
     import dis
 
     free = set(code.co_freevars)
-    return any(i.opname == "STORE_GLOBAL" or (i.opname == "STORE_DEREF" and i.argval in free) for each in _codes(code) for i in dis.get_instructions(each))
+    return any(
+        i.opname == "STORE_GLOBAL" or (i.opname == "STORE_DEREF" and i.argval in free)
+        for each in _codes(code)
+        for i in dis.get_instructions(each)
+    )
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:

@@ -28,13 +28,16 @@ from rlinf_lab.workflow.tracing.isolation import isolated
 
 MAX_PATHS = 32  # branches on run-time values grow as 2^n; a loop of research code has a handful
 MAX_CALLS = 2_000  # a loop that no symbol ends
-SAME_WAY = 3  # so often one branch is taken the same way in a path: `while not handle.wait()` ends, and so does `while handle.wait()`
+# so often one branch is taken the same way in a path: `while not handle.wait()` ends, and so does `while handle.wait()`
+SAME_WAY = 3
 _HERE = str(pathlib.Path(__file__).parents[1])  # the room: what the user wrote is outside
 Site = tuple[Any, int]  # code object and instruction that ask
 
 
 class Tracer:
-    """A dispatcher that runs nothing. ``decisions``: prescribed answers, in order; ``one``: what stands for every number."""
+    """A dispatcher that runs nothing. ``decisions``: prescribed answers, in order; ``one``: what stands for every
+    number.
+    """
 
     is_dry = True
 
@@ -51,7 +54,9 @@ class Tracer:
 
     # --- what symbols ask ----------------------------------------------------------------------------------
     def decide(self) -> bool:
-        """The next prescribed answer; beyond them False (leave the loop, skip the branch), now and then True at the same place."""
+        """The next prescribed answer; beyond them False (leave the loop, skip the branch), now and then True at the
+        same place.
+        """
         site = _asking()
         number = len(self.answers)
         if number < len(self._prescribed):
@@ -85,7 +90,8 @@ class Tracer:
         if len(self.calls) >= MAX_CALLS:
             raise WorkflowError(
                 f"Tracing {self.flow.name!r}: {MAX_CALLS} calls in one iteration without an end. Next: bound the loop "
-                f"(`for _ in range(n)`), or let its condition be a value as it is (`value > 3`, not `float(value) > 3`)."
+                "(`for _ in range(n)`), or let its condition be a value as it is (`value > 3`, not `float(value) > "
+                "3`)."
             )
         spec = bind(self, self.flow, len(self.calls), worker, method, args, kwargs, 0)
         self.calls.append(spec)
@@ -95,8 +101,10 @@ class Tracer:
         tracer = self.current()
         if tracer is None:
             raise WorkflowError(
-                f"The handle of {call.worker}.{call.method}() is of the dry run, which is over: there is nothing to wait for. A variable outside "
-                f"the iteration function has kept it. Next: make that variable anew before the run, or let the iteration return the handle."
+                f"The handle of {call.worker}.{call.method}() is of the dry run, which is over: there is nothing to "
+                "wait for. A variable outside "
+                "the iteration function has kept it. Next: make that variable anew before the run, or let the "
+                "iteration return the handle."
             )
         source = RefArg(call.call_id if tracer is self else -1, path, call.worker)
         if tracer is self:
@@ -106,7 +114,14 @@ class Tracer:
     def done(self, call: CallSpec) -> bool:
         return (self.current() or self).decide()
 
-    def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None = None, priority: float | None = None) -> None:
+    def driver_put(
+        self,
+        channel: ChannelSpec,
+        items: list[Any],
+        key: int | None,
+        weight: int | None = None,
+        priority: float | None = None,
+    ) -> None:
         self.driver[WRITE].add(channel.name)
         self._loop(LoopStep("put", len(self.calls), channel.name))
 
@@ -121,7 +136,9 @@ class Tracer:
             self.loop.append(step)
 
     def current(self) -> Tracer | None:
-        """Who traces now: this one, or that of a later path when a variable outside the loop has kept something of this one."""
+        """Who traces now: this one, or that of a later path when a variable outside the loop has kept something of this
+        one.
+        """
         if not self.over:
             return self
         now = self.flow.listener()
@@ -140,9 +157,9 @@ def _asking() -> Site:
 def trace(flow: FlowBuilder) -> WorkflowGraph:
     """Run the iteration function on symbols along every branch and collect the union.
 
-    Parameters with a default are tried with the default and with a symbol; where the loop has asked for a number, once more with 0; where
-    one iteration can leave something for the next (a list, a counter), once more as the second iteration. Raises `WorkflowError`, naming
-    the line, when the function cannot be run on symbols.
+    Parameters with a default are tried with the default and with a symbol; where the loop has asked for a number, once
+    more with 0; where one iteration can leave something for the next (a list, a counter), once more as the second
+    iteration. Raises `WorkflowError`, naming the line, when the function cannot be run on symbols.
     """
     variants = _variants(flow)
     found: list[list[Tracer]] = []
@@ -160,7 +177,8 @@ def trace(flow: FlowBuilder) -> WorkflowGraph:
         raise _untraceable(flow, failures[0]) from failures[0]
     seen = [tracer for tracers in found for tracer in tracers]
     further = [(0, False)] * any(tracer.numbers for tracer in seen) + [(1, True)] * isolated(flow.body)[1]
-    for one, again in further:  # the number may never be 0: what fails then proves nothing, and what it called before counts
+    # the number may never be 0: what fails then proves nothing, and what it called before counts
+    for one, again in further:
         for parameters in variants:
             tracers, failed, _ = _explore(flow, parameters, one, again)
             seen += tracers + failed
@@ -177,7 +195,11 @@ def _variants(flow: FlowBuilder) -> list[list[inspect.Parameter]]:
 
 
 def _arguments(tracer: Tracer, parameters: list[inspect.Parameter]) -> tuple[list[Any], dict[str, Any]]:
-    by_name = {p.name: Symbol(tracer, f"argument {p.name!r}") for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    by_name = {
+        p.name: Symbol(tracer, f"argument {p.name!r}")
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     positional = [Symbol(tracer, f"argument {p.name!r}") for p in parameters if p.kind is p.POSITIONAL_ONLY]
     rest = [p for p in parameters if p.kind is p.VAR_POSITIONAL]
     if rest:  # then everything before it is positional, too
@@ -186,11 +208,14 @@ def _arguments(tracer: Tracer, parameters: list[inspect.Parameter]) -> tuple[lis
     return positional, by_name
 
 
-def _explore(flow: FlowBuilder, parameters: list[inspect.Parameter], one: int = 1, again: bool = False) -> tuple[list[Tracer], list[Tracer], Exception | None]:
+def _explore(
+    flow: FlowBuilder, parameters: list[inspect.Parameter], one: int = 1, again: bool = False
+) -> tuple[list[Tracer], list[Tracer], Exception | None]:
     """The paths that come to their end, those that fail, and a failure that counts.
 
-    It counts unless every branch of its path is taken by a path that succeeds too: then the combination is impossible (`if first: x = ...`
-    and later `if first: use(x)`); nor does what the function itself raises (`assert loss < 10`) where it need not.
+    It counts unless every branch of its path is taken by a path that succeeds too: then the combination is impossible
+    (`if first: x = ...` and later `if first: use(x)`); nor does what the function itself raises (`assert loss < 10`)
+    where it need not.
     ``again``: what the second of two iterations does.
     """
     open_: list[tuple[list[bool], tuple[Site, bool] | None]] = [([], None)]
@@ -213,7 +238,9 @@ def _explore(flow: FlowBuilder, parameters: list[inspect.Parameter], one: int = 
         else:
             failed.append((tracer, error))
         open_ += tracer.turns()
-    counts = (error for tracer, error in failed if not tracers or not (tracer.ways() <= taken or _deliberate(flow, error)))
+    counts = (
+        error for tracer, error in failed if not tracers or not (tracer.ways() <= taken or _deliberate(flow, error))
+    )
     return tracers, [tracer for tracer, _ in failed], next(counts, None)
 
 
@@ -244,8 +271,10 @@ def _deliberate(flow: FlowBuilder, error: Exception) -> bool:
 def _untraceable(flow: FlowBuilder, error: Exception) -> WorkflowError:
     return WorkflowError(
         f"The dry run of workflow {flow.name!r} failed in {_line(flow, error)}: {type(error).__name__}: {error}\n"
-        f"The iteration function is run once on symbols instead of values, to see which worker calls what; they take part in arithmetic, "
-        f"comparisons and branches. Next: convert it first (float(value) gives a stand-in), move what needs real values (files, plots) into "
+        "The iteration function is run once on symbols instead of values, to see which worker calls what; they take "
+        "part in arithmetic, "
+        "comparisons and branches. Next: convert it first (float(value) gives a stand-in), move what needs real "
+        "values (files, plots) into "
         f"a worker's method, or return the value and use it after the step."
     )
 
@@ -283,7 +312,9 @@ def _graph(flow: FlowBuilder, tracers: list[Tracer], example: Tracer) -> Workflo
         driver = Call("iteration", "()", tuple(sorted(reads)), tuple(sorted(writes)), True)
         nodes.insert(0, Node(DRIVER, "your loop", (driver,)))
     program = tuple(Step(c.worker, _site(flow, c), _after(c)) for c in example.calls)
-    graph = WorkflowGraph(flow.name, tuple(nodes), tuple(flow.channel_specs.values()), tuple(values), program, tuple(example.loop))
+    graph = WorkflowGraph(
+        flow.name, tuple(nodes), tuple(flow.channel_specs.values()), tuple(values), program, tuple(example.loop)
+    )
     graph.validate()
     return graph
 
@@ -294,7 +325,12 @@ def _after(spec: CallSpec) -> tuple[int, ...]:
 
 def _sources(spec: CallSpec) -> list[RefArg]:
     """The values that a call is given, whether as handles or waited for before."""
-    waited = [leaf._source for a in spec.arguments() for leaf in leaves(a) if isinstance(leaf, Symbol) and leaf._source is not None]
+    waited = [
+        leaf._source
+        for a in spec.arguments()
+        for leaf in leaves(a)
+        if isinstance(leaf, Symbol) and leaf._source is not None
+    ]
     return spec.refs() + waited
 
 
@@ -302,6 +338,9 @@ def _site(flow: FlowBuilder, spec: CallSpec) -> Call:
     declaration = flow.declaration(spec.worker)
     given = signature_of(declaration.function(spec.method)).bind(None, *spec.args, **spec.kwargs).arguments
     sure = declaration.sure_reads(spec.method)
-    known = [tuple(a.channel for name, a in given.items() if name in names and isinstance(a, ChannelArg)) for names in (sure.all, sure.first, sure.batched)]
+    known = [
+        tuple(a.channel for name, a in given.items() if name in names and isinstance(a, ChannelArg))
+        for names in (sure.all, sure.first, sure.batched)
+    ]
     ends = tuple(spec.channels(READ)), tuple(spec.channels(WRITE))
     return Call(spec.method, declaration.signature(spec.method), *ends, spec.starts_on_device, *known)

@@ -17,7 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.runtime.host.weights.versions import Question, Versions
-from rlinf_lab.runtime.transport.cargo import BUCKET, SEAL, Arrived, ArrivedWhole, Bucket, Cargo, Copy, Outgoing, Seal, Sealed, Whole, assembled
+from rlinf_lab.runtime.transport.cargo import (
+    BUCKET,
+    SEAL,
+    Arrived,
+    ArrivedWhole,
+    Bucket,
+    Cargo,
+    Copy,
+    Outgoing,
+    Seal,
+    Sealed,
+    Whole,
+    assembled,
+)
 from rlinf_lab.runtime.transport.unchanged import Unchanged, refusal
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.weights import Published, Weights, check_shipping
