@@ -32,7 +32,10 @@ from rlinf_lab.workflow.workflow import Workflow
 
 GROUP = "rlinf_lab.recipes"
 #: By name: the module, its configuration and the function that builds the workflow. Loaded when asked for, torch with them.
-HOMES = {"ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build")}
+HOMES = {
+    "grpo": ("rlinf_lab.recipes.grpo", "GRPOConfig", "build"),
+    "ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build"),
+}
 
 
 def no_shares(_config: Any) -> Mapping[str, int]:
