@@ -8,6 +8,7 @@ episodes on the same unseen seeds, every 5,000 transitions. A run that does not 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -83,10 +84,8 @@ def _sb3(variant: str, task: str, env: str, goal: float, most: int, seed: int) -
                 raise StopIteration
 
     model = PPO("MlpPolicy", vector, seed=seed, device="cpu", **settings)
-    try:
+    with contextlib.suppress(StopIteration):
         model.learn(most, callback=Look())
-    except StopIteration:
-        pass
     return {"seconds": time.time() - BEGAN - told["looked"], "steps": model.num_timesteps, "reached": told["reached"]}
 
 
