@@ -61,7 +61,7 @@ def profile(
 ) -> Profile:
     """Measure what the workers cost: seconds at a few sizes and numbers of ranks, memory, switching, when outputs appear.
 
-    ``devices``: where (default: those of this machine); cores or GPUs. Workers that a GPU does not hold together are measured in turns. ``ranks``: for each
+    ``devices``: where (default: those of this machine); cores or GPUs. Workers that a GPU does not hold together are measured time-shared. ``ranks``: for each
     worker that may have several, which numbers to measure, such as ``{"simulator": [1, 2]}``; the others have one, and plans give them one. ``items`` of an
     iteration: what the profile counts in (default: the
     most that pass a channel; for environments give their number). ``inputs``: arguments of the iterations (the first one is repeated).
@@ -100,7 +100,7 @@ class _Measuring:
     notes: list[str] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)  # names of plans under which a worker did
     one_by_one: bool = False  # whether what circulates in cells cannot come in batches
-    turns: dict[str, Any] = field(default_factory=dict)  # fields of plans under which workers that do not fit together take turns on a GPU
+    turns: dict[str, Any] = field(default_factory=dict)  # fields of plans under which workers that do not fit together time-share on a GPU
 
     def _fingerprint(self) -> Fingerprint:
         return replace(Fingerprint.here(_device_names(self.devices)), measured=subject(self.flow, self.inputs))
@@ -120,7 +120,7 @@ class _Measuring:
             runs += [self._try(plan, bar) for plan in plans]
             probed = probed or {worker: self._probed(worker, bar) for worker in probes}
         messages = self._messages()
-        self.notes += [f"{worker}: plans never let it leave its devices, for {p.stays}." for worker, p in probed.items() if p.stays]
+        self.notes += [f"{worker}: plans never let it be offloaded, for {p.stays}." for worker, p in probed.items() if p.stays]
         memory = {worker: Memory(p.resident_gib) for worker, p in probed.items()} | self._held_together(probed)
         kept = {worker: m.resident_gib + m.shared_gib for worker, m in memory.items()}
         seen = [replace(r, peaks={w: gib + kept.get(w, 0.0) for w, gib in r.peaks.items()}) for r in runs if r is not None]

@@ -203,7 +203,7 @@ class _Looking:
         return [_tried("memory", look)]
 
     def _needs(self) -> dict[str, tuple[float, list[str]]]:
-        """GiB by GPU, or by the host memory of a node: of all who stay there, and of the largest of those who take turns."""
+        """GiB by GPU, or by the host memory of a node: of all who stay there, and of the largest of those who time-share."""
         assert self.profile is not None
         turns = self.wanted.device_memory is not None
         found: dict[str, list[tuple[float, str, bool]]] = {}
