@@ -41,10 +41,10 @@ def learn(config: PPOConfig, staleness: int = 0) -> dict[str, Any]:
         before = session.step("evaluate")
         start, rates, behind, reached = time.perf_counter(), [], [], {}
         started: deque[Iteration] = deque()
-        for i in range(config.iterations + staleness):
-            if i < config.iterations:
+        for i in range(config.updates + staleness):
+            if i < config.updates:
                 started.append(session.submit())
-            if len(started) <= staleness and i < config.iterations:
+            if len(started) <= staleness and i < config.updates:
                 continue
             metrics = started.popleft().wait()
             behind.append(metrics["staleness"])
@@ -57,7 +57,7 @@ def learn(config: PPOConfig, staleness: int = 0) -> dict[str, Any]:
     finally:
         executor.stop()
     return {
-        "env": config.env_id, "seed": config.seed, "before": before["success_rate"], "after": after["success_rate"],
+        "env": config.factory.id, "seed": config.seed, "before": before["success_rate"], "after": after["success_rate"],
         "episodes": after["episodes"], "return_before": before["return"], "return_after": after["return"],
         "reached": reached, "env_steps": int(metrics["env_steps"]), "seconds": round(seconds, 1), "staleness": staleness,
         "mean_staleness": float(np.mean(behind)), "worst_staleness": max(behind),

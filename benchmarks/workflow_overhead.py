@@ -50,8 +50,8 @@ def bare_steps_per_second(iterations: int, processes: int) -> float:
     """Training only: neither building the environments nor an evaluation counts on either side."""
     config = PPOConfig.preset(TASK)
     settings = bare_ppo.Settings(
-        steps=config.env_steps * (iterations + 1), num_envs=config.num_envs, rollout=config.steps, epochs=config.epochs,
-        minibatch=config.minibatch, horizon=config.horizon, eval_episodes=0, processes=processes,
+        steps=config.env_steps * (iterations + 1), num_envs=config.num_envs, rollout=config.n_steps, epochs=config.n_epochs,
+        minibatch=config.batch_size, horizon=config.max_episode_steps, eval_episodes=0, processes=processes,
     )  # fmt: skip
     seconds = [row["seconds"] for row in bare_ppo.train(settings)["curve"][1:]]
     return iterations * config.env_steps / sum(seconds)

@@ -137,7 +137,7 @@ class Demo:
 
     def _until_learnt(self) -> Iterator[str]:
         """Train until the success rate stays high, or the iterations are used up; then evaluate."""
-        for _ in range(self.ppo.iterations - PROBE_ITERATIONS):
+        for _ in range(self.ppo.updates - PROBE_ITERATIONS):
             yield "train"
             recent = [r.get("success_rate") for r in self.phases[-1].run.results if isinstance(r, dict)]
             known = [r for r in recent if r is not None][-GOOD_ITERATIONS:]

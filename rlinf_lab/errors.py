@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_C = TypeVar("_C", bound=type)
 
 
 def shown(value: object, limit: int = 80) -> str:
@@ -47,10 +48,33 @@ def renamed(**names: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
 
 
 def refuse_old_names(who: str, given: Iterable[str], names: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for what is ``given`` by the name that it had before. ``names``: old to new."""
+    """Raise `RenamedError` for what is ``given`` by the name that it had before. ``names``: old to new, or to what to write instead."""
     for old in given:
+        if old in names and names[old].isidentifier():
+            raise RenamedError(f"{who}: {old!r} is called {names[old]!r} now. Next: {names[old]}=...")
         if old in names:
-            raise ConfigError(f"{who}: {old!r} is called {names[old]!r} now. Next: {names[old]}=...")
+            raise RenamedError(f"{who}: {old!r} is gone. Next: {names[old]}.")
+
+
+def with_old_names(renamed: Mapping[str, str]) -> Callable[[_C], _C]:
+    """Class decorator: constructing with an old name, or reading it, raises `RenamedError` in one line with the new one."""
+
+    def decorated(cls: _C) -> _C:
+        construct = cls.__init__  # type: ignore[misc]
+
+        @functools.wraps(construct)
+        def checked(self: Any, *values: Any, **named: Any) -> None:
+            refuse_old_names(cls.__name__, named, renamed)
+            construct(self, *values, **named)
+
+        def absent(self: Any, name: str) -> Any:
+            refuse_old_names(cls.__name__, [name], renamed)
+            raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
+
+        cls.__init__, cls.__getattr__ = checked, absent  # type: ignore[misc,attr-defined]
+        return cls
+
+    return decorated
 
 
 class RlinfLabError(Exception):
@@ -84,6 +108,10 @@ class UnknownNameError(RlinfLabError, LookupError):
 
 class ConfigError(RlinfLabError, ValueError):
     """A field of a configuration has a value that cannot work."""
+
+
+class RenamedError(ConfigError, TypeError, AttributeError):
+    """A name of an earlier version; says the new one."""
 
 
 class WorkflowError(RlinfLabError, ValueError):

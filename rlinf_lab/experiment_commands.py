@@ -135,7 +135,7 @@ def flags_of(recipe: Any) -> type[Any]:
     docs, hints = field_docs(recipe.config), typing.get_type_hints(recipe.config)
     for name, field in recipe.fields.items():
         kind = flag_type(hints[name])
-        if kind is not None and name not in ("env", "env_id", "total_timesteps"):
+        if kind is not None and name not in ("env", "total_timesteps"):
             made.append(_flag(name, kind, docs.get(name, ""), _default(field)))
     docs, hints = field_docs(Options), typing.get_type_hints(Options)
     for field in dataclasses.fields(Options):
@@ -152,7 +152,9 @@ def flags_of(recipe: Any) -> type[Any]:
 
 def _flag(name: str, kind: Any, text: str, default: str) -> tuple[str, Any, Any]:
     said = " ".join(text.split())
-    return name, Annotated[kind | None, tyro.conf.arg(help=f"{said} (default: {default})")], dataclasses.field(default=None)
+    what = getattr(kind, "__name__", "text").upper() if kind in PLAIN else None
+    told = tyro.conf.arg(help=said, metavar=what, help_behavior_hint=f"(default: {default})")
+    return name, Annotated[kind | None, told], dataclasses.field(default=None)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -1,15 +1,19 @@
 """Every form that a record takes on its way: environment -> policy -> environment -> trajectory -> learner.
 
-Plain numpy in frozen dataclasses; a record knows its policy version and nothing about time.
-Suffixes: T time, N environments, O observation, A action, E episodes that ended, B samples.
+Plain numpy in frozen dataclasses; a record knows its policy version and nothing about time. Observations and actions are trees (`trees`): an array
+where the space is a leaf, such as a Box; dicts and tuples of arrays where it is a Dict or a Tuple.
+Suffixes: leading axes of every leaf. T time, N environments, E episodes that ended, B samples.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlinf_lab.trees import Tree
 
 # --- simulator ----------------------------------------------------------------------------------------
 
@@ -18,18 +22,20 @@ from numpy.typing import NDArray
 class EnvStep:
     """What one step of a vector of environments gave. Environments that end are reset in the same step."""
 
-    obs_NO: NDArray
+    obs_N: Tree
     """to act on next; after a reset the first observation of the new episode"""
     reward_N: NDArray
     """as the simulator gives it, float32, in its own units"""
     terminated_N: NDArray[np.bool_]
     """the task ended: nothing follows, the value of the final observation is zero"""
     truncated_N: NDArray[np.bool_]
-    """the horizon was reached: the episode would have gone on. Never together with ``terminated_N``"""
-    success_N: NDArray[np.bool_]
-    """the task's own signal after this step, before any reset"""
-    final_obs_NO: NDArray
-    """the observation this step led to, before any reset: differs from ``obs_NO`` only where an episode ended"""
+    """the limit of steps was reached: the episode would have gone on. Never together with ``terminated_N``"""
+    success_N: NDArray[np.bool_] | None
+    """the task's own signal after this step, before any reset; None where the task gives none"""
+    final_obs_N: Tree
+    """the observation this step led to, before any reset: differs from ``obs_N`` only where an episode ended"""
+    reset_only_N: NDArray[np.bool_] | None = None
+    """where this was no step: the action was ignored, ``obs_N`` is the first of a new episode (gymnasium's NEXT_STEP). None: nowhere"""
 
 
 # --- simulator <-> policy: the tokens of the cell ------------------------------------------------------
@@ -44,7 +50,7 @@ class Observation:
     """global index of the group's first environment; the others follow. The same under every plan"""
     step: int
     """how often each of these environments has acted in training so far; numbers its exploration noise"""
-    obs_NO: NDArray
+    obs_N: Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Action:
     """The answer to one `Observation`, same rows."""
 
     slot: int
-    action_NA: NDArray
+    action_N: Tree
     log_prob_N: NDArray
     """log-density under the policy that chose, in nats"""
     policy_version: int
@@ -69,8 +75,8 @@ class Trajectory:
 
     slot: int
     first_env: int
-    obs_TNO: NDArray
-    action_TNA: NDArray
+    obs_TN: Tree
+    action_TN: Tree
     log_prob_TN: NDArray
     """in nats, under the policy that acted"""
     version_T: NDArray[np.int64]
@@ -81,23 +87,29 @@ class Trajectory:
     """the task ended: nothing follows"""
     truncated_TN: NDArray[np.bool_]
     """the clock ran out: the episode would have gone on"""
-    last_obs_NO: NDArray
+    last_obs_N: Tree
     """the observation after row T-1, on which the next trajectory begins"""
+    is_fresh: bool
+    """row 0 begins new episodes in all environments: what was under way before was given up"""
     end_E2: NDArray[np.int64]
     """(t, n) of each row that ended an episode"""
-    end_obs_EO: NDArray
+    end_obs_E: Tree
     """the final observation of each ended episode, before the reset"""
     end_return_E: NDArray
     """sum of the episode's rewards, over all of it"""
-    end_success_E: NDArray[np.bool_]
-    """success in the episode's last step ("at the end")"""
-    end_success_once_E: NDArray[np.bool_]
-    """success in any of its steps ("once")"""
+    end_length_E: NDArray[np.int64]
+    """its steps"""
+    end_success_E: NDArray[np.float32]
+    """success in the episode's last step ("at the end"), 0 or 1; nan where the task gave no signal"""
+    end_success_once_E: NDArray[np.float32]
+    """success in any of its steps ("once"); nan where the task gave no signal"""
+    reset_only_TN: NDArray[np.bool_] | None = None
+    """rows that are no steps and teach nothing, see `EnvStep.reset_only_N`; None: there are none"""
 
     @property
     def steps(self) -> int:
-        """Environment steps in here: T·N."""
-        return self.reward_TN.size
+        """Environment steps in here: T·N, without those that only began an episode."""
+        return self.reward_TN.size - (0 if self.reset_only_TN is None else int(self.reset_only_TN.sum()))
 
     def next_values(self, value_TN: NDArray, last_value_N: NDArray, end_value_E: NDArray) -> NDArray:
         """Value of the observation each step led to: the row below, except where an episode ended. See `algorithms.gae`."""
@@ -115,10 +127,10 @@ class Trajectory:
 
 @dataclass(frozen=True, eq=False)
 class TrainBatch:
-    """Flat samples for a loss. B = T·N of all trajectories together."""
+    """Flat samples for a loss: B steps of all trajectories together."""
 
-    obs_BO: NDArray
-    action_BA: NDArray
+    obs_B: Tree
+    action_B: Tree
     log_prob_B: NDArray
     advantage_B: NDArray
     """not normalised"""
@@ -130,3 +142,61 @@ class TrainBatch:
 
     def __repr__(self) -> str:
         return f"TrainBatch({len(self)} samples, advantage {self.advantage_B.mean():.3g} ± {self.advantage_B.std():.3g})"
+
+
+# --- evaluation ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """What whole episodes came to; one entry an episode."""
+
+    return_E: NDArray[np.float64]
+    """sum of its rewards, as the environment gave them"""
+    length_E: NDArray[np.int64]
+    """its steps"""
+    success_E: NDArray[np.float64]
+    """success in the last step, 0 or 1; nan where the task gave no signal"""
+    success_once_E: NDArray[np.float64]
+    """success in any step; nan where the task gave no signal"""
+
+    @classmethod
+    def joined(cls, parts: list[Episodes]) -> Episodes:
+        """All of them, one after another."""
+        names = ("return_E", "length_E", "success_E", "success_once_E")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def summary(self) -> dict[str, Any]:
+        """``episodes``, ``return``, ``return_interval`` (95 %, of the mean), ``length``; ``success_rate`` and ``success_once`` where there is a signal.
+
+        The interval is the percentile bootstrap's with 2,000 resamples, always the same ones (Efron and Tibshirani, An Introduction to the Bootstrap,
+        1993, section 13.3); of fewer than two episodes nothing is known, and it is (nan, nan). Empty but for ``episodes`` where there are none.
+        """
+        count = len(self.return_E)
+        if not count:
+            return {"episodes": 0.0}
+        found: dict[str, Any] = {"episodes": float(count), "return": float(self.return_E.mean()), "return_interval": mean_interval(self.return_E)}
+        return {**found, "length": float(self.length_E.mean()), **success_rates(self.success_E, self.success_once_E)}
+
+    def __repr__(self) -> str:
+        return f"Episodes({len(self.return_E)}, return {self.return_E.mean():.4g})" if len(self.return_E) else "Episodes(0)"
+
+
+def mean_interval(values: NDArray, resamples: int = 2000) -> tuple[float, float]:
+    """Percentile bootstrap interval (95 %) of the mean of ``values``; (nan, nan) of fewer than two."""
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    draws = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
+    ordered = np.sort(np.asarray(values, np.float64))  # so that their order, which is a plan's, changes nothing
+    low, high = np.percentile(ordered[draws].mean(1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def success_rates(success_E: NDArray, once_E: NDArray) -> dict[str, float]:
+    """``success_rate`` (at the end) and ``success_once``; nothing where no episode had a signal, for an absent success is no failure.
+
+    Where some had one the others count as failures: there are tasks that only report success.
+    """
+    if not len(success_E) or (np.isnan(success_E).all() and np.isnan(once_E).all()):
+        return {}
+    return {"success_rate": float((success_E == 1).mean()), "success_once": float((once_E == 1).mean())}

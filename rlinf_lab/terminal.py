@@ -36,7 +36,7 @@ class TerminalView:
         self.console.print(f"{choice}; results go to {demo.folder}/\n")
 
     def phase(self, phase: Any, demo: Any) -> None:
-        self._phase, self._limit = phase, demo.ppo.iterations
+        self._phase, self._limit = phase, demo.ppo.updates
         self.console.print(f"[bold]plan {phase.plan.name}[/]  (starting the hosts)")
         if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)

@@ -2,7 +2,7 @@
 
 Observation: joint positions and velocities and the task's own state (PushCube-v1: 35 numbers). Action: joint displacements and gripper
 in [-1, 1] (``pd_joint_delta_pos``, PushCube-v1: 8 numbers). Reward: dense, normalised to [0, 1] a step. Success is the task's own
-signal; an episode goes on after it, to its horizon. Works without a Vulkan device (see `headless`); pictures need one. The cube tasks
+signal; an episode goes on after it, to its limit of steps. Works without a Vulkan device (see `headless`); pictures need one. The cube tasks
 (`rules.RULES`) are stepped as a batch (see `batched`), all others by stock environments in a loop: same numbers, three times slower.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from envs.maniskill.batched import BatchedVecEnv
@@ -26,7 +27,7 @@ from rlinf_lab.errors import EnvError, MissingDependencyError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv
 
 CONTROL = "pd_joint_delta_pos"
-OWN_LIMIT = 1_000_000  # the vector's horizon ends an episode, not the simulator's
+OWN_LIMIT = 1_000_000  # the vector's limit ends an episode, not the simulator's
 
 # Building and resetting use what a process has only one of: standard output, the prompt, torch's generator (seeded by each reset). The
 # ranks of a local executor are threads, so one at a time.
@@ -156,7 +157,7 @@ class ManiSkillEnv:
         action_A = action_A.astype(np.float32)
         self.record(action_A)
         observation, reward, _, _, info = self._env.step(action_A)
-        return Outcome(_row(observation), float(reward), False, False, bool(info["success"]) if "success" in info else False)
+        return Outcome(_row(observation), float(reward), False, False, bool(info["success"]) if "success" in info else None)
 
     def render(self) -> NDArray[np.uint8] | None:
         return _row(self._env.render()) if self._draws else None
@@ -171,7 +172,7 @@ def _row(batched: Any) -> NDArray:
     return array[0]
 
 
-def make(task: str, num_envs: int, horizon: int | None = None, *, control: str = CONTROL, batched: bool = True) -> VecEnv:
+def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, control: str = CONTROL, batched: bool = True) -> VecEnv:
     """``num_envs`` environments of one task. ``control``: ManiSkill's name of the controller, which fixes the action's size.
 
     ``batched=False`` steps the stock environments even where `batched` could; with another controller it cannot.
@@ -180,7 +181,8 @@ def make(task: str, num_envs: int, horizon: int | None = None, *, control: str =
     envs = [ManiSkillEnv(task, control, draws) for _ in range(num_envs)]
     obs_size, action_size = envs[0].sizes
     limit = _simulator()[1][task].max_episode_steps or 50
-    spec = EnvSpec(f"maniskill/{task}", obs_size, action_size, horizon or limit, renders=draws)
+    observation, action = Box(-np.inf, np.inf, (obs_size,), np.float32), Box(-1.0, 1.0, (action_size,), np.float32)
+    spec = EnvSpec(f"maniskill/{task}", observation, action, max_episode_steps or limit, "info['success'] of the task", renders=draws)
     if batched and control == CONTROL and task in RULES:
         return BatchedVecEnv(envs, spec, RULES[task])
     return LoopVecEnv(envs, spec)

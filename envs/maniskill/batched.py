@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from envs.maniskill.rules import Rule, State
 from rlinf_lab.records import EnvStep
 from rlinf_lab.vecenv import EnvSpec, checked_actions, other_environments
+from rlinf_lab.vecenv.loop import described
 
 if TYPE_CHECKING:
     from envs.maniskill import ManiSkillEnv
@@ -90,20 +91,20 @@ class BatchedVecEnv:
         self._age_N[:] = 0
         return np.stack([self._begin(i, None if seed is None else seed + i) for i in range(self.num_envs)])
 
-    def step(self, action_NA: NDArray) -> EnvStep:
-        action_NA = checked_actions(self.spec, self.num_envs, action_NA, self._started).astype(np.float32)
-        for i, target_J in enumerate(self._targets(self._scenes, action_NA)):
-            self._advance(i, action_NA[i], target_J)
-        final_NO, reward_N, success_N = self._look()
+    def step(self, action_N: NDArray) -> EnvStep:
+        action_N = checked_actions(self.spec, self.num_envs, action_N, self._started).astype(np.float32)
+        for i, target_J in enumerate(self._targets(self._scenes, action_N)):
+            self._advance(i, action_N[i], target_J)
+        final_N, reward_N, success_N = self._look()
         self._age_N += 1
-        truncated_N = self._age_N >= self.spec.horizon
-        obs_NO = final_NO
+        truncated_N = self._age_N >= (self.spec.max_episode_steps or np.inf)
+        obs_N = final_N
         if truncated_N.any():
-            obs_NO = final_NO.copy()
+            obs_N = final_N.copy()
             for i in np.flatnonzero(truncated_N).tolist():
-                obs_NO[i] = self._begin(i, None)
+                obs_N[i] = self._begin(i, None)
             self._age_N[truncated_N] = 0
-        return EnvStep(obs_NO, reward_N, np.zeros(self.num_envs, bool), truncated_N, success_N, final_NO)
+        return EnvStep(obs_N, reward_N, np.zeros(self.num_envs, bool), truncated_N, success_N, final_N)
 
     def save_state(self) -> dict[str, Any]:
         """See `vecenv.Restorable` and `ManiSkillEnv`."""
@@ -120,8 +121,8 @@ class BatchedVecEnv:
                 self._advance(i, action_A, self._targets([self._scenes[i]], action_A[None])[0])
         self._age_N[:], self._started = state["age_N"], state["started"]
 
-    def _kind(self) -> tuple[str, int, int]:
-        return self.spec.id, self.num_envs, self.spec.horizon
+    def _kind(self) -> tuple[str, int, int | None]:
+        return self.spec.id, self.num_envs, self.spec.max_episode_steps
 
     def _advance(self, i: int, action_A: NDArray, target_J: NDArray) -> None:
         self._envs[i].record(action_A)
@@ -133,11 +134,11 @@ class BatchedVecEnv:
         self._scenes[i] = Scene(self._envs[i].stock, self._rule)
         return obs_O
 
-    def _targets(self, scenes: Sequence[Scene], action_NA: NDArray) -> NDArray:
+    def _targets(self, scenes: Sequence[Scene], action_N: NDArray) -> NDArray:
         """Joint positions to drive to: the arm's from where it is, both fingers to the last number of the action."""
         target_NJ = np.stack([scene.robot.qpos for scene in scenes])
-        target_NJ[:, :-2] += self._arm_middle + self._arm_half * action_NA[:, :-1]
-        target_NJ[:, -2:] = self._grip_middle + self._grip_half * action_NA[:, -1:]
+        target_NJ[:, :-2] += self._arm_middle + self._arm_half * action_N[:, :-1]
+        target_NJ[:, -2:] = self._grip_middle + self._grip_half * action_N[:, -1:]
         return target_NJ
 
     def _look(self) -> tuple[NDArray, NDArray, NDArray]:
@@ -149,8 +150,8 @@ class BatchedVecEnv:
             qvel_NJ, _poses([s.tcp.entity_pose for s in scenes]), _poses([s.cube.pose for s in scenes]),
             np.stack([s.goal_3 for s in scenes]), np.array(grasped),
         )  # fmt: skip
-        obs_NO = np.concatenate([qpos_NJ, qvel_NJ, *self._rule.observe(state)], axis=1, dtype=np.float32)
-        return obs_NO, *self._rule.judge(state)
+        obs_N = np.concatenate([qpos_NJ, qvel_NJ, *self._rule.observe(state)], axis=1, dtype=np.float32)
+        return obs_N, *self._rule.judge(state)
 
     def render(self) -> NDArray[np.uint8] | None:
         return self._envs[0].render()
@@ -161,7 +162,7 @@ class BatchedVecEnv:
             env.close()
 
     def __repr__(self) -> str:
-        return f"{self.spec.id} × {self.num_envs}, batched (observation {self.spec.obs_size}, action {self.spec.action_size}, horizon {self.spec.horizon})"
+        return described(self.spec, self.num_envs, ", batched")
 
 
 def _scale(controller: Any) -> tuple[NDArray, NDArray]:

@@ -10,34 +10,21 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from ctypes.util import find_library
-from pathlib import Path
+import warnings
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from envs import saving
+from envs.rendering import choose_renderer
 from rlinf_lab.errors import MissingDependencyError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome
 
-OBS_SIZE, ACTION_SIZE = 39, 4
+OBSERVATION, ACTION = Box(-np.inf, np.inf, (39,), np.float32), Box(-1.0, 1.0, (4,), np.float32)
+LIMIT = 500  # steps, the simulator's own
 CAMERA = "corner"
-
-
-def choose_renderer() -> str | None:
-    """How MuJoCo can draw without a screen here: EGL on a GPU, OSMesa in software, None when neither is there. Set once, before MuJoCo loads."""
-    if os.environ.get("MUJOCO_GL"):
-        return os.environ["MUJOCO_GL"]
-    if Path("/dev/nvidia0").exists() and find_library("EGL"):
-        choice = "egl"
-    elif find_library("OSMesa"):
-        choice = "osmesa"
-    else:
-        return None
-    os.environ["MUJOCO_GL"] = choice
-    os.environ.setdefault("PYOPENGL_PLATFORM", choice)
-    return choice
 
 
 def _simulator() -> tuple[Any, dict[str, Any]]:
@@ -80,7 +67,7 @@ class MetaWorldEnv:
         return observation
 
     def step(self, action_A: NDArray) -> Outcome:
-        # The simulator refuses to step beyond its own limit of 500; the vector's horizon is what ends an episode.
+        # The simulator refuses to step beyond its own limit of 500; the vector's limit is what ends an episode.
         observation, reward, _, truncated, info = self._env.step(action_A)
         return Outcome(observation, float(reward), False, bool(truncated), bool(info["success"]))
 
@@ -107,11 +94,17 @@ def _positions(task: str, seed: int) -> tuple[Any, ...]:
     return tuple(metaworld.MT1(task, seed=seed).train_tasks)
 
 
-def make(task: str, num_envs: int, horizon: int | None = None, *, task_seed: int = 0) -> LoopVecEnv:
-    """``num_envs`` environments of one task. ``task_seed`` fixes the 50 object and goal positions; horizon: at most 500 steps."""
+def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, task_seed: int = 0) -> LoopVecEnv:
+    """``num_envs`` environments of one task. ``task_seed`` fixes the 50 object and goal positions; max_episode_steps: at most 500."""
     _, classes = _simulator()
+    if (max_episode_steps or 0) > LIMIT:
+        warnings.warn(f"metaworld/{task}: max_episode_steps={max_episode_steps} will not be reached, the simulator stops after {LIMIT} steps.", stacklevel=2)
     positions = _positions(task, task_seed)
     draws = choose_renderer() is not None
     envs = [MetaWorldEnv(classes[task], positions, draws) for _ in range(num_envs)]
-    spec = EnvSpec(f"metaworld/{task}", OBS_SIZE, ACTION_SIZE, min(horizon or 500, 500), renders=draws)
-    return LoopVecEnv(envs, spec)
+    return LoopVecEnv(envs, spec(task, max_episode_steps, draws))
+
+
+def spec(task: str, max_episode_steps: int | None = None, draws: bool = False) -> EnvSpec:
+    """All tasks have the same spaces."""
+    return EnvSpec(f"metaworld/{task}", OBSERVATION, ACTION, min(max_episode_steps or LIMIT, LIMIT), "info['success'] of the task", renders=draws)

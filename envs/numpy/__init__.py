@@ -2,7 +2,7 @@
 
 ``ReachArm-v0``: a planar arm of two links (each 0.5 long) shall bring its fingertip to a target within its reach and keep it there.
 Observation (8): cos and sin of both joint angles, both joint velocities / 4, vector from fingertip to target. Action (2): joint torques in
-[-1, 1]. Reward per step: -distance - 0.01·|action|². Success: distance below 0.06. Horizon 60 steps of 0.05 s.
+[-1, 1]. Reward per step: -distance - 0.01·|action|². Success: distance below 0.06. Episodes are cut after 60 steps of 0.05 s.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import copy
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from rlinf_lab.records import EnvStep
@@ -33,9 +34,13 @@ def has(task: str) -> bool:
 class ReachArm:
     """N arms as rows of one array: a step of a thousand costs little more than a step of one."""
 
-    def __init__(self, num_envs: int, horizon: int) -> None:
+    def __init__(self, num_envs: int, max_episode_steps: int) -> None:
         self.num_envs = num_envs
-        self.spec = EnvSpec("numpy/ReachArm-v0", 8, 2, horizon, success=f"fingertip within {NEAR} of the target")
+        self.spec = EnvSpec(
+            "numpy/ReachArm-v0", Box(-np.inf, np.inf, (8,), np.float32), Box(-1.0, 1.0, (2,), np.float32), max_episode_steps,
+            success=f"fingertip within {NEAR} of the target", renders=True,
+        )  # fmt: skip
+        self._limit = max_episode_steps
         self._angle_N2, self._velocity_N2, self._target_N2 = np.zeros((3, num_envs, 2))
         self._age_N = np.zeros(num_envs, np.int64)
         self._rngs = [np.random.default_rng() for _ in range(num_envs)]
@@ -48,20 +53,20 @@ class ReachArm:
         self._begin(np.arange(self.num_envs))
         return self._observe()
 
-    def step(self, action_NA: NDArray) -> EnvStep:
-        action_NA = checked_actions(self.spec, self.num_envs, action_NA, self._started)
-        self._velocity_N2 += STEP_SECONDS * (GAIN * action_NA - DAMPING * self._velocity_N2)
+    def step(self, action_N: NDArray) -> EnvStep:
+        action_N = checked_actions(self.spec, self.num_envs, action_N, self._started)
+        self._velocity_N2 += STEP_SECONDS * (GAIN * action_N - DAMPING * self._velocity_N2)
         self._angle_N2 += STEP_SECONDS * self._velocity_N2
         self._age_N += 1
         distance_N = np.linalg.norm(self._target_N2 - self._fingertip(), axis=1)
-        reward_N = (-distance_N - 0.01 * np.square(action_NA).sum(axis=1)).astype(np.float32)
-        truncated_N = self._age_N >= self.spec.horizon
-        final_NO = self._observe()
-        obs_NO = final_NO
+        reward_N = (-distance_N - 0.01 * np.square(action_N).sum(axis=1)).astype(np.float32)
+        truncated_N = self._age_N >= self._limit
+        final_N = self._observe()
+        obs_N = final_N
         if truncated_N.any():
             self._begin(np.flatnonzero(truncated_N))
-            obs_NO = self._observe()
-        return EnvStep(obs_NO, reward_N, np.zeros(self.num_envs, bool), truncated_N, distance_N < NEAR, final_NO)
+            obs_N = self._observe()
+        return EnvStep(obs_N, reward_N, np.zeros(self.num_envs, bool), truncated_N, distance_N < NEAR, final_N)
 
     def save_state(self) -> dict[str, Any]:
         """See `vecenv.Restorable`."""
@@ -120,8 +125,8 @@ class ReachArm:
         pass
 
     def __repr__(self) -> str:
-        return f"numpy/ReachArm-v0 × {self.num_envs} (horizon {self.spec.horizon})"
+        return f"numpy/ReachArm-v0 × {self.num_envs} (at most {self._limit} steps)"
 
 
-def make(task: str, num_envs: int, horizon: int | None = None) -> ReachArm:
-    return ReachArm(num_envs, horizon or 60)
+def make(task: str, num_envs: int, max_episode_steps: int | None = None) -> ReachArm:
+    return ReachArm(num_envs, max_episode_steps or 60)

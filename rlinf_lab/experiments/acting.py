@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,44 +10,66 @@ import numpy as np
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts, play
 from rlinf_lab.policies.weights import Weights
-from rlinf_lab.vecenv import make_vec
+from rlinf_lab.trees import leaves, map_tree, rows
+from rlinf_lab.vecenv.spaces import Native
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 
 class TrainedPolicy:
-    """What `load_policy` and `run.policy()` give. ``version``: updates that went into it."""
+    """What `load_policy` and `run.policy()` give. ``version``: updates that went into it; ``module``: the torch module.
+
+    Observations are as the environment gives them, a tree of arrays for Dict and Tuple spaces.
+    """
 
     def __init__(self, config: Any, weights: Weights) -> None:
         self.config = config
-        self.module = config.policy()()
+        self.observation_space, self.action_space = config.spec.observation_space, config.spec.action_space
+        self.module = config.make_policy()()
         self.module.load(weights)
         self.version = weights.version
 
     def act(self, obs: Any) -> Any:
-        """Greedy actions for observations of one environment, or of a vector of them."""
-        obs = np.asarray(obs, np.float32)
-        action, _ = self.module.act(obs[None] if obs.ndim == 1 else obs, None)
-        return action[0] if obs.ndim == 1 else action
+        """Greedy actions for observations of one environment, or of a vector of them, as `make_vec` takes them: of a bounded Box in [-1, 1].
+
+        Raises `ValueError` naming the leaf of an observation that does not fit.
+        """
+        is_one = np.ndim(leaves(obs)[0]) == len(_first_shape(self.observation_space))
+        batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs) if is_one else obs
+        action, _ = self.module.act(batch, None)
+        return rows(action, 0) if is_one else action
 
     def predict(self, obs: Any, deterministic: bool = True) -> tuple[Any, None]:
-        """As stable-baselines3 has it: the greedy action, and no state."""
+        """As stable-baselines3 has it: greedy actions for ``env.step`` of gymnasium's own environment, in its bounds, and no state."""
         if not deterministic:
             raise ConfigError("predict(deterministic=False): a policy by itself acts greedily. Next: predict(obs).")
-        return self.act(obs), None
+        action = self.act(obs)
+        clipped = map_tree(lambda leaf: np.clip(leaf, -1, 1) if np.asarray(leaf).dtype.kind == "f" else leaf, action)
+        return (action if self._native is None else self._native(clipped)), None
+
+    @functools.cached_property
+    def _native(self) -> Native | None:
+        """To the range of the environment's own actions; None where it is no gymnasium environment."""
+        env = self.config.factory(1, self.config.max_episode_steps)
+        try:
+            single = getattr(next(iter(getattr(env, "envs", ())), None), "env", None)
+            return None if single is None else Native(single.action_space)
+        finally:
+            env.close()
 
     def evaluate(self, episodes: int = 50, seed: int | None = None) -> Evaluation:
         """Play whole episodes greedily on environments of its own; ``seed``: of these, None: the run's."""
         seed = self.config.seed if seed is None else seed
         check_counts("evaluate", episodes, seed)
         first = environment_seed(seed, Purpose.EVALUATION)
-        return play(lambda n: vector_of(self.config, n), self.act, episodes, first, Told(self.version, seed))
+        steps = self.config.max_episode_steps
+        return play(lambda n: self.config.factory(n, steps), lambda obs_N: self.module.act(obs_N, None)[0], episodes, first, Told(self.version, seed))
 
     def __repr__(self) -> str:
-        return f"TrainedPolicy({self.config.env_id!r}, after {self.version} updates)"
+        return f"TrainedPolicy({self.config.factory.id!r}, after {self.version} updates)"
 
 
-def vector_of(config: Any, num_envs: int) -> Any:
-    """Environments of the run's task, for evaluation."""
-    if isinstance(config.env_id, str):
-        return make_vec(config.env_id, num_envs, config.horizon)
-    return config.env_id(num_envs=num_envs, horizon=config.horizon)
+def _first_shape(space: Any) -> tuple[int, ...]:
+    """Of the first leaf of an observation."""
+    while hasattr(space, "spaces"):
+        space = next(iter(space.spaces.values())) if isinstance(space.spaces, dict) else space.spaces[0]
+    return tuple(space.shape or ())

@@ -125,10 +125,10 @@ def play(make: Callable[[int], Any], act: Callable[[Any], Any], episodes: int, f
         left_N = np.array([(episodes + i) // n_envs for i in range(n_envs)])
         return_N, length_N = np.zeros(n_envs), np.zeros(n_envs, int)
         ended: list[tuple[int, float, int, bool | None]] = []
-        obs_NO = env.reset(seed=first_seed)
+        obs_N = env.reset(seed=first_seed)
         while left_N.any():
-            step = env.step(act(obs_NO))
-            obs_NO = step.obs_NO
+            step = env.step(act(obs_N))
+            obs_N = step.obs_N
             return_N += step.reward_N
             length_N += 1
             for n in np.flatnonzero(step.terminated_N | step.truncated_N).tolist():

@@ -2,7 +2,9 @@
 
 A recipe is one readable file with a frozen dataclass of settings and a function that builds a `Workflow` from it. The front door asks this of it:
 
-    config      ``env_id``, ``seed``, ``iterations`` (fields); ``env_steps`` (environment steps of one iteration, a property or a field)
+    config      fields ``env``, ``max_episode_steps``, ``seed``, ``total_timesteps``, ``iterations``; properties ``updates`` (iterations of the whole run),
+                ``env_steps`` (of one iteration), ``factory`` (an `EnvFactory`), ``spec``; ``make_policy()`` gives a constructor of the policy, which has
+                ``act(obs, None)`` and ``load(weights)``; ``preset(env, **changes)`` where settings are known that learn
     build       ``build(config, state=None) -> Workflow``, whose iteration function takes one request:
                 "train"       one update; returns its metrics, a dict of numbers
                 "checkpoint"  the same; returns {"metrics": ..., "state": ...}; of several ranks the state may be a list
@@ -30,7 +32,10 @@ from rlinf_lab.workflow.workflow import Workflow
 
 GROUP = "rlinf_lab.recipes"
 #: By name: the module, its configuration and the function that builds the workflow. Loaded when asked for, torch with them.
-HOMES = {"ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build")}
+HOMES = {
+    "grpo": ("rlinf_lab.recipes.grpo", "GRPOConfig", "build"),
+    "ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build"),
+}
 
 
 def no_shares(_config: Any) -> Mapping[str, int]:

@@ -72,7 +72,7 @@ def resume(
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config = configured_again(recipe, kept, env, total_timesteps, settings)
-    if config.iterations <= start.iteration:
+    if config.updates <= start.iteration:
         raise ConfigError(
             f"The run in {str(kept.path)!r} has done all its {start.iteration} iterations. "
             f"Next: lab.resume(..., total_timesteps={2 * start.iteration * config.env_steps})."

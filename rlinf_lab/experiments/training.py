@@ -56,7 +56,7 @@ class TrainingRun:
         best = None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
         self._keeper = Keeper(folder, options.checkpoint_minutes, options.keep_checkpoints, best)
         self._watch = Watch(options.goals, options.eval_every is not None)
-        self._between = Between(first, config.iterations, self._wants_state, self._took)
+        self._between = Between(first, config.updates, self._wants_state, self._took)
         self._between.rows |= rows or {}
         self._between.newest = start
         self._line: Line | None = None
@@ -153,7 +153,7 @@ class TrainingRun:
         last = self._between.rows.get(self.iteration, {})
         value = f", return {last['return']:.4g}" if "return" in last else ""
         why = f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
-        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.iterations}{value})"
+        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value})"
 
     # --- the policy ----------------------------------------------------------------------------------------
     def policy(self, best: bool = False) -> TrainedPolicy:
@@ -176,7 +176,7 @@ class TrainingRun:
         if self._keeper.best_snapshot is not None:
             self._keeper.best_snapshot.weights.save(folder.path / "best.safetensors")
         folder.write_state(snapshot)
-        folder.about(state=self.state, iteration=snapshot.iteration, iterations=self.config.iterations, saved=time.time(), **this_process())
+        folder.about(state=self.state, iteration=snapshot.iteration, iterations=self.config.updates, saved=time.time(), **this_process())
         return folder.path
 
     def _best(self) -> Snapshot:
@@ -202,7 +202,7 @@ class TrainingRun:
         self._loggers.log(row)
         if self._line is not None:
             self._line(row)
-        if self.auto is not None and self.auto.ends_phase(self._phase_seconds(), self.config.iterations - iteration):
+        if self.auto is not None and self.auto.ends_phase(self._phase_seconds(), self.config.updates - iteration):
             self._between.cut()
         return self._watch.look(row)
 
@@ -243,11 +243,11 @@ class TrainingRun:
         """Start the run, or its next phase."""
         first = self._phase_first = self._between.trained
         requests = self._between.requests()
-        started = run(workflow, plan, self.config.iterations - first, executor, requests, plan.staleness + 2)
+        started = run(workflow, plan, self.config.updates - first, executor, requests, plan.staleness + 2)
         self.workflow, self.run, self.plan = workflow, started, started.plan
         self.phases.append(started)
         self._between.attach(started)
-        self._tell_folder(state="running", began=time.time(), iteration=first, iterations=self.config.iterations, executor=executor, **this_process())
+        self._tell_folder(state="running", began=time.time(), iteration=first, iterations=self.config.updates, executor=executor, **this_process())
         self._show()
         started.on_update(self._on_update)
 
@@ -261,7 +261,7 @@ class TrainingRun:
         assert self.auto is not None
         ended, seconds = self.run, self._phase_seconds()
         setup_s = max(0.0, ended.elapsed_seconds - sum(seconds))
-        phase = self.auto.next(self.workflow, ended.timeline, self.config.iterations - self.iteration, setup_s)
+        phase = self.auto.next(self.workflow, ended.timeline, self.config.updates - self.iteration, setup_s)
         if self.auto.choice is not None:
             self._say_choice()
         workflow = self.recipe.build(self.config, self._between.newest.state if self._between.newest is not None else None)
@@ -283,7 +283,7 @@ class TrainingRun:
             self.show()
         elif self._line is None:
             steps = self.config.env_steps
-            self._line = Line(f"{self.recipe.name} {env_name(self.config)}", self.config.iterations * steps, self._between.first * steps)
+            self._line = Line(f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps)
 
     def _tell_folder(self, **about: Any) -> None:
         if self._folder is not None:

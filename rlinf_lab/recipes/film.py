@@ -10,24 +10,25 @@ from numpy.typing import NDArray
 
 from rlinf_lab.policies import Weights
 from rlinf_lab.recipes.ppo import PPOConfig
-from rlinf_lab.vecenv import VecEnv, make_vec
+from rlinf_lab.vecenv import VecEnv
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 FRAMES_PER_SECOND = 25
+LONGEST = 1000  # steps of a film of an episode that nothing limits
 
 
 def film(config: PPOConfig, weights: Weights, path: Path, episodes: int = 2) -> str:
     """Greedy episodes as an MP4, each up to one second after its success. Returns what was written, or why nothing was."""
     import imageio.v3 as imageio
 
-    env = make_vec(str(config.env_id), 1, config.horizon)
+    env = config.factory(1, config.max_episode_steps)
     first = environment_seed(config.seed, Purpose.FILM)
     try:
         if not env.spec.renders:
-            return f"none, {config.env_id} cannot draw on this machine. Next: rlinf-lab doctor says what is missing."
+            return f"none, {config.factory.id} cannot draw on this machine. Next: rlinf-lab doctor says what is missing."
         frames = [frame for e in range(episodes) for frame in _episode(config, weights, env, first + e)]
         if not frames:
-            return f"none, {config.env_id} gave no picture."
+            return f"none, {config.factory.id} gave no picture."
         imageio.imwrite(path, np.stack(frames), fps=FRAMES_PER_SECOND, macro_block_size=8, quality=7)
     finally:
         env.close()
@@ -36,18 +37,18 @@ def film(config: PPOConfig, weights: Weights, path: Path, episodes: int = 2) -> 
 
 def _episode(config: PPOConfig, weights: Weights, env: VecEnv, seed: int) -> Iterator[NDArray[np.uint8]]:
     """The pictures of one greedy episode."""
-    policy = config.policy()()
+    policy = config.make_policy()()
     policy.load(weights)
-    obs_NO, left = env.reset(seed=seed), env.spec.horizon
+    obs_N, left = env.reset(seed=seed), env.spec.max_episode_steps or LONGEST
     while left > 0:
         picture = env.render()
         if picture is None:
             return
         yield picture
-        action_NA, _ = policy.act(obs_NO, None)
-        step = env.step(action_NA)
-        obs_NO, left = step.obs_NO, left - 1
-        if step.success_N[0]:
+        action_N, _ = policy.act(obs_N, None)
+        step = env.step(action_N)
+        obs_N, left = step.obs_N, left - 1
+        if step.success_N is not None and step.success_N[0]:
             left = min(left, FRAMES_PER_SECOND)
         if step.truncated_N[0] or step.terminated_N[0]:
             return

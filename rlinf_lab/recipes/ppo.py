@@ -1,4 +1,4 @@
-"""PPO on one simulator, as a workflow of three workers.
+"""PPO on one environment, as a workflow of three workers.
 
                  act (keyed by slot)
           ┌───────────────────────────┐
@@ -7,14 +7,15 @@
           │                                             │
           └────────── traj (whole iteration) ─────▶ learner
 
-One iteration: ``num_envs × steps`` environment steps, one update, new weights. Simulator and policy form the cell. The weights are a store:
+One iteration: ``num_envs × n_steps`` environment steps, one update, new weights. Simulator and policy form the cell. The weights are a store:
 the learner publishes, the policy pulls the newest, so a plan with staleness collects with a policy that is some updates behind (metric
-``staleness``). Left out, because no setting here needs them: pixels, recurrent policies, value clipping.
+``staleness``). Left out, because no setting here needs them: recurrent policies, value clipping.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 import os
@@ -23,84 +24,115 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, UnknownNameError, shown
-from rlinf_lab.policies import GaussianMLP, Weights
+from torch import nn
+
+from rlinf_lab.errors import ConfigError, UnknownNameError, shown, with_old_names
+from rlinf_lab.policies import Weights, make_policy
+from rlinf_lab.recipes.schedules import linear
+from rlinf_lab.records import Episodes
+from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
-from rlinf_lab.workers.learner import GROUPS
+from rlinf_lab.workers.learner import GROUPS, Number
 from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
 
+OLD_NAMES = {
+    "env_id": "env", "obs_size": "leave it out, spaces are read from the environment",
+    "action_size": "leave it out, spaces are read from the environment", "horizon": "max_episode_steps",
+    "steps": "n_steps", "lam": "gae_lambda", "epochs": "n_epochs", "minibatch": "batch_size", "clip": "clip_range", "value_coefficient": "vf_coef",
+    "entropy_coefficient": "ent_coef", "log_std": "log_std_init", "hidden": "net_arch", "anneal": "learning_rate=lab.linear(1e-3, 1e-4)",
+}  # fmt: skip
+POLICY_METHODS = ("act", "draw_noise", "values", "numbers", "set_normaliser", "weights", "load", "normalised_size", "version")
 
+
+@with_old_names(OLD_NAMES)
 @dataclass(frozen=True)
 class PPOConfig:
-    """Every number of the experiment. Construct one with `preset`, which knows settings that learn.
+    """Every number of the experiment. `preset` knows settings that learn; the defaults are those for few choices, such as CartPole.
 
+    Where `Number` stands a schedule may stand, too: ``lab.linear(3e-4)``, or a function of the share of the run that is done.
     Raises `ConfigError` naming the field, its value and the limit.
     """
 
-    env_id: str | Callable[..., Any]
-    """an id ("simulator/task"), or what constructs a `VecEnv` from ``num_envs`` and ``horizon``"""
-    obs_size: int
-    """numbers in an observation"""
-    action_size: int
-    """numbers in an action"""
-    horizon: int | None = None
+    env: Any
+    """an id ("CartPole-v1", "simulator/task"), a gymnasium.Env class, a function that makes one or a vector, a gymnasium VectorEnv"""
+    max_episode_steps: int | None = None
     """environment steps after which an episode is cut; None: the environment's own limit"""
     num_envs: int = 8
     """environments, over all ranks and sub-batches together"""
-    steps: int = 100
+    n_steps: int = 128
     """environment steps of each environment in an iteration"""
-    iterations: int = 75
-    """updates; the learning rate is annealed over so many"""
+    total_timesteps: int | None = None
+    """environment steps of the run, over all environments, rounded up to whole iterations; None: as `iterations` says, else 100,000"""
+    iterations: int | None = None
+    """updates of the run, instead of `total_timesteps`"""
     seed: int = 0
     """of environments, weights, exploration and minibatches"""
-    gamma: float = 0.95
+    gamma: Number = 0.98
     """discount per environment step"""
-    lam: float = 0.9
+    gae_lambda: Number = 0.9
     """decay of generalised advantage estimation per environment step"""
-    learning_rate: float = 1e-3
-    """of Adam, in the first update"""
-    anneal: float = 0.9
-    """share of the learning rate that is gone, linearly, in the last update"""
-    epochs: int = 8
+    learning_rate: Number = dataclasses.field(default_factory=lambda: linear(1e-3, 1e-4))
+    """of Adam"""
+    n_epochs: Number = 8
     """passes over the samples of an iteration"""
-    minibatch: int = 200
+    batch_size: Number = 256
     """samples of a gradient step"""
-    clip: float = 0.2
+    clip_range: Number = 0.2
     """how far the probability ratio may leave 1"""
-    value_coefficient: float = 0.5
+    vf_coef: Number = 0.5
     """weight of the value loss"""
-    entropy_coefficient: float = 0.0
+    ent_coef: Number = 0.0
     """weight of the entropy bonus, per nat"""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Number = 0.5
     """Euclidean norm to which the gradient is cut"""
+    normalize_obs: bool = True
+    """whether numbers of observations are normalised by their running mean and deviation; images and categories never are"""
+    normalize_reward: bool = False
+    """whether rewards are divided by the running standard deviation of the discounted return; returns are reported without it"""
     reward_scale: float = 1.0
     """factor on rewards before learning; returns are reported without it"""
-    log_std: float = -0.7
-    """initial log standard deviation of the actions, in units of the action's range [-1, 1]"""
-    hidden: tuple[int, ...] = (64, 64)
+    net_arch: tuple[int, ...] = (64, 64)
     """units of each hidden layer, of the policy and of the value net"""
+    activation: str = "tanh"
+    """between the layers: "tanh", "relu", "elu" or "silu\""""
+    log_std_init: float = -0.7
+    """initial log standard deviation of continuous actions, in units of the action's range [-1, 1]"""
+    squash: bool = False
+    """whether continuous actions pass through tanh, instead of being clipped"""
+    encoder: Callable[..., nn.Module] | None = None
+    """makes the module from prepared observations to features, see `make_policy`; None: a convolutional net for images, all else as it is"""
+    policy: Callable[..., nn.Module] | None = None
+    """makes the whole module instead, of (observation_space, action_space); it has the methods of `ActorCritic`"""
     save_to: str | None = None
     """safetensors file that the learner writes when the run ends"""
     parallel: str = "ddp"
     """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
 
     def __post_init__(self) -> None:
-        self._require("env_id", isinstance(self.env_id, str) or callable(self.env_id), "an id, 'simulator/task', or what constructs a VecEnv")
-        for name in ("obs_size", "action_size", "num_envs", "steps", "iterations", "epochs"):
+        for name in ("num_envs", "n_steps"):
             self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
-        self._require("minibatch", _whole(self.minibatch, 2), "a whole number of at least 2: advantages are normalised within a minibatch")
+        for name in ("max_episode_steps", "total_timesteps", "iterations"):
+            self._require(name, (value := getattr(self, name)) is None or _whole(value, 1), "a whole number of at least 1, or None")
+        self._require("iterations", self.iterations is None or self.total_timesteps is None, "None where total_timesteps is given: one of both")
+        self._require("n_epochs", callable(self.n_epochs) or _whole(self.n_epochs, 1), "a whole number of at least 1, or a schedule")
+        self._require("batch_size", callable(self.batch_size) or _whole(self.batch_size, 2), "a whole number of at least 2: advantages are normalised within")
         self._require("seed", _whole(self.seed, 0), "a whole number of at least 0")
-        self._require("horizon", self.horizon is None or _whole(self.horizon, 1), "a whole number of at least 1, or None")
-        for name in ("gamma", "lam", "anneal"):
-            self._require(name, _real(value := getattr(self, name)) and 0 <= value <= 1, "a number between 0 and 1")
-        for name in ("learning_rate", "clip", "max_grad_norm", "reward_scale"):
-            self._require(name, _real(value := getattr(self, name)) and value > 0, "a number greater than 0")
-        for name in ("value_coefficient", "entropy_coefficient"):
-            self._require(name, _real(value := getattr(self, name)) and value >= 0, "a number of at least 0")
-        self._require("minibatch", self.minibatch <= self.env_steps, f"at most num_envs × steps = {self.env_steps}")
-        self._require("log_std", _real(self.log_std) and -5 <= self.log_std <= 2, "a number between -5 and 2")
-        units = isinstance(self.hidden, (tuple, list)) and all(_whole(n, 1) for n in self.hidden)
-        self._require("hidden", units, "a tuple of whole numbers of at least 1, such as (64, 64)")
+        for name in ("gamma", "gae_lambda"):
+            self._require_number(name, lambda value: 0 <= value <= 1, "a number between 0 and 1")
+        for name in ("learning_rate", "clip_range", "max_grad_norm"):
+            self._require_number(name, lambda value: value > 0, "a number greater than 0", last=lambda value: value >= 0)
+        for name in ("vf_coef", "ent_coef"):
+            self._require_number(name, lambda value: value >= 0, "a number of at least 0")
+        self._require("reward_scale", _real(self.reward_scale) and self.reward_scale > 0, "a number greater than 0")
+        self._require("batch_size", callable(self.batch_size) or self.batch_size <= self.env_steps, f"at most num_envs × n_steps = {self.env_steps}")
+        self._require("log_std_init", _real(self.log_std_init) and -5 <= self.log_std_init <= 2, "a number between -5 and 2")
+        units = isinstance(self.net_arch, (tuple, list)) and all(_whole(n, 1) for n in self.net_arch)
+        self._require("net_arch", units, "a tuple of whole numbers of at least 1, such as (64, 64)")
+        for name in ("normalize_obs", "normalize_reward", "squash"):
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
+        for name in ("encoder", "policy"):
+            value = getattr(self, name)
+            self._require(name, value is None or (callable(value) and not isinstance(value, nn.Module)), "a function that makes a torch module, or None")
         self._require("parallel", self.parallel in GROUPS, " or ".join(map(repr, GROUPS)))
         self._require("save_to", self.save_to is None or isinstance(self.save_to, (str, os.PathLike)), "a path, or None")
 
@@ -108,28 +140,73 @@ class PPOConfig:
         if not holds:
             raise ConfigError(f"PPOConfig.{field} is {shown(getattr(self, field))}; it must be {limit}.")
 
+    def _require_number(self, field: str, holds: Callable[[float], bool], limit: str, last: Callable[[float], bool] | None = None) -> None:
+        """``last``: what a schedule must fulfil at its end, where that is less."""
+        value = getattr(self, field)
+        if not callable(value):
+            return self._require(field, _real(value) and holds(value), f"{limit}, or a schedule such as lab.linear(3e-4)")
+        for progress in (0.0, 0.5, 1.0):
+            there, test = value(progress), holds if progress < 1 or last is None else last
+            self._require(field, _real(there) and test(there), f"{limit} everywhere, and gives {shown(there)} at {progress}")
+
     @property
     def env_steps(self) -> int:
         """Environment steps of one iteration."""
-        return self.num_envs * self.steps
+        return self.num_envs * self.n_steps
+
+    @property
+    def updates(self) -> int:
+        """Iterations of the whole run."""
+        return self.iterations or -(-(self.total_timesteps or 100_000) // self.env_steps)
 
     @classmethod
-    def preset(cls, env_id: str, **overrides: Any) -> PPOConfig:
-        """Settings known to learn ``env_id``, some fields changed. `UnknownNameError` for an unknown environment or field."""
-        if env_id not in PRESETS:
-            hint = "For another environment construct PPOConfig(env_id=..., obs_size=..., action_size=...) yourself."
-            raise UnknownNameError.of("preset", env_id, PRESETS, hint)
+    def preset(cls, env: Any, **overrides: Any) -> PPOConfig:
+        """Settings known to learn ``env``, else those for its kind of actions, with some fields changed. `UnknownNameError` for an unknown field."""
         known = [f.name for f in dataclasses.fields(cls)]
         for name in overrides:
-            if name not in known:
+            if name not in known and name not in OLD_NAMES:
                 raise UnknownNameError.of("field of PPOConfig", name, known)
-        return cls(**{"env_id": env_id, **PRESETS[env_id], **overrides})
+        settings = {**_settings(env), **overrides}
+        for one, other in (("iterations", "total_timesteps"), ("total_timesteps", "iterations")):
+            if overrides.get(one) is not None and other not in overrides:
+                settings.pop(other, None)
+        return cls(env=env, **settings)
 
-    def policy(self) -> partial[GaussianMLP]:
+    @functools.cached_property
+    def factory(self) -> EnvFactory:
+        """What makes the environments, in any process."""
+        return environment(self.env)
+
+    @functools.cached_property
+    def spec(self) -> EnvSpec:
+        """Read from the environment; one is made for it, once."""
+        return self.factory.spec(self.max_episode_steps)
+
+    def make_policy(self) -> partial[Any]:
         """The constructor that policy and learner share: equal arguments, equal initial weights."""
+        spaces = self.spec.observation_space, self.spec.action_space
+        if self.policy is not None:
+            return partial(_seeded, self.policy, *spaces, self.seed)
         return partial(
-            GaussianMLP, self.obs_size, self.action_size, hidden=self.hidden, log_std=self.log_std, seed=self.seed
+            make_policy, *spaces, net_arch=tuple(self.net_arch), activation=self.activation, log_std_init=self.log_std_init, squash=self.squash,
+            normalize_obs=self.normalize_obs, encoder=self.encoder, seed=self.seed,
         )  # fmt: skip
+
+
+def _seeded(make: Callable[..., nn.Module], observation_space: Any, action_space: Any, seed: int) -> nn.Module:
+    """A module of the user's, the same wherever it is made. `ConfigError` where it is none that can act."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = make(observation_space, action_space)
+    missing = [name for name in POLICY_METHODS if not hasattr(module, name)]
+    if not isinstance(module, nn.Module) or missing:
+        raise ConfigError(
+            f"PPOConfig.policy made {shown(module)}, which lacks {', '.join(missing) or 'what a torch module has'}. Next: rlinf_lab.policies.make_policy(..., "
+            f"encoder=...) with your module as the encoder, or a subclass of rlinf_lab.policies.ActorCritic."
+        )
+    return module
 
 
 def _whole(value: object, least: int) -> bool:
@@ -140,24 +217,42 @@ def _real(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
+_ANNEALED = linear(1e-3, 1e-4)
 # gamma 0.95 learns faster on most seeds but leaves some pressing the button not quite far enough (docs/history.md).
 _METAWORLD: dict[str, Any] = {
-    "obs_size": 39, "action_size": 4, "horizon": 100, "reward_scale": 0.1, "gamma": 0.9, "iterations": 120,
+    "max_episode_steps": 100, "num_envs": 8, "n_steps": 100, "reward_scale": 0.1, "gamma": 0.9, "gae_lambda": 0.9, "iterations": 120, "batch_size": 200,
+    "learning_rate": _ANNEALED,
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
     "numpy/ReachArm-v0": {
-        "obs_size": 8, "action_size": 2, "horizon": 60, "num_envs": 32, "steps": 60, "iterations": 110, "minibatch": 320,
-        "gamma": 0.9, "learning_rate": 3e-3, "log_std": 0.0,
+        "max_episode_steps": 60, "num_envs": 32, "n_steps": 60, "iterations": 110, "batch_size": 320,
+        "gamma": 0.9, "learning_rate": linear(3e-3, 3e-4), "log_std_init": 0.0,
     },
     "metaworld/button-press-v3": _METAWORLD,
     "metaworld/drawer-close-v3": _METAWORLD,
     "metaworld/reach-v3": _METAWORLD,
     "maniskill/PushCube-v1": {
-        "obs_size": 35, "action_size": 8, "horizon": 50, "num_envs": 16, "steps": 50, "iterations": 200,
-        "gamma": 0.9, "learning_rate": 7e-4, "entropy_coefficient": 0.001,
+        "max_episode_steps": 50, "num_envs": 16, "n_steps": 50, "iterations": 200, "batch_size": 200,
+        "gamma": 0.9, "learning_rate": linear(7e-4, 7e-5), "ent_coef": 0.001,
     },
 }  # fmt: skip
+
+# For environments that nobody has tuned, by what their actions are.
+DISCRETE: dict[str, Any] = {}
+CONTINUOUS: dict[str, Any] = {
+    "n_steps": 256, "batch_size": 128, "n_epochs": 10, "gamma": 0.98, "gae_lambda": 0.95, "learning_rate": linear(1e-3, 1e-4), "normalize_reward": True,
+}  # fmt: skip
+
+
+def _settings(env: Any) -> dict[str, Any]:
+    """Of the environment itself if there are, else of its kind."""
+    from gymnasium.spaces import Box
+
+    factory = environment(env)
+    if factory.id in PRESETS and factory.given is None:
+        return PRESETS[factory.id]
+    return CONTINUOUS if isinstance(factory.spec().action_space, Box) else DISCRETE
 
 
 def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
@@ -165,6 +260,7 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
 
     An iteration does what its argument says: ``"train"`` (the default), ``"checkpoint"`` (the same; returns ``metrics`` and ``state``),
     ``"evaluate"`` (the greedy policy on fresh seeds) or ``"state"`` (returns the learner's state).
+    Raises what `make_policy` raises for a space that no policy can handle.
     """
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
@@ -172,12 +268,11 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     weights, taken = (None, 0) if state is None else (state["weights"], state["env_steps"] // config.num_envs)
     simulator, policy = _cell(flow, config, weights, taken)
     learner = flow.worker(
-        LearnerWorker, config.policy(), name="learner",
-        gamma=config.gamma, lam=config.lam, learning_rate=config.learning_rate, epochs=config.epochs,
-        minibatch=config.minibatch, clip=config.clip, value_coefficient=config.value_coefficient,
-        entropy_coefficient=config.entropy_coefficient, max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale,
-        anneal=config.anneal, anneal_updates=config.iterations, seed=config.seed, save_to=config.save_to,
-        state=state, parallel=config.parallel,
+        LearnerWorker, config.make_policy(), name="learner",
+        gamma=config.gamma, gae_lambda=config.gae_lambda, learning_rate=config.learning_rate, n_epochs=config.n_epochs,
+        batch_size=config.batch_size, clip_range=config.clip_range, vf_coef=config.vf_coef, ent_coef=config.ent_coef,
+        max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale, normalize_reward=config.normalize_reward,
+        updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel,
     )  # fmt: skip
 
     @flow.iteration
@@ -221,19 +316,18 @@ def first(per_rank: Any) -> Any:
     return per_rank[0] if isinstance(per_rank, list) else per_rank
 
 
-def pooled(per_rank: dict[str, float] | list[dict[str, float]]) -> dict[str, float]:
-    """Join what the simulator's ranks found in an evaluation: means weighted by their episodes."""
-    if not isinstance(per_rank, list):
-        return per_rank
-    episodes = sum(r["episodes"] for r in per_rank)
-    means = {k: sum(r[k] * r["episodes"] for r in per_rank) / episodes for k in per_rank[0] if k != "episodes"}
-    return {"episodes": episodes, **means}
+def pooled(per_rank: Episodes | list[Episodes]) -> dict[str, Any]:
+    """What the simulator's ranks found in an evaluation, together: see `Episodes.summary`."""
+    return Episodes.joined(per_rank if isinstance(per_rank, list) else [per_rank]).summary()
 
 
 def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int = 0) -> tuple[WorkerHandle, WorkerHandle]:
+    make = config.make_policy()
+    make()  # refuses a space here, not in a worker after the launch
+    spec = config.spec
     simulator = flow.worker(
-        SimulatorWorker, config.env_id, name="simulator",
-        num_envs=config.num_envs, steps=config.steps, horizon=config.horizon, seed=config.seed, taken=taken,
-        sizes=(config.obs_size, config.action_size),
+        SimulatorWorker, config.factory, name="simulator",
+        num_envs=config.num_envs, n_steps=config.n_steps, max_episode_steps=config.max_episode_steps, seed=config.seed, taken=taken,
+        spaces=(spec.observation_space, spec.action_space),
     )  # fmt: skip
-    return simulator, flow.worker(PolicyWorker, config.policy(), name="policy", seed=config.seed, weights=weights)
+    return simulator, flow.worker(PolicyWorker, make, name="policy", seed=config.seed, weights=weights)

@@ -3,9 +3,9 @@
 from rlinf_lab.vecenv.base import EnvSpec, Restorable, VecEnv, cannot_leave
 from rlinf_lab.vecenv.check import check_env
 from rlinf_lab.vecenv.loop import LoopVecEnv, Outcome, SingleEnv, checked_actions, other_environments
-from rlinf_lab.vecenv.registry import cannot_leave_by_id, list_envs, make_vec, register_env
+from rlinf_lab.vecenv.registry import EnvFactory, environment, list_envs, make_vec, register_env
 
 __all__ = [
-    "EnvSpec", "LoopVecEnv", "Outcome", "Restorable", "SingleEnv", "VecEnv", "cannot_leave", "cannot_leave_by_id", "check_env", "checked_actions",
+    "EnvFactory", "EnvSpec", "LoopVecEnv", "Outcome", "Restorable", "SingleEnv", "VecEnv", "cannot_leave", "check_env", "checked_actions", "environment",
     "list_envs", "make_vec", "other_environments", "register_env",
 ]  # fmt: skip

@@ -1,56 +1,78 @@
 """The socket for simulators: what a vector of environments is, and what a record of one says.
 
-Legend: N environments, O observation, A action.
+Legend: N environments.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
+from rlinf_lab.errors import with_old_names
 from rlinf_lab.records import EnvStep
+from rlinf_lab.trees import Tree
 
 
+@with_old_names(
+    {
+        "horizon": "max_episode_steps", "obs_size": "observation_space=, as the environment has it",
+        "action_size": "action_space=, as the environment has it",
+    }
+)  # fmt: skip
 @dataclass(frozen=True)
 class EnvSpec:
     """What is true of every environment of a vector."""
 
     id: str
     """"simulator/task", as `make_vec` takes it"""
-    obs_size: int
-    """numbers in one observation"""
-    action_size: int
-    """numbers in one action; a policy acts in [-1, 1] and the adapter maps to the simulator's range"""
-    horizon: int
-    """steps after which an episode is cut (truncated)"""
-    success: str = "reported by the task after each step"
-    """where ``success_N`` comes from"""
-    renders: bool = True
-    """whether `render` can give a picture on this machine"""
+    observation_space: spaces.Space
+    """of one environment; floats are float32, images uint8"""
+    action_space: spaces.Space
+    """of one environment, as a policy acts: a Box with finite bounds is Box(-1, 1), and the adapter maps to the simulator's range"""
+    max_episode_steps: int | None = None
+    """steps after which an episode is cut (truncated); None: the task itself ends it, or nobody"""
+    success: str | None = None
+    """where ``success_N`` comes from; None: the task has no such signal, as far as is known yet"""
+    renders: bool = False
+    """whether `render` may give a picture"""
+
+    @functools.cached_property
+    def action_bounds(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """(low, high) of a Box of actions, without axes where they are the same everywhere, which clips twice as fast; None for other spaces."""
+        space = self.action_space
+        if not isinstance(space, spaces.Box):
+            return None
+        bounds = space.low, space.high
+        if space.low.size and all((bound == bound.flat[0]).all() for bound in bounds):
+            bounds = np.array(space.low.flat[0]), np.array(space.high.flat[0])
+        return bounds
 
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """N environments stepped together, gymnasium's names, numpy arrays.
+    """N environments stepped together, gymnasium's names, trees of numpy arrays.
 
-    Episodes that end are reset within the same step (gymnasium's SAME_STEP): ``obs_NO`` is then the new episode's first
-    observation and ``final_obs_NO`` the old one's last. Actions outside [-1, 1] are clipped.
+    Episodes that end are reset within the same step (gymnasium's SAME_STEP): ``obs_N`` is then the new episode's first
+    observation and ``final_obs_N`` the old one's last. Actions outside of a Box are clipped. Arrays that were handed over are not written
+    again; the workers copy what they keep all the same.
     """
 
     num_envs: int
     spec: EnvSpec
 
-    def reset(self, *, seed: int | None = None) -> NDArray[np.float32]:
-        """Begin new episodes, environment ``i`` with ``seed + i`` (None: go on with the generators as they are). Returns obs_NO."""
+    def reset(self, *, seed: int | None = None) -> Tree:
+        """Begin new episodes, environment ``i`` with ``seed + i`` (None: go on with the generators as they are). Returns obs_N."""
         ...
 
-    def step(self, action_NA: NDArray) -> EnvStep: ...
+    def step(self, action_N: Tree) -> EnvStep: ...
 
     def render(self) -> NDArray[np.uint8] | None:
-        """A picture of the environments, H×W×3; None where this machine cannot draw (``spec.renders`` is then False)."""
+        """A picture of the environments, H×W×3; None where this machine cannot draw."""
         ...
 
     def close(self) -> None: ...
@@ -69,7 +91,7 @@ class Restorable(Protocol):
         ...
 
     def restore_state(self, state: Any) -> None:
-        """Go on where another vector of the same task, size and horizon was when ``state`` was saved, perhaps in another process."""
+        """Go on where another vector of the same task, size and limit of steps was when ``state`` was saved, perhaps in another process."""
         ...
 
 

@@ -6,7 +6,9 @@ giving the simulator worker more ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -14,63 +16,97 @@ from numpy.typing import NDArray
 
 from rlinf_lab.errors import EnvError
 from rlinf_lab.records import EnvStep
+from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.vecenv.base import EnvSpec, Restorable, cannot_leave
+from rlinf_lab.vecenv.spaces import checked_batch, checked_box, empty, write_one
 
 
 class Outcome(NamedTuple):
     """What a single environment gives for one step."""
 
-    obs_O: NDArray
+    obs: Any
+    """of the form of the observation space"""
     reward: float
     terminated: bool
     truncated: bool
-    success: bool
+    success: bool | None = None
+    """the task's own signal; None where it gives none"""
 
 
 class SingleEnv(Protocol):
-    """One environment, as an adapter provides it. The horizon is counted by `LoopVecEnv`.
+    """One environment, as an adapter provides it. Steps are counted by `LoopVecEnv`, which also copies what it hands over.
 
     If it also has what `base.Restorable` has, for itself, the vector can leave its device.
     """
 
-    def reset(self, seed: int | None) -> NDArray: ...
-    def step(self, action_A: NDArray) -> Outcome: ...
+    def reset(self, seed: int | None) -> Any: ...
+    def step(self, action: Any) -> Outcome: ...
     def render(self) -> NDArray[np.uint8] | None: ...
     def close(self) -> None: ...
 
 
 class LoopVecEnv:
-    """See `base.VecEnv` for the contract."""
+    """See `base.VecEnv` for the contract. ``native``: from checked actions of the batch to what the environments' `step` takes, such as `spaces.Native`."""
 
-    def __init__(self, envs: Sequence[SingleEnv], spec: EnvSpec) -> None:
+    def __init__(self, envs: Sequence[SingleEnv], spec: EnvSpec, native: Callable[[Tree], Tree] | None = None) -> None:
         self.num_envs, self.spec = len(envs), spec
-        self._envs = list(envs)
+        self._envs, self._native = list(envs), native
         self._age_N = np.zeros(len(envs), np.int64)
+        self._limit = math.inf if spec.max_episode_steps is None else spec.max_episode_steps
         self._started = False
 
-    def reset(self, *, seed: int | None = None) -> NDArray[np.float32]:
+    @property
+    def envs(self) -> tuple[SingleEnv, ...]:
+        """The single environments."""
+        return tuple(self._envs)
+
+    def native(self, action_N: Tree) -> Tree:
+        """What the environments' `step` takes, of checked actions."""
+        return action_N if self._native is None else self._native(action_N)
+
+    def reset(self, *, seed: int | None = None) -> Tree:
         self._age_N[:] = 0
         self._started = True
-        seeds = [None if seed is None else seed + i for i in range(self.num_envs)]
-        return np.stack([env.reset(s) for env, s in zip(self._envs, seeds, strict=True)]).astype(np.float32)
-
-    def step(self, action_NA: NDArray) -> EnvStep:
-        n, size = self.num_envs, self.spec.obs_size
-        action_NA = checked_actions(self.spec, n, action_NA, self._started)
-        obs_NO = np.empty((n, size), np.float32)
-        final_NO = np.empty((n, size), np.float32)
-        reward_N = np.empty(n, np.float32)
-        terminated_N, truncated_N, success_N = np.empty((3, n), bool)
-        self._age_N += 1
+        obs_N = empty(self.spec.observation_space, self.num_envs)
         for i, env in enumerate(self._envs):
-            outcome = env.step(action_NA[i])
-            final_NO[i] = obs_NO[i] = outcome.obs_O
-            reward_N[i], terminated_N[i], success_N[i] = outcome.reward, outcome.terminated, outcome.success
-            truncated_N[i] = not outcome.terminated and (outcome.truncated or self._age_N[i] >= self.spec.horizon)
-            if terminated_N[i] or truncated_N[i]:
-                obs_NO[i] = env.reset(None)
-                self._age_N[i] = 0
-        return EnvStep(obs_NO, reward_N, terminated_N, truncated_N, success_N, final_NO)
+            self._write(obs_N, i, env.reset(None if seed is None else seed + i))
+        return obs_N
+
+    def step(self, action_N: Tree) -> EnvStep:
+        n = self.num_envs
+        action_N = checked_actions(self.spec, n, action_N, self._started)
+        action_N = self.native(action_N)
+        final_N = empty(self.spec.observation_space, n)
+        reward_N = np.empty(n, np.float32)
+        terminated_N, truncated_N, success_N = np.zeros((3, n), bool)
+        self._age_N += 1
+        is_told, ended = False, []
+        for i, env in enumerate(self._envs):
+            obs, reward_N[i], terminated, truncated, success = env.step(rows(action_N, i))
+            self._write(final_N, i, obs)
+            if success is not None:
+                is_told, success_N[i] = True, success
+            if terminated:
+                terminated_N[i] = True
+                ended.append(i)
+            elif truncated or self._age_N[i] >= self._limit:
+                truncated_N[i] = True
+                ended.append(i)
+        obs_N = self._after(final_N, ended) if ended else final_N
+        if is_told and self.spec.success is None:
+            self.spec = dataclasses.replace(self.spec, success="reported by the task")
+        return EnvStep(obs_N, reward_N, terminated_N, truncated_N, success_N if is_told else None, final_N)
+
+    def _after(self, final_N: Tree, ended: list[int]) -> Tree:
+        """The observations to act on: of environments that ended the first one of a new episode."""
+        obs_N = map_tree(np.copy, final_N)
+        for i in ended:
+            self._write(obs_N, i, self._envs[i].reset(None))
+            self._age_N[i] = 0
+        return obs_N
+
+    def _write(self, target: Tree, i: int, obs: Any) -> None:
+        write_one(target, i, obs, self.spec.id, self.spec.observation_space)
 
     def cannot_leave(self) -> str:
         """See `base.cannot_leave`: its environments are all alike."""
@@ -88,8 +124,8 @@ class LoopVecEnv:
             env.restore_state(saved)
         self._age_N[:], self._started = state["age_N"], state["started"]
 
-    def _kind(self) -> tuple[str, int, int]:
-        return self.spec.id, self.num_envs, self.spec.horizon
+    def _kind(self) -> tuple[str, int, int | None]:
+        return self.spec.id, self.num_envs, self.spec.max_episode_steps
 
     def _restorable(self) -> list[Restorable]:
         if why := self.cannot_leave():
@@ -104,25 +140,28 @@ class LoopVecEnv:
             env.close()
 
     def __repr__(self) -> str:
-        return f"{self.spec.id} × {self.num_envs} (observation {self.spec.obs_size}, action {self.spec.action_size}, horizon {self.spec.horizon})"
+        return described(self.spec, self.num_envs)
 
 
-def other_environments(mine: tuple[str, int, int], saved: tuple[str, int, int]) -> EnvError:
-    """``mine``, ``saved``: id, number of environments and horizon."""
-    (id, n, horizon), (saved_id, saved_n, saved_horizon) = mine, saved
+def described(spec: EnvSpec, num_envs: int, how: str = "") -> str:
+    """One line for the repr of a vector."""
+    limit = "no limit of steps" if spec.max_episode_steps is None else f"at most {spec.max_episode_steps} steps"
+    return f"{spec.id} × {num_envs}{how} (observation {spec.observation_space}, action {spec.action_space}, {limit})"
+
+
+def other_environments(mine: tuple[str, int, int | None], saved: tuple[str, int, int | None]) -> EnvError:
+    """``mine``, ``saved``: id, number of environments and limit of steps."""
+    (id, n, limit), (saved_id, saved_n, saved_limit) = mine, saved
     return EnvError(
-        f"A state of {saved_id} × {saved_n} (horizon {saved_horizon}) is not one of {id} × {n} (horizon {horizon}). "
-        f"Next: make_vec({saved_id!r}, {saved_n}, {saved_horizon}), then restore_state(...)."
+        f"A state of {saved_id} × {saved_n} (max_episode_steps={saved_limit}) is not one of {id} × {n} (max_episode_steps={limit}). "
+        f"Next: make_vec({saved_id!r}, {saved_n}, {saved_limit}), then restore_state(...)."
     )
 
 
-def checked_actions(spec: EnvSpec, num_envs: int, action_NA: NDArray, started: bool) -> NDArray:
-    """Actions clipped to [-1, 1]. `EnvError` when the shape is wrong, a number is not finite, or `reset` was not called."""
+def checked_actions(spec: EnvSpec, num_envs: int, action_N: Tree, started: bool) -> Tree:
+    """Actions, new arrays, clipped to the bounds of a Box. `EnvError` when shape or type is wrong, a number is not finite, or `reset` was not called."""
     if not started:
         raise EnvError(f"{spec.id}: step() before reset(). Next: obs = env.reset(seed=0).")
-    action_NA = np.asarray(action_NA)
-    if action_NA.shape != (num_envs, spec.action_size):
-        raise EnvError(f"{spec.id}: actions have shape {action_NA.shape}; {(num_envs, spec.action_size)} is needed.")
-    if not np.isfinite(action_NA).all():
-        raise EnvError(f"{spec.id}: an action is not finite: {action_NA[~np.isfinite(action_NA).all(axis=1)][0]}. Did the policy diverge?")
-    return np.clip(action_NA, -1.0, 1.0)
+    if spec.action_bounds is not None:
+        return checked_box(spec.action_space, spec.action_bounds, num_envs, np.asarray(action_N), spec.id)
+    return checked_batch(spec.action_space, num_envs, action_N, spec.id)

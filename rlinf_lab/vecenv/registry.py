@@ -1,90 +1,285 @@
-"""Environments by id. The core knows no simulator: adapters announce themselves as entry points of ``rlinf_lab.envs``,
-or are registered by hand in a notebook cell."""
+"""Environments by id, and whatever else a researcher has in hand, as one thing that makes vectors and travels to other processes.
+
+    "CartPole-v1"  "numpy/ReachArm-v0"  a class  a function  a VectorEnv ──environment()──> EnvFactory ──(num_envs)──> VecEnv
+
+The core knows no simulator: adapters announce themselves as entry points of ``rlinf_lab.envs``, or are registered by hand in a notebook cell.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from rlinf_lab.errors import ConfigError, MissingDependencyError, UnknownNameError, shown
-from rlinf_lab.vecenv.base import VecEnv
+import gymnasium
+
+from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError, refuse_old_names, shown
+from rlinf_lab.vecenv.base import EnvSpec, VecEnv, cannot_leave
 
 GROUP = "rlinf_lab.envs"
+GYMNASIUM = "gymnasium"  # the adapter of single environments and vectors that are gymnasium's
+OLD_NAMES = {"horizon": "max_episode_steps"}
+KINDS = (
+    "an id ('CartPole-v1', 'numpy/ReachArm-v0'), a gymnasium.Env class, a function that makes one, a VecEnv class or a function that makes one "
+    "(num_envs=...), or a gymnasium.vector.VectorEnv"
+)
 
 
 class Adapter(Protocol):
     """What an entry point ``rlinf_lab.envs`` loads: an object with these functions (a module will do).
 
     ``tasks()`` lists the names of the tasks that can be made here, ``has(task)`` says whether there is one of that name;
-    ``make(task, num_envs, horizon, *, options)`` builds a vector, its options by name. A missing simulator raises
-    `MissingDependencyError` in all of them. One that knows of vectors that cannot leave a device may have ``cannot_leave(task)``: why not, or "".
+    ``make(task, num_envs, max_episode_steps, *, options)`` builds a vector, its options by name. A missing simulator raises
+    `MissingDependencyError` in all of them. One whose spaces are known without a simulator may have ``spec(task, max_episode_steps)``; one
+    that knows of vectors that cannot leave a device may have ``cannot_leave(task)``: why not, or "".
     """
 
     def tasks(self) -> list[str]: ...
     def has(self, task: str) -> bool: ...
-    def make(self, task: str, num_envs: int, horizon: int | None, **options: Any) -> VecEnv: ...
+    def make(self, task: str, num_envs: int, max_episode_steps: int | None, **options: Any) -> VecEnv: ...
 
 
-_REGISTERED: dict[str, Callable[..., VecEnv]] = {}
+@dataclass(frozen=True)
+class EnvFactory:
+    """What makes vectors of one environment: picklable, and complete in any process. Made by `environment`."""
+
+    id: str
+    make: Callable[..., VecEnv] = field(repr=False)
+    """``make(num_envs=..., max_episode_steps=..., **options)``"""
+    given: Any = field(default=None, repr=False)
+    """the class or function that was handed over, if any"""
+
+    def __call__(self, num_envs: int = 1, max_episode_steps: int | None = None, **options: Any) -> VecEnv:
+        """A vector. `ConfigError` for a bad number, `UnknownNameError` for an option that there is not."""
+        if not _is_count(num_envs):
+            raise ConfigError(f"make_vec({self.id!r}, num_envs={shown(num_envs)}): a whole number of at least 1.")
+        if max_episode_steps is not None and not _is_count(max_episode_steps):
+            raise ConfigError(f"make_vec({self.id!r}, max_episode_steps={shown(max_episode_steps)}): a whole number of steps of at least 1, or None.")
+        refuse_old_names(f"make_vec({self.id!r})", options, OLD_NAMES)
+        return self.make(num_envs=int(num_envs), max_episode_steps=max_episode_steps, **options)
+
+    def spec(self, max_episode_steps: int | None = None, **options: Any) -> EnvSpec:
+        """Read from an environment that is made for it and closed."""
+        if isinstance(self.given, gymnasium.vector.VectorEnv):
+            return self(self.given.num_envs, max_episode_steps, **options).spec
+        if (known := self._known_spec(max_episode_steps)) is not None and not options:
+            return known
+        env = self(1, max_episode_steps, **options)
+        try:
+            return env.spec
+        finally:
+            env.close()
+
+    def _known_spec(self, max_episode_steps: int | None) -> EnvSpec | None:
+        """As the adapter says without a simulator, where it can."""
+        simulator, _, task = self.id.partition("/")
+        adapter: Any = _adapters()[simulator].load() if self.given is None and simulator in _adapters() else None
+        if not hasattr(adapter, "spec"):
+            return None
+        try:
+            return cast(EnvSpec, adapter.spec(task, max_episode_steps)) if adapter.has(task) else None
+        except MissingDependencyError:  # it is installed where the worker will live, perhaps
+            return cast(EnvSpec, adapter.spec(task, max_episode_steps))
+
+    def cannot_leave(self) -> str:
+        """Why its vectors cannot leave a device, as far as that can be told without one; "" when they can, or nobody knows."""
+        simulator, _, task = self.id.partition("/")
+        if isinstance(self.given, type) and not issubclass(self.given, gymnasium.Env):
+            return cannot_leave(self.given)
+        point = None if self.given is not None else _adapters().get(simulator)
+        if point is None:
+            return ""
+        try:
+            adapter: Any = point.load()
+            return str(adapter.cannot_leave(task)) if hasattr(adapter, "cannot_leave") and adapter.has(task) else ""
+        except MissingDependencyError:  # it is installed where the worker will live, perhaps
+            return ""
 
 
-def register_env(id: str, make: Callable[..., VecEnv]) -> None:
-    """Add an environment: ``make(num_envs=..., horizon=..., **options)`` builds the vector. ``id`` is "simulator/task"."""
+_REGISTERED: dict[str, Callable[..., Any]] = {}
+
+
+def register_env(id: str, make: Callable[..., Any]) -> None:
+    """Add an environment under an id, "simulator/task", whatever `environment` takes but an id: a class, or a function that makes one."""
     if not isinstance(id, str) or id.count("/") != 1:
         raise ConfigError(f"register_env({shown(id)}): an id has the form 'simulator/task', for example 'mine/Reach-v0'.")
     if not callable(make):
-        raise ConfigError(f"register_env({id!r}, {shown(make)}): the second is a function, make(num_envs=..., horizon=..., **options).")
+        raise ConfigError(f"register_env({id!r}, {shown(make)}): the second is a class or a function that makes an environment.")
     _REGISTERED[id] = make
 
 
-def make_vec(id: str, num_envs: int = 1, horizon: int | None = None, **options: Any) -> VecEnv:
-    """N environments of one task.
+def make_vec(id: Any, num_envs: int = 1, max_episode_steps: int | None = None, **options: Any) -> VecEnv:
+    """N environments of one task, from whatever `environment` takes.
 
-    ``horizon``: steps after which an episode is cut (None: the task's own). Raises `UnknownNameError` with the nearest id,
+    ``max_episode_steps``: after so many an episode is cut (None: the task's own limit). Raises `UnknownNameError` with the nearest id,
     `MissingDependencyError` naming the extra of a simulator that is not installed, `ConfigError` for a bad number.
     """
-    if not isinstance(id, str):
-        raise ConfigError(f"make_vec({shown(id)}): an id has the form 'simulator/task'. Next: lab.list_envs() lists them.")
-    if not _is_count(num_envs):
-        raise ConfigError(f"make_vec({id!r}, num_envs={shown(num_envs)}): a whole number of at least 1.")
-    if horizon is not None and not _is_count(horizon):
-        raise ConfigError(f"make_vec({id!r}, horizon={shown(horizon)}): a whole number of steps of at least 1, or None.")
+    return environment(id)(num_envs, max_episode_steps, **options)
+
+
+def environment(env: Any) -> EnvFactory:
+    """What makes vectors of ``env``: an id, a class, a function, a VectorEnv. Looked up now, so that it is found in every process.
+
+    Raises `UnknownNameError` with the nearest id, `ConfigError` for anything else that is no environment.
+    """
+    if isinstance(env, EnvFactory):
+        return env
+    if isinstance(env, str):
+        return _by_id(env)
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return EnvFactory(_name_of(env), partial(_from_gymnasium, "from_vector", _name_of(env), env), env)
+    if isinstance(env, gymnasium.Env):
+        return _of_an_instance(env)
+    if callable(env) and not _looks_like_an_instance(env):
+        return EnvFactory(_name_of(env), partial(_from_callable, _name_of(env), env), env)
+    raise ConfigError(f"{shown(env)} is {_kind_of(env)}, and no environment. Next: {KINDS}.")
+
+
+# --- by id ----------------------------------------------------------------------------------------------------------------
+def _by_id(id: str) -> EnvFactory:
     if id in _REGISTERED:
-        _check_options(id, _REGISTERED[id], options)
-        return _REGISTERED[id](num_envs=num_envs, horizon=horizon, **options)
+        return EnvFactory(id, partial(_from_callable, id, _REGISTERED[id]), _REGISTERED[id])
     simulator, _, task = id.partition("/")
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if simulator not in found or not task:
-        known = [*_REGISTERED, *(f"{name}/…" for name in found)]
-        raise UnknownNameError.of("environment", id, known, "Ids have the form 'simulator/task'; lab.list_envs() lists them.")
-    adapter: Adapter = found[simulator].load()
-    if not adapter.has(task):
-        raise UnknownNameError.of("environment", id, [f"{simulator}/{t}" for t in adapter.tasks()])
-    _check_options(id, adapter.make, options)
-    return adapter.make(task, num_envs, horizon, **options)
+    if simulator in _adapters() and task and simulator != GYMNASIUM:
+        return EnvFactory(id, partial(_from_adapter, simulator, task))
+    task = task if simulator == GYMNASIUM and task else id
+    spec = _gymnasium_spec(task)
+    if spec is None:
+        hint = "lab.list_envs() lists what there is; a class or a function will do, too."
+        raise UnknownNameError.of("environment", id, _known_ids(simulator, "/" in id), hint)
+    return EnvFactory(f"{GYMNASIUM}/{task}", partial(_from_gymnasium, "from_spec", f"{GYMNASIUM}/{task}", spec))
 
 
-def cannot_leave_by_id(id: str) -> str:
-    """Why vectors of this environment cannot leave a device, as far as its adapter tells without one; "" when they can, or nobody knows."""
-    simulator, _, task = id.partition("/")
-    point = None if id in _REGISTERED else next((p for p in entry_points(group=GROUP) if p.name == simulator), None)
-    if point is None:
-        return ""
+def _known_ids(simulator: str, simulator_given: bool) -> list[str]:
+    prefix = f"{GYMNASIUM}/" if simulator == GYMNASIUM else ""
+    known = [*_REGISTERED, *(f"{name}/…" for name in _adapters()), *(prefix + task for task in gymnasium.registry)]
+    return [id for id in known if "/" in id] if simulator_given else known
+
+
+def _gymnasium_spec(task: str) -> Any:
+    module, colon, task = task.rpartition(":")
+    if colon:  # "ale_py:ALE/Pong-v5", as gymnasium.make takes it
+        importlib.import_module(module)
     try:
-        adapter: Any = point.load()
-        return str(adapter.cannot_leave(task)) if hasattr(adapter, "cannot_leave") and adapter.has(task) else ""
-    except MissingDependencyError:  # it is installed where the worker will live, perhaps
-        return ""
+        return gymnasium.spec(task)
+    except gymnasium.error.Error:
+        return None
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+def _from_adapter(simulator: str, task: str, *, num_envs: int, max_episode_steps: int | None, **options: Any) -> VecEnv:
+    adapter: Adapter = _adapters()[simulator].load()
+    if not adapter.has(task):
+        raise UnknownNameError.of("environment", f"{simulator}/{task}", [f"{simulator}/{t}" for t in adapter.tasks()])
+    _check_options(f"{simulator}/{task}", adapter.make, options)
+    return adapter.make(task, num_envs, max_episode_steps, **options)
 
 
-def _check_options(id: str, make: Callable[..., VecEnv], options: dict[str, Any]) -> None:
+def _from_gymnasium(function: str, id: str, what: Any, **arguments: Any) -> VecEnv:
+    """What the adapter of gymnasium makes of an EnvSpec, a class, a function or a VectorEnv of gymnasium's."""
+    vector: VecEnv = getattr(_adapters()[GYMNASIUM].load(), function)(id, what, **arguments)
+    return vector
+
+
+def _adapters() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+# --- what a researcher has in hand ------------------------------------------------------------------------------------------
+def _of_an_instance(env: gymnasium.Env) -> EnvFactory:
+    if env.spec is None:
+        raise ConfigError(
+            f"{shown(env)} is a single environment that has been made already, and several are needed. Next: the class, {type(env.unwrapped).__name__}, "
+            f"or a function that makes one: lambda: {type(env.unwrapped).__name__}(...)."
+        )
+    id = f"{GYMNASIUM}/{env.spec.id}"
+    return EnvFactory(id, partial(_from_gymnasium, "from_spec", id, env.spec), env.spec)  # it knows the wrappers, too
+
+
+def _from_callable(id: str, make: Callable[..., Any], *, num_envs: int, max_episode_steps: int | None, **options: Any) -> VecEnv:
+    """Whatever the function gives: single environments of gymnasium's, or a vector."""
+    if isinstance(make, type) and issubclass(make, gymnasium.Env):
+        return _from_gymnasium("from_maker", id, make, num_envs=num_envs, max_episode_steps=max_episode_steps, **options)
+    names = parameters(make)
+    refuse_old_names(f"{id}, a parameter of the function that makes it", names, OLD_NAMES)
+    _check_options(id, make, options)
+    if "num_envs" not in names:
+        return _from_zero_arguments(id, make, num_envs, max_episode_steps, options)
+    limit = {"max_episode_steps": max_episode_steps} if "max_episode_steps" in names else {}
+    made: Any = make(**{"num_envs": num_envs, **limit, **options})
+    return _as_vector(id, made, num_envs, None if limit else max_episode_steps)
+
+
+def _from_zero_arguments(id: str, make: Callable[..., Any], num_envs: int, max_episode_steps: int | None, options: dict[str, Any]) -> VecEnv:
+    first = make(**options)
+    if not isinstance(first, gymnasium.Env):
+        return _as_vector(id, first, num_envs, max_episode_steps)
+    given = iter([first])
+
+    def single() -> Any:
+        return next(given, None) or make(**options)
+
+    return _from_gymnasium("from_maker", id, single, num_envs=num_envs, max_episode_steps=max_episode_steps)
+
+
+def _as_vector(id: str, made: Any, num_envs: int, max_episode_steps: int | None) -> VecEnv:
+    """A vector that somebody made, as one of ours. `EnvError` for anything else."""
+    if isinstance(made, gymnasium.vector.VectorEnv):
+        return _from_gymnasium("from_vector", id, made, num_envs=num_envs, max_episode_steps=max_episode_steps)
+    if isinstance(made, gymnasium.Env):
+        raise EnvError(f"{id}: the function takes num_envs and gave a single environment, {shown(made)}. Next: one without num_envs, or gymnasium.make_vec.")
+    if not isinstance(made, VecEnv) or not isinstance(made.spec, EnvSpec):
+        raise EnvError(f"{id}: the function gave {shown(made)}, {_kind_of(made)}, and no environment. Next: {KINDS}.")
+    if made.num_envs != num_envs:
+        raise EnvError(f"{id}: the function gave {made.num_envs} environments, {num_envs} are needed. Next: let it take num_envs.")
+    return made
+
+
+def _kind_of(thing: Any) -> str:
+    """What it is, for a message: with a word on what people have instead of an environment."""
+    module = type(thing).__module__
+    if module.partition(".")[0] == "gym":
+        return "an environment of the old package gym (Next: pip install shimmy, gymnasium.make('GymV26Environment-v0', env=...))"
+    if module.startswith("stable_baselines3"):
+        return "a vector of stable-baselines3 (Next: give the function that makes a single one of its environments)"
+    missing = [name for name in ("num_envs", "spec", "reset", "step", "render", "close") if not hasattr(thing, name)]
+    what = "None" if thing is None else f"a {type(thing).__name__}"
+    return f"{what} without {', '.join(missing)}" if missing and len(missing) < 6 else what
+
+
+def _looks_like_an_instance(env: Any) -> bool:
+    return not isinstance(env, type) and hasattr(env, "step") and hasattr(env, "reset")
+
+
+def _name_of(env: Any) -> str:
+    """An id for what has none: its class or function in the module that it is from."""
+    if getattr(env, "spec", None) is not None and not isinstance(env, type):
+        return f"{GYMNASIUM}/{env.spec.id}" if hasattr(env.spec, "id") else str(env.spec)
+    while isinstance(env, partial):
+        env = env.func
+    named = env if hasattr(env, "__qualname__") else type(env)
+    return f"{named.__module__.rpartition('.')[2].strip('_')}/{named.__qualname__.rpartition('.')[2]}"
+
+
+def parameters(make: Callable[..., Any]) -> list[str]:
+    """Names that a function takes."""
+    try:
+        taken = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return []
+    return [p.name for p in taken if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def takes(make: Callable[..., Any], name: str) -> bool:
+    """Whether a function takes an argument of that name."""
+    return name in parameters(make)
+
+
+def _check_options(id: str, make: Callable[..., Any], options: dict[str, Any]) -> None:
     """`UnknownNameError` for an option that ``make`` does not have."""
     try:
         parameters = inspect.signature(make).parameters.values()
@@ -92,10 +287,15 @@ def _check_options(id: str, make: Callable[..., VecEnv], options: dict[str, Any]
         return
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
-    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in ("task", "num_envs", "horizon")]
+    taken = ("task", "num_envs", "max_episode_steps")
+    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in taken]
     for option in options:
         if option not in known:
             raise UnknownNameError.of(f"option of {id}", option, known)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def list_envs(simulator: str | None = None) -> list[str]:
@@ -103,16 +303,19 @@ def list_envs(simulator: str | None = None) -> list[str]:
 
     Raises `UnknownNameError` for a simulator that nobody knows, `MissingDependencyError` for one that is not installed.
     """
-    points = {point.name: point for point in entry_points(group=GROUP)}
+    points = _adapters()
     known = {*points, *(i.partition("/")[0] for i in _REGISTERED)}
     if simulator is not None and simulator not in known:
         raise UnknownNameError.of("simulator", simulator, known)
-    ids = [i for i in _REGISTERED if simulator in (None, i.partition("/")[0])]
+    return sorted(_listed(simulator, points))
+
+
+def _listed(simulator: str | None, points: dict[str, EntryPoint]) -> Iterator[str]:
+    yield from (i for i in _REGISTERED if simulator in (None, i.partition("/")[0]))
     for name, point in points.items():
         if simulator in (None, name):
             try:
-                ids += [f"{name}/{task}" for task in point.load().tasks()]
+                yield from [f"{name}/{task}" for task in point.load().tasks()]
             except ImportError:
                 if simulator is not None:  # asked for by name: say what is missing
                     raise
-    return sorted(ids)

@@ -1,31 +1,48 @@
-"""One slot's environments and the trajectory that they are writing. Legend: T time, N environments, O observation, E ended episodes."""
+"""One slot's environments and the trajectory that they are writing. Legend: leading axes; T time, N environments, E ended episodes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.records import Action, EnvStep, Observation, Trajectory
+from rlinf_lab.errors import EnvError
+from rlinf_lab.records import Action, EnvStep, Episodes, Observation, Trajectory
+from rlinf_lab.trees import Tree, assign, leaves, map_tree, rows
+from rlinf_lab.vecenv.spaces import empty, first_not_finite, is_finite
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 if TYPE_CHECKING:
     from rlinf_lab.vecenv import VecEnv
 
 
+class Outcome(NamedTuple):
+    """What an episode came to."""
+
+    total: float
+    """sum of its rewards"""
+    length: int
+    """steps"""
+    at_end: float
+    """success in its last step, 0 or 1; nan where the task gave no signal"""
+    once: float
+    """success in any step; nan where the task gave no signal"""
+
+
 class EnvGroup:
     """Environments ``first_env ... first_env + N - 1`` of the run, stepped together.
 
     ``seed``: of the run. ``taken``: training steps that each environment has behind it, in an earlier run that this one goes on from.
-    What an environment does depends on these and on its number in the run, never on the group it is in.
+    What an environment does depends on these and on its number in the run, never on the group it is in. What a vector hands over is copied at once,
+    into the trajectory: it may use its arrays again. Nothing that is not finite gets further than here.
     """
 
     def __init__(self, env: VecEnv, slot: int, first_env: int, seed: int, taken: int = 0) -> None:
         self.env, self.slot, self.first_env, self.seed, self.taken = env, slot, first_env, seed, taken
         self.size = env.num_envs
         self.has_begun = False  # before the first reset environments have no state to save
-        self._obs_NO: NDArray | None = None
+        self._obs_N: Tree = None
         self._t = 0
 
     # --- leaving the device ---------------------------------------------------------------------------
@@ -37,82 +54,143 @@ class EnvGroup:
     # --- a trajectory ---------------------------------------------------------------------------------
     def begin(self, steps: int) -> None:
         """Allocate a trajectory of so many steps; episodes go on where they stand."""
-        if self._obs_NO is None:
+        self._is_fresh = self._obs_N is None
+        if self._is_fresh:
             self.restart(environment_seed(self.seed, Purpose.TRAINING, self.taken))  # after an evaluation: other episodes than before
-        T, N, O = steps, self.size, self.env.spec.obs_size
+        T, N, spec = steps, self.size, self.env.spec
         self._t = 0
-        self._obs_TNO = np.empty((T, N, O), np.float32)
-        self._action_TNA = np.empty((T, N, self.env.spec.action_size), np.float32)
+        self._shown_N = empty(spec.observation_space, T + 1, N)  # row t is what the policy is shown before step t: written once, sent and kept
+        assign(self._shown_N, 0, self._obs_N)
+        self._obs_N = rows(self._shown_N, 0)
+        self._action_TN = empty(spec.action_space, T, N)
         self._log_prob_TN, self._reward_TN = np.empty((2, T, N), np.float32)
         self._terminated_TN, self._truncated_TN = np.empty((2, T, N), bool)
+        self._reset_only_TN: NDArray[np.bool_] | None = None
         self._version_T = np.empty(T, np.int64)
         self._ended: list[tuple[int, int]] = []
-        self._end_obs: list[NDArray] = []
-        self._outcomes: list[tuple[float, bool, bool]] = []
+        self._end_obs: list[Tree] = []
+        self._outcomes: list[Outcome] = []
 
     def observation(self) -> Observation:
         """What the policy shall answer next."""
-        assert self._obs_NO is not None
-        return Observation(self.slot, self.first_env, self.taken, self._obs_NO)
+        return Observation(self.slot, self.first_env, self.taken, self._obs_N)
 
     def record(self, action: Action) -> None:
         """Carry out the action and write row ``t``."""
         t = self._t
-        self._obs_TNO[t] = self._obs_NO
-        self._action_TNA[t], self._log_prob_TN[t], self._version_T[t] = action.action_NA, action.log_prob_N, action.policy_version
-        step, ended = self.step(action.action_NA)
+        assign(self._action_TN, t, action.action_N)
+        self._log_prob_TN[t], self._version_T[t] = action.log_prob_N, action.policy_version
+        step, ended = self._advance(action.action_N)
+        assign(self._shown_N, t + 1, step.obs_N)
+        self._obs_N = rows(self._shown_N, t + 1)
         self._reward_TN[t], self._terminated_TN[t], self._truncated_TN[t] = step.reward_N, step.terminated_N, step.truncated_N
+        if step.reset_only_N is not None:
+            if self._reset_only_TN is None:
+                self._reset_only_TN = np.zeros(self._terminated_TN.shape, bool)
+            self._reset_only_TN[t] = step.reset_only_N
         for n, outcome in ended:
             self._ended.append((t, n))
-            self._end_obs.append(np.asarray(step.final_obs_NO[n], np.float32))
+            self._end_obs.append(map_tree(lambda leaf, n=n: np.copy(leaf[n]), step.final_obs_N))
             self._outcomes.append(outcome)
         self._t += 1
         self.taken += 1
 
     def finish(self) -> Trajectory:
         """Hand over the trajectory; its arrays are not touched again."""
-        returns, at_end, once = np.array(self._outcomes, np.float32).reshape(-1, 3).T
+        T, ended, space = len(self._version_T), episodes(self._outcomes), self.env.spec.observation_space
+        end_obs_E = empty(space, len(self._ended))
+        for e, obs in enumerate(self._end_obs):
+            assign(end_obs_E, e, obs)
         return Trajectory(
-            slot=self.slot, first_env=self.first_env,
-            obs_TNO=self._obs_TNO, action_TNA=self._action_TNA, log_prob_TN=self._log_prob_TN, version_T=self._version_T,
+            slot=self.slot, first_env=self.first_env, is_fresh=self._is_fresh,
+            obs_TN=rows(self._shown_N, slice(0, T)), action_TN=self._action_TN, log_prob_TN=self._log_prob_TN, version_T=self._version_T,
             reward_TN=self._reward_TN, terminated_TN=self._terminated_TN, truncated_TN=self._truncated_TN,
-            last_obs_NO=np.array(self._obs_NO, np.float32),
-            end_E2=np.array(self._ended, np.int64).reshape(-1, 2),
-            end_obs_EO=np.array(self._end_obs, np.float32).reshape(-1, self._obs_TNO.shape[2]),
-            end_return_E=returns, end_success_E=at_end.astype(bool), end_success_once_E=once.astype(bool),
+            last_obs_N=rows(self._shown_N, T),
+            end_E2=np.array(self._ended, np.int64).reshape(-1, 2), end_obs_E=end_obs_E,
+            end_return_E=ended.return_E.astype(np.float32), end_length_E=ended.length_E,
+            end_success_E=ended.success_E.astype(np.float32), end_success_once_E=ended.success_once_E.astype(np.float32),
+            reset_only_TN=self._reset_only_TN,
         )  # fmt: skip
 
     # --- episodes -------------------------------------------------------------------------------------
     def restart(self, seed: int) -> None:
         """Begin new episodes in all environments, environment ``i`` of the run with ``seed + i``."""
-        self._obs_NO = self.env.reset(seed=seed + self.first_env)
+        obs_N = self.env.reset(seed=seed + self.first_env)
         self.has_begun = True
         self._return_N = np.zeros(self.size)
-        self._once_N = np.zeros(self.size, bool)
-        self._first: dict[int, tuple[float, bool, bool]] = {}
+        self._now = 0  # steps since then; an episode's length is this less `_began_N`
+        self._began_N = np.zeros(self.size, np.int64)
+        self._once_N, self._told_N = np.zeros((2, self.size), bool)
+        self._first: dict[int, Outcome] = {}
+        self._check("first observation", obs_N)
+        self._keep(obs_N)
 
     def forget(self) -> None:
         """Give up the episodes under way: the next trajectory begins with a reset."""
-        self._obs_NO = None
+        self._obs_N = None
 
-    def step(self, action_NA: NDArray) -> tuple[EnvStep, list[tuple[int, tuple[float, bool, bool]]]]:
-        """One step of all; also (environment, (return, success at the end, success once)) of each episode that ended."""
-        step = self.env.step(action_NA)
-        self._obs_NO = step.obs_NO
+    def step(self, action_N: Tree) -> None:
+        """One step of all, outside of a trajectory."""
+        self._keep(self._advance(action_N)[0].obs_N)
+
+    def _keep(self, obs_N: Tree) -> None:
+        self._obs_N = empty(self.env.spec.observation_space, self.size)
+        assign(self._obs_N, slice(None), obs_N)
+
+    def _advance(self, action_N: Tree) -> tuple[EnvStep, list[tuple[int, Outcome]]]:
+        """One step of all; also (environment, outcome) of each episode that ended."""
+        step = self.env.step(action_N)
+        self._now += 1
+        if step.reset_only_N is not None:
+            self._began_N[step.reset_only_N] = self._now
+        self._check("reward", step.reward_N)
+        self._check("observation", step.obs_N)
         self._return_N += step.reward_N
-        self._once_N |= step.success_N
-        ended = []
-        for n in np.flatnonzero(step.terminated_N | step.truncated_N).tolist():
-            outcome = (float(self._return_N[n]), bool(step.success_N[n]), bool(self._once_N[n]))
-            ended.append((n, outcome))
-            self._first.setdefault(n, outcome)
-            self._return_N[n], self._once_N[n] = 0.0, False
-        return step, ended
+        if step.success_N is not None:
+            self._told_N[:] = True
+            self._once_N |= step.success_N
+        ended_N = step.terminated_N | step.truncated_N
+        if not np.count_nonzero(ended_N):  # a third of what any() takes
+            return step, []
+        self._check("final observation", step.final_obs_N)
+        return step, [(n, self._ended_episode(n, step)) for n in np.flatnonzero(ended_N).tolist()]
+
+    def _ended_episode(self, n: int, step: EnvStep) -> Outcome:
+        at_end = np.nan if step.success_N is None else float(step.success_N[n])
+        outcome = self._outcome(n, at_end)
+        self._first.setdefault(n, outcome)
+        self._return_N[n], self._began_N[n], self._once_N[n], self._told_N[n] = 0.0, self._now, False, False
+        return outcome
+
+    def _outcome(self, n: int, at_end: float) -> Outcome:
+        return Outcome(float(self._return_N[n]), int(self._now - self._began_N[n]), at_end, float(self._once_N[n]) if self._told_N[n] else np.nan)
+
+    def _check(self, what: str, tree: Tree) -> None:
+        """`EnvError` naming environment, step and value, before anybody learns from it."""
+        if is_finite(tree) if isinstance(tree, np.ndarray) else all(map(is_finite, leaves(tree))):
+            return
+        row, name, value = first_not_finite(tree) or (0, "", np.nan)
+        raise EnvError(
+            f"{self.env.spec.id}, environment {self.first_env + row}, step {int(self._now - self._began_N[row])} of its episode "
+            f"({self.taken} steps in training before): the {what}{name} is {value}. "
+            f"Nothing was learnt from it. Next: mend the environment; lab.check_env finds such steps without training."
+        )
 
     def each_has_ended(self) -> bool:
         """Whether every environment has finished an episode since `restart`."""
         return len(self._first) == self.size
 
-    def first_outcomes(self) -> list[tuple[float, bool, bool]]:
-        """(return, success at the end, success once) of each environment's first episode since `restart`."""
+    def cut(self) -> None:
+        """Count the first episodes that are still under way as they stand."""
+        for n in range(self.size):
+            self._first.setdefault(n, self._outcome(n, 0.0 if self._told_N[n] else np.nan))
+
+    def first_outcomes(self) -> list[Outcome]:
+        """Of each environment's first episode since `restart`."""
         return [self._first[n] for n in range(self.size)]
+
+
+def episodes(outcomes: list[Outcome]) -> Episodes:
+    """As arrays."""
+    total, length, at_end, once = np.array(outcomes, float).reshape(-1, 4).T
+    return Episodes(total, length.astype(np.int64), at_end, once)

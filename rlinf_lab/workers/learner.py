@@ -3,7 +3,7 @@
     trajectories ──get_all──> values ──gae──> TrainBatch ──epochs × minibatches──> Adam ──> Update(weights, metrics)
 
 On-policy: it waits for all trajectories of the iteration and uses them once. The observation statistics move *after* the gradient
-steps, so that the ratio of the first step is exactly one. Legend: T time, N environments, B samples, O observation.
+steps, so that the ratio of the first step is exactly one. Legend: leading axes; T time, N environments, B samples.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlinf_lab.algorithms import Moments, entropy, gae, log_prob, ppo_loss
+from rlinf_lab.algorithms import Moments, PPOLoss, gae, ppo_loss
 from rlinf_lab.errors import ConfigError, shown
-from rlinf_lab.policies import GaussianMLP, Weights
-from rlinf_lab.records import TrainBatch, Trajectory
+from rlinf_lab.policies import ActorCritic, Weights
+from rlinf_lab.records import TrainBatch, Trajectory, success_rates
+from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
+from rlinf_lab.workers.returns import DiscountedReturns
 from rlinf_lab.workers.seeds import Purpose, stream
 from rlinf_lab.workers.shards import ShardGroup
 from rlinf_lab.workflow.weights import Weights as WeightStore
@@ -41,67 +43,77 @@ class Update:
     metrics: dict[str, float]
 
 
+Number = float | Callable[[float], float]
+"""or a schedule: called with the share of all updates that is done, from 0 to 1"""
+
+
 class LearnerWorker(TorchWorker):
     """Proximal policy optimisation. Several ranks share the samples of each minibatch; up to rounding they learn what one rank learns.
 
     ``parallel``: how they share the work. ``"ddp"``: each has all weights, torch's DistributedDataParallel averages the gradients. ``"fsdp"``: each keeps
     its part of weights, gradients and Adam's moments (torch's `fully_shard`). Ranks may join and leave between updates.
-    ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``lam``: discount and GAE decay per environment step.
-    ``minibatch``: samples of a gradient step at most, at least 2; a pass is divided evenly.
-    ``reward_scale`` multiplies rewards before anything else. ``anneal``: share of the learning rate that has gone, linearly, after
-    ``anneal_updates`` updates. ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
+    ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``gae_lambda``: discount and GAE decay per environment step.
+    ``batch_size``: samples of a gradient step at most, at least 2; a pass is divided evenly.
+    ``reward_scale`` multiplies rewards before anything else. ``normalize_reward``: they are also divided by the running standard deviation of the discounted
+    return (as VecNormalize of stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`).
+    ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
     """
 
     def __init__(
         self,
-        policy: Callable[[], GaussianMLP],
+        policy: Callable[[], ActorCritic],
         *,
-        gamma: float,
-        lam: float,
-        learning_rate: float,
-        epochs: int = 8,
-        minibatch: int = 200,
-        clip: float = 0.2,
-        value_coefficient: float = 0.5,
-        entropy_coefficient: float = 0.0,
-        max_grad_norm: float = 0.5,
+        gamma: Number,
+        gae_lambda: Number,
+        learning_rate: Number,
+        n_epochs: Number = 8,
+        batch_size: Number = 200,
+        clip_range: Number = 0.2,
+        vf_coef: Number = 0.5,
+        ent_coef: Number = 0.0,
+        max_grad_norm: Number = 0.5,
         reward_scale: float = 1.0,
-        anneal: float = 0.0,
-        anneal_updates: int = 1,
+        normalize_reward: bool = False,
+        updates: int = 1,
         seed: int = 0,
         save_to: str | None = None,
         state: dict[str, Any] | None = None,
         parallel: str = "ddp",
     ) -> None:
-        if minibatch < 2:
-            raise ConfigError(f"LearnerWorker(minibatch={minibatch}): at least 2, for advantages are normalised within a minibatch.")
+        if not callable(batch_size) and batch_size < 2:
+            raise ConfigError(f"LearnerWorker(batch_size={batch_size}): at least 2, for advantages are normalised within a minibatch.")
         if parallel not in GROUPS:
             raise ConfigError(f"LearnerWorker(parallel={shown(parallel)}): {' or '.join(map(repr, GROUPS))}.")
         self.parallel = parallel
         self._make, self._save_to, self._state = policy, save_to, state
-        self.gamma, self.lam, self.reward_scale = gamma, lam, reward_scale
-        self.learning_rate, self.anneal, self.anneal_updates = learning_rate, anneal, anneal_updates
-        self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
-        self._loss = partial(
-            ppo_loss, clip=clip, value_coefficient=value_coefficient, entropy_coefficient=entropy_coefficient
-        )
+        self.settings: dict[str, Number] = {
+            "gamma": gamma, "gae_lambda": gae_lambda, "learning_rate": learning_rate, "n_epochs": n_epochs, "batch_size": batch_size,
+            "clip_range": clip_range, "vf_coef": vf_coef, "ent_coef": ent_coef, "max_grad_norm": max_grad_norm,
+        }  # fmt: skip
+        self.reward_scale, self.normalize_reward, self.updates = reward_scale, normalize_reward, updates
         self._rng = np.random.default_rng(stream(seed, Purpose.MINIBATCHES))
         self.env_steps = 0
+        self.returns = DiscountedReturns()
         self._made: Weights | None = None  # of the latest update
+
+    def now(self, name: str) -> float:
+        """A setting as it is in the next update."""
+        value = self.settings[name]
+        return value(min(1.0, self.policy.version / self.updates)) if callable(value) else value
 
     def setup(self) -> None:
         if self.device == "cpu":
             torch.set_num_threads(1)  # a CPU device of a plan is one core
         self.group = GROUPS[self.parallel](self)
         self._begin()
-        self.moments = Moments.empty(self.policy.obs_mean.shape[0])
+        self.moments = Moments.empty(self.policy.normalised_size)
         if self._state is not None:
             self.load_state_dict(self._state)
 
     def _begin(self) -> None:
         """A policy as constructed, and its optimiser."""
         self.policy = self._make().to(self.device)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.learning_rate, eps=1e-5)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
 
     # --- the update -----------------------------------------------------------------------------------
     def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
@@ -113,11 +125,12 @@ class LearnerWorker(TorchWorker):
                 batch = self._batch(sorted(received, key=lambda t: t.first_env))
             with self.span("update"):
                 losses = self._optimise(batch)
-            self.moments = self.moments.update(batch.obs_BO)
-            self.policy.set_normaliser(self.moments.mean, self.moments.std)
+            if self.policy.normalised_size:
+                self.moments = self.moments.update(self.policy.numbers(batch.obs_B))
+                self.policy.set_normaliser(self.moments.mean, self.moments.std)
             staleness = self.policy.version - min(int(t.version_T.min()) for t in received)
             self.policy.version += 1
-            self._made = self.weights()
+            self._made = _finite(self.weights(), losses)
         self.env_steps += len(batch)
         metrics = {"env_steps": float(self.env_steps), "staleness": float(staleness), **episode_metrics(received), **losses}
         if weights is not None and self.rank == 0:
@@ -135,10 +148,11 @@ class LearnerWorker(TorchWorker):
 
     def _kept(self) -> dict[str, Any]:
         """What makes an update, besides weights and optimiser."""
-        return {"version": self.policy.version, "moments": self.moments, "rng": self._rng.bit_generator.state, "env_steps": self.env_steps}
+        return {"version": self.policy.version, "moments": self.moments, "returns": self.returns, "rng": self._rng.bit_generator.state,
+                "env_steps": self.env_steps}  # fmt: skip
 
     def _keep(self, kept: dict[str, Any]) -> None:
-        self.policy.version, self.moments, self.env_steps = kept["version"], kept["moments"], kept["env_steps"]
+        self.policy.version, self.moments, self.returns, self.env_steps = kept["version"], kept["moments"], kept["returns"], kept["env_steps"]
         self._rng.bit_generator.state = kept["rng"]
 
     def weights(self) -> Weights:
@@ -148,69 +162,78 @@ class LearnerWorker(TorchWorker):
     def _batch(self, trajectories: list[Trajectory]) -> TrainBatch:
         if not trajectories:
             raise ValueError("LearnerWorker.train got no trajectory. Next: does the simulator put one before its call returns?")
-        samples = sum(t.reward_TN.size for t in trajectories)
+        samples = sum(t.steps for t in trajectories)
         if samples < max(2, self.ranks):
             raise ValueError(
                 f"LearnerWorker.train got {samples} samples for {self.ranks} ranks: each needs one, and a single advantage has nothing to be compared "
                 f"with. Next: more environments or steps, or fewer ranks."
             )
-        advantages, returns = zip(*map(self._advantages, trajectories), strict=True)
-        return TrainBatch(
-            obs_BO=_flat([t.obs_TNO for t in trajectories]),
-            action_BA=_flat([t.action_TNA for t in trajectories]),
+        scale = self._reward_scale(trajectories)
+        advantages, returns = zip(*(self._advantages(t, scale) for t in trajectories), strict=True)
+        batch = TrainBatch(
+            obs_B=_flat([t.obs_TN for t in trajectories]),
+            action_B=_flat([t.action_TN for t in trajectories]),
             log_prob_B=_flat([t.log_prob_TN for t in trajectories]),
             advantage_B=_flat(advantages),
             return_B=_flat(returns),
         )
+        return batch if samples == len(batch) else _without_resets(batch, trajectories)
 
-    def _advantages(self, t: Trajectory) -> tuple[np.ndarray, np.ndarray]:
-        value_TN = self.policy.values(t.obs_TNO)
-        next_TN = t.next_values(value_TN, self.policy.values(t.last_obs_NO), self.policy.values(t.end_obs_EO))
-        reward_TN = (self.reward_scale * t.reward_TN).astype(np.float32)
-        return gae(reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=self.gamma, lam=self.lam)
+    def _reward_scale(self, trajectories: list[Trajectory]) -> float:
+        if not self.normalize_reward:
+            return self.reward_scale
+        self.returns = self.returns.update(trajectories, self.now("gamma"))
+        return self.reward_scale / self.returns.std
+
+    def _advantages(self, t: Trajectory, scale: float) -> tuple[np.ndarray, np.ndarray]:
+        value_TN = self.policy.values(t.obs_TN)
+        next_TN = t.next_values(value_TN, self.policy.values(t.last_obs_N), self.policy.values(t.end_obs_E))
+        reward_TN = (scale * t.reward_TN).astype(np.float32)
+        return gae(reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=self.now("gamma"), lam=self.now("gae_lambda"))
 
     def _optimise(self, batch: TrainBatch) -> dict[str, float]:
-        self.optimizer.param_groups[0]["lr"] = self._learning_rate()
+        self.optimizer.param_groups[0]["lr"] = self.now("learning_rate")
+        loss = partial(
+            ppo_loss, clip=self.now("clip_range"), value_coefficient=self.now("vf_coef"), entropy_coefficient=self.now("ent_coef")
+        )  # fmt: skip
         model = self.group.parallel(self.policy, self.optimizer)
-        device = self.policy.log_std.device
-        names = ("obs_BO", "action_BA", "log_prob_B", "advantage_B", "return_B")
-        columns = [torch.as_tensor(getattr(batch, n), dtype=torch.float32, device=device) for n in names]
-        parts = number_of_minibatches(len(batch), self.minibatch, self.ranks)
+        device = next(self.policy.parameters()).device
+        trees = [map_tree(lambda leaf: torch.from_numpy(_writable(leaf)).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
+        numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in (batch.log_prob_B, batch.advantage_B, batch.return_B)]
+        parts = number_of_minibatches(len(batch), round(self.now("batch_size")), self.ranks)
         sums: dict[str, Any] = defaultdict(float)  # tensors: reading a number would wait for the GPU after every step
         count = 0
-        for _ in range(self.epochs):
+        for _ in range(round(self.now("n_epochs"))):
             order = torch.from_numpy(self._rng.permutation(len(batch))).to(device)
-            for rows in order.tensor_split(parts):
-                for name, value in self._step(model, *(c[rows] for c in columns)).items():
+            for rows_B in order.tensor_split(parts):
+                for name, value in self._step(model, loss, rows_B, trees, numbers).items():
                     sums[name] += value
                 count += 1
         return self.group.mean({name: float(value) / count for name, value in sums.items()})
 
     def _step(
-        self, model: nn.Module, obs: torch.Tensor, action: torch.Tensor, old: torch.Tensor, adv: torch.Tensor, ret: torch.Tensor
+        self, model: nn.Module, loss: Callable[..., PPOLoss], rows_B: torch.Tensor, trees: list[Tree], numbers: list[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """One gradient step on this rank's part of a minibatch. Returns its share of the minibatch's means."""
-        rows = len(obs)
+        old, adv, ret = (column[rows_B] for column in numbers)
         adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # of the whole minibatch, on however many ranks
-        obs, action, old, adv, ret = self._part(obs, action, old, adv, ret)
-        share = self.ranks * len(obs) / rows  # relative to a fair one: the mean over the ranks is the mean over all rows
-        mean, value = model(obs)
-        log_std = self.policy.log_std
-        loss = self._loss(log_prob(action, mean, log_std), old, adv, value, ret, entropy(log_std))
+        mine, old, adv, ret = self._part(rows_B, old, adv, ret)
+        share = self.ranks * len(mine) / len(rows_B)  # relative to a fair one: the mean over the ranks is the mean over all rows
+        log_prob, entropy, value = model(*(rows(tree, mine) for tree in trees))
+        found = loss(log_prob, old, adv, value, ret, entropy)
         self.optimizer.zero_grad()
-        (share * loss.total).backward()
-        nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        (share * found.total).backward()
+        nn.utils.clip_grad_norm_(self.policy.parameters(), self.now("max_grad_norm"))
         self.optimizer.step()
-        means = {"policy_loss": loss.policy, "value_loss": loss.value, "entropy": loss.entropy,
-                 "kl": loss.kl, "clip_fraction": loss.clip_fraction}  # fmt: skip
+        means = {"policy_loss": found.policy, "value_loss": found.value, "entropy": found.entropy,
+                 "kl": found.kl, "clip_fraction": found.clip_fraction}  # fmt: skip
         return {name: share * value.detach() for name, value in means.items()}
 
     def _part(self, *columns: torch.Tensor) -> list[torch.Tensor]:
         """This rank's rows of a minibatch."""
+        if self.ranks == 1:
+            return list(columns)
         return [column.tensor_split(self.ranks)[self.group.position] for column in columns]
-
-    def _learning_rate(self) -> float:
-        return self.learning_rate * (1.0 - self.anneal * min(1.0, self.policy.version / self.anneal_updates))
 
     def offload(self) -> None:
         self.group.offload()
@@ -222,7 +245,8 @@ class LearnerWorker(TorchWorker):
         with self._together():
             weights, optimizer = self.weights(), _copied(self.group.whole_state(self.optimizer))
         return {
-            "weights": weights, "optimizer": optimizer, "moments": self.moments, "rng": self._rng.bit_generator.state, "env_steps": self.env_steps,
+            "weights": weights, "optimizer": optimizer, "moments": self.moments, "returns": self.returns, "rng": self._rng.bit_generator.state,
+            "env_steps": self.env_steps,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -231,15 +255,15 @@ class LearnerWorker(TorchWorker):
             self._begin()  # whole again; the next update shares it out
         self.policy.load(state["weights"])
         self.optimizer.load_state_dict(_copied(state["optimizer"]))  # torch would go on with the very tensors
-        self.moments, self.env_steps = state["moments"], state["env_steps"]
+        self.moments, self.returns, self.env_steps = state["moments"], state["returns"], state["env_steps"]
         self._rng.bit_generator.state = state["rng"]
         self._made = state["weights"]
 
     def close(self) -> None:
         if hasattr(self, "group"):
             self.group.leave()  # a run that is kept would keep its connections
-        if self._save_to and self.rank == 0 and hasattr(self, "policy"):
-            (self._made or self.policy.weights()).save(self._save_to)
+        if self._save_to and self.rank == 0 and self._made is not None:  # before the first update a file of another run stays
+            self._made.save(self._save_to)
 
 
 def _copied(state: Any) -> Any:
@@ -257,23 +281,50 @@ def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:
     return min(-(-samples // minibatch), samples // max(2, ranks))
 
 
-def _flat(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """T×N×… arrays, joined over the environments, as rows: the same order of rows however they were grouped."""
-    joined = np.concatenate(parts, axis=1)
-    return joined.reshape(-1, *joined.shape[2:])
+def _flat(parts: Sequence[Tree]) -> Tree:
+    """Trees with leaves T×N×…, joined over the environments, as rows: the same order of rows however they were grouped."""
+
+    def flat(*leaves: np.ndarray) -> np.ndarray:
+        joined = leaves[0] if len(leaves) == 1 else np.concatenate(leaves, axis=1)
+        return joined.reshape(-1, *joined.shape[2:])
+
+    return map_tree(flat, *parts)
+
+
+def _without_resets(batch: TrainBatch, trajectories: list[Trajectory]) -> TrainBatch:
+    """Rows that were no steps teach nothing."""
+    masks = [np.zeros(t.reward_TN.shape, bool) if t.reset_only_TN is None else t.reset_only_TN for t in trajectories]
+    kept_B = ~_flat(masks)
+    return TrainBatch(*(rows(getattr(batch, field.name), kept_B) for field in fields(batch)))
+
+
+def _writable(leaf: np.ndarray) -> np.ndarray:
+    """As torch wants its memory; a transport may hand out what is read-only."""
+    return leaf if leaf.flags.writeable else leaf.copy()
+
+
+def _finite(weights: Weights, losses: dict[str, float]) -> Weights:
+    """`ArithmeticError` for weights that an update has made useless: they are neither published nor saved."""
+    for name, array in weights.arrays.items():
+        if not np.isfinite(array).all():
+            told = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
+            raise FloatingPointError(
+                f"update {weights.version} made weights that are not finite ({name}); the last good ones are kept. {told}. "
+                f"Next: a smaller learning_rate or max_grad_norm, normalize_reward=True."
+            )
+    return weights
 
 
 def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """Means over the episodes that ended: ``success_rate`` (at the end), ``success_once``, ``return`` (unscaled, undiscounted).
+    """Means over the episodes that ended: ``return`` (unscaled, undiscounted), ``length``; ``success_rate`` (at the end) and ``success_once`` where the
+    task has a signal.
 
-    Empty when no episode ended: a rate of nothing is not zero.
+    Empty but for ``episodes`` when none ended: a rate of nothing is not zero.
     """
-    success = np.concatenate([t.end_success_E for t in trajectories])
-    if not len(success):
+    count = sum(len(t.end_return_E) for t in trajectories)
+    if not count:
         return {"episodes": 0.0}
-    return {
-        "episodes": float(len(success)),
-        "success_rate": float(success.mean()),
-        "success_once": float(np.concatenate([t.end_success_once_E for t in trajectories]).mean()),
-        "return": float(np.concatenate([t.end_return_E for t in trajectories]).mean()),
-    }
+    returns, lengths, at_end, once = (
+        np.concatenate([getattr(t, name) for t in trajectories]) for name in ("end_return_E", "end_length_E", "end_success_E", "end_success_once_E")
+    )  # fmt: skip
+    return {"episodes": float(count), **success_rates(at_end, once), "return": float(returns.mean()), "length": float(lengths.mean())}

@@ -1,4 +1,4 @@
-"""The worker that chooses actions."""
+"""The worker that chooses actions. Legend: leading axes; B batch; K numbers of noise for an action."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlinf_lab.policies import GaussianMLP, Weights
+from rlinf_lab.policies import ActorCritic, Weights
 from rlinf_lab.records import Action, Observation
+from rlinf_lab.trees import Tree, length, map_tree, rows
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
 from rlinf_lab.workflow.weights import Weights as WeightStore
@@ -21,15 +22,15 @@ BLOCK = 128  # steps of an environment whose noise is drawn at once
 class PolicyWorker(TorchWorker):
     """Answers observations with actions, all observations of a batch in one forward pass.
 
-    ``policy`` constructs the module (called in `setup`, where the worker lives); give the learner the same one and both start equal.
-    ``weights``: to start from instead of the constructed ones.
+    ``policy`` constructs the module (called in `setup`, where the worker lives), an `ActorCritic` or one that has its methods; give the learner the same
+    one and both start equal. ``weights``: to start from instead of the constructed ones.
     Exploration noise belongs to an environment and its step (`Observation.step`), so what is explored does not depend on how the plan
     groups or orders the environments, nor on which rank answers; no two answers of a run share their noise.
     """
 
-    def __init__(self, policy: Callable[[], GaussianMLP], *, seed: int = 0, weights: Weights | None = None) -> None:
+    def __init__(self, policy: Callable[[], ActorCritic], *, seed: int = 0, weights: Weights | None = None) -> None:
         self._make, self._seed, self._weights = policy, seed, weights
-        self._noise: dict[int, tuple[int, NDArray[np.float32]]] = {}
+        self._noise: dict[tuple[int, int], tuple[int, NDArray[np.float32]]] = {}  # by first environment and their number
 
     def setup(self) -> None:
         if self.device == "cpu":
@@ -46,13 +47,12 @@ class PolicyWorker(TorchWorker):
             if weights is not None:  # not before the first batch: until then the device is free for others
                 self._update(weights)
                 weights = None
-            obs_BO = np.concatenate([o.obs_NO for o in batch])
-            noise_BA = None if deterministic else self._draw(batch)
-            action_BA, log_prob_B = self.policy.act(obs_BO, noise_BA)
+            obs_B = joined([o.obs_N for o in batch])
+            action_B, log_prob_B = self.policy.act(obs_B, None if deterministic else self._draw(batch))
             start = 0
             for token in batch:
-                rows = slice(start, start := start + len(token.obs_NO))
-                answer = Action(token.slot, action_BA[rows], log_prob_B[rows], self.policy.version)
+                mine = slice(start, start := start + length(token.obs_N))
+                answer = Action(token.slot, rows(action_B, mine), log_prob_B[mine], self.policy.version)
                 actions.put(answer, key=token.slot)
 
     def load_weights(self, weights: Weights) -> None:
@@ -64,15 +64,21 @@ class PolicyWorker(TorchWorker):
         if published is not None and published.version != self.policy.version:
             self.policy.load(published)
 
-    def _draw(self, batch: list[Observation]) -> NDArray:
-        return np.stack([self._row(token.first_env + i, token.step) for token in batch for i in range(len(token.obs_NO))])
+    def _draw(self, batch: list[Observation]) -> NDArray[np.float32]:
+        parts = [self._group(token.first_env, length(token.obs_N), token.step) for token in batch]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _row(self, env: int, step: int) -> NDArray[np.float32]:
-        """Noise of one environment's step. Drawn in blocks: making a generator costs as much as some hundred numbers."""
+    def _group(self, first_env: int, count: int, step: int) -> NDArray[np.float32]:
+        """Noise of one step of some environments, (count, K). Drawn in blocks: making a generator costs as much as some hundred numbers."""
         number, row = divmod(step, BLOCK)
-        drawn, block = self._noise.get(env, (-1, None))
-        if block is None or drawn != number:
-            rng = np.random.default_rng(stream(self._seed, Purpose.EXPLORATION, env, number))
-            block = rng.standard_normal((BLOCK, self.policy.log_std.shape[0]), dtype=np.float32)
-            self._noise[env] = number, block
-        return block[row]
+        drawn, block_TNK = self._noise.get((first_env, count), (-1, None))
+        if block_TNK is None or drawn != number:
+            streams = (np.random.default_rng(stream(self._seed, Purpose.EXPLORATION, first_env + i, number)) for i in range(count))
+            block_TNK = np.stack([self.policy.draw_noise(rng, BLOCK) for rng in streams], axis=1)
+            self._noise[first_env, count] = number, block_TNK
+        return block_TNK[row]
+
+
+def joined(parts: list[Tree]) -> Tree:
+    """Trees one after another, along the leading axis."""
+    return parts[0] if len(parts) == 1 else map_tree(lambda *leaves: np.concatenate(leaves), *parts)

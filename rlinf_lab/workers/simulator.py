@@ -9,15 +9,14 @@ are not reset between iterations; which environments there are, and their seeds,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from rlinf_lab.errors import ConfigError, WorkflowError
-from rlinf_lab.records import Action, Observation, Trajectory
-from rlinf_lab.workers.environments import EnvGroup
+from rlinf_lab.errors import ConfigError, WorkflowError, refuse_old_names, said
+from rlinf_lab.records import Action, Episodes, Observation, Trajectory
+from rlinf_lab.vecenv import cannot_leave, environment
+from rlinf_lab.workers.environments import EnvGroup, Outcome
+from rlinf_lab.workers.environments import episodes as as_episodes
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
@@ -25,32 +24,38 @@ if TYPE_CHECKING:
     from rlinf_lab.vecenv import EnvSpec, Restorable, VecEnv
 
 
-class SimulatorWorker(Worker):
-    """Steps ``num_envs`` environments (over all ranks and slots together) for ``steps`` steps per call of `collect`.
+LONGEST = 10_000  # steps of an episode in an evaluation that nothing else limits
 
-    ``env``: an id ("simulator/task"), or what constructs a `VecEnv` from ``num_envs`` and ``horizon``, such as a class of
-    your own. ``horizon``: steps after which an episode is cut (None: the environment's own limit). ``taken``: training steps of each
+
+class SimulatorWorker(Worker):
+    """Steps ``num_envs`` environments (over all ranks and slots together) for ``n_steps`` steps per call of `collect`.
+
+    ``env``: whatever `vecenv.environment` takes: an id, a class, a function that makes one or several, a gymnasium VectorEnv.
+    ``max_episode_steps``: steps after which an episode is cut (None: the environment's own limit). ``taken``: training steps of each
     environment in an earlier run that this one goes on from; its episodes and its noise are not repeated.
-    ``sizes``: the (observation, action) sizes that the policy was built for, checked in `setup`. ``options`` go to the environment's
+    ``spaces``: the (observation, action) spaces that the policy was built for, checked in `setup`. ``options`` go to the environment's
     constructor.
     """
 
     def __init__(
         self,
-        env: str | Callable[..., VecEnv],
+        env: Any,
         *,
         num_envs: int,
-        steps: int,
-        horizon: int | None = None,
+        n_steps: int,
+        max_episode_steps: int | None = None,
         seed: int = 0,
         taken: int = 0,
-        sizes: tuple[int, int] | None = None,
+        spaces: tuple[Any, Any] | None = None,
         **options: Any,
     ) -> None:
-        self.env, self.num_envs, self.steps = env, num_envs, steps
-        self.horizon, self.seed, self.taken, self.sizes, self.options = horizon, seed, taken, sizes, options
+        renamed = {"horizon": "max_episode_steps", "steps": "n_steps", "sizes": "spaces=(observation_space, action_space)"}
+        refuse_old_names("SimulatorWorker", options, renamed)
+        self.env, self.num_envs, self.n_steps = environment(env), num_envs, n_steps
+        self.max_episode_steps, self.seed, self.taken, self.spaces, self.options = max_episode_steps, seed, taken, spaces, options
         self.groups: list[EnvGroup] = []
         self._states: list[Any] = []
+        self._draws = True
 
     def preflight(self) -> None:
         slots = self.ranks * self.sub_batches
@@ -65,12 +70,11 @@ class SimulatorWorker(Worker):
         size = self.num_envs // (self.ranks * self.sub_batches)
         for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
             env = self._made(size)
-            self._check_sizes(env.spec)
+            self._check_spaces(env.spec)
             self.groups.append(EnvGroup(env, slot, slot * size, self.seed, self.taken))
 
     def _made(self, size: int) -> VecEnv:
-        make = self.env if callable(self.env) else _registered(self.env)
-        return make(num_envs=size, horizon=self.horizon, **self.options)
+        return self.env(size, self.max_episode_steps, **self.options)
 
     # --- leaving the device ---------------------------------------------------------------------------------
     def can_leave(self) -> bool:
@@ -79,10 +83,8 @@ class SimulatorWorker(Worker):
 
     def _why_it_stays(self) -> str:
         """Before `setup` as far as the environment's class, or the adapter of its simulator, can tell."""
-        from rlinf_lab.vecenv import cannot_leave, cannot_leave_by_id
-
         if not self.groups:
-            return cannot_leave_by_id(self.env) if isinstance(self.env, str) else cannot_leave(self.env) if isinstance(self.env, type) else ""
+            return self.env.cannot_leave()
         if self._states:
             return ""
         env = self.groups[0].env
@@ -110,11 +112,11 @@ class SimulatorWorker(Worker):
         self._states = []
 
     def collect(self, actions: Inbox[Action], observations: Outbox[Observation], trajectories: Outbox[Trajectory]) -> None:
-        """``steps`` steps of every environment; then one `Trajectory` per slot."""
+        """``n_steps`` steps of every environment; then one `Trajectory` per slot."""
         for group in self.groups:
-            group.begin(self.steps)
+            group.begin(self.n_steps)
             observations.put(group.observation())
-        for left in range(self.steps - 1, -1, -1):
+        for left in range(self.n_steps - 1, -1, -1):
             for group in self.groups:
                 group.record(actions.take(key=group.slot))
                 if left:
@@ -122,58 +124,64 @@ class SimulatorWorker(Worker):
             self._show()
         trajectories.put_all(group.finish() for group in self.groups)
 
-    def evaluate(self, actions: Inbox[Action], observations: Outbox[Observation], episodes: int = 50) -> dict[str, float]:
+    def evaluate(self, actions: Inbox[Action], observations: Outbox[Observation], episodes: int = 50) -> Episodes:
         """Whole episodes on seeds that training never sees, the same ones in every evaluation; training episodes under way are given up.
 
-        Ranks share the ``episodes``, rounded up to whole rounds of all environments. Returns this rank's means: ``episodes``,
-        ``success_rate`` (at the end), ``success_once``, ``return``.
+        Ranks share the ``episodes``, rounded up to whole rounds of all environments. Returns what this rank's came to. Where nothing limits an episode it
+        is cut after `LONGEST` steps.
         """
         rounds = -(-episodes // self.num_envs)
-        outcomes: list[tuple[float, bool, bool]] = []
+        outcomes: list[Outcome] = []
         base = environment_seed(self.seed, Purpose.EVALUATION)
         for index in range(rounds):
             for group in self.groups:
                 group.restart(base + index * self.num_envs)
                 observations.put(group.observation())
-            live = list(self.groups)
-            while live:
-                for group in live:
-                    group.step(actions.take(key=group.slot).action_NA)
-                live = [g for g in live if not g.each_has_ended()]
-                for group in live:
-                    observations.put(group.observation())
-                self._show()
+            self._play(list(self.groups), actions, observations)
             outcomes += [outcome for group in self.groups for outcome in group.first_outcomes()]
         for group in self.groups:
             group.forget()
-        returns, at_end, once = np.array(outcomes, dtype=float).T
-        return {
-            "episodes": float(len(outcomes)), "success_rate": float(at_end.mean()),
-            "success_once": float(once.mean()), "return": float(returns.mean()),
-        }  # fmt: skip
+        return as_episodes(outcomes)
+
+    def _play(self, live: list[EnvGroup], actions: Inbox[Action], observations: Outbox[Observation]) -> None:
+        """Until each environment has ended an episode."""
+        taken = 0
+        while live:
+            for group in live:
+                group.step(actions.take(key=group.slot).action_N)
+            taken += 1
+            if taken >= LONGEST and live[0].env.spec.max_episode_steps is None:
+                warnings.warn(f"{live[0].env.spec.id}: an evaluated episode was cut after {taken} steps. Next: max_episode_steps=.", stacklevel=2)
+                for group in live:
+                    group.cut()
+            live = [g for g in live if not g.each_has_ended()]
+            for group in live:
+                observations.put(group.observation())
+            self._show()
 
     def close(self) -> None:
         for group in () if self._states else self.groups:  # those that are away have been closed
             group.env.close()
 
-    def _check_sizes(self, spec: EnvSpec) -> None:
-        found = (spec.obs_size, spec.action_size)
-        if self.sizes not in (None, found):
+    def _check_spaces(self, spec: EnvSpec) -> None:
+        found = (spec.observation_space, spec.action_space)
+        if self.spaces not in (None, found):
             raise ConfigError(
-                f"{self.name}: {spec.id} has observations of {found[0]} and actions of {found[1]} numbers, the policy is built for "
-                f"{self.sizes}. Next: obs_size={found[0]}, action_size={found[1]}."
+                f"{self.name}: {spec.id} has the observation space {found[0]} and the action space {found[1]}, the policy is built for {self.spaces}. "
+                f"Next: make the policy from this environment's spaces."
             )
 
     def _show(self) -> None:
-        if self.wants_frame():
-            image = self.groups[0].env.render()
-            if image is not None:
-                self.frame(image)
-
-
-def _registered(env_id: str) -> Callable[..., VecEnv]:
-    from rlinf_lab.vecenv import (
-        make_vec,  # where the worker lives; declaring it needs no simulator
-    )
-
-    return partial(make_vec, env_id)
+        """A picture, where somebody looks; one that cannot be drawn stops nothing."""
+        if not self._draws or not self.wants_frame():
+            return
+        env = self.groups[0].env
+        try:
+            image = env.render() if env.spec.renders else None
+        except Exception as error:
+            warnings.warn(f"{env.spec.id} cannot be drawn here: {type(error).__name__}: {said(error)}. Next: lab.doctor() says what is missing.", stacklevel=2)
+            image = None
+        if image is None:
+            self._draws = False
+        else:
+            self.frame(image)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "name",
     [
-        "import_time", "engine", "simulator", "planner_optimality", "planner_search", "prediction_error", "switching", "asynchronous",
+        "import_time", "engine", "simulator", "planner_optimality", "planner_search", "prediction_error", "switching", "asynchronous", "socket_cost",
         pytest.param("recorder", marks=pytest.mark.slow), pytest.param("workflow_overhead", marks=pytest.mark.slow),
     ],
 )  # fmt: skip

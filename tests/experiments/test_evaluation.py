@@ -29,7 +29,7 @@ class Lengths:
         over = self.t == n + 1
         success = self.episode % 2 == 0
         self.episode, self.t = self.episode + over, np.where(over, 0, self.t)
-        return SimpleNamespace(obs_NO=np.zeros((self.num_envs, 1)), reward_N=reward, terminated_N=over & (n % 2 == 0), truncated_N=over & (n % 2 == 1),
+        return SimpleNamespace(obs_N=np.zeros((self.num_envs, 1)), reward_N=reward, terminated_N=over & (n % 2 == 0), truncated_N=over & (n % 2 == 1),
                                success_N=success if self.tells else None)  # fmt: skip
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from rlinf_lab.workflow.worker import Context
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import SavedLineEnv
 
-SMALL = PPOConfig(SavedLineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=7, epochs=2)  # minibatches of uneven parts
+SMALL = PPOConfig(SavedLineEnv, max_episode_steps=5, num_envs=4, n_steps=10, iterations=10, batch_size=7, n_epochs=2)  # minibatches of uneven parts
 EXECUTORS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])]
 
 

@@ -112,7 +112,7 @@ def test_ranks_come_and_go_and_every_update_is_that_of_the_whole_batch(executor:
     elastic(Learner, executor)
 
 
-SMALL = PPOConfig(LineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=7, epochs=2)
+SMALL = PPOConfig(LineEnv, max_episode_steps=5, num_envs=4, n_steps=10, iterations=10, batch_size=7, n_epochs=2)
 
 
 @pytest.mark.parametrize(("executor", "parallel"), [("local", "ddp"), ("processes", "ddp"), ("local", "fsdp"), ("processes", "fsdp")])

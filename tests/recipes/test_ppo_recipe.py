@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.errors import ConfigError, RenamedError, UnknownNameError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Weights
-from rlinf_lab.recipes.ppo import PRESETS, PPOConfig, build, build_evaluation, pooled
+from rlinf_lab.recipes.ppo import OLD_NAMES, PRESETS, PPOConfig, build, build_evaluation, pooled
+from rlinf_lab.recipes.schedules import linear
+from rlinf_lab.records import Episodes
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.session.session import Session
 
@@ -19,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import LineEnv
 
 DEVICES = ["cpu:0", "cpu:1"]
-SMALL = PPOConfig(LineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=10, epochs=2)
+SMALL = PPOConfig(LineEnv, max_episode_steps=5, num_envs=4, n_steps=10, iterations=10, batch_size=10, n_epochs=2)
 
 
 @pytest.mark.parametrize("env_id", PRESETS)
@@ -28,18 +31,29 @@ def test_presets_are_valid(env_id):
 
 
 @pytest.mark.parametrize(("field", "value", "limit"), [
-    ("gamma", 1.2, "a number between 0 and 1"), ("num_envs", 0, "a whole number of at least 1"), ("seed", -1, "a whole number of at least 0"),
-    ("learning_rate", 0.0, "a number greater than 0"), ("minibatch", 801, "at most num_envs × steps = 800"), ("log_std", 9.0, "a number between -5 and 2"),
-    ("horizon", 0, "a whole number of at least 1, or None"), ("entropy_coefficient", -0.1, "a number of at least 0"),
-    ("num_envs", "8", "a whole number of at least 1"), ("num_envs", True, "a whole number of at least 1"), ("steps", 2.5, "a whole number of at least 1"),
-    ("horizon", 2.5, "a whole number of at least 1, or None"), ("minibatch", 1, "a whole number of at least 2"), ("hidden", 64, "a tuple of whole numbers"),
-    ("hidden", (64, 0), "a tuple of whole numbers"), ("gamma", float("nan"), "a number between 0 and 1"), ("gamma", "0.9", "a number between 0 and 1"),
-    ("learning_rate", float("inf"), "a number greater than 0"), ("env_id", 3, "an id, 'simulator/task'"), ("save_to", 3, "a path, or None"),
+    ("gamma", 1.2, "a number between 0 and 1, or a schedule"), ("num_envs", 0, "a whole number of at least 1"), ("seed", -1, "a whole number of at least 0"),
+    ("learning_rate", 0.0, "a number greater than 0"), ("batch_size", 801, "at most num_envs × n_steps = 800"),
+    ("log_std_init", 9.0, "a number between -5 and 2"), ("max_episode_steps", 0, "a whole number of at least 1, or None"),
+    ("ent_coef", -0.1, "a number of at least 0"), ("num_envs", "8", "a whole number of at least 1"), ("num_envs", True, "a whole number of at least 1"),
+    ("n_steps", 2.5, "a whole number of at least 1"), ("max_episode_steps", 2.5, "a whole number of at least 1, or None"),
+    ("batch_size", 1, "a whole number of at least 2"), ("net_arch", 64, "a tuple of whole numbers"), ("net_arch", (64, 0), "a tuple of whole numbers"),
+    ("gamma", float("nan"), "a number between 0 and 1"), ("gamma", "0.9", "a number between 0 and 1"),
+    ("learning_rate", float("inf"), "a number greater than 0"), ("learning_rate", linear(1e-3, -1e-3), "a number greater than 0 everywhere"),
+    ("save_to", 3, "a path, or None"), ("policy", torch.nn.Linear(2, 2), "a function that makes a torch module"),
+    ("total_timesteps", 1000, "None where total_timesteps is given"),
 ])  # fmt: skip
 def test_a_bad_value_is_named_with_its_limit(field, value, limit):
     with pytest.raises(ConfigError) as error:
-        PPOConfig(**{"env_id": "metaworld/button-press-v3", **PRESETS["metaworld/button-press-v3"], field: value})
-    assert f"PPOConfig.{field} is {value!r}; it must be {limit}" in str(error.value)
+        PPOConfig(**{"env": "metaworld/button-press-v3", **PRESETS["metaworld/button-press-v3"], field: value})
+    named = "iterations" if field == "total_timesteps" else field
+    assert f"PPOConfig.{named} is " in str(error.value) and f"it must be {limit}" in str(error.value)
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_an_old_name_says_the_new_one_in_one_line(old):
+    for attempt in (lambda: PPOConfig(env="CartPole-v1", **{old: 1}), lambda: PPOConfig.preset("CartPole-v1", **{old: 1}), lambda: getattr(SMALL, old)):
+        with pytest.raises(RenamedError, match=rf"^PPOConfig: '{old}' is (called|gone).* Next: .*$"):
+            attempt()
 
 
 def test_unknown_names_suggest_the_nearest():
@@ -84,12 +98,13 @@ def test_the_same_learning_under_every_plan():
     assert reference[0][-1]["env_steps"] == 3 * 40
     for rows, score, after in results.values():
         for ours, theirs in zip([*rows, score, after], [*reference[0], *reference[1:]], strict=True):
-            assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+            for name, value in theirs.items():
+                assert ours[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
 def test_saved_weights_are_evaluated_by_a_workflow_of_their_own(tmp_path):
     path = tmp_path / "policy.safetensors"
-    config = PPOConfig(LineEnv, 2, 1, horizon=5, num_envs=4, steps=10, minibatch=10, save_to=str(path))
+    config = PPOConfig(LineEnv, max_episode_steps=5, num_envs=4, n_steps=10, batch_size=10, save_to=str(path))
     run(config, PLANS["temporal"], 1)
     weights = Weights.load(path)
     assert weights.version == 2
@@ -126,5 +141,8 @@ def test_a_run_goes_on_where_another_stopped():
 
 
 def test_pooling_ranks_weights_by_episodes():
-    assert pooled([{"episodes": 1.0, "return": 3.0}, {"episodes": 3.0, "return": 7.0}]) == {"episodes": 4.0, "return": 6.0}
-    assert pooled({"episodes": 2.0}) == {"episodes": 2.0}
+    def of(*returns):
+        return Episodes(np.array(returns), np.ones(len(returns), int), *np.full((2, len(returns)), np.nan))
+
+    score = pooled([of(3.0), of(7.0, 7.0, 7.0)])
+    assert score["episodes"] == 4 and score["return"] == 6.0 and score == pooled(of(3.0, 7.0, 7.0, 7.0)) and "success_rate" not in score

@@ -20,7 +20,7 @@ from rlinf_lab.workers import LearnerWorker, ShardGroup
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import SavedLineEnv
 
-SMALL = PPOConfig(SavedLineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=7, epochs=2)  # minibatches of uneven parts
+SMALL = PPOConfig(SavedLineEnv, max_episode_steps=5, num_envs=4, n_steps=10, iterations=10, batch_size=7, n_epochs=2)  # minibatches of uneven parts
 SHARDED = replace(SMALL, parallel="fsdp")
 
 
@@ -163,6 +163,6 @@ def test_two_workers_of_the_same_processes_shard_side_by_side(executor: str) -> 
 
 def test_only_known_ways_to_share() -> None:
     with pytest.raises(ConfigError, match=r"LearnerWorker\(parallel='zero'\): 'ddp' or 'fsdp'"):
-        LearnerWorker(lambda: None, gamma=0.9, lam=0.9, learning_rate=1e-3, parallel="zero")
+        LearnerWorker(lambda: None, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3, parallel="zero")
     with pytest.raises(ConfigError, match="parallel"):
         replace(SMALL, parallel="zero")

@@ -11,14 +11,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 sys.path.insert(0, str(Path(__file__).parent))
 from own_threads import own_threads
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
-from rlinf_lab.policies import GaussianMLP
+from rlinf_lab.policies import make_policy
 from rlinf_lab.runtime.executors.node_probe import facts_here
 from rlinf_lab.runtime.run.preflight import _Looking
 from rlinf_lab.runtime.transport.pickling import Packed
@@ -30,8 +32,8 @@ RAY = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 def robot(num_envs: int = 4) -> lab.Workflow:
     flow = lab.Workflow("robot")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
-    simulator = flow.worker(SimulatorWorker, "numpy/ReachArm-v0", name="simulator", num_envs=num_envs, steps=2)
-    policy = flow.worker(PolicyWorker, partial(GaussianMLP, 8, 2), name="policy")
+    simulator = flow.worker(SimulatorWorker, "numpy/ReachArm-v0", name="simulator", num_envs=num_envs, n_steps=2)
+    policy = flow.worker(PolicyWorker, partial(make_policy, Box(-np.inf, np.inf, (8,)), Box(-1, 1, (2,))), name="policy")
 
     @flow.iteration
     def iteration():

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from gymnasium.spaces import Box
 from torch import nn
 
 import rlinf_lab as lab
@@ -191,11 +192,11 @@ class Real:
 
 def test_simulators_are_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     class Robots(LoopVecEnv):
-        def __init__(self, num_envs, horizon):
-            super().__init__([Real() for _ in range(num_envs)], EnvSpec("mine/Real-v0", 1, 1, horizon or 5, renders=False))
+        def __init__(self, num_envs, max_episode_steps):
+            super().__init__([Real() for _ in range(num_envs)], EnvSpec("mine/Real-v0", Box(-1, 1, (1,)), Box(-1, 1, (1,)), max_episode_steps or 5))
 
     class Bare:
-        def __init__(self, num_envs, horizon): ...
+        def __init__(self, num_envs, max_episode_steps): ...
 
     monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))  # other tests of this process know no such environment
     register_env("mine/Real-v0", Robots)
@@ -204,14 +205,14 @@ def test_simulators_are_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mine/Real-v0", False, r"mine/Real-v0 cannot be saved: Real has no save_state\(\) and restore_state\(\)"),
         (Bare, True, r"Bare has no save_state\(\) and restore_state\(\)"),
     ):
-        flow = flow_of((Sim, (env,), {"num_envs": 2, "steps": 3}), Torch, Torch)
+        flow = flow_of((Sim, (env,), {"num_envs": 2, "n_steps": 3}), Torch, Torch)
         assert lab.check(flow, plan_of(flow, memory, 1)).ok is not refused_by_check
         with pytest.raises((PlanError, WorkerError), match=why), session(flow, plan_of(flow, memory, 1)):
             pytest.fail("it was launched")
     for env in ("gymnasium/Pendulum-v1", "gymnasium/Hopper-v5", "numpy/ReachArm-v0"):
-        flow = flow_of((Sim, (env,), {"num_envs": 2, "steps": 3}), Torch, Torch)
+        flow = flow_of((Sim, (env,), {"num_envs": 2, "n_steps": 3}), Torch, Torch)
         accepted(flow, plan_of(flow, memory, 1))
-    flow = flow_of((Sim, ("mine/Real-v0",), {"num_envs": 2, "steps": 3}), Torch, Torch)
+    flow = flow_of((Sim, ("mine/Real-v0",), {"num_envs": 2, "n_steps": 3}), Torch, Torch)
     accepted(flow, plan_of(flow, {"b": 1, "c": 1}, 1))
 
 
@@ -234,7 +235,7 @@ def test_an_adapter_that_knows_of_its_tasks_is_asked_before_a_launch() -> None:
 
     gymnasium.register("elsewhere/Noisy-v0", entry_point=Noisy, max_episode_steps=5, disable_env_checker=True)
     try:
-        flow = flow_of((Sim, ("gymnasium/elsewhere/Noisy-v0",), {"num_envs": 2, "steps": 3}), Leaves)
+        flow = flow_of((Sim, ("gymnasium/elsewhere/Noisy-v0",), {"num_envs": 2, "n_steps": 3}), Leaves)
         report = lab.check(flow, plan_of(flow, {"a": 1, "b": 1}, 1))
         assert not report.ok and "its simulator keeps more" in str(report), report
     finally:

@@ -83,7 +83,7 @@ import rlinf_lab as lab
 from rlinf_lab.recipes.ppo import PPOConfig, build
 
 for parallel in ("ddp", "fsdp"):
-    flow = build(PPOConfig("numpy/ReachArm-v0", 8, 2, num_envs=6, iterations=2, parallel=parallel))
+    flow = build(PPOConfig("numpy/ReachArm-v0", num_envs=6, n_steps=100, iterations=2, batch_size=200, parallel=parallel))
     plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "node1/cpu:0", "node2/cpu:0"], {"learner": 3, "simulator": 3, "policy": 3})
     results = lab.run(flow, plan, 2, executor="ray", address=sys.argv[1], dashboard=False).wait(100)
     print(parallel, [result["env_steps"] for result in results], results[-1]["value_loss"] > 0, flush=True)

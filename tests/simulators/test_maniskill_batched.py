@@ -44,7 +44,7 @@ def put_cube(offset, at_goal=False):
 
 def step(action):
     ours, theirs = batched.step(action), stock.step(action)
-    for field in ("obs_NO", "final_obs_NO", "success_N", "truncated_N", "terminated_N"):
+    for field in ("obs_N", "final_obs_N", "success_N", "truncated_N", "terminated_N"):
         a, b = getattr(ours, field), getattr(theirs, field)
         assert a.dtype == b.dtype and np.array_equal(a, b), (TASK, field, a, b)
     assert ours.reward_N.dtype == theirs.reward_N.dtype == np.float32
@@ -52,7 +52,7 @@ def step(action):
     seen["success"] += int(ours.success_N.sum())
     seen["ended"] += int(ours.truncated_N.sum())
     if TASK.startswith("Pick"):
-        seen["grasped"] += int(ours.final_obs_NO[:, 18].sum())
+        seen["grasped"] += int(ours.final_obs_N[:, 18].sum())
     else:
         seen["reached"] += int((~ours.success_N & (ours.reward_N > {"PushCube-v1": 1 / 4, "PullCube-v1": 1 / 3}[TASK])).sum())
     return ours
@@ -67,10 +67,10 @@ still[:, 7], closing[:, 7] = 1.0, -1.0
 
 batched.reset(seed=6), stock.reset(seed=6)
 put_cube([0.0, 0.0, 0.02])  # between the fingers: they close on it, then the arm waves it about
-before = step(closing).obs_NO
+before = step(closing).obs_N
 for t in range(14):
     action = closing if t < 5 else np.concatenate([rng.uniform(-1, 1, (N, 7)), -np.ones((N, 1))], axis=1)
-    after = step(action).final_obs_NO
+    after = step(action).final_obs_N
 seen["moved"] = float(np.abs(after[:, 28:30] - before[:, 28:30]).max())
 
 batched.reset(seed=7), stock.reset(seed=7)
@@ -96,7 +96,7 @@ from rlinf_lab.vecenv import cannot_leave, check_env
 
 N, HORIZON = 2, 25
 batched = sys.argv[2] == "batched"
-FIELDS = ("obs_NO", "final_obs_NO", "reward_N", "success_N", "truncated_N", "terminated_N")
+FIELDS = ("obs_N", "final_obs_N", "reward_N", "success_N", "truncated_N", "terminated_N")
 make = lambda: make_vec("maniskill/" + TASK, N, HORIZON, batched=batched)
 
 def walk(env, actions):

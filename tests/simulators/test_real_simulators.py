@@ -16,7 +16,7 @@ from rlinf_lab.vecenv import check_env, list_envs, make_vec
 def test_metaworld_keeps_the_contract() -> None:
     check_env(lambda: make_vec("metaworld/button-press-v3", 2, 15))
     env = make_vec("metaworld/button-press-v3", 1, 100)
-    assert (env.spec.obs_size, env.spec.action_size, env.spec.horizon) == (39, 4, 100)
+    assert (env.spec.observation_space.shape, env.spec.action_space.shape, env.spec.max_episode_steps) == ((39,), (4,), 100)
     env.close()
 
 
@@ -37,7 +37,7 @@ def test_metaworld_equals_the_stock_environment() -> None:
     for action in actions:
         step = env.step(action)
         observation, reward, _, _, info = stock.step(action[0])
-        assert np.allclose(step.final_obs_NO[0], observation, atol=1e-6)
+        assert np.allclose(step.final_obs_N[0], observation, atol=1e-6)
         assert step.reward_N[0] == pytest.approx(reward, rel=1e-5) and bool(step.success_N[0]) == bool(info["success"])
 
 
@@ -71,7 +71,7 @@ import sys
 from rlinf_lab.vecenv import check_env, make_vec
 check_env(lambda: make_vec("maniskill/PushCube-v1", 2, 6))
 env = make_vec("maniskill/PushCube-v1", 1)
-assert (env.spec.obs_size, env.spec.action_size, env.spec.horizon) == (35, 8, 50), env.spec
+assert (env.spec.observation_space.shape, env.spec.action_space.shape, env.spec.max_episode_steps) == ((35,), (8,), 50), env.spec
 try:
     make_vec("maniskill/PushCub-v1")
 except LookupError as error:

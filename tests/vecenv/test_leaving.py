@@ -14,12 +14,12 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import pytest
-from test_vecenv_contract import Walk, walk
+from test_vecenv_contract import SPEC, Walk, walk
 
 from rlinf_lab.errors import EnvError
-from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, cannot_leave, check_env, make_vec
+from rlinf_lab.vecenv import LoopVecEnv, cannot_leave, check_env, make_vec
 
-N, HORIZON = 2, 11
+N, LIMIT = 2, 11
 MUJOCO = [f"gymnasium/{task}" for task in ("Ant-v5", "Hopper-v5", "HalfCheetah-v4", "Humanoid-v5", "Reacher-v5", "InvertedPendulum-v5")]
 PLAIN = ["numpy/ReachArm-v0", "gymnasium/Pendulum-v1", "gymnasium/MountainCarContinuous-v0"]
 # Some of these keep arrays that lie in MuJoCo's memory, some change the model when an episode begins.
@@ -27,7 +27,7 @@ METAWORLD = [f"metaworld/{task}-v3" for task in ("door-lock", "door-open", "socc
 
 
 def bits(step) -> bytes:
-    return b"".join(np.ascontiguousarray(getattr(step, field.name)).tobytes() for field in dataclasses.fields(step))
+    return b"".join(np.ascontiguousarray(getattr(step, field.name)).tobytes() for field in dataclasses.fields(step) if getattr(step, field.name) is not None)
 
 
 def digest(env, actions_TNA) -> str:
@@ -36,40 +36,40 @@ def digest(env, actions_TNA) -> str:
 
 
 def actions(env, seed: int, steps: int):
-    return np.random.default_rng(seed).uniform(-1.1, 1.1, (steps, env.num_envs, env.spec.action_size))
+    return np.random.default_rng(seed).uniform(-1.1, 1.1, (steps, env.num_envs, *env.spec.action_space.shape))
 
 
 @pytest.mark.parametrize("id", [*PLAIN, *MUJOCO, *METAWORLD])
 def test_it_goes_on_where_it_was(id: str) -> None:
     """Saved at some step of some episode, often one that ends right then; the ends of several episodes lie behind and before it."""
     rng = random.Random(id)
-    env, used = make_vec(id, N, HORIZON), make_vec(id, N, HORIZON)
-    befores = (0, HORIZON, rng.randrange(1, HORIZON), rng.randrange(HORIZON + 1, 3 * HORIZON))
+    env, used = make_vec(id, N, LIMIT), make_vec(id, N, LIMIT)
+    befores = (0, LIMIT, rng.randrange(1, LIMIT), rng.randrange(LIMIT + 1, 3 * LIMIT))
     for before in befores[2:] if id.startswith("metaworld") else befores:  # which takes long to make
         env.reset(seed=rng.randrange(1000))
         used.reset(seed=5)
         for action_NA in actions(env, 1, before):
             env.step(action_NA)
         state = pickle.loads(pickle.dumps(env.save_state()))
-        there = actions(env, 2, 2 * HORIZON + 3)
+        there = actions(env, 2, 2 * LIMIT + 3)
         expected = digest(env, there)
         env.close()
-        new = make_vec(id, N, HORIZON)
+        new = make_vec(id, N, LIMIT)
         new.restore_state(state)
         assert digest(new, there) == expected, f"new, after {before} steps"
         used.restore_state(state)
         assert digest(used, there) == expected, f"used, after {before} steps"
         env = used if rng.random() < 0.5 else new  # what came back is saved again
-        used = make_vec(id, N, HORIZON)
+        used = make_vec(id, N, LIMIT)
 
 
 ELSEWHERE = """
 import pickle, sys
 sys.path.insert(0, sys.argv[1])
-from test_leaving import HORIZON, N, digest
+from test_leaving import LIMIT, N, digest
 from rlinf_lab.vecenv import make_vec
 id, state, actions = pickle.load(sys.stdin.buffer)
-env = make_vec(id, N, HORIZON)
+env = make_vec(id, N, LIMIT)
 env.restore_state(state)
 print(digest(env, actions))
 """
@@ -77,11 +77,11 @@ print(digest(env, actions))
 
 @pytest.mark.parametrize("id", ["numpy/ReachArm-v0", "gymnasium/Pendulum-v1", "gymnasium/Ant-v5", "metaworld/door-lock-v3"])
 def test_it_goes_on_in_another_process(id: str) -> None:
-    env = make_vec(id, N, HORIZON)
+    env = make_vec(id, N, LIMIT)
     env.reset(seed=3)
-    for action_NA in actions(env, 1, HORIZON + 4):
+    for action_NA in actions(env, 1, LIMIT + 4):
         env.step(action_NA)
-    there = actions(env, 2, 2 * HORIZON)
+    there = actions(env, 2, 2 * LIMIT)
     told = pickle.dumps((id, env.save_state(), there))
     here = __file__.rsplit("/", 1)[0]
     done = subprocess.run([sys.executable, "-c", ELSEWHERE, here], input=told, capture_output=True, timeout=120)
@@ -90,11 +90,11 @@ def test_it_goes_on_in_another_process(id: str) -> None:
 
 
 def test_pictures_do_not_keep_an_environment_from_leaving() -> None:
-    env = make_vec("gymnasium/Pendulum-v1", 1, HORIZON)
+    env = make_vec("gymnasium/Pendulum-v1", 1, LIMIT)
     env.reset(seed=0)
     drawn = env.render()
     state = pickle.loads(pickle.dumps(env.save_state()))
-    other = make_vec("gymnasium/Pendulum-v1", 1, HORIZON)
+    other = make_vec("gymnasium/Pendulum-v1", 1, LIMIT)
     other.restore_state(state)
     again = other.render()
     assert (drawn is None and again is None) or np.array_equal(drawn, again)
@@ -141,7 +141,7 @@ class Everybodys(Elsewhere):
 @pytest.mark.parametrize(("cls", "why"), [(Elsewhere, "went on differently"), (Handle, "cannot be saved: TypeError"), (Everybodys, "went on differently")])
 def test_what_cannot_be_copied_says_so(cls, why: str) -> None:
     name = f"elsewhere/{cls.__name__}-v0"
-    gymnasium.register(name, entry_point=cls, max_episode_steps=HORIZON, disable_env_checker=True)
+    gymnasium.register(name, entry_point=cls, max_episode_steps=LIMIT, disable_env_checker=True)
     try:
         env = make_vec(f"gymnasium/{name}", 2)
         assert why in cannot_leave(env), cannot_leave(env)
@@ -163,21 +163,21 @@ def test_environments_of_ones_own_leave_when_each_of_them_can() -> None:
         def cannot_leave(self):
             return "the robot is real"
 
-    spec = EnvSpec("mine/Walk", 2, 2, 5)
     assert cannot_leave(walk()) == "Walk has no save_state() and restore_state()" and cannot_leave(object()).startswith("object has no")
-    assert cannot_leave(LoopVecEnv([SometimesSaves()], spec)) == "the robot is real"
+    assert cannot_leave(LoopVecEnv([SometimesSaves()], SPEC)) == "the robot is real"
     with pytest.raises(EnvError, match=r"mine/Walk cannot be saved: Walk has no save_state\(\)"):
         walk().restore_state(walk().save_state())
-    assert cannot_leave(LoopVecEnv([Saves()], spec)) == ""
-    check_env(lambda: LoopVecEnv([Saves() for _ in range(3)], spec))
+    assert cannot_leave(LoopVecEnv([Saves()], SPEC)) == ""
+    check_env(lambda: LoopVecEnv([Saves() for _ in range(3)], SPEC))
 
 
-@pytest.mark.parametrize("changed", [{"num_envs": 2}, {"horizon": 12}, {"id": "gymnasium/Hopper-v5"}])
+@pytest.mark.parametrize("changed", [{"num_envs": 2}, {"max_episode_steps": 12}, {"id": "gymnasium/Hopper-v5"}])
 def test_a_state_of_other_environments_is_refused(changed: dict) -> None:
-    made = {"id": "gymnasium/Pendulum-v1", "num_envs": 3, "horizon": 5}
+    made = {"id": "gymnasium/Pendulum-v1", "num_envs": 3, "max_episode_steps": 5}
     env = make_vec(**made)
     env.reset(seed=0)
-    with pytest.raises(EnvError, match=r"A state of gymnasium/Pendulum-v1 × 3 \(horizon 5\) is not one of .*make_vec\('gymnasium/Pendulum-v1', 3, 5\)"):
+    said = r"A state of gymnasium/Pendulum-v1 × 3 \(max_episode_steps=5\) is not one of .*make_vec\('gymnasium/Pendulum-v1', 3, 5\)"
+    with pytest.raises(EnvError, match=said):
         make_vec(**{**made, **changed}).restore_state(env.save_state())
 
 
@@ -218,14 +218,14 @@ class Unpicklable(Saving):
     ("cls", "text"),
     [
         (Saving, None),
-        (ForgetsAge, "restored in a new vector, step 1 gives another obs_NO"),
-        (ForgetsGenerators, "restored in a new vector, step 1 gives another obs_NO"),
+        (ForgetsAge, "restored in a new vector, step 1 gives another obs_N"),
+        (ForgetsGenerators, "restored in a new vector, step 1 gives another obs_N"),
         (Unpicklable, "its state does not pickle"),
     ],
 )
 def test_check_env_looks_at_those_that_can(cls, text) -> None:
     def make():
-        return cls([Walk() for _ in range(3)], EnvSpec("mine/Walk", 2, 2, 5))
+        return cls([Walk() for _ in range(3)], SPEC)
 
     if text is None:
         check_env(make)

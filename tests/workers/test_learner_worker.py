@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from line_env import LineEnv
+from line_env import MAKE, LineEnv
 
+from rlinf_lab.algorithms import ppo_loss
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.policies import GaussianMLP, Weights
+from rlinf_lab.policies import Weights
 from rlinf_lab.records import TrainBatch
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
 from rlinf_lab.workers.learner import episode_metrics, number_of_minibatches
 from rlinf_lab.workflow.worker import Collected, Context, Scripted
 
-MAKE = partial(GaussianMLP, 2, 1, log_std=-0.5, seed=3)
-
 
 def learner(**kwargs):
-    made = LearnerWorker(MAKE, **{"gamma": 0.9, "lam": 0.9, "learning_rate": 1e-3, "epochs": 2, "minibatch": 16, **kwargs})
+    made = LearnerWorker(MAKE, **{"gamma": 0.9, "gae_lambda": 0.9, "learning_rate": 1e-3, "n_epochs": 2, "batch_size": 16, **kwargs})
     made.setup()
     return made
 
@@ -43,7 +41,7 @@ class Cell:
 
 
 def simulator(sub_batches=2):
-    made = SimulatorWorker(LineEnv, num_envs=4, steps=12, horizon=5)
+    made = SimulatorWorker(LineEnv, num_envs=4, n_steps=12, max_episode_steps=5)
     made._context = Context()
     made._context.sub_batches = sub_batches
     made.setup()
@@ -93,13 +91,13 @@ def test_order_of_arrival_does_not_matter():
 def test_normalisation_follows_the_observations():
     worker, data = learner(), trajectories()
     weights = worker.train(Scripted(data)).weights
-    rows = np.concatenate([t.obs_TNO.reshape(-1, 2) for t in data]).astype(float)
-    np.testing.assert_allclose(weights.arrays["obs_mean"], rows.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(weights.arrays["obs_std"], rows.std(0), rtol=1e-5)
+    rows = np.concatenate([t.obs_TN.reshape(-1, 2) for t in data]).astype(float)
+    np.testing.assert_allclose(weights.arrays["preprocess.obs_mean"], rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(weights.arrays["preprocess.obs_std"], rows.std(0), rtol=1e-5)
 
 
 def test_the_first_gradient_step_starts_at_ratio_one():
-    update = learner(epochs=1, minibatch=48).train(Scripted(trajectories()))
+    update = learner(n_epochs=1, batch_size=48).train(Scripted(trajectories()))
     assert update.metrics["kl"] == pytest.approx(0, abs=1e-6) and update.metrics["clip_fraction"] == 0
 
 
@@ -124,12 +122,11 @@ def test_a_checkpoint_stays_as_it_is_whoever_goes_on():
 
 
 def test_learning_rate_is_annealed():
-    worker = learner(learning_rate=1e-2, anneal=0.5, anneal_updates=10)
-    assert worker._learning_rate() == 1e-2
-    worker.policy.version = 10
-    assert worker._learning_rate() == pytest.approx(5e-3)
-    worker.policy.version = 99
-    assert worker._learning_rate() == pytest.approx(5e-3)
+    worker = learner(learning_rate=lambda progress: 1e-2 - 5e-3 * progress, updates=10, n_epochs=lambda progress: 1 + 3 * progress)
+    for version, expected in ((0, 1e-2), (5, 7.5e-3), (10, 5e-3), (99, 5e-3)):
+        worker.policy.version = version
+        assert worker.now("learning_rate") == pytest.approx(expected)
+    assert worker.now("n_epochs") == 4 and worker.now("gamma") == 0.9
 
 
 def test_switching_out_and_in_changes_nothing():
@@ -161,7 +158,7 @@ def test_wrong_use_is_refused():
 
 def test_no_episode_ended_means_no_rate():
     out, cell = Collected(), Cell()
-    short = SimulatorWorker(LineEnv, num_envs=1, steps=2, horizon=5)
+    short = SimulatorWorker(LineEnv, num_envs=1, n_steps=2, max_episode_steps=5)
     short.setup()
     short.collect(cell, cell, out)
     assert episode_metrics(list(out)) == {"episodes": 0.0}
@@ -170,7 +167,7 @@ def test_no_episode_ended_means_no_rate():
 def test_it_learns():
     """Going to the origin of a line: the return rises by more than half of what is possible."""
     sim, cell = simulator(), Cell()
-    worker = learner(learning_rate=3e-3, epochs=8, reward_scale=0.5)
+    worker = learner(learning_rate=3e-3, n_epochs=8, reward_scale=0.5)
     returns = []
     for _ in range(40):
         out = Collected()
@@ -183,7 +180,7 @@ def test_it_learns():
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_optimiser_moves_too():
-    worker = LearnerWorker(MAKE, gamma=0.9, lam=0.9, learning_rate=1e-3, minibatch=16)
+    worker = LearnerWorker(MAKE, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3, batch_size=16)
     worker._context = Context()
     worker._context.device = "cuda:0"
     worker.setup()
@@ -204,21 +201,20 @@ def test_no_minibatch_is_of_one_sample(samples: int, minibatch: int) -> None:
     assert max(sizes) <= minibatch or samples // -(-samples // minibatch) < 2
 
 
-def test_no_sample_of_a_pass_loses_its_advantage() -> None:
+def test_no_sample_of_a_pass_loses_its_advantage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Advantages 1, 2, 3 in minibatches of at most two. Alone, a sample would get (a - a) / 0 = 0; together (a - 2) / sqrt(2/3)."""
-    worker, seen = learner(epochs=1, minibatch=2), []
-    original = worker._loss
+    worker, seen = learner(n_epochs=1, batch_size=2), []
 
-    def loss(log_prob, old, adv, *rest):
+    def loss(log_prob, old, adv, *rest, **coefficients):
         seen.append(adv)
-        return original(log_prob, old, adv, *rest)
+        return ppo_loss(log_prob, old, adv, *rest, **coefficients)
 
-    worker._loss = loss
+    monkeypatch.setattr("rlinf_lab.workers.learner.ppo_loss", loss)
     zeros = np.zeros(3, np.float32)
     worker._optimise(TrainBatch(np.zeros((3, 2), np.float32), np.zeros((3, 1), np.float32), zeros, np.array([1.0, 2.0, 3.0], np.float32), zeros))
     assert sorted(torch.cat(seen).tolist()) == pytest.approx([-np.sqrt(1.5), 0.0, np.sqrt(1.5)])
 
 
 def test_a_minibatch_of_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match="minibatch=1"):
-        learner(minibatch=1)
+    with pytest.raises(ConfigError, match="batch_size=1"):
+        learner(batch_size=1)

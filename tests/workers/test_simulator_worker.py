@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from line_env import LineEnv, SavedLineEnv
+from gymnasium.spaces import Box
+from line_env import OBSERVATION, LineEnv, SavedLineEnv
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.records import Action
@@ -24,15 +25,15 @@ class Answering:
     def put(self, token, *, key=None):
         assert key is None and token.slot not in self.waiting, "one token of a slot in flight"
         self.seen.append(token)
-        action = self.policy(token.obs_NO)
+        action = self.policy(token.obs_N)
         self.waiting[token.slot] = Action(token.slot, action, np.full(len(action), -0.5), len(self.seen))
 
     def take(self, *, key):
         return self.waiting.pop(key)
 
 
-def worker(num_envs=2, steps=3, horizon=4, rank=0, ranks=1, sub_batches=1, taken=0, env=LineEnv, **context):
-    made = SimulatorWorker(env, num_envs=num_envs, steps=steps, horizon=horizon, seed=SEED, taken=taken)
+def worker(num_envs=2, n_steps=3, max_episode_steps=4, rank=0, ranks=1, sub_batches=1, taken=0, env=LineEnv, **context):
+    made = SimulatorWorker(env, num_envs=num_envs, n_steps=n_steps, max_episode_steps=max_episode_steps, seed=SEED, taken=taken)
     made._context = Context()
     for key, value in {"rank": rank, "ranks": ranks, "sub_batches": sub_batches, **context}.items():
         setattr(made._context, key, value)
@@ -49,12 +50,12 @@ def collect(simulator, policy=lambda obs: np.full((len(obs), 1), 0.5)):
 
 def test_rows_are_observation_action_consequence():
     (t,), cell = collect(worker())
-    np.testing.assert_array_equal(t.obs_TNO[:, 0], [[0, 0], [0.5, 1], [1, 2]])
-    np.testing.assert_array_equal(t.obs_TNO[:, 1, 0], [1, 1.5, 2])
+    np.testing.assert_array_equal(t.obs_TN[:, 0], [[0, 0], [0.5, 1], [1, 2]])
+    np.testing.assert_array_equal(t.obs_TN[:, 1, 0], [1, 1.5, 2])
     np.testing.assert_array_equal(t.reward_TN[:, 0], [-0.5, -1, -1.5])
-    np.testing.assert_array_equal(t.last_obs_NO[:, 0], [1.5, 2.5])
+    np.testing.assert_array_equal(t.last_obs_N[:, 0], [1.5, 2.5])
     np.testing.assert_array_equal(t.version_T, [1, 2, 3])
-    assert (t.action_TNA == 0.5).all() and (t.log_prob_TN == -0.5).all() and t.steps == 6
+    assert (t.action_TN == 0.5).all() and (t.log_prob_TN == -0.5).all() and t.steps == 6
     assert len(cell.seen) == 3 and len(t.end_E2) == 0
     assert "3 steps × 2 environments" in repr(t)
 
@@ -63,32 +64,32 @@ def test_episodes_run_through_iterations_and_end_with_their_final_observation():
     simulator = worker()
     (first,), _ = collect(simulator)
     (second,), _ = collect(simulator)
-    np.testing.assert_array_equal(second.obs_TNO[0], first.last_obs_NO)
+    np.testing.assert_array_equal(second.obs_TN[0], first.last_obs_N)
     np.testing.assert_array_equal(second.truncated_TN[:, 0], [True, False, False])
     np.testing.assert_array_equal(second.end_E2, [[0, 0], [0, 1]])
-    np.testing.assert_array_equal(second.end_obs_EO, [[2, 4], [3, 4]])
-    np.testing.assert_array_equal(second.obs_TNO[1, :, 0], [0.25, 1.25])  # after the reset
+    np.testing.assert_array_equal(second.end_obs_E, [[2, 4], [3, 4]])
+    np.testing.assert_array_equal(second.obs_TN[1, :, 0], [0.25, 1.25])  # after the reset
     np.testing.assert_allclose(second.end_return_E, [-(0.5 + 1 + 1.5 + 2), -(1.5 + 2 + 2.5 + 3)])
     assert simulator.groups[0].env.resets == [environment_seed(SEED, Purpose.TRAINING, 0)]
-    assert (first.obs_TNO[:, 0, 0] == [0, 0.5, 1]).all(), "an earlier trajectory is not written again"
+    assert (first.obs_TN[:, 0, 0] == [0, 0.5, 1]).all(), "an earlier trajectory is not written again"
 
 
 def test_success_at_the_end_and_once_are_told_apart():
     # environment 0 starts in the goal's middle and leaves it; environment 1 arrives in its last step
-    (t,), _ = collect(worker(steps=4), lambda obs: np.array([[0.25], [-0.25]]))
-    np.testing.assert_array_equal(t.end_success_once_E, [True, True])
-    np.testing.assert_array_equal(t.end_success_E, [False, True])
+    (t,), _ = collect(worker(n_steps=4), lambda obs: np.array([[0.25], [-0.25]]))
+    np.testing.assert_array_equal(t.end_success_once_E, [1, 1])
+    np.testing.assert_array_equal(t.end_success_E, [0, 1])
 
 
 def test_bootstrap_values_come_from_the_final_observation():
-    simulator = worker(steps=6)
+    simulator = worker(n_steps=6)
     (t,), _ = collect(simulator)
-    following = t.next_values(t.obs_TNO[..., 0], t.last_obs_NO[:, 0], t.end_obs_EO[:, 0])
+    following = t.next_values(t.obs_TN[..., 0], t.last_obs_N[:, 0], t.end_obs_E[:, 0])
     np.testing.assert_allclose(following[:, 0], [0.5, 1, 1.5, 2, 0.75, 1.25])
 
 
 def test_termination_is_not_truncation():
-    (t,), _ = collect(worker(steps=1), lambda obs: np.array([[2000.0], [0.0]]))
+    (t,), _ = collect(worker(n_steps=1), lambda obs: np.array([[2000.0], [0.0]]))
     np.testing.assert_array_equal(t.terminated_TN, [[True, False]])
     assert not t.truncated_TN.any() and (t.end_E2 == [[0, 0]]).all()
 
@@ -102,7 +103,7 @@ def test_what_is_collected_does_not_depend_on_the_plan(ranks, sub_batches):
         trajectories += out
     assert [t.slot for t in trajectories] == list(range(ranks * sub_batches))
     assert [t.first_env for t in trajectories] == [t.slot * 4 // (ranks * sub_batches) for t in trajectories]
-    np.testing.assert_array_equal(np.concatenate([t.obs_TNO for t in trajectories], 1)[0, :, 0], [0, 1, 2, 3])
+    np.testing.assert_array_equal(np.concatenate([t.obs_TN for t in trajectories], 1)[0, :, 0], [0, 1, 2, 3])
 
 
 def test_environments_that_cannot_be_shared_evenly():
@@ -111,8 +112,8 @@ def test_environments_that_cannot_be_shared_evenly():
 
 
 def test_a_policy_of_another_size_is_refused():
-    simulator = SimulatorWorker(LineEnv, num_envs=1, steps=1, horizon=1, sizes=(39, 4))
-    with pytest.raises(ConfigError, match=r"test/Line-v0 has observations of 2 and actions of 1 .*obs_size=2, action_size=1"):
+    simulator = SimulatorWorker(LineEnv, num_envs=1, n_steps=1, max_episode_steps=1, spaces=(OBSERVATION, Box(-1, 1, (4,))))
+    with pytest.raises(ConfigError, match=r"test/Line-v0 has the observation space .* the policy is built for .*Box\(-1.0, 1.0, \(4,\)"):
         simulator.setup()
 
 
@@ -121,17 +122,19 @@ def test_evaluation_uses_fresh_seeds_whole_episodes_and_leaves_training_a_clean_
     collect(simulator)
     cell = Answering(lambda obs: -obs[:, :1])
     score = simulator.evaluate(cell, cell, episodes=6)
-    assert score == {"episodes": 8.0, "success_rate": 1.0, "success_once": 1.0, "return": 0.0}
-    assert len(cell.seen) == 2 * 2 * 4 and not cell.waiting  # rounds × slots × horizon
+    assert score.summary() == {
+        "episodes": 8.0, "return": 0.0, "return_interval": (0.0, 0.0), "length": 4.0, "success_rate": 1.0, "success_once": 1.0,
+    }  # fmt: skip
+    assert len(cell.seen) == 2 * 2 * 4 and not cell.waiting  # rounds × slots × steps
     evaluation = environment_seed(SEED, Purpose.EVALUATION)
     assert simulator.groups[1].env.resets == [environment_seed(SEED, Purpose.TRAINING, 0) + 2, evaluation + 2, evaluation + 6]
     (first, _), _ = collect(simulator)
-    assert first.obs_TNO[0, 0, 1] == 0 and simulator.groups[0].env.resets[-1] < RANGE
+    assert first.obs_TN[0, 0, 1] == 0 and simulator.groups[0].env.resets[-1] < RANGE
 
 
 def test_training_never_meets_an_episode_of_an_evaluation_nor_itself():
     """Forty evaluations between pieces of training: the seeds of training are new each time, those of evaluations the same."""
-    simulator = worker(num_envs=8, steps=3)
+    simulator = worker(num_envs=8, n_steps=3)
     training, evaluation = set(), set()
     (group,) = simulator.groups
     for _ in range(40):
@@ -177,7 +180,7 @@ def test_who_leaves_before_its_first_step_has_no_state_to_save_and_begins_as_eve
         leaves.onload()
         leaves.onload()
         (first, *_), (same, *_) = collect(stays)[0], collect(leaves)[0]
-        np.testing.assert_array_equal(first.obs_TNO, same.obs_TNO)
+        np.testing.assert_array_equal(first.obs_TN, same.obs_TN)
         np.testing.assert_array_equal(first.reward_TN, same.reward_TN)
 
 
@@ -210,5 +213,5 @@ def test_what_lasts_from_episode_to_episode_is_saved_after_an_evaluation_too():
         if simulator is leaves:
             simulator.offload()
             simulator.onload()
-        found.append(collect(simulator)[0][0].obs_TNO)
+        found.append(collect(simulator)[0][0].obs_TN)
     np.testing.assert_array_equal(*found)

@@ -35,7 +35,7 @@ def probes(flow: Workflow, shares: Mapping[str, int], devices: Sequence[str]) ->
         return []
     inside = {e.channel: 1 for e in flow.graph.edges if not e.keyed and any(e.producer in c and e.consumer in c for c in flow.graph.cells)}
     whole = ExecutionPlan.temporal(flow, devices[:1], name="temporal")
-    split = ExecutionPlan.temporal(flow, devices[:1], name="temporal in parts", sub_batches=parts, chunks=inside)
+    split = ExecutionPlan.temporal(flow, devices[:1], name="temporal in parts", sub_batches=parts, micro_batches=inside)
     return [Probe(whole, ITERATIONS), Probe(split, ITERATIONS - 1)]
 
 

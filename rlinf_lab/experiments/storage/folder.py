@@ -33,6 +33,7 @@ from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies.weights import Weights
+from rlinf_lab.recipes.schedules import Schedule, linear
 from rlinf_lab.timeline.record.files import whole
 
 if TYPE_CHECKING:
@@ -200,6 +201,8 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, Schedule):
+        return {"linear": [value.start, value.end]}
     return {"object": named(value)}
 
 
@@ -210,10 +213,11 @@ def named(value: Any) -> str:
 
 def env_name(config: Any) -> str:
     """What the environment of a run is called."""
-    env = config.env_id
-    return env if isinstance(env, str) else named(env)
+    return str(config.factory.id)
 
 
-def tuples(value: Any) -> Any:
-    """Lists of JSON as the tuples that configurations hold."""
-    return tuple(tuples(v) for v in value) if isinstance(value, list) else value
+def from_plain(value: Any) -> Any:
+    """A setting from JSON: lists as tuples, schedules as they were."""
+    if isinstance(value, dict) and set(value) == {"linear"}:
+        return linear(*value["linear"])
+    return tuple(from_plain(v) for v in value) if isinstance(value, list) else value

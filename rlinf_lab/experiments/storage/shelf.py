@@ -54,7 +54,7 @@ def _row(path: Path) -> dict[str, Any]:
     try:
         about = RunFolder(path).read_json("run.json")
     except ConfigError:
-        return row | {"state": "damaged", "began": 0.0, "minutes": 0.0}
+        return row | {"state": "damaged", "began": pd.NaT, "minutes": 0.0}
     began = float(about.get("began", about.get("saved", 0.0)))
     ended = about.get("ended") or about.get("saved") or time.time()
     return row | {

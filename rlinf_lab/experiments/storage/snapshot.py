@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,10 @@ from rlinf_lab.algorithms.moments import Moments
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies.weights import Weights
 from rlinf_lab.timeline.record.files import whole
+from rlinf_lab.workers.returns import DiscountedReturns
 
+#: Dataclasses that a state may hold, by name: a file cannot name any other.
+RECORDS: dict[str, Any] = {record.__name__: record for record in (Weights, Moments, DiscountedReturns)}
 _MARK = "~"  # a dict with this key stands for something that JSON has no word for
 FORMAT = "rlinf_lab state 1"
 
@@ -92,11 +96,10 @@ def _packed(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
             return dict(items)
         if all(isinstance(key, (str, int)) for key in value):
             return {_MARK: "dict", "items": [[key, part] for key, part in items]}
-    if isinstance(value, Weights):
-        return {_MARK: "Weights", "version": value.version, "arrays": _packed(value.arrays, arrays, f"{where}.arrays")}
-    if isinstance(value, Moments):
-        return {_MARK: "Moments", "count": value.count, "mean": _put(value.mean, arrays), "m2": _put(value.m2, arrays)}
-    raise ConfigError(f"{where} is {shown(value)}: a state holds numbers, texts, arrays, tensors, Weights, Moments, and lists and dicts of them.")
+    if type(value) in RECORDS.values():
+        fields = {f.name: _packed(getattr(value, f.name), arrays, f"{where}.{f.name}") for f in dataclasses.fields(value)}
+        return {_MARK: "record", "type": type(value).__name__, "fields": fields}
+    raise ConfigError(f"{where} is {shown(value)}: a state holds numbers, texts, arrays, tensors, {', '.join(RECORDS)}, and lists and dicts of them.")
 
 
 def _put(array: Any, arrays: dict[str, np.ndarray]) -> str:
@@ -127,8 +130,6 @@ def _unpacked(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return tuple(_unpacked(part, arrays) for part in value["parts"])
     if kind == "dict":
         return {key: _unpacked(part, arrays) for key, part in value["items"]}
-    if kind == "Weights":
-        return Weights(_unpacked(value["arrays"], arrays), int(value["version"]))
-    if kind == "Moments":
-        return Moments(float(value["count"]), arrays[value["mean"]], arrays[value["m2"]])
+    if kind == "record":
+        return RECORDS[value["type"]](**{name: _unpacked(part, arrays) for name, part in value["fields"].items()})
     raise ValueError(f"a part of kind {kind!r}")

@@ -1,0 +1,327 @@
+"""GRPO and its relatives on a task with verifiable rewards, as a workflow of four workers.
+
+    prompts ──asked──▶ generator ──responses──▶ reward ──judged──▶ learner
+                           ▲                                          │
+                           └───────────────── weights ────────────────┘
+
+One iteration: ``prompts × group_size`` responses, ``updates`` gradient steps, new weights. Each response goes on as soon
+as it is finished, and the learner goes forward and backward through a group as soon as it is whole, so a plan may
+stream; with staleness the generator is some updates ahead, bounded by the plan (metrics ``staleness``,
+``staleness_max``). The difference of sampler and trainer is measured (``mismatch_kl``) and corrected (``correction``).
+A small model warms up on worked examples first. Left out: a critic, several learner ranks, several turns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlinf_lab import tasks
+from rlinf_lab.algorithms import advantage, loss
+from rlinf_lab.algorithms.aggregation import AGGREGATIONS
+from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.generation import LanguageModel, SamplingParams, load_model, small_model
+from rlinf_lab.tasks import Problem, Task
+from rlinf_lab.workers.reasoning import (
+    GeneratorWorker,
+    GroupLearner,
+    ModelWeights,
+    PromptWorker,
+    RewardWorker,
+    UpdateSettings,
+    WarmModel,
+    WarmUp,
+)
+from rlinf_lab.workers.reasoning.settings import CORRECTIONS
+from rlinf_lab.workflow.workflow import Workflow
+
+ROOM = "reasoning/"
+
+
+@dataclass(frozen=True)
+class GRPOConfig:
+    """Every number of the experiment. `preset` knows the published variants by name.
+
+    Raises `ConfigError` naming the field, its value and the limit.
+    """
+
+    env_id: str | Task
+    """a task by name ("reasoning/remainder"), or a `Task`"""
+    model: str = "small"
+    """"small": made here and warmed up; else the folder of a model in Hugging Face's format"""
+    iterations: int = 200
+    """updates of the weights that the generator sees; the learning rate is annealed over so many"""
+    seed: int = 0
+    """of model, problems and sampling"""
+    prompts: int = 16
+    """problems of an iteration"""
+    group_size: int = 16
+    """responses to each"""
+    level: int | None = None
+    """of the problems; None: all levels"""
+    max_tokens: int = 160
+    """of a response; longer ones are cut off"""
+    temperature: float = 1.0
+    """of sampling"""
+    advantage: str | Callable[..., Any] = "grpo"
+    """by name (``lab.algorithms.advantage``), or a function of rewards prompts × responses"""
+    loss: str | Callable[..., Any] = "ppo"
+    """by name (``lab.algorithms.loss``), or a function like `algorithms.policy_loss`"""
+    clip_range: float | None = 0.2
+    """how far the probability ratio may leave 1; None: not clipped"""
+    clip_range_high: float | None = None
+    """the same above 1, where it differs ("clip-higher")"""
+    dual_clip: float | None = None
+    """bound for negative advantages, greater than 1; None: none"""
+    aggregation: str = "token_mean"
+    """what a long response weighs: "token_mean", "sequence_mean" or "constant" (tokens over ``max_tokens``)"""
+    correction: str = "truncated"
+    """of tokens that another engine or older weights sampled: "truncated" (importance weights for current weights, PPO's
+    clip for older ones), "decoupled" (importance weights for all) or "none" (PPO's clip for all)"""
+    weight_cap: float = 2.0
+    """largest importance weight of a token"""
+    kl_coef: float = 0.0
+    """weight of the divergence from the initial model"""
+    updates: int = 1
+    """gradient steps of an iteration, each on an equal share of its prompts"""
+    dynamic_sampling: bool = False
+    """leave out groups whose rewards are all equal, and take further ones"""
+    oversample: float = 1.0
+    """prompts that are asked, over ``prompts``; more than 1 with ``dynamic_sampling`` only"""
+    overlong_buffer: int | None = None
+    """tokens before ``max_tokens`` over which the reward falls by 1; None: it does not"""
+    learning_rate: float = 4e-4
+    """of AdamW, after its rise"""
+    lr_warmup: int = 5
+    """iterations over which it rises"""
+    anneal: float = 1.0
+    """share of it that is gone, linearly, in the last iteration"""
+    max_grad_norm: float = 1.0
+    """Euclidean norm to which the gradient is cut"""
+    in_order: bool = True
+    """learn from groups in the order of their prompts: bit for bit the same under every plan; False: as they come"""
+    reward: Callable[[Problem, str], Any] | None = None
+    """of a problem and a completion's text; None: the task's own"""
+    reward_timeout_s: float | None = None
+    """judge in a child process with this limit, in seconds; None: in the reward worker, without one"""
+    engine: str = "own"
+    """what generates: "own", "transformers", ... (`generation.generator`)"""
+    slots: int = 256
+    """responses that an own engine works on at once"""
+    warm_up_steps: int = 400
+    """supervised gradient steps of a small model"""
+    warm_up_batch_size: int = 32
+    """examples of such a step"""
+    warm_up_learning_rate: float = 4e-3
+    """of these steps"""
+    hidden: int = 64
+    """width of the small model"""
+    layers: int = 2
+    """of the small model"""
+
+    def __post_init__(self) -> None:
+        self._require(
+            "env_id", isinstance(self.env_id, (str, Task)), "a task's name, such as 'reasoning/remainder', or a Task"
+        )
+        for name in (
+            "iterations",
+            "prompts",
+            "max_tokens",
+            "updates",
+            "slots",
+            "hidden",
+            "layers",
+            "warm_up_batch_size",
+        ):
+            self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
+        self._require(
+            "group_size",
+            _whole(self.group_size, 2),
+            "a whole number of at least 2: responses are compared with each other",
+        )
+        for name in ("seed", "lr_warmup", "warm_up_steps"):
+            self._require(name, _whole(getattr(self, name), 0), "a whole number of at least 0")
+        for name in ("temperature", "learning_rate", "max_grad_norm", "weight_cap", "warm_up_learning_rate"):
+            self._require(name, _real(value := getattr(self, name)) and value > 0, "a number greater than 0")
+        for name in ("clip_range", "clip_range_high", "reward_timeout_s"):
+            value = getattr(self, name)
+            self._require(name, value is None or (_real(value) and value > 0), "a number greater than 0, or None")
+        self._require("anneal", _real(self.anneal) and 0 <= self.anneal <= 1, "a number between 0 and 1")
+        self._require("kl_coef", _real(self.kl_coef) and self.kl_coef >= 0, "a number of at least 0")
+        self._require(
+            "dual_clip",
+            self.dual_clip is None or (_real(self.dual_clip) and self.dual_clip > 1),
+            "a number greater than 1, or None",
+        )
+        self._require("updates", self.prompts % self.updates == 0, f"a divisor of prompts={self.prompts}")
+        self._require("aggregation", self.aggregation in AGGREGATIONS, " or ".join(map(repr, AGGREGATIONS)))
+        self._require("correction", self.correction in CORRECTIONS, " or ".join(map(repr, CORRECTIONS)))
+        self._require("oversample", _real(self.oversample) and self.oversample >= 1, "a number of at least 1")
+        self._require("oversample", self.oversample == 1 or self.dynamic_sampling, "1 without dynamic_sampling")
+        buffer = self.overlong_buffer
+        self._require(
+            "overlong_buffer",
+            buffer is None or (_whole(buffer, 1) and buffer <= self.max_tokens),
+            "between 1 and max_tokens, or None",
+        )
+        advantage.get(self.advantage, of=("group", "batch"))
+        loss.get(self.loss)
+        task = self.task()
+        self._require(
+            "level",
+            self.level is None or (_whole(self.level, 1) and self.level <= task.levels),
+            f"between 1 and {task.levels}, or None",
+        )
+        if self.model != "small" and not Path(self.model).is_dir():
+            raise ConfigError(
+                f"GRPOConfig.model is {shown(self.model)}, which is neither 'small' nor a folder. Next: the path of a saved model."
+            )
+
+    def _require(self, field: str, holds: bool, limit: str) -> None:
+        if not holds:
+            raise ConfigError(f"GRPOConfig.{field} is {shown(getattr(self, field))}; it must be {limit}.")
+
+    @property
+    def env_steps(self) -> int:
+        """Responses of one iteration."""
+        return self.prompts * self.group_size
+
+    @property
+    def asked(self) -> int:
+        """Prompts that are asked in an iteration."""
+        return math.ceil(self.prompts * self.oversample)
+
+    def task(self) -> Task:
+        """The task. `UnknownNameError` with the nearest name."""
+        return self.env_id if isinstance(self.env_id, Task) else tasks.make(self.env_id.removeprefix(ROOM))
+
+    def language_model(self) -> Callable[[], LanguageModel]:
+        """The constructor that generator and learner share: equal initial weights."""
+        if self.model != "small":
+            return partial(load_model, os.fspath(self.model))
+        longest = 512 if self.max_tokens <= 384 else 2 * self.max_tokens
+        return partial(
+            small_model,
+            self.task().alphabet,
+            hidden=self.hidden,
+            layers=self.layers,
+            seed=self.seed,
+            max_length=longest,
+        )
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> GRPOConfig:
+        """A published variant by name, or the settings known to learn a task ("reasoning/remainder"), some fields changed.
+
+        A variant needs ``env_id=``. Raises `UnknownNameError` for an unknown name or field.
+        """
+        if name not in VARIANTS and name not in PRESETS:
+            raise UnknownNameError.of("preset of GRPO", name, [*VARIANTS, *PRESETS])
+        known = [f.name for f in dataclasses.fields(cls)]
+        for field in overrides:
+            if field not in known:
+                raise UnknownNameError.of("field of GRPOConfig", field, known)
+        if name in VARIANTS and "env_id" not in overrides:
+            raise ConfigError(f"GRPOConfig.preset({name!r}) needs a task. Next: env_id='reasoning/remainder'.")
+        task = overrides.get("env_id", name)
+        settings = {**(PRESETS.get(task, {}) if isinstance(task, str) else {}), **VARIANTS.get(name, {}), **overrides}
+        return cls(**{"env_id": task, **settings})
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _real(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grpo": {"advantage": "grpo", "aggregation": "sequence_mean"},
+    "dr_grpo": {"advantage": "dr_grpo", "aggregation": "constant"},
+    "dapo": {
+        "advantage": "grpo", "aggregation": "token_mean", "clip_range": 0.2, "clip_range_high": 0.28, "dynamic_sampling": True, "oversample": 1.5,
+    },
+    "rloo": {"advantage": "rloo", "aggregation": "token_mean"},
+    "reinforce++": {"advantage": "reinforce++", "aggregation": "token_mean"},
+}  # fmt: skip
+"""what the papers say, as changes of the defaults (sources: `rlinf_lab.algorithms.groups`)"""
+
+PRESETS: dict[str, dict[str, Any]] = {"reasoning/remainder": {"level": 3}}
+"""settings that learn a task on two cores"""
+
+
+def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
+    """The training workflow. ``state``: of a learner (`GroupLearner.state_dict`), to go on where another run stopped.
+
+    An iteration does what its argument says: ``"train"`` (the default) returns metrics, ``"checkpoint"`` metrics and state,
+    ``"state"`` the learner's state, ``"evaluate"`` mean reward and length on 1,000 problems of the test split.
+    """
+    task = config.task()
+    model = starting_model(config, task)
+    flow = Workflow("grpo")
+    asked = flow.channel("asked", capacity=None)
+    # What dynamic sampling does not need any more is discarded on its way.
+    responses = flow.channel("responses", capacity=None, discard_unread=config.dynamic_sampling)
+    judged = flow.channel("judged", capacity=None, weight=len, discard_unread=config.dynamic_sampling)
+    weights = flow.weights("policy")
+
+    prompts = flow.worker(
+        PromptWorker, task, name="prompts", prompts=config.asked, group_size=config.group_size, level=config.level,
+        seed=config.seed, start=0 if state is None else state["version"],
+    )  # fmt: skip
+    params = SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
+    start = None if state is None else ModelWeights(state["version"], state["weights"])
+    options = {"slots": config.slots} if config.engine == "own" else {}
+    generator = flow.worker(
+        GeneratorWorker, model, params, name="generator", engine=config.engine, weights=start, **options
+    )
+    reward = flow.worker(RewardWorker, task, name="reward", reward=config.reward, timeout_s=config.reward_timeout_s)
+    learner = flow.worker(
+        GroupLearner, model, update_settings(config), name="learner", prompts=config.prompts, group_size=config.group_size,
+        max_tokens=config.max_tokens, temperature=config.temperature, state=state,
+    )  # fmt: skip
+
+    @flow.iteration
+    def iteration(request: str = "train") -> Any:
+        if request == "state":
+            return learner.state_dict()
+        if request not in ("train", "checkpoint", "evaluate"):
+            raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
+        if request == "evaluate":
+            prompts.ask_test(asked, samples=1000)
+            generator.generate(asked, responses, weights)
+            return reward.evaluate(responses)
+        prompts.ask(asked)
+        generator.generate(asked, responses, weights)
+        reward.score(responses, judged)
+        metrics = learner.train(judged, weights)
+        return metrics if request == "train" else {"metrics": metrics, "state": learner.state_dict()}
+
+    return flow
+
+
+def update_settings(config: GRPOConfig) -> UpdateSettings:
+    """What the learner needs of the configuration, names looked up."""
+    by = advantage.get(config.advantage, of=("group", "batch"))
+    names = {f.name for f in dataclasses.fields(UpdateSettings)} & {f.name for f in dataclasses.fields(config)}
+    same = {name: getattr(config, name) for name in names - {"advantage", "loss"}}
+    return UpdateSettings(by.function, by.of == "batch", loss.get(config.loss).function, **same)
+
+
+def starting_model(config: GRPOConfig, task: Task) -> Callable[[], LanguageModel]:
+    """What generator and learner construct. A model from a folder has had its supervised training."""
+    model = config.language_model()
+    if config.model != "small" or not config.warm_up_steps:
+        return model
+    warm_up = WarmUp(
+        task, config.warm_up_steps, config.warm_up_batch_size, config.warm_up_learning_rate, config.level, config.seed
+    )
+    return WarmModel(model, warm_up)

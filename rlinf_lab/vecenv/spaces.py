@@ -1,0 +1,210 @@
+"""What spaces mean in the socket: how observations and actions are laid out, checked, and mapped to the simulator's own.
+
+    simulator's space ──presented──> space of the spec, in which policies see and act
+    float Box           float32 Box
+    bounded float Box   Box(-1, 1) of actions; `Native` maps them back
+    others              the same, int64 (MultiBinary: int8)
+
+Legend: N environments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rlinf_lab.errors import EnvError, shown
+from rlinf_lab.trees import Tree, map_tree, named_leaves
+
+SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
+
+
+# --- which spaces there are -----------------------------------------------------------------------------------------------
+def presented_observation(space: Any, id: str) -> spaces.Space:
+    """The space of what the socket hands over for a simulator's observations. `EnvError` naming the part that has no place here."""
+    return _presented(space, id, "observation_space", _observed_box)
+
+
+def presented_action(space: Any, id: str) -> spaces.Space:
+    """The space in which a policy acts: a Box whose bounds are all finite is Box(-1, 1), see `Native`. `EnvError` naming the part that has no place here."""
+    return _presented(space, id, "action_space", _acted_box)
+
+
+def _presented(space: Any, id: str, name: str, box: Callable[[spaces.Box], spaces.Box]) -> spaces.Space:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _presented(part, id, f"{name}[{key!r}]", box) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_presented(part, id, f"{name}[{i}]", box) for i, part in enumerate(space.spaces)])
+    if isinstance(space, spaces.Box):
+        return box(space)
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n), start=int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec, start=space.start)
+    if isinstance(space, spaces.MultiBinary):
+        return space
+    what = f"gymnasium's {type(space).__name__}" if isinstance(space, spaces.Space) else f"a {type(space).__name__}, no gymnasium space"
+    raise EnvError(
+        f"{id}: its {name} is {shown(space)} ({what}); what fits is {SUPPORTED}. Next: wrap it, for example with "
+        f"gymnasium.wrappers.{'TransformAction' if name.startswith('action') else 'TransformObservation'}, and give the function that makes it."
+    )
+
+
+def _observed_box(space: spaces.Box) -> spaces.Box:
+    if space.dtype is None or not np.issubdtype(space.dtype, np.floating) or space.dtype == np.float32:
+        return space
+    with np.errstate(over="ignore"):  # bounds beyond float32 are none
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+
+
+def _acted_box(space: spaces.Box) -> spaces.Box:
+    if _is_scaled(space):
+        return spaces.Box(-1.0, 1.0, space.shape, np.float32)
+    return _observed_box(space)
+
+
+def _is_scaled(space: spaces.Box) -> bool:
+    return space.is_bounded() and np.issubdtype(space.dtype, np.floating)
+
+
+# --- arrays ---------------------------------------------------------------------------------------------------------------
+def empty(space: spaces.Space, *lead: int) -> Tree:
+    """Memory for values of a space: each leaf of shape ``(*lead, *its shape)`` and the space's own type."""
+    if isinstance(space, spaces.Dict):
+        return {key: empty(part, *lead) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(empty(part, *lead) for part in space.spaces)
+    return np.empty((*lead, *(space.shape or ())), space.dtype)
+
+
+def sampled(space: spaces.Space, rng: np.random.Generator, count: int) -> Tree:
+    """``count`` values of a space at random, as one tree."""
+    if isinstance(space, spaces.Dict):
+        return {key: sampled(part, rng, count) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(sampled(part, rng, count) for part in space.spaces)
+    space.seed(int(rng.integers(2**31)))
+    return np.stack([np.asarray(space.sample(), space.dtype) for _ in range(count)])
+
+
+def write_one(target: Tree, i: int, value: Any, id: str, space: spaces.Space, what: str = "observation") -> None:
+    """``target[i] = value`` for one environment's value, leaf by leaf. `EnvError` naming the leaf where its form is not the space's."""
+    if isinstance(space, spaces.Dict):
+        if not hasattr(value, "keys") or not space.spaces.keys() <= set(value.keys()):
+            got = sorted(map(str, value.keys())) if hasattr(value, "keys") else shown(value)
+            raise EnvError(f"{id}: its {what} of environment {i} should have the keys {sorted(space.spaces)}, and is {got}.")
+        for key, part in space.spaces.items():
+            write_one(target[key], i, value[key], id, part, f"{what}[{key!r}]")
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
+            raise EnvError(f"{id}: its {what} of environment {i} should be a tuple of {len(space.spaces)}, and is {shown(value)}.")
+        for k, part in enumerate(space.spaces):
+            write_one(target[k], i, value[k], id, part, f"{what}[{k}]")
+    else:
+        if np.shape(value) != space.shape:
+            raise EnvError(f"{id}: its {what} of environment {i} has the shape {np.shape(value)}, the space says {space.shape}.")
+        try:
+            target[i] = value
+        except (TypeError, ValueError) as error:
+            raise EnvError(f"{id}: its {what} of environment {i} is {shown(value)}, which is no {space.dtype}.") from error
+
+
+def is_finite(array: NDArray) -> bool:
+    """Whether all numbers are. One pass of the processor's own multiplication in the usual case; whole numbers always are."""
+    if array.dtype.kind != "f":
+        return True
+    flat = array if array.ndim == 1 else array.ravel()
+    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(array).all())  # the squares alone may be too large
+
+
+def first_not_finite(tree: Tree) -> tuple[int, str, Any] | None:
+    """(row, name of the leaf, value) of the first number that is not finite."""
+    for name, leaf in named_leaves(tree):
+        if not is_finite(leaf):
+            place = np.argwhere(~np.isfinite(leaf))[0]
+            return int(place[0]), name, leaf[tuple(place)]
+    return None
+
+
+# --- actions --------------------------------------------------------------------------------------------------------------
+def checked_batch(space: spaces.Space, num_envs: int, action_N: Tree, id: str, name: str = "actions") -> Tree:
+    """Actions of a batch, new arrays, clipped where the space is a Box. `EnvError` for a shape, a type or a number that does not fit."""
+    if isinstance(space, spaces.Box):
+        return checked_box(space, (space.low, space.high), num_envs, np.asarray(action_N), id, name)
+    if isinstance(space, spaces.Dict):
+        if not isinstance(action_N, dict) or set(action_N) != set(space.spaces):
+            raise EnvError(f"{id}: {name} are {shown(action_N)}; a dict with the keys {sorted(space.spaces)} is needed.")
+        return {key: checked_batch(part, num_envs, action_N[key], id, f"{name}[{key!r}]") for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(action_N, tuple) or len(action_N) != len(space.spaces):
+            raise EnvError(f"{id}: {name} are {shown(action_N)}; a tuple of {len(space.spaces)} is needed.")
+        return tuple(checked_batch(part, num_envs, given, id, f"{name}[{i}]") for i, (part, given) in enumerate(zip(space.spaces, action_N, strict=True)))
+    return _checked_choice(space, num_envs, np.asarray(action_N), id, name)
+
+
+def checked_box(space: spaces.Space, bounds: tuple[NDArray, NDArray], num_envs: int, action: NDArray, id: str, name: str = "actions") -> NDArray:
+    """`checked_batch` for a Box with these bounds."""
+    if action.shape != (num_envs, *(space.shape or ())):
+        raise EnvError(f"{id}: {name} have shape {action.shape}; {(num_envs, *(space.shape or ()))} is needed.")
+    if not is_finite(action):
+        row = np.argwhere(~np.isfinite(action))[0][0]
+        raise EnvError(f"{id}: an action is not finite: {shown(action[row])} for environment {row}. Did the policy diverge?")
+    return np.minimum(np.maximum(action, bounds[0]), bounds[1])
+
+
+def _checked_choice(space: Any, num_envs: int, action: NDArray, id: str, name: str) -> NDArray:
+    if action.shape != (num_envs, *space.shape):
+        raise EnvError(f"{id}: {name} have shape {action.shape}; {(num_envs, *space.shape)} is needed.")
+    if action.dtype.kind not in "iub":
+        raise EnvError(f"{id}: {name} are {action.dtype}; whole numbers are needed, for they choose in {space}.")
+    start, count = (0, 2) if isinstance(space, spaces.MultiBinary) else (space.start, space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    inside = (action >= start) & (action < start + count)
+    if np.count_nonzero(inside) < inside.size:  # a third of what all() takes
+        row = np.argwhere(~inside)[0][0]
+        raise EnvError(f"{id}: {name} of environment {row} are {shown(action[row])}, which is not in {space}.")
+    return action.astype(space.dtype)
+
+
+class Native:
+    """From actions as policies choose them to those of the simulator: a bounded Box is mapped linearly from [-1, 1] to its range.
+
+    ``space``: the simulator's own. Called with a tree of checked actions.
+    """
+
+    def __init__(self, space: spaces.Space) -> None:
+        self._maps = _maps(space)
+
+    def __call__(self, action_N: Tree) -> Tree:
+        return map_tree(lambda change, leaf: leaf if change is None else change(leaf), self._maps, action_N)
+
+
+def _maps(space: spaces.Space) -> Tree:
+    if isinstance(space, spaces.Dict):
+        return {key: _maps(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_maps(part) for part in space.spaces)
+    return _Scaled(space) if isinstance(space, spaces.Box) else _Cast(space.dtype)
+
+
+class _Scaled:
+    def __init__(self, space: spaces.Box) -> None:
+        self._dtype = space.dtype
+        self._middle: Any = (space.high + space.low) / 2 if _is_scaled(space) else 0.0
+        self._half: Any = (space.high - space.low) / 2 if _is_scaled(space) else 1.0
+        self._is_identity = bool(np.all(self._middle == 0) and np.all(self._half == 1))
+
+    def __call__(self, leaf: NDArray) -> NDArray:
+        return (leaf if self._is_identity else self._middle + self._half * leaf).astype(self._dtype, copy=False)
+
+
+class _Cast:
+    def __init__(self, dtype: Any) -> None:
+        self._dtype = dtype
+
+    def __call__(self, leaf: NDArray) -> NDArray:
+        return leaf.astype(self._dtype, copy=False)

@@ -1,0 +1,211 @@
+"""The worker that learns from groups of responses: gathers, weighs, steps, publishes.
+
+    responses ──gather──> groups ──advantage──> forward, backward (each group as it is whole) ──step──> weights
+
+Legend: P prompts, G responses of each.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf_lab.algorithms import informative, overlong_penalty
+from rlinf_lab.errors import WorkflowError
+from rlinf_lab.generation import LanguageModel
+from rlinf_lab.workers.reasoning.groups import Gatherer, Group
+from rlinf_lab.workers.reasoning.records import ModelWeights, Response
+from rlinf_lab.workers.reasoning.settings import UpdateSettings
+from rlinf_lab.workers.reasoning.update import GradientAccumulator
+from rlinf_lab.workers.residence import TorchWorker
+from rlinf_lab.workflow.weights import Weights
+from rlinf_lab.workflow.worker import Inbox
+
+
+class GroupLearner(TorchWorker):
+    """Group-relative policy optimisation and its relatives, on one rank.
+
+    ``model`` constructs the language model. ``prompts``: groups of an iteration that are learnt from.
+    ``state``: of another learner (`state_dict`), to go on from.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], LanguageModel],
+        settings: UpdateSettings,
+        *,
+        prompts: int,
+        group_size: int,
+        max_tokens: int,
+        temperature: float = 1.0,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self._make, self.settings, self._state = model, settings, state
+        self.prompts, self.group_size = prompts, group_size
+        self.max_tokens, self.temperature = max_tokens, temperature
+        self.version = 0
+
+    def preflight(self) -> None:
+        if self.ranks > 1:
+            raise WorkflowError(
+                f"{self!r} has {self.ranks} ranks; GroupLearner learns on one. Next: one device for the learner."
+            )
+
+    def setup(self) -> None:
+        if self.device == "cpu":
+            torch.set_num_threads(1)  # a CPU device of a plan is one core
+        self.model = self._make()
+        self.module = self.model.module.to(
+            self.device
+        )  # an attribute of its own, so that it is found when it has to leave
+        self._accumulator = GradientAccumulator(
+            self.model, self.settings, max_tokens=self.max_tokens, temperature=self.temperature
+        )
+        self.optimizer = self._accumulator.optimizer
+        if self._state is not None:
+            self.load_state_dict(self._state)
+
+    # --- the workflow's methods -----------------------------------------------------------------------------
+    def train(self, judged: Inbox[Response], weights: Weights) -> dict[str, float]:
+        """One iteration: learn from its groups, publish; the metrics. Raises `WorkflowError` when groups are missing."""
+        learnt = _Iteration(self)
+        for batch in judged:
+            if learnt.take(batch):
+                break  # dynamic sampling has enough; what is left is discarded by the channel
+        metrics = learnt.end()
+        self.version += 1
+        weights.publish(self._weights())
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that `load_state_dict` needs, in host memory; training on does not change it."""
+        return {
+            "weights": dict(self._weights().state),
+            "optimizer": _to_host(copy.deepcopy(self.optimizer.state_dict())),
+            "version": self.version,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; ``state`` stays as it is."""
+        self.module.load_state_dict(state["weights"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.version = state["version"]
+
+    # --- parts ----------------------------------------------------------------------------------------------
+    def _weights(self) -> ModelWeights:
+        return ModelWeights(
+            self.version, {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
+        )
+
+    def learning_rate(self) -> float:
+        """Of this iteration: it rises, then falls, by the count of iterations."""
+        s = self.settings
+        rise = min(1.0, (self.version + 1) / max(1, s.lr_warmup))
+        return s.learning_rate * rise * (1.0 - s.anneal * min(1.0, self.version / s.iterations))
+
+
+class _Iteration:
+    """What `GroupLearner.train` knows within one iteration."""
+
+    def __init__(self, learner: GroupLearner) -> None:
+        self.learner, self.settings = learner, learner.settings
+        self._gatherer = Gatherer(learner.group_size, in_order=self.settings.in_order)
+        self._seen: list[Group] = []
+        self._waiting: list[Group] = []
+        self._used = 0
+        self._told: list[dict[str, float]] = []
+        self._uninformative = 0
+
+    def take(self, batch: list[Response]) -> bool:
+        """Learn from what is whole; whether that is enough for this iteration."""
+        for response in batch:
+            for group in self._gatherer.add(response):
+                if self._used + len(self._waiting) < self.learner.prompts:
+                    self._group(group)
+                if self.settings.dynamic_sampling and self._used + len(self._waiting) >= self.learner.prompts:
+                    return True
+        return False
+
+    def _group(self, group: Group) -> None:
+        self._seen.append(group)
+        if not informative(group.reward_G[None])[0]:
+            self._uninformative += 1
+            if self.settings.dynamic_sampling:
+                return
+        if self.settings.needs_batch:
+            self._waiting.append(group)
+        else:
+            self._learn([group])
+
+    def _learn(self, groups: list[Group]) -> None:
+        reward_PG = np.stack([group.reward_G for group in groups])
+        if self.settings.overlong_buffer is not None:
+            length_PG = np.stack([group.length_G for group in groups])
+            reward_PG = reward_PG + overlong_penalty(
+                length_PG, max_length=self.learner.max_tokens, buffer=self.settings.overlong_buffer
+            )
+        advantage_PG = np.asarray(self.settings.advantage(reward_PG))
+        if advantage_PG.shape != reward_PG.shape or not np.isfinite(advantage_PG).all():
+            raise WorkflowError(
+                f"the advantage gave {advantage_PG.shape} for rewards {reward_PG.shape}"
+                f"{'' if np.isfinite(advantage_PG).all() else ', some not finite'}. Next: one finite number a response."
+            )
+        for group, advantage_G in zip(groups, advantage_PG, strict=True):
+            with self.learner.span("forward, backward"):
+                # Within an iteration the weights move with its first step: tokens of them are older from then on.
+                version = self.learner.version if not self._told else self.learner.version + 1
+                self.learner._accumulator.add(group.responses, advantage_G, version)
+            self._used += 1
+            if self._used * self.settings.updates % self.learner.prompts < self.settings.updates:
+                self._step()
+
+    def _step(self) -> None:
+        with self.learner.span("step"):
+            self._told.append(self.learner._accumulator.step(self.learner.learning_rate()))
+
+    def end(self) -> dict[str, float]:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._learn(waiting)
+        missing = self.learner.prompts - self._used
+        if missing and not (self.settings.dynamic_sampling and self._seen):
+            incomplete = self._gatherer.incomplete
+            self.learner._accumulator.forget()
+            raise WorkflowError(
+                f"{self.learner!r}: {missing} of {self.learner.prompts} groups did not come, {incomplete} of them in part. "
+                "Next: does every response reach the learner?"
+            )
+        if missing and self._used:
+            self._step()  # dynamic sampling found fewer than it wanted
+        return self._metrics()
+
+    def _metrics(self) -> dict[str, float]:
+        responses = [r for group in self._seen for r in group.responses]
+        length = np.array([len(r) for r in responses])
+        value = np.array([r.value for r in responses])
+        told = {name: float(np.mean([t[name] for t in self._told])) for name in (self._told[0] if self._told else {})}
+        return {
+            "env_steps": float((self.learner.version + 1) * len(responses)),
+            "reward": float(value.mean()),
+            "groups": float(self._used),
+            "informative": 1.0 - self._uninformative / len(self._seen),
+            "response_tokens": float(length.mean()),
+            "response_tokens_p95": float(np.quantile(length, 0.95)),
+            "response_tokens_max": float(length.max()),
+            "cut_off": float(np.mean([r.completion.finish_reason == "length" for r in responses])),
+            "failed": float(np.mean([r.reward is None or r.reward.failed for r in responses])),
+            "learning_rate": self.learner.learning_rate(),
+            **told,
+        }
+
+
+def _to_host(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _to_host(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_to_host(value) for value in state]
+    return state.to("cpu") if isinstance(state, torch.Tensor) else state

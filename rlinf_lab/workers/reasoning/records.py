@@ -1,0 +1,66 @@
+"""What travels between the stations: asked -> response -> response with its reward, and weights back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_lab.generation import Completion
+from rlinf_lab.tasks import Problem, RewardResult
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One response that is wanted."""
+
+    problem: Problem
+    round: int
+    """number of the training iteration; -1: an evaluation"""
+    prompt: int
+    """number of the prompt within the round"""
+    sample: int
+    """number of the response within the prompt's group"""
+
+    @property
+    def id(self) -> str:
+        """Names the response: its sampling noise is keyed by it, wherever it is generated."""
+        return f"{self.round}.{self.prompt}/{self.sample}"
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """A completion, its text, and its reward as soon as it has one."""
+
+    asked: Asked
+    completion: Completion
+    """prompt and tokens as they were sampled, never made from text again"""
+    text: str
+    """the completion's, for whoever judges it"""
+    reward: RewardResult | None = None
+    """None: not judged yet"""
+
+    @property
+    def value(self) -> float:
+        """The reward; 0 before the verdict."""
+        return 0.0 if self.reward is None else self.reward.value
+
+    def __len__(self) -> int:
+        return len(self.completion)
+
+    def __repr__(self) -> str:
+        verdict = "no reward yet" if self.reward is None else repr(self.reward)
+        return f"Response({self.asked.problem.prompt!r} -> {self.text!r}, {len(self)} tokens, {verdict})"
+
+
+@dataclass(frozen=True, eq=False)
+class ModelWeights:
+    """A state of the model, as the learner publishes it."""
+
+    version: int
+    """updates that it has been through; 0: as training began"""
+    state: Mapping[str, Any]
+    """a whole ``state_dict()``"""
+
+    def __repr__(self) -> str:
+        return f"ModelWeights(version {self.version}, {len(self.state)} tensors)"

@@ -1,0 +1,59 @@
+"""The worker that judges. A verifier that raises or hangs costs one response its reward, and no more."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.tasks import Isolated, Problem, RewardResult, Task, scored
+from rlinf_lab.workers.reasoning.records import Response
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+
+
+class RewardWorker(Worker):
+    """Gives each response its reward, as they come.
+
+    ``reward``: of a problem and a completion's text, instead of the task's own. ``timeout_s``: in a child process with
+    this limit; None: here, where nothing bounds it.
+    """
+
+    def __init__(
+        self, task: Task, *, reward: Callable[[Problem, str], Any] | None = None, timeout_s: float | None = None
+    ) -> None:
+        self._reward: Callable[[Problem, str], Any] = reward or task.reward
+        self._timeout_s = timeout_s
+        self._isolated: Isolated | None = None
+
+    def score(self, responses: Inbox[Response], judged: Outbox[Response]) -> None:
+        """Until the responses end. The weight of one is its tokens."""
+        for batch in responses:
+            for response in batch:
+                judged.put(dataclasses.replace(response, reward=self._verdict(response)), weight=len(response))
+
+    def evaluate(self, responses: Inbox[Response]) -> dict[str, float]:
+        """Judge everything: mean reward, mean length, shares of what failed and of what was cut off."""
+        every = [r for batch in responses for r in batch]
+        verdicts = [self._verdict(r) for r in every]
+        return {
+            "samples": float(len(every)),
+            "reward": float(np.mean([v.value for v in verdicts])),
+            "response_tokens": float(np.mean([len(r) for r in every])),
+            "cut_off": float(np.mean([r.completion.finish_reason == "length" for r in every])),
+            "failed": float(np.mean([v.failed for v in verdicts])),
+        }
+
+    def _verdict(self, response: Response) -> RewardResult:
+        if response.completion.failed:
+            return RewardResult(0.0, error=response.completion.error)
+        if self._timeout_s is None:
+            return scored(self._reward, response.asked.problem, response.text)
+        if self._isolated is None:
+            self._isolated = Isolated(self._reward, timeout_s=self._timeout_s)
+        return self._isolated(response.asked.problem, response.text)
+
+    def close(self) -> None:
+        if self._isolated is not None:
+            self._isolated.close()

@@ -1,0 +1,93 @@
+"""Comparisons and sweeps, on runs in folders that are written here: nothing is trained but in the sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.experiments.storage.folder import RunFolder
+
+
+def kept(path: Path, seed: int, learning_rate: float, returns: list[float]) -> Path:
+    folder = RunFolder(path)
+    folder.make()
+    folder.about(algorithm="ppo", env="CartPole-v1", state="finished")
+    folder.write_json("config.json", {"env": "CartPole-v1", "learning_rate": learning_rate, "seed": seed})
+    steps = 100.0 * np.arange(1, len(returns) + 1)
+    folder.write_tables(pd.DataFrame({"iteration": np.arange(1, len(returns) + 1), "seconds": 1.0, "env_steps": steps, "return": returns}), None)
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[list[Path]]:
+    slow = [kept(tmp_path / f"slow{s}", s, 1e-4, [10.0 * s + i for i in range(10)]) for s in (0, 1)]
+    fast = [kept(tmp_path / f"fast{s}", s, 1e-3, [10.0 * s + 5 * i for i in range(5 + 5 * s)]) for s in (0, 1)]
+    return [slow, fast]
+
+
+def test_groups_are_named_by_what_differs_and_drawn_with_a_band(runs: list[list[Path]]) -> None:
+    found = lab.compare(*runs)
+    assert list(found.groups) == ["learning_rate=0.0001", "learning_rate=0.001"] and found.metric == "return"
+    assert found.differences.loc["learning_rate"].tolist() == ["0.0001", "0.001"] and "seed" not in found.differences.index
+    curve = found.curves().query("label == 'learning_rate=0.001'")
+    assert curve["env_steps"].max() == 500, "as far as all its seeds go"
+    assert np.allclose(curve["high"] - curve["low"], 10) and np.allclose(curve["mean"], curve["low"] + 5)
+    assert found.table["lowest"].tolist() == [9.0, 20.0] and found.table["highest"].tolist() == [19.0, 55.0]
+    assert [trace.fill for trace in found.figure().data] == ["toself", None, "toself", None]
+    assert found.picture().startswith(b"\x89PNG") and "learning_rate" in repr(found) and "<table" in found._repr_html_()
+
+
+def test_labels_of_ones_own_and_single_runs(runs: list[list[Path]]) -> None:
+    found = lab.compare({"ours": runs[1], "theirs": runs[0][0]})
+    assert list(found.groups) == ["ours", "theirs"] and found.table["seeds"].tolist() == [2, 1]
+    assert len(lab.compare(runs[0][0], runs[0][1]).differences) == 0
+    with pytest.raises(UnknownNameError, match="Did you mean 'return'"):
+        lab.compare(*runs, metric="retrun")
+    with pytest.raises(ConfigError, match="42 is no run"):
+        lab.compare(42)
+    with pytest.raises(ConfigError, match="no run.json"):
+        lab.compare(runs[0][0].parent)
+
+
+def test_the_shelf_tells_who_died_and_deletes_only_what_is_over(runs: list[list[Path]], tmp_path: Path) -> None:
+    from rlinf_lab.experiments.storage.folder import this_process
+
+    here = this_process()
+    RunFolder(runs[0][0]).about(state="running", began=1.0, **here)
+    RunFolder(runs[0][1]).about(state="running", began=2.0, **{**here, "process_began": here["process_began"] - 100})
+    (runs[1][0] / "run.json").write_text("{")
+    table = lab.runs(tmp_path)
+    states = dict(zip(table["name"], table["state"], strict=True))
+    assert states == {"slow0": "running", "slow1": "died", "fast0": "damaged", "fast1": "finished"}
+    with pytest.raises(ConfigError, match="slow0: the run goes on"):
+        table.delete()
+    table.query("state == 'died'").delete()
+    assert sorted(lab.runs(tmp_path)["name"]) == ["fast0", "fast1", "slow0"]
+    assert len(lab.runs(tmp_path / "nowhere")) == 0
+
+
+def test_one_failure_of_a_sweep_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bad = {"seen": 0}
+
+    def fails_once(row: object) -> None:
+        bad["seen"] += 1
+        if bad["seen"] == 1:
+            raise RuntimeError("the first one")
+
+    sweep = lab.sweep("ppo", "numpy/ReachArm-v0", grid={"learning_rate": [1e-3, 1e-4]}, seeds=2, **SMALL, on_iteration=fails_once).wait()
+    assert list(sweep.failures) == [("learning_rate=0.001", 0)] and sweep.table["state"].tolist() == ["failed", "finished", "finished", "finished"]
+    assert repr(sweep) == "Sweep(2 settings × 2 seeds: 3 of 4 runs done, 1 failed)"
+    assert list(lab.compare(sweep).groups) == ["learning_rate=0.001", "learning_rate=0.0001"]
+    with pytest.raises(UnknownNameError, match="learning_rate"):
+        lab.sweep("ppo", "numpy/ReachArm-v0", grid={"learning_rte": [1]})
+    with pytest.raises(ConfigError, match="gamma is 7"):
+        lab.sweep("ppo", "numpy/ReachArm-v0", grid={"gamma": [0.9, 7]})
+
+
+SMALL = {"num_envs": 4, "n_steps": 20, "batch_size": 40, "n_epochs": 1, "max_episode_steps": 20, "iterations": 2, "folder": False}

@@ -1,0 +1,144 @@
+"""The GRPO workflow: the same learning under every plan, gone on with, and robust against bad samples."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, UnknownNameError, WorkerError
+from rlinf_lab.recipes.grpo import GRPOConfig, build
+
+CORES = ["cpu:0", "cpu:1"]
+SMALL = {
+    "env_id": "reasoning/remainder", "prompts": 4, "group_size": 3, "max_tokens": 12, "warm_up_steps": 0, "hidden": 16, "layers": 1,
+    "iterations": 4, "slots": 8, "learning_rate": 5e-3,
+}  # fmt: skip
+
+
+def ones(problem, text):
+    """A reward that an untrained model gets, too."""
+    return float("1" in text)
+
+
+def temporal(flow):
+    return lab.ExecutionPlan.temporal(flow, CORES[:1])
+
+
+def spatial(flow, **fields):
+    on = {"prompts": [0], "generator": [0], "reward": [1], "learner": [1]}
+    return lab.ExecutionPlan.spatial(flow, CORES, on, micro_batches={"responses": 1, "judged": 1}, **fields)
+
+
+def metrics_of(config, plan, iterations=3, executor="local", state=None):
+    flow = build(config, state)
+    run = lab.run(flow, plan(flow), iterations=iterations, executor=executor, dashboard=False)
+    run.wait(120)
+    return run.results
+
+
+def test_every_plan_learns_the_same_to_the_last_bit():
+    config = GRPOConfig(**SMALL, reward=ones)
+    batch = metrics_of(config, temporal)
+    streamed = metrics_of(config, spatial)
+    assert batch == streamed and all(m["grad_norm"] > 0 for m in batch)
+    assert metrics_of(config, spatial, executor="processes") == batch
+    as_they_come = metrics_of(GRPOConfig(**SMALL, reward=ones, in_order=False), spatial)
+    for one, other in zip(batch, as_they_come, strict=True):
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
+
+
+def test_staleness_is_bounded_by_the_plan_and_told():
+    config = GRPOConfig(**SMALL, reward=ones)
+    results = metrics_of(config, lambda flow: spatial(flow, staleness=1), iterations=4)
+    assert {m["staleness_max"] for m in results} <= {0.0, 1.0} and results[0]["staleness_max"] == 0.0
+    assert all(m["mismatch_max"] < 1e-4 for m in results)
+
+
+def test_going_on_from_a_state_is_as_if_nothing_had_been():
+    config = GRPOConfig(**SMALL, reward=ones)
+    flow = build(config)
+    with lab.session(flow, temporal(flow)) as session:
+        session.step("train")
+        kept = session.step("checkpoint")
+        expected = session.step("train")
+    again = build(config, kept["state"])
+    with lab.session(again, temporal(again)) as session:
+        assert session.step("train") == expected
+        test = session.step("evaluate")
+    assert test["samples"] == 1000 and 0 <= test["reward"] <= 1 and test["failed"] == 0
+
+
+@pytest.mark.parametrize("variant", ["dr_grpo", "dapo", "rloo", "reinforce++"])
+def test_variants_learn(variant):
+    config = GRPOConfig.preset(variant, **SMALL, reward=ones)
+    results = metrics_of(config, temporal, iterations=2)
+    assert sum(m["grad_norm"] for m in results) > 0
+    if variant == "dapo":
+        assert config.asked == 6 and all(m["groups"] <= 4 for m in results)
+
+
+def test_several_updates_of_an_iteration_and_ones_own_functions():
+    @lab.algorithms.advantage("twice_the_mean")
+    def twice(reward_PG):
+        return 2 * (reward_PG - reward_PG.mean())
+
+    config = GRPOConfig(**SMALL, reward=ones, updates=2, advantage="twice_the_mean", loss=lab.algorithms.reinforce_loss)
+    assert all(np.isfinite(m["policy_loss"]) for m in metrics_of(config, temporal, iterations=2))
+
+
+def test_bad_samples_are_recorded_and_do_not_stop_the_run():
+    def moody(problem, text):
+        if "1" in text:
+            raise RuntimeError("no parse")
+        if "2" in text:
+            time.sleep(60)
+        if "3" in text:
+            os._exit(1)
+        return 1.0
+
+    (metrics,) = metrics_of(
+        GRPOConfig(**SMALL | {"max_tokens": 3}, reward=moody, reward_timeout_s=0.3), temporal, iterations=1
+    )
+    assert 0 < metrics["failed"] < 1
+
+    class Foreign(lab.tasks.Remainder):
+        def problem(self, rng, level):
+            return lab.tasks.Problem("é", "1")
+
+        def sample(self, rng, n, level=None, *, split="train"):
+            return [self.problem(rng, 1) if i % 2 else super(Foreign, self).problem(rng, 1) for i in range(n)]
+
+    (metrics,) = metrics_of(GRPOConfig(**SMALL | {"env_id": Foreign()}), temporal, iterations=1)
+    assert metrics["failed"] == 0.5
+
+
+def test_an_advantage_of_another_shape_is_named():
+    config = GRPOConfig(**SMALL, reward=ones, advantage=lambda reward_PG: reward_PG[0])
+    with pytest.raises(WorkerError, match=r"gave \(3,\) for rewards \(1, 3\)"):
+        metrics_of(config, temporal, iterations=1)
+
+
+@pytest.mark.parametrize(("field", "value", "says"), [
+    ("group_size", 1, "at least 2"), ("updates", 3, "divisor of prompts=4"), ("oversample", 2.0, "1 without dynamic_sampling"),
+    ("aggregation", "mean", "token_mean"), ("correction", "off", "'truncated'"), ("level", 9, "between 1 and 3"),
+    ("model", "/nowhere/model", "neither 'small' nor a folder"), ("dual_clip", 0.5, "greater than 1"), ("overlong_buffer", 99, "max_tokens"),
+    ("temperature", float("nan"), "greater than 0"), ("env_id", 3, "a task's name"),
+])  # fmt: skip
+def test_a_field_that_cannot_work_is_named(field, value, says):
+    with pytest.raises(ConfigError, match=rf"GRPOConfig\.{field} is .*{says}"):
+        GRPOConfig(**SMALL | {field: value})
+
+
+def test_unknown_names_suggest_the_nearest():
+    with pytest.raises(UnknownNameError, match="Did you mean 'remainder'"):
+        GRPOConfig("reasoning/remaindr")
+    with pytest.raises(UnknownNameError, match="Did you mean 'rloo'"):
+        GRPOConfig(**SMALL, advantage="rlo")
+    with pytest.raises(UnknownNameError, match="Did you mean 'dapo'"):
+        GRPOConfig.preset("dappo", env_id="remainder")
+    with pytest.raises(ConfigError, match="needs a task"):
+        GRPOConfig.preset("dapo")
