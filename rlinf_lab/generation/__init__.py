@@ -12,17 +12,18 @@ from rlinf_lab.generation.hugging_face import LanguageModel, load_model
 from rlinf_lab.generation.log_probs import TokenBatch, token_batch, token_log_probs, token_log_probs_and_entropy
 from rlinf_lab.generation.small_model import small_model, warm_up
 from rlinf_lab.generation.transformers_generator import TransformersGenerator
+from rlinf_lab.generation.vllm_generator import VLLMGenerator
 
 __all__ = [
-    "Completion", "Engine", "Generator", "LanguageModel", "Request", "SamplingParams", "TokenBatch", "TransformersGenerator",
+    "Completion", "Engine", "Generator", "LanguageModel", "Request", "SamplingParams", "TokenBatch", "TransformersGenerator", "VLLMGenerator",
     "generator", "load_model", "requests_for", "small_model", "token_batch", "token_log_probs", "token_log_probs_and_entropy", "warm_up",
 ]  # fmt: skip
 
-_BY_NAME: dict[str, type[Generator]] = {"own": Engine, "transformers": TransformersGenerator}
+_BY_NAME: dict[str, type[Generator]] = {"own": Engine, "transformers": TransformersGenerator, "vllm": VLLMGenerator}
 
 
 def generator(name: str, model: Any, **options: Any) -> Generator:
-    """The generator called ``name`` for ``model``: "own" (`Engine`) or "transformers"; ``options`` go to it."""
+    """The generator called ``name`` for ``model``: "own" (`Engine`), "transformers" or "vllm"; ``options`` go to it."""
     if name not in _BY_NAME:
         raise UnknownNameError.of("generator", name, _BY_NAME)
     return _BY_NAME[name](model, **options)

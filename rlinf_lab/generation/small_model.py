@@ -19,19 +19,24 @@ _IGNORE = -100  # cross entropy's own mark of what does not count
 
 
 def small_model(
-    alphabet: str, *, hidden: int = 64, layers: int = 2, heads: int = 4, seed: int = 0, max_length: int = 512, tied: bool = True, kind: str = "qwen2"
-) -> LanguageModel:
-    """A language model over the characters of ``alphabet`` with random weights: about 110,000 parameters as it stands, float32.
+    alphabet: str, *, hidden: int = 64, layers: int = 2, heads: int = 2, kv_heads: int | None = None, seed: int = 0, max_length: int = 512,
+    tied: bool = True, kind: str = "qwen2",
+) -> LanguageModel:  # fmt: skip
+    """A language model over the characters of ``alphabet`` with random weights: about 109,000 parameters as it stands, float32.
 
-    ``max_length`` is its context in tokens, ``kind`` its family ("llama", "qwen2", "qwen3"), ``tied`` whether input and output share an
-    embedding. The seed alone fixes the weights. Raises `ConfigError` for a bad alphabet.
+    ``kv_heads`` (None: as many as ``heads``) share keys and values between heads, ``max_length`` is its context in tokens, ``kind`` its family
+    ("llama", "qwen2", "qwen3"), ``tied`` whether input and output share an embedding. The seed alone fixes the weights. Heads of 32 are the
+    smallest that vLLM runs on a CPU. Raises `ConfigError` for a bad alphabet.
     """
-    tokenizer = character_tokenizer(alphabet)
-    if hidden % (2 * heads) or min(hidden, layers, heads) < 1:
-        raise ConfigError(f"small_model(hidden={hidden}, heads={heads}, layers={layers}). Next: hidden a multiple of 2 · heads, all of them positive.")
+    tokenizer, shared = character_tokenizer(alphabet), heads if kv_heads is None else kv_heads
+    if min(hidden, layers, heads, shared) < 1 or hidden % (2 * heads) or heads % shared:
+        raise ConfigError(
+            f"small_model(hidden={hidden}, layers={layers}, heads={heads}, kv_heads={kv_heads}). "
+            "Next: positive numbers, hidden a multiple of 2 · heads, heads a multiple of kv_heads."
+        )
     module = new_model(
         kind, seed=seed, vocab_size=len(tokenizer), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=max(1, heads // 2), head_dim=hidden // heads, intermediate_size=13 * hidden // 4, max_position_embeddings=max_length,
+        num_key_value_heads=shared, head_dim=hidden // heads, intermediate_size=3 * hidden, max_position_embeddings=max_length,
         tie_word_embeddings=tied, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
     return LanguageModel(module, tokenizer)

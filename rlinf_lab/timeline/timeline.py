@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -203,12 +204,15 @@ class Timeline(SpanStore):
         return Path(path)
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
+    def open(cls, path: str | Path | Sequence[str | Path]) -> Self:
         """A timeline from a file or a folder: `to_parquet`, `to_perfetto`, Chrome trace JSON of any tool, or Arrow
         files that recorders left on disk.
 
+        Several files are Chrome traces of the ranks of one run, and become one timeline.
         Raises `TimelineError` for a file that is not there, damaged, cut off, or of something else.
         """
+        if isinstance(path, Sequence) and not isinstance(path, str):
+            return cls._of_ranks(path)
         path = path_of("open", path)
         if not holds(path.exists):
             raise TimelineError(f"There is no {shown(str(path), 300)}. Next: look at {shown(str(path.parent), 300)}.")
@@ -227,6 +231,15 @@ class Timeline(SpanStore):
         # Perfetto: field 1, of 128 bytes and more (the names of all kinds), so a length that goes on. No text has such
         # a second character.
         return cls.from_perfetto(path) if begins[:1] == b"\n" and begins[1:2] >= b"\x80" else cls.from_chrome(path)
+
+    @classmethod
+    def _of_ranks(cls, paths: Sequence[str | Path]) -> Self:
+        from rlinf_lab.timeline.formats import chrome_import
+
+        if not paths:
+            raise TimelineError("open([]): no file. Next: open(sorted(folder.glob('*.pt.trace.json'))).")
+        with ExitStack() as reads:
+            return cls._of(*chrome_import.read_ranks([reads.enter_context(reading("open", path)) for path in paths]))
 
     @classmethod
     def from_parquet(cls, path: str | Path) -> Self:

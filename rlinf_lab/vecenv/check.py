@@ -266,8 +266,9 @@ def equal(a: Tree, b: Tree) -> bool:
 
 def copied(step: EnvStep) -> EnvStep:
     """Whatever becomes of its arrays."""
-    values = {f.name: getattr(step, f.name) for f in dataclasses.fields(step)}
-    return EnvStep(**{name: None if value is None else map_tree(np.copy, value) for name, value in values.items()})
+    values: dict[str, Any] = {f.name: getattr(step, f.name) for f in dataclasses.fields(step)}
+    kept: dict[str, Any] = {name: None if v is None else map_tree(np.copy, v) for name, v in values.items()}
+    return EnvStep(**kept)
 
 
 def same_step(a: EnvStep, b: EnvStep) -> bool:

@@ -36,10 +36,28 @@ def test_a_span_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nanoseconds_per_write(200) > 0
 
 
+def _of_the_readme(word: str) -> str:
+    """The first example with this word in it."""
+    examples = [part.split("```")[0] for part in (ROOT / "README.md").read_text().split("```python\n")[1:]]
+    return next(example for example in examples if word in example)
+
+
 def test_the_readme_example_runs() -> None:
-    text = (ROOT / "README.md").read_text()
-    code = text.split("```python\n")[1].split("```")[0]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", _of_the_readme("lab.Workflow")], capture_output=True, text=True, timeout=120
+    )
     # Source read from a string cannot be inspected; the safe answer (compute first) must still give the right result.
     assert done.returncode == 0, done.stderr[-2000:]
     assert "[328350, 328350, 328350, 328350, 328350]" in done.stdout and "starved" in done.stdout
+
+
+def test_the_readme_trains(tmp_path: Path) -> None:
+    code = _of_the_readme("lab.train").replace("100_000", "2_000") + "print(policy)\n"
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "95 % interval" in done.stdout and "gamma=0.9" in done.stdout and "TrainedPolicy" in done.stdout
+    assert (tmp_path / "runs/cartpole/policy.safetensors").exists()

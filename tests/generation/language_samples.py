@@ -15,7 +15,7 @@ ALPHABET = "0123456789+-*/= abcdef"
 @functools.cache
 def model(kind: str = "qwen2", tied: bool = True, seed: int = 0, max_length: int = 96) -> LanguageModel:
     """Shared: tests do not change it."""
-    made = small_model(ALPHABET, kind=kind, tied=tied, seed=seed, max_length=max_length)
+    made = small_model(ALPHABET, kind=kind, tied=tied, seed=seed, max_length=max_length, kv_heads=1 if kind == "qwen3" else None)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in made.module.parameters():

@@ -27,6 +27,8 @@ def test_characters_survive_the_tokenizer_and_strange_ones_are_named():
     assert lm.decode([*lm.encode(text), *lm.stop_ids, lm.pad_id]) == text and len(lm.encode(text)) == len(text)
     with pytest.raises(ConfigError, match=r"\['x', 'z'\]"):
         lm.encode("zabx")
+    with pytest.raises(ConfigError, match="heads=2, kv_heads=3"):
+        small_model("ab", kv_heads=3)
     for bad in ("", "aa", ["ab"]):
         with pytest.raises(ConfigError, match="alphabet"):
             small_model(bad)

@@ -1,24 +1,22 @@
 """Chrome trace JSON of other tools as a timeline: torch's profiler, ``ray timeline``, RLinf's tracer, our own export.
 
-Read are the phases X, B and E, b and e (joined by id), i, C and the names in M; an array, an object with
-``traceEvents``, or one event a line, plain or gzipped, also when it was cut off. A thread becomes a track and its
-process the device that it is on; a stream of a GPU is on that GPU. Categories that say what kind of time it was are in
-`_KINDS`; everything else ran. An instant (i) is a label of 0 s on its thread, if it lies within the time of the others,
-or there are no others; those of a whole process or recording (`s` is p or g) if their thread has others, too. An event
-with a field that the format does not have there is left out, and a warning counts them and names the first. Arrows
-(phases s, t, f) are from any span to any other one, ours from a put to a get: they are counted
-(``Timeline.foreign_arrows``). Our own export comes back as it was, or not at all.
+Read are the phases X, B and E, b and e (joined by id), i, C and the names in M, of all that `chrome_text` can read. A
+thread becomes a track and its process the device that it is on; a stream of a GPU is on that GPU. Categories that say
+what kind of time it was are in `_KINDS`; everything else ran. An instant (i) is a label of 0 s on its thread, if it
+lies within the time of the others, or there are no others; those of a whole process or recording (`s` is p or g) if
+their thread has others, too. An event with a field that the format does not have there is left out, and a warning
+counts them and names the first. Arrows (phases s, t, f) are from any span to any other one, ours from a put to a get:
+they are counted (``Timeline.foreign_arrows``). Our own export comes back as it was, or not at all.
 """
 
 from __future__ import annotations
 
 import gc
-import gzip
 import json
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.errors import TimelineError, shown
+from rlinf_lab.timeline.formats.chrome_text import Event, is_ours, load
+from rlinf_lab.timeline.formats.joined import joined
 from rlinf_lab.timeline.formats.perfetto_import import track_of
 from rlinf_lab.timeline.record.batch import COUNTER_DTYPE, SPAN_DTYPE
 from rlinf_lab.timeline.record.span import SpanKind, Track, writable
 from rlinf_lab.timeline.record.store import ITERATION
-
-Event = dict[str, Any]
 
 #: Kind of time by category, of torch's profiler and of Ray; a thread's task that has parts of its own is drawn around
 #: them.
@@ -43,6 +41,7 @@ _KINDS = {
     "worker_idle": SpanKind.GET,
     "ray.get": SpanKind.WAIT, "ray.wait": SpanKind.WAIT,
 }  # fmt: skip
+_NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d{1,3})?")
 _TIMED = frozenset("XBEbeCiI")
 _INSTANT = ("i", "I")
 _MOST_US = (1 << 62) // 1000
@@ -50,17 +49,14 @@ _GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync"
 _WAITS_FOR_GPU = re.compile(r"cud?a?(Stream|Event|Device|Ctx)Synchronize")  # of a thread, in CUDA's runtime and driver
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _TASK = "task::"  # in the categories of Ray's tasks; those of their parts have one colon
-_GAP = re.compile(r"[\s,]*")
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_BEGINS = ('{"traceEvents"', '{"schemaVersion"', '{"displayTimeUnit"', '{"otherData"', '[{"')
 _LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{8,}")  # Ray's worker ids: the beginning is enough
 
 
 def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
     """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a file that holds no trace."""
     with _uncollected():
-        events, other = _load(Path(path))
-        reader = _OwnReader(other) if _is_ours(other) else _Reader()
+        events, other, _ = _load(Path(path))
+        reader = _OwnReader(other) if is_ours(other) else _Reader()
         reader.read(events)
         return reader.devices(), reader.content()
 
@@ -79,108 +75,50 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _load(path: Path) -> tuple[list[Event], Event]:
-    """The events, and what the file says beside them."""
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig", errors="replace").strip()
-    found = _whole(text) or _lines(text) or _unended(text)
-    if (found is None and text.startswith(_BEGINS)) or (found and found[2] and _is_ours(found[1])):
-        raise TimelineError(
-            f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end "
-            f"with {text[-40:]!r}."
-            " Next: let the program that writes it end, or copy it again."
-        )
-    if found is None:
-        raise TimelineError(
-            f"{str(path)!r} holds no Chrome trace: it begins with {text[:40]!r}."
-            " Next: export with torch's prof.export_chrome_trace, `ray timeline` or Timeline.to_chrome."
-        )
-    events, other, is_cut = found
-    if is_cut:
+def read_ranks(paths: Sequence[Path]) -> tuple[list[str], dict[str, Any]]:
+    """Of several processes of one run, a file each, as one timeline: what is of rank 3 is on devices and threads called
+    so.
+
+    Ranks are as the files say (torch's ``distributedInfo``), else in the order of the paths. Clocks are taken as they
+    are.
+    """
+    parts: list[tuple[str, dict[str, Any]]] = []
+    with _uncollected():
+        for number, path in enumerate(paths):
+            events, other, rank = _load(path)
+            if is_ours(other):
+                raise TimelineError(
+                    f"{str(path)!r} is an export of a whole run, with all its ranks. Next: "
+                    f"Timeline.open({str(path)!r})."
+                )
+            reader = _Reader()
+            reader.read(events)
+            parts.append((f"rank{number if rank is None else rank}", reader.content()))
+    if len({name for name, _ in parts}) < len(parts):
+        names = ", ".join(f"{path.name!r} of {name}" for path, (name, _) in zip(paths, parts, strict=True))
+        raise TimelineError(f"Two of these traces are of the same rank: {names}. Next: name each rank's file once.")
+    content = joined(parts)
+    return sorted(
+        {d for track in content["tracks"] for d in track.devices}, key=lambda d: ("cuda:" not in d, d)
+    ), content
+
+
+def _load(path: Path) -> tuple[list[Event], Event, int | None]:
+    """The events, what the file says beside them, and of which rank it is; warnings say what was left out."""
+    found = load(path)
+    if found.odd:
         warnings.warn(
-            f"{str(path)!r} was cut off, or damaged: the {len(events)} events before that are read, the rest is "
-            "missing.",
+            f"{str(path)!r}: {len(found.odd)} events are no JSON and are left out; {len(found.events)} are read. "
+            f"The first: {found.odd[0]}.",
             stacklevel=4,
         )
-    return events, other
-
-
-def _is_ours(other: Event) -> bool:
-    return "start_ns" in other and "devices" in other
-
-
-#: Events, what the file says beside them, and whether it was cut off; None for another kind of file.
-Loaded = tuple[list[Event], Event, bool] | None
-
-
-def _whole(text: str) -> Loaded:
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        return None
-    events = parsed.get("traceEvents") if isinstance(parsed, dict) else parsed
-    if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):
-        return None
-    return events, _other(parsed) if isinstance(parsed, dict) else {}, False
-
-
-def _other(parsed: Event) -> Event:
-    said = parsed.get("otherData")
-    return said if isinstance(said, dict) else {}
-
-
-def _lines(text: str) -> Loaded:
-    """One event a line; a last line that was cut off is left out."""
-    lines = [line.strip().rstrip(",") for line in text.splitlines() if line.strip() not in ("", "[", "]")]
-    events, is_cut = [], False
-    for number, line in enumerate(lines):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            if number and number == len(lines) - 1:
-                is_cut = True
-                break
-            return None
-        if not isinstance(event, dict) or "ph" not in event:
-            return None
-        events.append(event)
-    return (events, {}, is_cut) if events else None
-
-
-def _unended(text: str) -> Loaded:
-    """Who writes a trace may have been stopped: an event that was cut off is left out. An array may lack its end, and
-    is not cut off for that.
-    """
-    events_of = _EVENTS.search(text) if text.startswith("{") else None
-    if not text.startswith("[") and events_of is None:
-        return None
-    decode, events, at = json.JSONDecoder().raw_decode, list[Event](), events_of.end() if events_of else 1
-    while (at := _next(text, at)) < len(text):
-        try:
-            event, at = decode(text, at)
-        except ValueError:
-            break
-        if not isinstance(event, dict):
-            return None
-        events.append(event)
-    is_whole = at == len(text)
-    if not events or not (is_whole or text[at] in ("{]" if events_of else "{")):
-        return None
-    return events, _before(text, events_of.start()) if events_of else {}, bool(events_of) or not is_whole
-
-
-def _before(text: str, end: int) -> Event:
-    """What an object says beside its events, where it says so before them."""
-    try:
-        return _other(json.loads(text[:end].rstrip().rstrip(",") + "}"))
-    except ValueError:
-        return {}
-
-
-def _next(text: str, at: int) -> int:
-    """Where the next event begins."""
-    gap = _GAP.match(text, at)
-    return gap.end() if gap else at
+    if found.is_cut:
+        warnings.warn(
+            f"{str(path)!r} was cut off, or damaged: the {len(found.events)} events before that are read, "
+            "the rest is missing.",
+            stacklevel=4,
+        )
+    return found.events, found.other, found.rank
 
 
 class _Reader:
@@ -211,8 +149,8 @@ class _Reader:
             self._leave_out_odd(kept)
         if self._lost:
             warnings.warn(
-                f"{self._lost} events of this trace begin without an end or end without a beginning; they are left "
-                "out.",
+                f"{self._lost} events of this trace begin without an end or end without a beginning; "
+                "they are left out.",
                 stacklevel=4,
             )
         if self._backwards:
@@ -223,6 +161,7 @@ class _Reader:
 
     def _leave_out_odd(self, kept: list[Event]) -> None:
         """Read the others. Events are looked at one by one only here: it takes as long as reading them."""
+        kept = [_with_numbers(event) for event in kept]
         told = [_problem(event) for event in kept]
         odd = [problem for problem in told if problem]
         good = [event for event, problem in zip(kept, told, strict=True) if not problem]
@@ -230,11 +169,12 @@ class _Reader:
             raise ValueError(odd[0])
         _Reader.__init__(self)  # what was read until then
         self._read(good)
-        warnings.warn(
-            f"{len(odd)} of {len(kept)} events of this trace are left out, for the format has no such fields. The "
-            f"first: {odd[0]}.",
-            stacklevel=5,
-        )
+        if odd:
+            warnings.warn(
+                f"{len(odd)} of {len(kept)} events of this trace are left out, for the format has no such fields. "
+                f"The first: {odd[0]}.",
+                stacklevel=5,
+            )
 
     def _read(self, kept: list[Event]) -> None:
         for event in kept:
@@ -438,6 +378,19 @@ class _OwnReader(_Reader):
             for key in ("clock_errors", "clock_jumps")
         }
         return super().content() | told | clocks
+
+
+def _with_numbers(event: Event) -> Event:
+    """The event with times that it says as texts as numbers: Chrome and Perfetto take both. Whole ones keep all their
+    digits.
+    """
+    told = {key: event[key].strip() for key in ("ts", "dur") if isinstance(event.get(key), str)}
+    found = {
+        key: int(text) if text.lstrip("-").isdecimal() else float(text)
+        for key, text in told.items()
+        if _NUMBER.fullmatch(text)
+    }
+    return {**event, **found} if found else event
 
 
 def _problem(event: Event) -> str:

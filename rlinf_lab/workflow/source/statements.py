@@ -237,7 +237,7 @@ def _is_what_runs(definition: ast.FunctionDef, code: types.CodeType) -> bool:
         definition.name, definition.args, definition.body, [], definition.returns, None, lineno=1, col_offset=0
     )
     given = definition.args
-    without = [None] * len(given.kwonlyargs)
+    without: list[ast.expr | None] = [None] * len(given.kwonlyargs)
     bare.args = ast.arguments(given.posonlyargs, given.args, given.vararg, given.kwonlyargs, without, given.kwarg, [])
     owner = code.co_qualname.split(".")[-2:-1] or ["_"]
     # names that begin with __ are of a class
