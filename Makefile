@@ -35,7 +35,7 @@ test-all: $(STAMP)  ## every test, slow ones and (where there is one) GPU ones t
 env-vllm: .venv-vllm/.installed  ## vLLM on CPU in an environment of its own (3 GB, 2 to 6 minutes)
 
 test-vllm: .venv-vllm/.installed  ## what needs vLLM, with it
-	@RLINF_LAB_REQUIRE_VLLM=1 .venv-vllm/bin/python -m pytest tests/generation -m vllm $(ARGS)
+	@RLINF_LAB_REQUIRE_VLLM=1 .venv-vllm/bin/python -m pytest tests/generation tests/benchmarks -m vllm $(ARGS)
 
 bench: $(STAMP)  ## measure, paired with peers, and write benchmarks/results
 	@$(PY) benchmarks/harness.py

@@ -25,8 +25,10 @@ HERE = Path(__file__).parent
 NAMES = (
     "import_time", "engine", "simulator", "planner_optimality", "planner_search", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
     "switching", "asynchronous", "socket_cost", "channels", "recorder", "timeline_fps", "event_to_screen",
+    "generation",
 )  # fmt: skip
 WITH_GPU = ("gpu",)
+WITH_VLLM = ("generation_vllm",)  # only when named: vLLM has an environment of its own
 
 
 @dataclass
@@ -123,8 +125,8 @@ def _spread(v: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    every = [*NAMES, *WITH_GPU]
-    parser.add_argument("names", nargs="*", default=every if gpu() else list(NAMES))
+    every = [*NAMES, *WITH_GPU, *WITH_VLLM]
+    parser.add_argument("names", nargs="*", default=[*NAMES, *WITH_GPU] if gpu() else list(NAMES))
     parser.add_argument("--smoke", action="store_true")
     given = parser.parse_args()
     sys.path.insert(0, str(HERE))

@@ -1,4 +1,5 @@
-"""Long searches and forecasts end early when nobody waits for them any more: between two steps of theirs they look whether they are wanted.
+"""Long searches and forecasts end early when nobody waits for them any more: between two steps of theirs they look
+whether they are wanted.
 
 >>> with as_long_as(lambda: newest == mine):
 ...     question.answer(profile, simulate=True)  # raises `Abandoned` a few milliseconds after ``newest`` has changed
@@ -21,7 +22,9 @@ class Abandoned(BaseException):
 
 @contextmanager
 def as_long_as(wanted: Callable[[], bool]) -> Iterator[None]:
-    """What is searched or simulated inside goes on while ``wanted()`` is true. It is called thousands of times a second."""
+    """What is searched or simulated inside goes on while ``wanted()`` is true. It is called thousands of times a
+    second.
+    """
     token = _WANTED.set(wanted)
     try:
         yield

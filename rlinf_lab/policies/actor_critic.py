@@ -219,12 +219,14 @@ class ActorCritic(Actor):
         features_BX = self.encoder(prepared)
         value_features_BX = features_BX if self.shares_encoder else self.value_encoder(prepared)
         params_BP, value_B1 = self.policy(features_BX), self.critic(value_features_BX)
+        entropy = self.head.entropy(params_BP)
         if clone_noise is None:
             first = self.head.log_prob(params_BP, action)
         else:
-            first = self.head.clone_loss(params_BP, action, clone_noise)
+            # DistributedDataParallel waits for a gradient of every parameter, those that cloning does not move too.
+            first = self.head.clone_loss(params_BP, action, clone_noise) + 0.0 * (entropy.sum() + value_B1.sum())
         # No view: FSDP's hooks stand on what is returned.
-        return first, self.head.entropy(params_BP), torch.squeeze_copy(value_B1, -1)
+        return first, entropy, torch.squeeze_copy(value_B1, -1)
 
     def evaluate_actions(self, obs: Any, action: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probability, entropy (nats) and value, each (B), of trees of arrays or tensors.

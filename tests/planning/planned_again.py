@@ -102,7 +102,7 @@ def searched_at_both_ends(plans: Plans, r: Range, tolerance: float = TOLERANCE) 
 
 
 def same(shape: str, links: Turns) -> str:
-    """A shape in the one way to write it: who runs at the same time by name, and who takes turns, too, where no edge says who is first."""
+    """A shape in the one way to write it: who runs at the same time by name, and who time-shares, too, where no edge says who is first."""
     tokens = re.findall(r"[()|>]|[^()|> ]+", shape)
     found, rest = _read(tokens, links)
     assert not rest, shape

@@ -60,7 +60,7 @@ def test_company_makes_it_slower() -> None:
     model = BatchModel(rows)
     alone, crowded = (float(model.seconds(np.array([16]), 256, frozenset(b))[0]) for b in ((), ("policy", "simulator")))
     assert (alone, crowded) == (190.0, 474.0)
-    # Beside one of them nothing was measured: the smallest larger company is the pessimistic answer.
+    # Beside one of them nothing was measured: the smallest larger co-location is the pessimistic answer.
     assert float(model.seconds(np.array([16]), 256, frozenset(["policy"]))[0]) == 474.0
 
 

@@ -74,7 +74,7 @@ def chain(prepares: bool) -> lab.Workflow:
 
 
 def believed() -> Profile:
-    """By hand. All need most of a device, so those on one take turns."""
+    """By hand. All need most of a device, so those on one time-share."""
     one = {
         "samples": [{"devices": 1, "items": ITEMS, "seconds": ITEMS * EACH}], "ranks": {"counts": [1]}, "memory": {"resident_gib": 60.0},
         "onload_s": SWITCH, "offload_s": SWITCH,

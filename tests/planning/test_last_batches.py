@@ -11,7 +11,7 @@ from rlinf_lab.planning.forecast.per_rank import by_rank
 from rlinf_lab.planning.placement.calls import Calls
 
 
-@pytest.mark.parametrize("items, ranks, micro-batches", [(8, 3, 2), (10, 4, 2), (20, 3, 4), (33, 5, 2), (40, 7, 4), (50, 4, 8), (50, 7, 4), (14, 4, 16)])
+@pytest.mark.parametrize("items, ranks, micro_batches", [(8, 3, 2), (10, 4, 2), (20, 3, 4), (33, 5, 2), (40, 7, 4), (50, 4, 8), (50, 7, 4), (14, 4, 16)])
 @pytest.mark.parametrize("fixed", [0.0, 0.02])
 def test_runs_take_what_plans_say_whatever_is_left_for_the_last_batch(items: int, ranks: int, micro_batches: int, fixed: float) -> None:
     flow, profile = chain({"a": (0, 0.002), "b": (fixed, 0.1), "c": (0, 0.002)}, items, most=(1, ranks, 1))

@@ -261,7 +261,7 @@ def test_seconds_made_once_for_several_companies_are_those_of_each(monkeypatch: 
         return found
 
     once, distinct = [tables(seed) for seed in range(40)], 0
-    monkeypatch.setattr(Tables, "_of_one", lambda self, name, grains, company: self._worker(name, grains, 1, company))
+    monkeypatch.setattr(Tables, "_of_one", lambda self, name, grains, colocated: self._worker(name, grains, 1, colocated))
     for seed, found in enumerate(once):
         assert found == tables(seed), f"seed {seed}"
         distinct += len(found) > len(set(found))

@@ -123,7 +123,7 @@ def test_what_the_measured_run_had_is_not_added_again() -> None:
 
 
 def test_a_flight_that_ends_before_its_item_is_wanted_costs_nobody_anything() -> None:
-    """Two tokens take turns: what one's step takes, the other's answer flies."""
+    """Two tokens time-share: what one's step takes, the other's answer flies."""
     flow = cell()
     timeline = measured(flow, one(flow, 2))
     plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"sim": [0], "policy": [1]}, sub_batches={"sim": 2}, micro_batches={"obs": 1})

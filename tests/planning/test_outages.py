@@ -131,7 +131,7 @@ def test_random_flows_lose_no_work() -> None:
 
 
 def test_a_plan_with_a_preempted_device() -> None:
-    """One rank of the generator has slack until the longest response, a gang has none: it waits for all of its devices."""
+    """One rank of the generator has slack until the longest response, a worker group has none: it waits for all of its devices."""
     best = plan(Profile.load(DOCS / "grpo_7b_case4.json"), 16).best
     calm = best.simulate(1).elapsed_ns
     short, long = (best.simulate(1, outages=[Outage.of(best.devices[0], 10, end)]).elapsed_ns for end in (20, 500))

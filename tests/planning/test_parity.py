@@ -113,7 +113,7 @@ def assert_all_equal(seeds: range) -> None:
         kinds.update(
             {
                 "staleness": plan.staleness > 0, "fused": bool(plan.fused), "sub-batches": plan.tokens(made.stages[0].name) > 1,
-                "memory": plan.device_memory is not None, "gangs": any(len(r) > 1 for ranks in plan.placements.values() for r in ranks),
+                "memory": plan.device_memory is not None, "worker_groups": any(len(r) > 1 for ranks in plan.placements.values() for r in ranks),
                 "shares": any(s.kind == "whole" and plan.ranks(s.name) > 1 for s in made.stages),
                 "bounds": any(c.capacity is not None for c in made.flow.graph.channels),
             }

@@ -74,7 +74,7 @@ def test_plans_are_ranked_and_explained() -> None:
     assert plans.best.seconds < plans["temporal"].seconds == pytest.approx(12)
     assert plans["temporal"].reason == f"{100 * (plans['temporal'].seconds / plans.best.seconds - 1):.1f} % slower; turns: a 6 s, b 6 s"
     assert plans.best.reason.startswith("fastest;") and plans.bound.seconds <= plans.best.seconds
-    assert plans.refused == {"hybrid": "two that take turns or stream are no mixture; it takes three."}
+    assert plans.refused == {"hybrid": "two that time-share or stream are no mixture; it takes three."}
     assert "spatial" in repr(plans) and "<table" in plans._repr_html_() and "a | b" in repr(plans.best)
     frame = plans.to_pandas()
     assert frame["seconds"].is_monotonic_increasing and frame["a"].tolist() == [at.placement["a"]["devices"] for at in plans]
@@ -116,7 +116,7 @@ def test_who_does_not_fit_side_by_side() -> None:
     assert "no two have room on the same devices: 'a' needs 50 GiB" in plan(profile, 8, memory_gib=64).refused["temporal"]
     three = plan(chain(a=bound, b=bound, c=bound), 8, memory_gib=64)
     assert [p.mode for p in three] == ["spatial"] and all(three.refused[m].startswith("no two have room on the same devices") for m in ("temporal", "hybrid"))
-    single = dataclasses.replace(bound, ranks=RankRule(most=1))  # all on one device, where they take turns
+    single = dataclasses.replace(bound, ranks=RankRule(most=1))  # all on one device, where they time-share
     leaving = plan(chain(a=single, b=dataclasses.replace(single, memory=Memory(10)), c=single), 8, memory_gib=64)
     assert "who stays on the devices leaves too little memory" in leaving.refused["temporal"]
     assert "hybrid" not in plan(chain(a=bound, b=dataclasses.replace(bound, memory=Memory(10)), c=bound), 8, memory_gib=64).refused

@@ -37,9 +37,9 @@ def test_what_is_default_is_not_mentioned() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"memory": {"a": 1, "b": 1}, "device_memory": 1}, "memory       a 1, b 1; a device has 1 unit: in turns a, b"),
+        ({"memory": {"a": 1, "b": 1}, "device_memory": 1}, "memory       a 1, b 1; a device has 1 unit: time-shared a, b"),
         ({"memory": {"a": 1, "b": 1}, "device_memory": 2}, "memory       a 1, b 1; a device has 2 units: everybody stays"),
-        ({"memory": {"a": 1}, "working": {"b": 1}, "device_memory": 1}, "memory       a 1, b 0 + 1 at work; a device has 1 unit: in turns a"),
+        ({"memory": {"a": 1}, "working": {"b": 1}, "device_memory": 1}, "memory       a 1, b 0 + 1 at work; a device has 1 unit: time-shared a"),
         ({"memory": {"a": 1}, "working": {"a": 1}, "device_memory": 2}, "memory       a 1 + 1 at work; a device has 2 units: everybody stays"),
         ({"memory": {"c": 3}}, "memory       c 3; a device has no limit: everybody stays"),
         ({"priorities": {"a": 2, "b": 0}}, "priorities   b 0, a 2"),

@@ -177,7 +177,7 @@ def test_cells_are_measured_by_the_step() -> None:
     assert [(s.items, s.seconds) for s in env_.samples] == [(16, pytest.approx(0.008)), (32, pytest.approx(0.012))]
     assert [(s.items, s.seconds) for s in policy_.samples] == [(16, pytest.approx(0.005)), (32, pytest.approx(0.008))]
     assert [(e.producer, e.consumer, e.whole) for e in profile.edges] == [("env", "policy", False), ("policy", "env", False), ("env", "learner", True)]
-    # One device, in turns: 20 (12 + 8) ms and 100 ms of training.
+    # One device, time-shared: 20 (12 + 8) ms and 100 ms of training.
     assert search(profile, 1).best.candidate.searched == pytest.approx(0.5)
 
 

@@ -71,7 +71,7 @@ def test_case_4_rollout_interval(rollout: int, ranks: int) -> None:
     given = profile("grpo_7b_case4")
     given = given.with_worker("rollout", ranks=replace(given.workers["rollout"].ranks, devices_per_rank=ranks))
     setting = Setting.of(given, 64, micro_batches=512)
-    names = [u.name for u in setting.units]
+    names = [u.name for u in setting.stages]
     counts = {"rollout": rollout, "reward": 0, "logprob": 2, "training": 16}
     leaves = [Leaf(i, (counts[n],), 9) for i, n in enumerate(names)]
     tree = leaves[0]

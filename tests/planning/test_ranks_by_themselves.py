@@ -156,8 +156,8 @@ def test_ranks_whose_devices_are_free_begin_with_what_is_there() -> None:
     case = Case(FLOWS["fork"], 48, {"a": (0, 0.01), "b": (0, 0.01), "c": (0, 0.05)}, {"a": 4, "b": 1, "c": 5})
     planned = of_shape(case.plans(5), "(a | b) > c")
     assert planned.execution.micro_batches["ac"] == 10
-    gang = max(0.01 * 48 / 4, 0.01 * 48) + 0.05 * 10
-    assert case.simulated_run(planned) == pytest.approx(planned.seconds, rel=0.02) and planned.seconds < 0.95 * gang
+    worker_group = max(0.01 * 48 / 4, 0.01 * 48) + 0.05 * 10
+    assert case.simulated_run(planned) == pytest.approx(planned.seconds, rel=0.02) and planned.seconds < 0.95 * worker_group
 
 
 @pytest.mark.parametrize("first", [0, 6, 12])
@@ -183,7 +183,7 @@ def test_of_very_many_batches_a_gang_stands_for_the_ranks_and_the_plan_says_so(m
     monkeypatch.setattr("rlinf_lab.planning.forecast.per_rank.BATCHES", 7)
     planned = of_shape(long_chain().plans(8), "(a | b | c) > d")
     assert by_rank(planned.candidate.placement) == set("ab") and len(planned.timeline.tracks) == 1 + 4
-    assert [n.partition(",")[0] for n in planned.notes] == ["d: takes turns with a and b and c"]
+    assert [n.partition(",")[0] for n in planned.notes] == ["d: time-shares with a and b and c"]
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.127, 1.128, 1.17])

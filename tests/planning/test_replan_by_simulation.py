@@ -22,7 +22,7 @@ def worker(fixed: float, each: float, most: int = 0) -> WorkerProfile:
 
 
 def three(devices: int = 5, micro_batches: int = 64) -> tuple[Planned, Profile]:
-    """A plan of streams only, and what is true: the source is quicker, so that it had better share devices with the next one, if they took turns."""
+    """A plan of streams only, and what is true: the source is quicker, so that it had better share devices with the next one, if they time-shared."""
     workers = {"a": worker(0, 0.005), "b": worker(0, 0.005), "c": worker(0.01, 0.002, 1)}
     believed = Profile(ITEMS, workers, (EdgeProfile("a", "b"), EdgeProfile("b", "c")), "three")
     return plan(believed, devices, micro_batches=micro_batches)["spatial"], believed.scaled("a", 0.6)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from brute_force import best, random_problem
 
-from rlinf_lab.planning.search.pareto import Front, pareto
+from rlinf_lab.planning.search.pareto import ParetoFront, pareto
 from rlinf_lab.planning.search.plan_tree import (
     SPATIAL,
     TEMPORAL,
@@ -98,7 +98,7 @@ def test_pruning_changes_nothing_on_larger_graphs() -> None:
 
 
 def test_pruning_changes_nothing_in_streams_or_turns_alone() -> None:
-    """Of streams alone more is known: everybody else has devices beside a part, and nobody takes turns."""
+    """Of streams alone more is known: everybody else has devices beside a part, and nobody time-shares."""
     for seed in range(100):
         problem = random_problem(seed, leaves=(2, 6), devices=(2, 16) if seed % 4 else (1, 4), ticks=100, kinds=1 if seed % 4 else 2)
         for only in (Only((SPATIAL,)), Only((TEMPORAL,))):
@@ -223,7 +223,7 @@ def test_asynchronous_iterations_hide_the_fill() -> None:
 
 
 def test_turns_are_taken_once_each_in_as_many_calls_as_suit_it() -> None:
-    """In turns alone no micro-batches go to and fro, whatever switching costs; and all device counts are looked at, not some."""
+    """Time-shared alone no micro-batches go to and fro, whatever switching costs; and all device counts are looked at, not some."""
     small_calls = np.full((4, 65), np.inf)
     small_calls[3, 1:] = 1.0  # an eighth at once is the most that fits
     smooth = np.array([[np.inf, *(64.0 / np.minimum(np.arange(1, 65), 37) / 2**g)] for g in range(4)])
@@ -287,7 +287,7 @@ def test_fronts_keep_what_is_better_in_something() -> None:
         code, fill, period = (rng.integers(0, k, size) for k in (6, 500, 500))
         period = 1000 - fill + period // 8  # otherwise few points survive
         none = np.zeros(size, np.int64)
-        kept = pareto(Front.of(code, fill.astype(float), period.astype(float), 0, none, none), (6,))
+        kept = pareto(ParetoFront.of(code, fill.astype(float), period.astype(float), 0, none, none), (6,))
         points = set(zip(kept.code.tolist(), kept.fill.tolist(), kept.period.tolist(), strict=True))
         given = set(zip(code.tolist(), fill.tolist(), period.tolist(), strict=True))
         assert points <= given

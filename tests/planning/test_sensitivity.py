@@ -273,7 +273,7 @@ def test_seconds_that_are_known_of_others_stay_true(seed: int) -> None:
         shared = asked.changed(entry(plans, "seconds", worker), 1.7)
         anew = Setting.of(shared.profile, shared.devices, shared.micro_batches, shared.rule, shared.staleness)
         for a in anew.arrangements():
-            for unit in range(len(anew.units)):
+            for unit in range(len(anew.stages)):
                 beside = a.staying & ~(1 << unit)
                 assert np.array_equal(shared.tables.of(unit, beside, a.forms), anew.tables.of(unit, beside, a.forms))
                 if anew.problem(a).once >> unit & 1:

@@ -123,7 +123,7 @@ def test_each_tenth_of_a_link_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def two(**fields: object) -> Profile:
-    """Streams, or takes turns at a price."""
+    """Streams, or time-shares at a price."""
     a = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 3.0)), onload_s=0.5, offload_s=0.5)
     return dataclasses.replace(Profile(64, {"a": a, "b": a}, (EdgeProfile("a", "b", item_mib=16.0),), "two"), **fields)  # type: ignore[arg-type]
 

@@ -47,7 +47,7 @@ def embodied(**learner) -> Profile:
 
 def test_cycles_become_units_and_producers_come_first() -> None:
     setting = Setting.of(embodied(), 16)
-    assert [u.members for u in setting.units] == [("simulator", "policy"), ("learner",)]
+    assert [u.members for u in setting.stages] == [("simulator", "policy"), ("learner",)]
     assert setting.edges == {(0, 1): 0}  # the whole batch first
     grouped = profile(a=BATCH, b=BATCH).replace(edges=(EdgeProfile("a", "b", group=16),))
     assert Setting.of(grouped, 4).edges == {(0, 1): 2} and Setting.of(grouped, 4).granularities == 7
@@ -209,8 +209,8 @@ def test_who_works_on_the_host_is_not_switched() -> None:
     host = WorkerProfile((Sample(0, 64.0, 4.0),), resource="host", onload_s=3.0, offload_s=2.0)
     chain = profile(80.0, a=host, b=dataclasses.replace(BATCH, memory=Memory(50), onload_s=1.0), c=dataclasses.replace(BATCH, memory=Memory(50), offload_s=0.5))
     setting = Setting.of(chain, 4)
-    assert [setting.switch_seconds(u) for u in setting.units] == [(0.0, 0.0), (1.0, 0.0), (0.0, 0.5)]
+    assert [setting.switch_seconds(u) for u in setting.stages] == [(0.0, 0.0), (1.0, 0.0), (0.0, 0.5)]
     ring = chain.replace(edges=(EdgeProfile("a", "b"), EdgeProfile("b", "a"), EdgeProfile("b", "c")))
-    assert [Setting.of(ring, 4).switch_seconds(u) for u in Setting.of(ring, 4).units] == [(1.0, 0.0), (0.0, 0.5)]
+    assert [Setting.of(ring, 4).switch_seconds(u) for u in Setting.of(ring, 4).stages] == [(1.0, 0.0), (0.0, 0.5)]
     free = chain.with_worker("a", onload_s=0.0, offload_s=0.0)
     assert plan(chain, 4, simulate=False).best.seconds == plan(free, 4, simulate=False).best.seconds

@@ -58,4 +58,4 @@ def test_the_parts_of_a_share_are_the_share() -> None:
     model = BatchModel((Sample(1, 32.0, 32.0),), 1.0, 1, 4)
     assert model.seconds(np.array([5]), 32) == pytest.approx(8.0)  # eight groups: two of four for one of five ranks
     assert model.of_a_part(np.array([5]), 32, 64)[0] * 64 == pytest.approx(8.0)
-    assert Profile(32, {"a": WorkerProfile((Sample(1, 32.0, 32.0),)), "b": WorkerProfile((Sample(1, 32.0, 1.0),))}, (EdgeProfile("a", "b", 4),)).unit("a") == 4
+    assert Profile(32, {"a": WorkerProfile((Sample(1, 32.0, 32.0),)), "b": WorkerProfile((Sample(1, 32.0, 1.0),))}, (EdgeProfile("a", "b", 4),)).group_size("a") == 4

@@ -1,4 +1,4 @@
-"""What stays counts where it sits: on which kind of device, beside which member of a cell, at which end of the devices of whom it takes turns with."""
+"""What stays counts where it sits: on which kind of device, beside which member of a cell, at which end of the devices of whom it time-shares with."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_an_origin_that_no_search_wrote_is_refused(change: dict[str, object]) ->
 def test_an_origin_with_numbers_or_names_that_cannot_be_says_which(change: dict[str, object], says: str) -> None:
     plans = plan(random_profile(3), 6, micro_batches=4)
     execution = plans.best.execution
-    assert len(execution.origin["tree"]) == 5, "somebody takes turns or streams"
+    assert len(execution.origin["tree"]) == 5, "somebody time-shares or streams"
     with pytest.raises(PlanError, match=says + r".* Next: without origin"):
         planned(plans.profile, dataclasses.replace(execution, origin={**execution.origin, **change}))
 

@@ -36,7 +36,7 @@ def placements(profile: Profile, devices: int = 16, micro_batches: int = 16, **o
 
 
 def never_gives_way(placement: Placement) -> bool:
-    """Whether somebody takes turns in micro-batches whom nobody feeds: it never waits, so its devices are free for others when it has ended. The search knows
+    """Whether somebody time-shares in micro-batches whom nobody feeds: it never waits, so its devices are free for others when it has ended. The search knows
     nothing of that."""
     setting = placement.setting
     sources = sum(1 << setting.home[name] for name in setting.sources if placement.seats[name].devices)
@@ -116,7 +116,7 @@ def test_the_scheduler_in_virtual_time_agrees() -> None:
             simulated = forecast(placement, 2).iterations()["seconds"].iloc[-1]
             ratios.append(simulated / follow(placement).seconds)
     assert 0.99 < np.median(ratios) < 1.01 and np.quantile(ratios, 0.1) > 0.95
-    # The scheduler may do better than strict turns. Where unlinked workers take turns in a pipeline it may choose another order: worse.
+    # The scheduler may do better than strict turns. Where unlinked workers time-share in a pipeline it may choose another order: worse.
     assert np.quantile(ratios, 0.85) < 1.05
 
 

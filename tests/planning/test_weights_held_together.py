@@ -125,7 +125,7 @@ HELD: dict[str, Held] = {}
 
 
 def sharing(seed: int, monkeypatch: pytest.MonkeyPatch) -> Scenario | None:
-    """A random flow in which some workers of one rank each share weights on a device on which they take turns."""
+    """A random flow in which some workers of one rank each share weights on a device on which they time-share."""
     monkeypatch.setattr("random_flows.Actor", Sharer)
     made, rng = scenario(seed, []), random.Random(seed)
     names = [s.name for s in made.stages if made.plan.ranks(s.name) == 1 and made.plan.placements[s.name][0]]

@@ -155,7 +155,7 @@ def test_bars_are_who_sits_where(name: str) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_steps_too_fine_to_be_seen_lie_beside_each_other(devices: int) -> None:
-    """One hid the other on a device that both take turns on, and their names stood one over the other."""
+    """One hid the other on a device that both time-share on, and their names stood one over the other."""
     for planned in plan(Profile.load(DOCS / "maniskill_openvla.json"), devices, simulate=True):
         picture = gantt(planned)
         assert planned.simulated is not None and len(picture.bars)
@@ -175,7 +175,7 @@ def test_a_schedule_of_overlapping_iterations_is_as_long_as_its_title_says(name:
         over += max(w.ends.max() for w in work.values()) > 1.05 * planned.seconds
         setting = planned.candidate.placement.setting
         for unit, w in work.items():
-            for member in setting.units[unit].members if len(setting.units[unit].members) == 1 else ():
+            for member in setting.stages[unit].members if len(setting.stages[unit].members) == 1 else ():
                 own = picture.bars[picture.bars[:, 4] == picture.workers.index(member)]
                 busy = (own[:, 1] - own[:, 0]).sum()  # gaps too short to be seen are part of it
                 assert 0.99 * min(w.busy, planned.seconds) <= busy <= w.busy + planned.seconds * len(w.starts) / 800 + 1e-6

@@ -84,7 +84,7 @@ def steady(done: lab.Run) -> float:
     return float((ends[-3] - ends[3]) / (len(ends) - 6))
 
 
-@pytest.mark.parametrize("items, micro-batches, ranks, unit, sizes", [
+@pytest.mark.parametrize("items, micro_batches, ranks, unit, sizes", [
     (448, 32, 1, 8, [16] * 28), (448, 64, 1, 8, [8] * 56), (504, 32, 1, 8, [16] * 31 + [8]),
     (22, 4, 4, 1, [8, 8, 6]), (24, 1, 32, 8, [24]), (64, 8, 2, 1, [8] * 8),
 ])  # fmt: skip

@@ -187,7 +187,7 @@ class Takes(Guest):
 @pytest.mark.parametrize(("gib", "most"), [(0.1, 1), (1.0, 2), (None, 2)])
 def test_workers_that_a_gpu_does_not_hold_together_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch, gib: float | None, most: int) -> None:
     """Two models of three quarters of a GPU: a profile says so, and may not need room for both."""
-    made = lab.Workflow("in turns")
+    made = lab.Workflow("time-shared")
     samples = made.channel("samples", capacity=None)
     gives, takes = made.worker(Gives, name="gives"), made.worker(Takes, name="takes")
 

@@ -1,4 +1,4 @@
-"""On a real GPU: calls last as long as its work and curves show it, models take turns in its memory, weights leave it, profiles of torch are read.
+"""On a real GPU: calls last as long as its work and curves show it, models time-share in its memory, weights leave it, profiles of torch are read.
 
 What the runtime decides without a GPU is tested beside this, with stand-ins.
 """

@@ -1,4 +1,4 @@
-"""Which cores devices stand for; threads of a fused cell share that of their device while they take turns, and only then."""
+"""Which cores devices stand for; threads of a fused cell share that of their device while they time-share, and only then."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_cores_of_devices() -> None:
     [
         (["cpu:0", "cpu:1"], {"one": [0], "two": [1]}, [4, 6], (True, True)),
         (["cpu:0", "cpu:2"], {"one": [0], "two": [1]}, [4, 6], (False, False)),  # emulated
-        (["cpu:0", "cpu:1"], {"one": [0, 1], "two": [1]}, [4, 6], (True, True)),  # two ranks on the second: they take turns
+        (["cpu:0", "cpu:1"], {"one": [0, 1], "two": [1]}, [4, 6], (True, True)),  # two ranks on the second: they time-share
         (["cuda:0", "cpu:1"], {"one": [0], "two": [1]}, [4, 6], (False, True)),  # its thread may be anywhere
     ],
 )

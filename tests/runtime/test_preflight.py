@@ -90,7 +90,7 @@ def test_memory_is_added_up_for_those_who_stay_and_not_for_those_who_take_turns(
     assert not report.ok and "host memory of node 0 needs" in report["memory"].found and "simulator[0], policy[0]" in report["memory"].found
     small = lab.Profile.from_dict({"items": 4, "workers": {w: {"samples": [sample], "memory": {"resident_gib": 0.001}} for w in ("simulator", "policy")}})
     assert lab.check(flow, plan_of(flow), profile=small, emulate=True).ok
-    # On a GPU who takes turns needs its own memory only.
+    # On a GPU who time-shares needs its own memory only.
     looking = _Looking(flow, replace(plan_of(flow, memory={"policy": 1, "simulator": 1}, device_memory=1), devices=("cuda:0", "cuda:1")), profile, False)
     looking.plan()
     assert looking._needs()["cuda:0"][0] == pytest.approx(huge)

@@ -441,7 +441,7 @@ def test_what_is_written_after_put_has_returned_does_not_travel(capacity: int | 
 class Asks(Worker):
     def ask(self, answers: Inbox, questions: Outbox) -> None:
         for _ in range(100):
-            questions.put_all(iter(range(3)))  # one by one: the first leaves at once, the others may wait for company
+            questions.put_all(iter(range(3)))  # one by one: the first leaves at once, the others may wait for co-location
             answers.get(3)
 
 

@@ -21,7 +21,9 @@ from rlinf_lab.workflow.graph import counted
 
 @dataclass(frozen=True)
 class Drift:
-    """Of one worker: seconds of an iteration, expected and measured; ``sustained``: off by more than the threshold all through the window."""
+    """Of one worker: seconds of an iteration, expected and measured; ``sustained``: off by more than the threshold all
+    through the window.
+    """
 
     worker: str
     expected: float
@@ -30,7 +32,9 @@ class Drift:
 
     @classmethod
     def of(cls, worker: str, expected: float | Sequence[float], measured: Sequence[float], threshold: float) -> Drift:
-        """``measured``: of each iteration of the window; ``expected``: of any, or of each. A drift is sustained when the medians of both halves say so."""
+        """``measured``: of each iteration of the window; ``expected``: of any, or of each. A drift is sustained when
+        the medians of both halves say so.
+        """
         each = [expected] * len(measured) if isinstance(expected, float | int) else list(expected)
         off = [m / e - 1 if e else math.inf if m else 0.0 for m, e in zip(measured, each, strict=True)]
         middle = len(off) // 2
@@ -52,8 +56,8 @@ class Drift:
 
 @dataclass(frozen=True)
 class Window:
-    """The last iterations of a timeline. ``workers``: seconds that the busiest rank of each computed in them, without handovers; ``handovers``: by (worker,
-    method) the same of those; ``elapsed``: seconds of each iteration."""
+    """The last iterations of a timeline. ``workers``: seconds that the busiest rank of each computed in them, without
+    handovers; ``handovers``: by (worker, method) the same of those; ``elapsed``: seconds of each iteration."""
 
     timeline: Timeline
     warm: np.ndarray
@@ -65,13 +69,16 @@ class Window:
 
     @classmethod
     def of(cls, timeline: Timeline, profile: Profile, most: int) -> Window:
-        """Of ``most`` iterations at most that have ended, without the first, which warms up. Raises `PlanError` where that leaves fewer than two."""
+        """Of ``most`` iterations at most that have ended, without the first, which warms up. Raises `PlanError` where
+        that leaves fewer than two.
+        """
         timeline = timeline.snapshot()
         spans, over = timeline.spans, whole_iterations(timeline)
         runs = spans[(spans["kind"] == SpanKind.RUN) & (spans["iteration"] >= 0)]
         if not len(runs) and np.isin(spans["kind"], (SpanKind.RUN, SpanKind.LABEL)).any():
             raise PlanError(
-                "No span of the timeline says of which iteration it is, as those of other tools: it cannot be told what an iteration takes. "
+                "No span of the timeline says of which iteration it is, as those of other tools: it cannot be told "
+                "what an iteration takes. "
                 "Next: lab.profile_from_trace(timeline, ...) and lab.plan with it, or the timeline of a run of lab.run."
             )
         every = np.unique(runs["iteration"])
@@ -79,7 +86,8 @@ class Window:
         warm = every[1:][-most:]
         if len(warm) < 2:
             raise PlanError(
-                f"The timeline has {counted(len(every), 'iteration')} that came to an end; the first one warms up, and two more are needed to see a drift. "
+                f"The timeline has {counted(len(every), 'iteration')} that came to an end; the first one warms up, and "
+                "two more are needed to see a drift. "
                 f"Next: replan(...) after {3 - len(every)} more."
             )
         runs = runs[np.isin(runs["iteration"], warm)]
@@ -100,7 +108,9 @@ class Window:
         return [s * share for s in measured if s] if share < 1 else measured
 
     def of_handover(self, worker: str, method: str) -> list[float]:
-        """Seconds an iteration; their mean, once, where it was called in some only: how often it should be, the profile does not say."""
+        """Seconds an iteration; their mean, once, where it was called in some only: how often it should be, the profile
+        does not say.
+        """
         measured = self.handovers[worker, method]
         return measured if all(measured) or not any(measured) else [statistics.fmean(measured)]
 
@@ -111,8 +121,8 @@ class Window:
         return self.elapsed
 
     def batches(self, worker: str) -> tuple[np.ndarray, np.ndarray]:
-        """(items, seconds) of the batches of one rank of a worker, the one with most of them; empty where it reads none. What it computes after the last one
-        belongs to none."""
+        """(items, seconds) of the batches of one rank of a worker, the one with most of them; empty where it reads
+        none. What it computes after the last one belongs to none."""
         gets, channel = self._gets(worker)
         if not len(gets):
             return np.empty(0), np.empty(0)
@@ -124,8 +134,8 @@ class Window:
         return items[items > 0].astype(float), spent[items > 0]
 
     def taken(self, worker: str) -> list[np.ndarray]:
-        """For each iteration the batches of the rank that computed most, each as the part that it would be of all items if every rank took as many. Empty
-        where nothing was read."""
+        """For each iteration the batches of the rank that computed most, each as the part that it would be of all items
+        if every rank took as many. Empty where nothing was read."""
         if worker not in self._taken:
             self._taken[worker] = self._parts(worker)
         return self._taken[worker]
@@ -134,7 +144,11 @@ class Window:
         gets, _ = self._gets(worker)
         spans, ranks = self._spans(worker), sum(track.worker == worker for track in self.timeline.tracks)
         busy = np.zeros((len(self.timeline.tracks), len(self.warm)))
-        np.add.at(busy, (spans["track"], self._at(spans)), np.where(spans["kind"] == SpanKind.RUN, spans["end"] - spans["start"], 0))
+        np.add.at(
+            busy,
+            (spans["track"], self._at(spans)),
+            np.where(spans["kind"] == SpanKind.RUN, spans["end"] - spans["start"], 0),
+        )
         everything = np.bincount(self._at(gets), gets["items"], len(self.warm))
         own = gets[gets["track"] == busy.argmax(axis=0)[self._at(gets)]]
         own = own[np.argsort(self._at(own), kind="stable")]

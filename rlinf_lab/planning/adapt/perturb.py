@@ -1,22 +1,25 @@
 """Entries of a profile that may be off, and the profile in which one is multiplied by a factor.
 
-===============  ==============================================================================================================================
+===============  ====================================================================================================
 ``seconds``      of all samples of a worker (so many ``calls`` more would be the same)
-``memory``       of a worker: ``resident_gib``, ``per_item_gib`` and measured peaks, without what it holds together with others
-``switching``    ``onload_s`` and ``offload_s`` of a worker that may leave its devices
+``memory``       of a worker: ``resident_gib``, ``per_item_gib`` and measured peaks, without what it shares
+``switching``    ``onload_s`` and ``offload_s`` of a worker that may be offloaded
 ``length``       of a generator's responses, with the seconds of those who work on them where tokens are weights
 ``calibration``  of a cell
 ``handover``     ``seconds`` of a handover
 ``transfer``     ``item_mib`` of an edge
-``link``         the seconds of whatever the link moves: ``latency_s``, and a part of ``gib_per_s``. One error of measurement, of all edges together
+``link``         the seconds of whatever the link moves: ``latency_s``, and a part of ``gib_per_s``. One error of
+                 measurement, of all edges together
 ``message``      ``latency_s`` and ``busy_s`` of a transport
-===============  ==============================================================================================================================
+===============  ====================================================================================================
 
-An entry of 0 stays 0 and is left out; so is what cannot change a plan: memory without limits, switching of who never leaves its devices.
+An entry of 0 stays 0 and is left out; so is what cannot change a plan: memory without limits, switching of who never is
+offloaded.
 
-Not here, because a factor makes some plans slower and others faster, so that nothing can be said of the factors between two that were looked at: one sample
-alone, ``exponent``, the spread of lengths and the model's shape (which bend a curve), ``speed`` of a kind of device (who was measured on it is slower
-elsewhere, others are faster there), ``shared_gib`` (more of it leaves less room, and less to move). Nor what is counted or chosen and not measured: items,
+Not here, because a factor makes some plans slower and others faster, so that nothing can be said of the factors between
+two that were looked at: one sample alone, ``exponent``, the spread of lengths and the model's shape (which bend a
+curve), ``speed`` of a kind of device (who was measured on it is slower elsewhere, others are faster there),
+``shared_gib`` (more of it leaves less room, and less to move). Nor what is counted or chosen and not measured: items,
 groups, ranks, sub-batches, ``max_running``, ``in_turn``.
 """
 
@@ -35,11 +38,14 @@ from rlinf_lab.planning.profile.profile import EdgeProfile, Profile
 
 
 def longer(profile: Profile, generator: str, length: float = 1.0, tail: float = 1.0) -> Profile:
-    """A profile in which a generator's responses are so many times as long, and their ratio to the median length is taken to the power ``tail``
-    (`profile.Lengths.factor`, `.tail`). Where tokens are weights, whoever works on them has more to do (`slower_with`)."""
+    """A profile in which a generator's responses are so many times as long, and their ratio to the median length is
+    taken to the power ``tail`` (`profile.Lengths.factor`, `.tail`). Where tokens are weights, whoever works on them has
+    more to do (`slower_with`)."""
     lengths = profile.workers[generator].lengths
     assert lengths is not None  # checked by the profile
-    changed = profile.with_worker(generator, lengths=replace(lengths, factor=lengths.factor * length, tail=lengths.tail * tail))
+    changed = profile.with_worker(
+        generator, lengths=replace(lengths, factor=lengths.factor * length, tail=lengths.tail * tail)
+    )
     others = slower_with(profile, generator) - {generator}
     if others:
         before, after = (_mean_length(p, generator) for p in (profile, changed))
@@ -49,7 +55,9 @@ def longer(profile: Profile, generator: str, length: float = 1.0, tail: float = 
 
 
 def slower_with(profile: Profile, generator: str) -> frozenset[str]:
-    """Workers whose seconds depend on the length of a generator's responses: itself, and batch work on them where tokens are weights."""
+    """Workers whose seconds depend on the length of a generator's responses: itself, and batch work on them where
+    tokens are weights.
+    """
     reached, open_ = set[str](), [generator] if profile.weights == "tokens" else []
     while open_:
         here = open_.pop()
@@ -68,15 +76,17 @@ def _mean_length(profile: Profile, generator: str) -> float:
 
 
 SEARCHED = ("seconds", "memory", "switching", "length", "calibration")  # what the search's model knows
-AFTERWARDS = ("handover", "transfer", "link", "message")  # what plans are followed and simulated with, when they have been found
+# what plans are followed and simulated with, when they have been found
+AFTERWARDS = ("handover", "transfer", "link", "message")
 KINDS = SEARCHED + AFTERWARDS
 
 
 @dataclass(frozen=True)
 class Entry:
-    """``owner``: a worker, an edge, a handover, a cell, a transport or the link, for people. ``workers``: whom it concerns. ``times``: the profile in which it
-    is multiplied. ``growth``: the seconds of any plan grow with the factor, at most with this power of it; None: they may leap, and where it ``unsettles`` them
-    fall, too: what is ready later is simulated in another order. ``slower``: workers whose seconds of a call depend on it.
+    """``owner``: a worker, an edge, a handover, a cell, a transport or the link, for people. ``workers``: whom it
+    concerns. ``times``: the profile in which it is multiplied. ``growth``: the seconds of any plan grow with the
+    factor, at most with this power of it; None: they may leap, and where it ``unsettles`` them fall, too: what is ready
+    later is simulated in another order. ``slower``: workers whose seconds of a call depend on it.
     """
 
     kind: str
@@ -108,7 +118,14 @@ def _memory(setting: Setting) -> Iterator[Entry]:
     limited = np.isfinite(max(map(setting.cap, setting.kinds)))
     for name, worker in setting.profile.workers.items():
         if limits(worker) and limited:
-            yield Entry("memory", name, frozenset({name}), partial(_larger, name), None, slower=frozenset(setting.profile.workers))
+            yield Entry(
+                "memory",
+                name,
+                frozenset({name}),
+                partial(_larger, name),
+                None,
+                slower=frozenset(setting.profile.workers),
+            )
 
 
 def _larger(name: str, profile: Profile, factor: float) -> Profile:
@@ -116,14 +133,22 @@ def _larger(name: str, profile: Profile, factor: float) -> Profile:
     memory, samples = profile.workers[name].memory, profile.workers[name].samples
     shared = memory.shared_gib
     return profile.with_worker(
-        name, memory=replace(memory, resident_gib=memory.resident_gib * factor, per_item_gib=memory.per_item_gib * factor),
-        samples=tuple(s if s.peak_gib is None else replace(s, peak_gib=shared + max(0.0, s.peak_gib - shared) * factor) for s in samples),
-    )  # fmt: skip
+        name,
+        memory=replace(memory, resident_gib=memory.resident_gib * factor, per_item_gib=memory.per_item_gib * factor),
+        samples=tuple(
+            s if s.peak_gib is None else replace(s, peak_gib=shared + max(0.0, s.peak_gib - shared) * factor)
+            for s in samples
+        ),
+    )
 
 
 def _switching(setting: Setting) -> Iterator[Entry]:
     for name, worker in setting.profile.workers.items():
-        if worker.resource != "host" and worker.onload_s + worker.offload_s > 0 and setting.optional_stays >> setting.home[name] & 1:
+        if (
+            worker.resource != "host"
+            and worker.onload_s + worker.offload_s > 0
+            and setting.optional_stays >> setting.home[name] & 1
+        ):
             yield Entry("switching", name, frozenset({name}), partial(_switched, name))
 
 
@@ -136,7 +161,14 @@ def _length(setting: Setting) -> Iterator[Entry]:
     for name, worker in setting.profile.workers.items():
         if isinstance(setting.models[name, setting.kinds[0]], GenerationModel):
             growth = 1.0 if worker.model is None else 2.0  # of a longer context each step is longer, too
-            yield Entry("length", name, frozenset({name}), partial(_lengthened, name), growth, slower=slower_with(setting.profile, name))
+            yield Entry(
+                "length",
+                name,
+                frozenset({name}),
+                partial(_lengthened, name),
+                growth,
+                slower=slower_with(setting.profile, name),
+            )
 
 
 def _lengthened(name: str, profile: Profile, factor: float) -> Profile:
@@ -146,7 +178,13 @@ def _lengthened(name: str, profile: Profile, factor: float) -> Profile:
 # --- of what lies between them ---------------------------------------------------------------------------------------
 def _calibration(setting: Setting) -> Iterator[Entry]:
     for i, cell in enumerate(setting.profile.cells):
-        yield Entry("calibration", "+".join(cell.members), frozenset(cell.members), partial(_calibrated, i), slower=frozenset(cell.members))
+        yield Entry(
+            "calibration",
+            "+".join(cell.members),
+            frozenset(cell.members),
+            partial(_calibrated, i),
+            slower=frozenset(cell.members),
+        )
 
 
 def _calibrated(i: int, profile: Profile, factor: float) -> Profile:
@@ -159,7 +197,13 @@ def _handover(setting: Setting) -> Iterator[Entry]:
     for i, h in enumerate(setting.profile.handovers):
         if h.seconds:  # at the end of an iteration, so that nobody's order changes, but where iterations overlap
             settled = (None, True) if setting.overlap else (1.0, False)
-            yield Entry("handover", f"{h.worker}.{h.method}()", frozenset({h.worker, *h.after}), partial(_handed_over, i), *settled)
+            yield Entry(
+                "handover",
+                f"{h.worker}.{h.method}()",
+                frozenset({h.worker, *h.after}),
+                partial(_handed_over, i),
+                *settled,
+            )
 
 
 def _handed_over(i: int, profile: Profile, factor: float) -> Profile:
@@ -171,12 +215,23 @@ def _handed_over(i: int, profile: Profile, factor: float) -> Profile:
 def _transfer(setting: Setting) -> Iterator[Entry]:
     for i, edge in enumerate(setting.profile.edges):
         if _moves(setting, edge):
-            yield Entry("transfer", f"{edge.producer} --> {edge.consumer}", frozenset({edge.producer, edge.consumer}), partial(_heavier, i), None, True)
+            yield Entry(
+                "transfer",
+                f"{edge.producer} --> {edge.consumer}",
+                frozenset({edge.producer, edge.consumer}),
+                partial(_heavier, i),
+                None,
+                True,
+            )
 
 
 def _moves(setting: Setting, edge: EdgeProfile) -> bool:
     """Whether its items may go over the link."""
-    return setting.profile.link is not None and bool(edge.item_mib) and setting.home[edge.producer] != setting.home[edge.consumer]
+    return (
+        setting.profile.link is not None
+        and bool(edge.item_mib)
+        and setting.home[edge.producer] != setting.home[edge.consumer]
+    )
 
 
 def _heavier(i: int, profile: Profile, factor: float) -> Profile:
@@ -193,7 +248,9 @@ def _link(setting: Setting) -> Iterator[Entry]:
 
 def _slower_link(profile: Profile, factor: float) -> Profile:
     assert profile.link is not None  # else there is no such entry
-    return profile.replace(link=replace(profile.link, gib_per_s=profile.link.gib_per_s / factor, latency_s=profile.link.latency_s * factor))
+    return profile.replace(
+        link=replace(profile.link, gib_per_s=profile.link.gib_per_s / factor, latency_s=profile.link.latency_s * factor)
+    )
 
 
 def _message(setting: Setting) -> Iterator[Entry]:

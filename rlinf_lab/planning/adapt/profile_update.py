@@ -1,7 +1,9 @@
-"""A profile with what a run showed of a worker: which part of a batch's seconds has changed, the part that it always takes or that of its items.
+"""A profile with what a run showed of a worker: which part of a batch's seconds has changed, the part that it always
+takes or that of its items.
 
-Batches of several sizes tell the two apart. Where a run has one size only (or seconds that are too uneven) there are two readings: everything grew in
-proportion (a slower machine), or the items alone did (longer ones). A plan with other micro-batches takes other seconds under each.
+Batches of several sizes tell the two apart. Where a run has one size only (or seconds that are too uneven) there are
+two readings: everything grew in proportion (a slower machine), or the items alone did (longer ones). A plan with other
+micro-batches takes other seconds under each.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ MATTERS = 0.02  # of a worker's seconds: a fixed part below it makes no differen
 
 @dataclass(frozen=True)
 class Readings:
-    """The profile ``as_measured``, in proportion where nothing tells; ``items_only``: the other reading of the workers in ``unclear``."""
+    """The profile ``as_measured``, in proportion where nothing tells; ``items_only``: the other reading of the workers
+    in ``unclear``.
+    """
 
     as_measured: Profile
     items_only: Profile
@@ -49,11 +53,13 @@ class Readings:
 
 
 def as_taken(candidate: Candidate, window: Window, worker: str, planned: float) -> float | list[float]:
-    """Seconds of each iteration that its plan leads to expect of a worker's busiest rank, for the batches that came: ``planned`` is for those of the plan.
+    """Seconds of each iteration that its plan leads to expect of a worker's busiest rank, for the batches that came:
+    ``planned`` is for those of the plan.
 
-    Items are whole and ranks take them by themselves, so batches are fewer or smaller than a plan says, and one rank may get more of them than another: no
-    worker is slower or faster for that. How many items there are in all is the plan's. Where all came at once it may be worked on in one piece or in the
-    plan's micro-batches: both are expected, and what lies between.
+    Items are whole and ranks take them by themselves, so batches are fewer or smaller than a plan says, and one rank
+    may get more of them than another: no worker is slower or faster for that. How many items there are in all is the
+    plan's. Where all came at once it may be worked on in one piece or in the plan's micro-batches: both are expected,
+    and what lies between.
     """
     found = _Batches.of(candidate, worker)
     if found is None:
@@ -63,24 +69,31 @@ def as_taken(candidate: Candidate, window: Window, worker: str, planned: float) 
         return planned
     expected = [planned * found.seconds(p) / whole for p in parts]
     pairs = zip(expected, parts, window.workers[worker], strict=True)
-    return [min(max(measured, min(e, planned)), max(e, planned)) if len(p) == 1 < found.count else e for e, p, measured in pairs]
+    return [
+        min(max(measured, min(e, planned)), max(e, planned)) if len(p) == 1 < found.count else e
+        for e, p, measured in pairs
+    ]
 
 
 def _in_turn_with_others(candidate: Candidate, window: Window, worker: str, planned: float) -> float | list[float]:
-    """Of a cell's member with more ranks than there are tokens: a rank has what it took of all, and is idle while another one has the token."""
+    """Of a cell's member with more ranks than there are tokens: a rank has what it took of all, and is idle while
+    another one has the token.
+    """
     placement = candidate.placement
-    unit, ranks = placement.setting.home[worker], placement.seats[worker].ranks
-    first = placement.seats[head(placement.setting.profile, placement.setting.units[unit].members)]
-    known = placement.setting.cell(unit)
+    stage, ranks = placement.setting.home[worker], placement.seats[worker].ranks
+    first = placement.seats[head(placement.setting.profile, placement.setting.stages[stage].members)]
+    known = placement.setting.cell(stage)
     tokens = max(known.tokens, first.ranks * max(first.sub_batches, min(known.sub_batches)))
     parts = window.taken(worker) if tokens < ranks and not window.is_simulated else []
-    return [planned * float(p.sum()) * tokens / ranks for p in parts] if parts and all(len(p) for p in parts) else planned
+    return (
+        [planned * float(p.sum()) * tokens / ranks for p in parts] if parts and all(len(p) for p in parts) else planned
+    )
 
 
 @dataclass(frozen=True)
 class MoreBatches:
-    """A worker got many more batches than its plan says, and so took longer although it is no slower. ``got`` and ``planned`` in an iteration, of the rank that
-    computed most; ``seconds``: by which it takes longer for that."""
+    """A worker got many more batches than its plan says, and so took longer although it is no slower. ``got`` and
+    ``planned`` in an iteration, of the rank that computed most; ``seconds``: by which it takes longer for that."""
 
     worker: str
     channel: str
@@ -104,16 +117,18 @@ class MoreBatches:
 
     def __str__(self) -> str:
         return (
-            f"{self.worker} got {self.got:.3g} batches of {self.channel!r} an iteration instead of {self.planned}, which takes {self.seconds:.4g} s more (each "
-            f"batch takes time besides its items; the seconds expected of it are for the batches that came). Next: more room in the channel "
+            f"{self.worker} got {self.got:.3g} batches of {self.channel!r} an iteration instead of {self.planned}, "
+            f"which takes {self.seconds:.4g} s more (each "
+            "batch takes time besides its items; the seconds expected of it are for the batches that came). Next: "
+            "more room in the channel "
             f"(flow.channel({self.channel!r}, capacity=None)), and get() without a number."
         )
 
 
 @dataclass(frozen=True)
 class _Batches:
-    """What batches take of a worker that is no member of a cell, where its model tells a batch's seconds from those of its items. ``planned``: which parts
-    of all items those of the plan are."""
+    """What batches take of a worker that is no member of a cell, where its model tells a batch's seconds from those of
+    its items. ``planned``: which parts of all items those of the plan are."""
 
     model: BatchModel
     devices: int
@@ -129,16 +144,24 @@ class _Batches:
         placement, setting = candidate.placement, candidate.placement.setting
         seat, worker = placement.seats[name], setting.profile.workers[name]
         model = setting.models[name, placement.kind(seat)]
-        alone = len(setting.units[setting.home[name]].members) == 1 and worker.calls == 1 and not worker.in_turn
+        alone = len(setting.stages[setting.home[name]].members) == 1 and worker.calls == 1 and not worker.in_turn
         if not alone or not isinstance(model, BatchModel):
             return None
         items, whole = setting.profile.items, name in setting.in_whole_calls
-        return cls(model, len(seat.devices), items, placement.calls(seat).parts() / items if whole else np.full(seat.micro_batches, 1 / seat.micro_batches))
+        return cls(
+            model,
+            len(seat.devices),
+            items,
+            placement.calls(seat).parts() / items if whole else np.full(seat.micro_batches, 1 / seat.micro_batches),
+        )
 
     def seconds(self, parts: np.ndarray) -> float:
         """Of batches of these parts of all items."""
         sizes, count = np.unique(parts, return_counts=True)  # most are of one size
-        return sum(n * float(self.model.seconds(np.array([self.devices]), float(size * self.items))[0]) for size, n in zip(sizes, count.tolist(), strict=True))
+        return sum(
+            n * float(self.model.seconds(np.array([self.devices]), float(size * self.items))[0])
+            for size, n in zip(sizes, count.tolist(), strict=True)
+        )
 
     def always(self, planned: float) -> float:
         """Seconds of a batch that do not depend on its items, where the plan's batches take ``planned`` together."""
@@ -167,7 +190,9 @@ def _of_worker(profile: Profile, candidate: Candidate, window: Window, drift: Dr
 
 
 def told_by_sizes(sizes: np.ndarray, spent: np.ndarray) -> float | None:
-    """Seconds that each batch takes besides its items, from items and seconds of some; None where sizes are too alike, or seconds too uneven, to tell."""
+    """Seconds that each batch takes besides its items, from items and seconds of some; None where sizes are too alike,
+    or seconds too uneven, to tell.
+    """
     if sizes.max() < SIZES * sizes.min():
         return None
     always, each, odd = fit(sizes, 1e9 * spent)
@@ -177,7 +202,9 @@ def told_by_sizes(sizes: np.ndarray, spent: np.ndarray) -> float | None:
 
 
 def _items_factor(measured: float, expected: float, batches: float, now: float, before: float) -> float | None:
-    """How many times as long the items of an iteration take, if each batch takes ``now`` seconds besides instead of ``before``; None if that cannot be."""
+    """How many times as long the items of an iteration take, if each batch takes ``now`` seconds besides instead of
+    ``before``; None if that cannot be.
+    """
     of_items = expected - batches * before
     found = (measured - batches * now) / of_items if of_items > 0 else -1.0
     return found if found >= 0 else None

@@ -1,10 +1,11 @@
 """While a run goes on: what its workers really take against what the plan expected, and whether another plan would pay.
 
-A worker drifts when its seconds of an iteration, the median over a window, are off by more than a threshold in every half of that window. An iteration
-that takes other than its workers account for is said, too: then the profile does not know all that a run does.
+A worker drifts when its seconds of an iteration, the median over a window, are off by more than a threshold in every
+half of that window. An iteration that takes other than its workers account for is said, too: then the profile does not
+know all that a run does.
 
-Plans are looked for by what is quickly followed, and compared by what the scheduler takes for them in virtual time, the present one too: nothing is proposed
-that was not simulated.
+Plans are looked for by what is quickly followed, and compared by what the scheduler takes for them in virtual time, the
+present one too: nothing is proposed that was not simulated.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ class Running(Protocol):
 
 @dataclass(frozen=True)
 class Replan:
-    """What was found. ``proposal``: a better plan, or None; ``now`` and ``then``: seconds of an iteration with what was measured, under the
-    present plan and the proposed one, ``simulated`` or, where that took too long, followed micro-batch by micro-batch (then nothing is proposed);
-    ``switching``: seconds that the change costs once; ``elapsed``: of a whole iteration, against what the plan takes with what was measured of its workers;
-    ``promised``: the seconds of an iteration that the plan itself said, before anything was measured; ``notes``: what the window does not tell, and what was
-    not simulated."""
+    """What was found. ``proposal``: a better plan, or None; ``now`` and ``then``: seconds of an iteration with what was
+    measured, under the present plan and the proposed one, ``simulated`` or, where that took too long, followed
+    micro-batch by micro-batch (then nothing is proposed);
+    ``switching``: seconds that the change costs once; ``elapsed``: of a whole iteration, against what the plan takes
+    with what was measured of its workers;
+    ``promised``: the seconds of an iteration that the plan itself said, before anything was measured; ``notes``: what
+    the window does not tell, and what was not simulated."""
 
     drifts: tuple[Drift, ...]
     profile: Profile
@@ -71,24 +74,36 @@ class Replan:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "drift": {d.worker: {"expected_s": d.expected, "measured_s": d.measured, "sustained": d.sustained} for d in self.drifts},
+            "drift": {
+                d.worker: {"expected_s": d.expected, "measured_s": d.measured, "sustained": d.sustained}
+                for d in self.drifts
+            },
             "iteration": {
-                "promised_s": self.promised, "expected_s": self.elapsed.expected, "measured_s": self.elapsed.measured, "sustained": self.elapsed.sustained,
+                "promised_s": self.promised, "expected_s": self.elapsed.expected, "measured_s": self.elapsed.measured,
+                "sustained": self.elapsed.sustained,
             },
             "now_s": self.now, "then_s": self.then,
-            "seconds_are": "simulated" if self.simulated else "followed", "switching_s": self.switching, "iterations": self.iterations,
-            "payback_iterations": None if self.proposal is None else self.payback, "proposal": None if self.proposal is None else self.proposal.to_dict(),
+            "seconds_are": "simulated" if self.simulated else "followed", "switching_s": self.switching,
+            "iterations": self.iterations,
+            "payback_iterations": None if self.proposal is None else self.payback,
+            "proposal": None if self.proposal is None else self.proposal.to_dict(),
             "notes": list(self.notes),
         }  # fmt: skip
 
     def __repr__(self) -> str:
         lines = [f"Measured against expected, {self.iterations} iterations:"]
         for d in self.drifts:
-            lines.append(f"  {d.worker:<12} {d.measured:9.4g} s, expected {d.expected:9.4g} s{d.percent and f' ({d.percent})'}" + ", sustained" * d.sustained)
+            lines.append(
+                f"  {d.worker:<12} {d.measured:9.4g} s, expected {d.expected:9.4g} s{d.percent and f' ({d.percent})'}"
+                + ", sustained" * d.sustained
+            )
         said, so = self._iteration()
         said_off, so_off = (d.percent and f" ({d.percent})" for d in (said, so))
         lines.append(f"  {'an iteration':<12} {said.measured:9.4g} s, the plan said {said.expected:.4g} s{said_off}")
-        lines.append(f"  {'':<12} {'':>9}    with its workers as measured {so.expected:.4g} s{so_off}" + ", sustained" * so.sustained)
+        lines.append(
+            f"  {'':<12} {'':>9}    with its workers as measured {so.expected:.4g} s{so_off}"
+            + ", sustained" * so.sustained
+        )
         return "\n".join([*lines, f"  {self._verdict()}", *(f"  note: {note}" for note in self.notes)])
 
     def _iteration(self) -> tuple[Drift, Drift]:
@@ -98,13 +113,24 @@ class Replan:
 
     def _verdict(self) -> str:
         if not any(d.sustained for d in self.drifts):
-            return "No sustained drift: the plan stays." if not self.elapsed.sustained else "No worker drifts: the plan stays."
+            return (
+                "No sustained drift: the plan stays."
+                if not self.elapsed.sustained
+                else "No worker drifts: the plan stays."
+            )
         if not self.simulated:
-            return f"Nothing is proposed: the plan that runs was not simulated with what was measured (about {self.now:.4g} s an iteration)."
+            return (
+                "Nothing is proposed: the plan that runs was not simulated with what was measured (about "
+                f"{self.now:.4g} s an iteration)."
+            )
         if self.proposal is None:
-            return f"No other plan is faster by more than {100 * WORTH:.0f} % with what was measured ({self.now:.4g} s an iteration): the plan stays."
+            return (
+                f"No other plan is faster by more than {100 * WORTH:.0f} % with what was measured ({self.now:.4g} s an "
+                "iteration): the plan stays."
+            )
         return (
-            f"Proposed: {self.proposal.shape}, {self.then:.4g} s an iteration instead of {self.now:.4g} s; switching takes {self.switching:.3g} s, "
+            f"Proposed: {self.proposal.shape}, {self.then:.4g} s an iteration instead of {self.now:.4g} s; switching "
+            f"takes {self.switching:.3g} s, "
             f"paid back after {counted(math.ceil(self.payback), 'iteration')}."
         )
 
@@ -112,30 +138,45 @@ class Replan:
         from html import escape
 
         rows = "".join(
-            f"<tr><td style='text-align:left'>{escape(d.worker)}</td><td>{d.expected:.4g}</td><td>{d.measured:.4g}</td><td>{d.percent}</td>"
+            f"<tr><td style='text-align:left'>{escape(d.worker)}</td><td>{d.expected:.4g}</td>"
+            f"<td>{d.measured:.4g}</td><td>{d.percent}</td>"
             f"<td>{'sustained' if d.sustained else ''}</td></tr>"
             for d in (*self.drifts, *self._iteration())
         )
         head = "".join(f"<th>{h}</th>" for h in ("worker", "expected s", "measured s", "drift", ""))
-        return f"<div><table><tr>{head}</tr>{rows}</table>{escape(self._verdict())}{''.join(f'<br><small>{escape(n)}</small>' for n in self.notes)}</div>"
+        notes = "".join(f"<br><small>{escape(n)}</small>" for n in self.notes)
+        return f"<div><table><tr>{head}</tr>{rows}</table>{escape(self._verdict())}{notes}</div>"
 
 
 def replan(
-    run: Running | Timeline, plan: Planned, *, window: int = WINDOW, threshold: float = THRESHOLD, restart_s: float | None = None, moments: int = MOMENTS
+    run: Running | Timeline,
+    plan: Planned,
+    *,
+    window: int = WINDOW,
+    threshold: float = THRESHOLD,
+    restart_s: float | None = None,
+    moments: int = MOMENTS,
 ) -> Replan:
     """Compare the last ``window`` iterations with what ``plan`` expected, and search again where that is off.
 
-    ``threshold``: relative drift that counts. ``restart_s``: seconds that a change of plan costs beside bringing the workers to their
-    devices (default: what setting up took in this timeline). ``moments`` of virtual time are simulated at most (the default: about 0.1 s); what they do not
-    reach is in the notes and is not proposed. The iteration that warms up is left out.
+    ``threshold``: relative drift that counts. ``restart_s``: seconds that a change of plan costs beside bringing the
+    workers to their devices (default: what setting up took in this timeline). ``moments`` of virtual time are simulated
+    at most (the default: about 0.1 s); what they do not reach is in the notes and is not proposed. The iteration that
+    warms up is left out.
 
-    Raises `PlanError` when there are fewer than two iterations to look at, or the timeline is of other workers or of another plan.
+    Raises `PlanError` when there are fewer than two iterations to look at, or the timeline is of other workers or of
+    another plan.
     """
     timeline = run if isinstance(run, Timeline) else getattr(run, "timeline", None)
     if not isinstance(timeline, Timeline):
-        raise PlanError(f"replan({shown(run)}, ...): a run or its Timeline is needed. Next: replan(run.timeline, plans.best).")
+        raise PlanError(
+            f"replan({shown(run)}, ...): a run or its Timeline is needed. Next: replan(run.timeline, plans.best)."
+        )
     if not isinstance(plan, Planned):
-        raise PlanError(f"replan(..., {shown(plan)}): a plan of lab.plan is needed, which knows what it expected. Next: plans.best, or plans['spatial'].")
+        raise PlanError(
+            f"replan(..., {shown(plan)}): a plan of lab.plan is needed, which knows what it expected. Next: "
+            "plans.best, or plans['spatial']."
+        )
     whole(f"replan(window={shown(window)}): it", window, 2, MOST_ITERATIONS, "iterations")
     number("replan: threshold", threshold)
     whole("replan: moments", moments, 1, MOST_MOMENTS, "of virtual time")
@@ -145,11 +186,20 @@ def replan(
     seen = Window.of(timeline, profile, window)
     missing = [w for w in profile.workers if w not in seen.workers]
     if missing:
-        raise PlanError(f"The timeline has no span of {', '.join(missing)}, which plan {plan.name!r} places. Next: the timeline of a run under that plan.")
+        raise PlanError(
+            f"The timeline has no span of {', '.join(missing)}, which plan {plan.name!r} places. Next: the timeline of "
+            "a run under that plan."
+        )
     _refuse_other_places(timeline, plan)
     expected = _expected(plan.candidate)
-    workers = tuple(Drift.of(w, as_taken(plan.candidate, seen, w, expected[w]), seen.of_worker(profile, w), threshold) for w in profile.workers)
-    handed = tuple(Drift.of(f"{h.worker}.{h.method}()", h.seconds, seen.of_handover(h.worker, h.method), threshold) for h in profile.handovers)
+    workers = tuple(
+        Drift.of(w, as_taken(plan.candidate, seen, w, expected[w]), seen.of_worker(profile, w), threshold)
+        for w in profile.workers
+    )
+    handed = tuple(
+        Drift.of(f"{h.worker}.{h.method}()", h.seconds, seen.of_handover(h.worker, h.method), threshold)
+        for h in profile.handovers
+    )
     readings = _readings(profile, plan.candidate, seen, workers, handed)
     present = tuple(_under(p, plan.candidate) for p in readings.of_both())
     same, trials = readings.as_measured == profile, Trials(plan.devices, moments)
@@ -161,8 +211,23 @@ def replan(
     others = _other_workers(plan, seen) + _other_items(plan.candidate, seen, threshold)
     unknown = others + tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
     if now is None:
-        unknown = (_unreached(f"the plan that runs ({seconds:.4g} s, followed micro-batch by micro-batch)", moments), *unknown)
-    found = Replan((*workers, *handed), readings.as_measured, None, seconds, seconds, 0.0, len(seen.warm), elapsed, plan.seconds, unknown, now is not None)
+        unknown = (
+            _unreached(f"the plan that runs ({seconds:.4g} s, followed micro-batch by micro-batch)", moments),
+            *unknown,
+        )
+    found = Replan(
+        (*workers, *handed),
+        readings.as_measured,
+        None,
+        seconds,
+        seconds,
+        0.0,
+        len(seen.warm),
+        elapsed,
+        plan.seconds,
+        unknown,
+        now is not None,
+    )
     if same or now is None:
         return found
     best, notes = _better(readings, now, trials, moments, plan.known)
@@ -173,41 +238,69 @@ def replan(
     onload = max((w.onload_s + w.offload_s for w in profile.workers.values()), default=0.0)
     restart = _setup_seconds(timeline) if restart_s is None else restart_s
     proposal = _proposed(best, now, plan)
-    found = replace(found, notes=(*found.notes, *(f"{proposal.shape}: {note}" for note in proposal.assumed)))  # nothing that is yet to be simulated
-    return replace(found, proposal=proposal, now=now.seconds[worst], then=best.seconds[worst], switching=onload + restart)
+    # nothing that is yet to be simulated
+    found = replace(found, notes=(*found.notes, *(f"{proposal.shape}: {note}" for note in proposal.assumed)))
+    return replace(
+        found, proposal=proposal, now=now.seconds[worst], then=best.seconds[worst], switching=onload + restart
+    )
 
 
 def _proposed(best: Trial, now: Trial, plan: Planned) -> Planned:
     """With its simulated timeline, as measured in proportion."""
     candidate = best.candidates[0]
     reason = f"{100 * (1 / best.against(now) - 1):.0f} % faster with what was measured"
-    proposal = Planned(f"{candidate.placement.mode}, replanned", candidate, best.seconds[0], reason, plan.graph, plan.devices)
+    proposal = Planned(
+        f"{candidate.placement.mode}, replanned", candidate, best.seconds[0], reason, plan.graph, plan.devices
+    )
     proposal.__dict__["timeline"] = best.timelines[0]
     return proposal
 
 
-def _readings(profile: Profile, candidate: Candidate, seen: Window, workers: tuple[Drift, ...], handed: tuple[Drift, ...]) -> Readings:
+def _readings(
+    profile: Profile, candidate: Candidate, seen: Window, workers: tuple[Drift, ...], handed: tuple[Drift, ...]
+) -> Readings:
     """The profile with what was measured of all that drifts."""
     changed = profile
     for d in workers:
         if d.sustained and not d.expected:
             changed = _as_measured(changed, candidate, d)
-    calls = [replace(h, seconds=d.measured) if d.sustained else h for h, d in zip(profile.handovers, handed, strict=True)]
-    return Readings.of(changed.replace(handovers=tuple(calls)), candidate, seen, tuple(d for d in workers if d.sustained and d.expected))
+    calls = [
+        replace(h, seconds=d.measured) if d.sustained else h for h, d in zip(profile.handovers, handed, strict=True)
+    ]
+    return Readings.of(
+        changed.replace(handovers=tuple(calls)),
+        candidate,
+        seen,
+        tuple(d for d in workers if d.sustained and d.expected),
+    )
 
 
-def _better(readings: Readings, now: Trial, trials: Trials, moments: int, known: Known) -> tuple[Trial | None, tuple[str, ...]]:
-    """A plan that is faster however the measurement is read, and notes on what the readings do not agree in and what was not simulated."""
+def _better(
+    readings: Readings, now: Trial, trials: Trials, moments: int, known: Known
+) -> tuple[Trial | None, tuple[str, ...]]:
+    """A plan that is faster however the measurement is read, and notes on what the readings do not agree in and what
+    was not simulated.
+    """
     tried = trials.among(_others(now, known), now)
-    who = f"the batches of {' and '.join(readings.unclear)} (of one size, or uneven) do not tell whether each takes longer or its items do"
-    left = () if not tried.left else (_unreached(f"{tried.left} more plan{'s' * (tried.left > 1)} that may be faster", moments),)
+    who = (
+        f"the batches of {' and '.join(readings.unclear)} (of one size, or uneven) do not tell whether each takes "
+        "longer or its items do"
+    )
+    left = (
+        ()
+        if not tried.left
+        else (_unreached(f"{tried.left} more plan{'s' * (tried.left > 1)} that may be faster", moments),)
+    )
     if tried.trials and tried.trials[0].against(now) <= 1 - WORTH:
         return tried.trials[0], ((f"{who}: the gain is the smaller one of both.",) if readings.unclear else ()) + left
     for trial in tried.trials:
         if any(then <= s * (1 - WORTH) for then, s in zip(trial.seconds, now.seconds, strict=True)):
             ways = [f"{then:.4g} s instead of {s:.4g} s" for then, s in zip(trial.seconds, now.seconds, strict=True)]
             shape = trial.candidates[0].placement.shape
-            return None, (f"{who}: {shape} would take {ways[0]}, or {ways[1]}. Next: measure again, lab.profile(flow).", *left)
+            return None, (
+                f"{who}: {shape} would take {ways[0]}, or {ways[1]}. Next: measure again, lab.profile(flow).",
+                *left,
+            )
     return None, left
 
 
@@ -215,10 +308,14 @@ def _others(now: Trial, known: Known) -> list[tuple[Candidate, ...]]:
     """Good plans under each profile of the present one's, each of them under all: without the present one."""
     found: dict[object, tuple[Candidate, ...]] = {_places(now.candidates[0]): ()}
     for i, present in enumerate(now.candidates):
-        for candidate in candidates(present.placement.setting, quick=True, known=known, ceiling=present.searched, several=SHAPES):
+        for candidate in candidates(
+            present.placement.setting, quick=True, known=known, ceiling=present.searched, several=SHAPES
+        ):
             if _places(candidate) not in found:
                 others = [one.placement.setting.profile for one in now.candidates]
-                found[_places(candidate)] = tuple(candidate if k == i else _under(other, candidate) for k, other in enumerate(others))
+                found[_places(candidate)] = tuple(
+                    candidate if k == i else _under(other, candidate) for k, other in enumerate(others)
+                )
     return [some for some in found.values() if some]
 
 
@@ -229,37 +326,56 @@ def _places(candidate: Candidate) -> tuple[object, ...]:
 
 
 def _unreached(what: str, moments: int) -> str:
-    return f"{what}: not simulated, for that takes more than the {moments} moments that were allowed. Next: replan(..., moments={10 * moments})."
+    return (
+        f"{what}: not simulated, for that takes more than the {moments} moments that were allowed. Next: replan(..., "
+        f"moments={10 * moments})."
+    )
 
 
 def _other_workers(plan: Planned, seen: Window) -> tuple[str, ...]:
-    """A note on who computes beside the plan's workers: no plan counts their seconds, and perhaps they hold the others up."""
-    took = {w: statistics.median(s) for w, s in seen.workers.items() if w not in plan.candidate.placement.setting.profile.workers}
+    """A note on who computes beside the plan's workers: no plan counts their seconds, and perhaps they hold the others
+    up.
+    """
+    took = {
+        w: statistics.median(s)
+        for w, s in seen.workers.items()
+        if w not in plan.candidate.placement.setting.profile.workers
+    }
     said = listing([f"{worker} {seconds:.4g} s" for worker, seconds in took.items() if seconds])
     if not any(took.values()):
         return ()
     return (
-        f"others compute in the timeline, too, whom plan {plan.name!r} does not place: {said} an iteration, which no plan here counts. "
+        f"others compute in the timeline, too, whom plan {plan.name!r} does not place: {said} an iteration, which no "
+        "plan here counts. "
         f"Next: a profile with them, lab.profile_from_run(flow, plan.execution, run.timeline), and lab.plan with it.",
     )
 
 
 def _other_items(candidate: Candidate, seen: Window, threshold: float) -> tuple[str, ...]:
-    """A note where everybody who takes items takes more than the profile counts, or everybody fewer: that many items take other seconds, without a drift.
+    """A note where everybody who takes items takes more than the profile counts, or everybody fewer: that many items
+    take other seconds, without a drift.
 
-    Where some take as many, others are made into more on their way, or left out. Members of a cell take each item several times. A simulation hands
-    over bundles that stand for all items of the profile, however many those are."""
+    Where some take as many, others are made into more on their way, or left out. Members of a cell take each item
+    several times. A simulation hands over bundles that stand for all items of the profile, however many those are."""
     if seen.is_simulated:
         return ()
     setting = candidate.placement.setting
-    alone = {name for unit in setting.units if len(unit.members) == 1 for name in unit.members}
-    took = {e.consumer: seen.items(e.consumer) * e.group for e in setting.profile.edges if e.consumer in alone and seen.items(e.consumer)}
+    alone = {name for stage in setting.stages if len(stage.members) == 1 for name in stage.members}
+    took = {
+        e.consumer: seen.items(e.consumer) * e.group
+        for e in setting.profile.edges
+        if e.consumer in alone and seen.items(e.consumer)
+    }
     items = setting.profile.items
-    if not took or not (all(n > items * (1 + threshold) for n in took.values()) or all(n < items / (1 + threshold) for n in took.values())):
+    if not took or not (
+        all(n > items * (1 + threshold) for n in took.values())
+        or all(n < items / (1 + threshold) for n in took.values())
+    ):
         return ()
     said = listing([f"{worker} {n:g}" for worker, n in took.items()])
     return (
-        f"items that are taken in an iteration: {said}; the profile counts {items}. Other seconds are no drift then, they are of other work. "
+        f"items that are taken in an iteration: {said}; the profile counts {items}. Other seconds are no drift then, "
+        "they are of other work. "
         f"Next: profile = lab.profile_from_run(flow, plan.execution, run.timeline), and lab.plan with it.",
     )
 
@@ -268,7 +384,10 @@ def _unaccounted(elapsed: Drift, more: Sequence[MoreBatches] = ()) -> str:
     """``more``: batches of an iteration than planned, which the plan's seconds are without."""
     off = f"an iteration takes {elapsed.measured:.4g} s, and its workers account for {elapsed.expected:.4g} s"
     if elapsed.measured < elapsed.expected:
-        return f"{off}: they may overlap more than the plan says. Next: the notes of the plan, and run.timeline.bubbles(by=['cause', 'waiting_for'])."
+        return (
+            f"{off}: they may overlap more than the plan says. Next: the notes of the plan, and "
+            "run.timeline.bubbles(by=['cause', 'waiting_for'])."
+        )
     known = elapsed.expected + sum(m.seconds for m in more)
     if more:
         off += f" with the batches of the plan; with those that came they take up to {known:.4g} s"
@@ -276,7 +395,8 @@ def _unaccounted(elapsed: Drift, more: Sequence[MoreBatches] = ()) -> str:
         return f"{off}, some of it at the same time."
     return (
         f"{off}: the rest (waits for values, the loop itself, "
-        f"messages) is not in the profile. Next: run.timeline.bubbles(by=['cause', 'waiting_for']), and lab.profile_from_run(flow, plan, run.timeline).notes."
+        "messages) is not in the profile. Next: run.timeline.bubbles(by=['cause', 'waiting_for']), and "
+        "lab.profile_from_run(flow, plan, run.timeline).notes."
     )
 
 
@@ -284,27 +404,35 @@ def _expected(candidate: Candidate) -> Mapping[str, float]:
     """Seconds that each worker's busiest rank computes in an iteration, by the plan."""
     placement = candidate.placement
     found: dict[str, float] = {}
-    for unit, work in candidate.streamed.work.items():
-        names = placement.setting.units[unit].members
+    for stage, work in candidate.streamed.work.items():
+        names = placement.setting.stages[stage].members
         for name in names:
             found[name] = (
-                work.busy if len(names) == 1 else placement.member_seconds(name) * placement.seats[name].sub_batches * placement.seats[name].micro_batches
+                work.busy
+                if len(names) == 1
+                else placement.member_seconds(name)
+                * placement.seats[name].sub_batches
+                * placement.seats[name].micro_batches
             )
     return found
 
 
 def _as_measured(profile: Profile, candidate: Candidate, drift: Drift) -> Profile:
-    """With the worker as slow or as fast as it was. For one that should take no time nothing can be scaled: its samples all take the same, then."""
+    """With the worker as slow or as fast as it was. For one that should take no time nothing can be scaled: its samples
+    all take the same, then.
+    """
     if drift.expected:
         return profile.scaled(drift.worker, drift.factor)
     samples = tuple(replace(s, seconds=1.0, outputs=()) for s in profile.workers[drift.worker].samples)
     even = profile.with_worker(drift.worker, samples=samples)
-    unit = _expected(_under(even, candidate))[drift.worker]
-    return even.scaled(drift.worker, drift.measured / unit)
+    expected = _expected(_under(even, candidate))[drift.worker]
+    return even.scaled(drift.worker, drift.measured / expected)
 
 
 def _refuse_other_places(timeline: Timeline, plan: Planned) -> None:
-    """A run of the same workers under another plan takes other seconds, which are no drift. What other tools call their devices is not compared."""
+    """A run of the same workers under another plan takes other seconds, which are no drift. What other tools call their
+    devices is not compared.
+    """
     used: dict[str, set[str]] = {}
     for track in timeline.tracks:
         used.setdefault(track.worker, set()).update(track.devices)
@@ -312,7 +440,8 @@ def _refuse_other_places(timeline: Timeline, plan: Planned) -> None:
         there, here = used.get(worker, set()), {plan.devices[i] for i in seat.devices}
         if here and there and there != here and there <= set(timeline.devices) and all(map(Device.is_name, there)):
             raise PlanError(
-                f"Plan {plan.name!r} places {worker!r} on {_few(here)}; in the timeline it worked on {_few(there)}: a run under another "
+                f"Plan {plan.name!r} places {worker!r} on {_few(here)}; in the timeline it worked on {_few(there)}: a "
+                "run under another "
                 f"plan, whose seconds are no drift of this one. Next: the plan that was run."
             )
 

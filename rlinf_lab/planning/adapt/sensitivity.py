@@ -1,14 +1,18 @@
-"""Over which range of error in the profile a choice stands: one of its entries (`planning.adapt.perturb`) multiplied by a factor.
+"""Over which range of error in the profile a choice stands: one of its entries (`planning.adapt.perturb`) multiplied by
+a factor.
 
-A choice is a shape (who shares devices, who streams: its numbers of devices may follow the profile) or one plan with its numbers: everybody on the same
-devices, in the same ranks, staying or leaving (`candidates.alike`), in whatever micro-batches. It stands as long as it still fits and takes at most
-``tolerance`` longer (`TOLERANCE`: one percent) than the best plan that `lab.plan` finds for the changed profile. "It" is the best plan of that shape that is
-ranked, or the very plan that was chosen, kept as it is: a search of the changed profile need not find it again. Two plans a thousandth apart are no two
-choices: models are good to a few percent, and a simulation moves by some thousandths where micro-batches go in another order.
+A choice is a shape (who shares devices, who streams: its numbers of devices may follow the profile) or one plan with
+its numbers: everybody on the same devices, in the same ranks, staying or leaving (`candidates.alike`), in whatever
+micro-batches. It stands as long as it still fits and takes at most ``tolerance`` longer (`TOLERANCE`: one percent) than
+the best plan that `lab.plan` finds for the changed profile. "It" is the best plan of that shape that is ranked, or the
+very plan that was chosen, kept as it is: a search of the changed profile need not find it again. Two plans a thousandth
+apart are no two choices: models are good to a few percent, and a simulation moves by some thousandths where
+micro-batches go in another order.
 
-Two judges say whether it does. Where the search's seconds are those that plans are ranked by, the search is asked for the best plan that is unlike the choice
-(`_Searched`): between two factors only what is faster by less than `Range.faint` may be overlooked then. Anywhere else (streams of responses, cells, what
-moves between devices: what is followed or simulated differs from what is searched) it is planned again (`_Planned`), at factors near each other.
+Two judges say whether it does. Where the search's seconds are those that plans are ranked by, the search is asked for
+the best plan that is unlike the choice (`_Searched`): between two factors only what is faster by less than
+`Range.faint` may be overlooked then. Anywhere else (streams of responses, cells, what moves between devices: what is
+followed or simulated differs from what is searched) it is planned again (`_Planned`), at factors near each other.
 """
 
 from __future__ import annotations
@@ -56,12 +60,15 @@ FINE = 1e-3  # relative: how near an end is found
 GUESSES = 2
 FAINT = 5e-3  # relative: what is faster by less may be overlooked between two factors that are searched
 FAINTEST = 4e-2  # so much where another plan takes as long as the choice whatever the factor
-TIES, MORE = 16, 4  # of them on the way to one end before twice as much may be overlooked, and twice again after so many more
+# of them on the way to one end before twice as much may be overlooked, and twice again after so many more
+TIES, MORE = 16, 4
 LEAP = 0.01  # relative: how near each other factors of memory are looked at where seconds leap
 STEP = 0.1  # relative: how near each other factors are looked at
 AGAIN = 2**0.5  # times: between two factors that are not farther apart it need not be planned again
 BESIDE = 3  # other plans of each of these that are looked at between them
-APART = 0.02  # relative: between two factors that are farther apart nobody is looked for where what was found says that all take longer by so much
+# relative: between two factors that are farther apart nobody is looked for where what was found says that all take
+# longer by so much
+APART = 0.02
 SAME = 1e-6  # relative: seconds of the search and those that are shown, where they are the same ones
 TIE = 1e-7  # relative: a simulation counts in nanoseconds
 ALL = "all"  # entries
@@ -71,15 +78,18 @@ OF = ("shape", "plan")
 
 @dataclass(frozen=True)
 class Range:
-    """The choice stands from ``low`` to ``high`` times the profile's value of an ``entry`` of ``owner``: a worker, or what else `planning.adapt.perturb` names.
+    """The choice stands from ``low`` to ``high`` times the profile's value of an ``entry`` of ``owner``: a worker, or
+    what else `planning.adapt.perturb` names.
     ``instead``: shapes that win beyond each end, "" at `WIDEST`.
 
-    ``step``: looked at with factors so far from each other (a tenth; of handovers, and of plans that were not simulated, farther where every other plan that
-    was found takes longer by 2 % all the way: simulated seconds may fall where an entry grows, for micro-batches go in another order). It is planned again at
-    both ends, and on the way at each of these factors, or, where the plans found so take 1 % longer than would win, at each third or fourth, with the plans
-    found there run at those between; what wins between two of them for less than that may be overlooked. 0: searched again with factors near enough to each
-    other that none between them makes another plan faster by more than ``faint`` (half a percent; up to 4 % far from the profile's value where another plan
-    takes as long as the choice all the way; of memory, whose effect can be sudden: within 1 %).
+    ``step``: looked at with factors so far from each other (a tenth; of handovers, and of plans that were not
+    simulated, farther where every other plan that was found takes longer by 2 % all the way: simulated seconds may fall
+    where an entry grows, for micro-batches go in another order). It is planned again at both ends, and on the way at
+    each of these factors, or, where the plans found so take 1 % longer than would win, at each third or fourth, with
+    the plans found there run at those between; what wins between two of them for less than that may be overlooked. 0:
+    searched again with factors near enough to each other that none between them makes another plan faster by more than
+    ``faint`` (half a percent; up to 4 % far from the profile's value where another plan takes as long as the choice all
+    the way; of memory, whose effect can be sudden: within 1 %).
     """
 
     owner: str
@@ -93,8 +103,8 @@ class Range:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Ranges of one choice, the narrowest first. ``left``: (owner, entry) of those for which the time that was given did not do. ``tolerance``: how much
-    slower than the best plan the choice may be, and stands."""
+    """Ranges of one choice, the narrowest first. ``left``: (owner, entry) of those for which the time that was given
+    did not do. ``tolerance``: how much slower than the best plan the choice may be, and stands."""
 
     choice: str
     ranges: tuple[Range, ...]
@@ -107,8 +117,13 @@ class Sensitivity:
             return "\n".join([f"The choice {self.choice}: none of {none} can matter to it", *self._notes()])
         lines = [f"The choice {self.choice} stands while"]
         for r in self.ranges:
-            ends = [f"{_percent(r.low)} ({r.instead[0] or 'not looked further'})", f"{_percent(r.high)} ({r.instead[1] or 'not looked further'})"]
-            close = f"; another plan takes as long: up to {100 * r.faint:.0f} % faster ones may be overlooked" * (r.faint > FAINT)
+            ends = [
+                f"{_percent(r.low)} ({r.instead[0] or 'not looked further'})",
+                f"{_percent(r.high)} ({r.instead[1] or 'not looked further'})",
+            ]
+            close = f"; another plan takes as long: up to {100 * r.faint:.0f} % faster ones may be overlooked" * (
+                r.faint > FAINT
+            )
             lines.append(f"  {r.owner} {r.entry:<8} is off by {'~' * bool(r.step)}{ends[0]} to {ends[1]}{close}")
         return "\n".join([*lines, *(f"  {note}" for note in self._notes())])
 
@@ -118,9 +133,15 @@ class Sensitivity:
         if self.ranges and self.tolerance:
             found.append(f"it stands where it takes at most {100 * self.tolerance:.3g} % longer than the best plan")
         if any(r.step for r in self.ranges):
-            found.append(f"~ looked at each {100 * STEP:.0f} % and planned again at both ends: what wins for less than that in between may be overlooked")
+            found.append(
+                f"~ looked at each {100 * STEP:.0f} % and planned again at both ends: what wins for less than that in "
+                "between may be overlooked"
+            )
         if self.left:
-            found.append(f"not looked at, there was no time left: {', '.join(f'{owner} {entry}' for owner, entry in self.left)}. Next: more seconds=")
+            found.append(
+                "not looked at, there was no time left: "
+                f"{', '.join(f'{owner} {entry}' for owner, entry in self.left)}. Next: more seconds="
+            )
         return found
 
     def to_pandas(self) -> Any:
@@ -135,13 +156,19 @@ class Sensitivity:
 
         left = "<td style='text-align:left'>"
         rows = "".join(
-            f"<tr>{left}{escape(r.owner)} {r.entry}{' ~' * bool(r.step)}</td><td>{_bar(r)}</td><td>{_percent(r.low)}</td><td>{_percent(r.high)}</td>"
+            f"<tr>{left}{escape(r.owner)} {r.entry}{' ~' * bool(r.step)}</td><td>{_bar(r)}</td>"
+            f"<td>{_percent(r.low)}</td><td>{_percent(r.high)}</td>"
             f"{left}{escape(r.instead[0] or '–')}</td>{left}{escape(r.instead[1] or '–')}</td></tr>"
             for r in self.ranges
         )
-        head = "".join(f"<th>{h}</th>" for h in ("", "stands from a quarter to four times", "from", "to", "below", "above"))
+        head = "".join(
+            f"<th>{h}</th>" for h in ("", "stands from a quarter to four times", "from", "to", "below", "above")
+        )
         notes = "<br>".join(f"<small>{escape(note)}</small>" for note in self._notes())
-        return f"<div>The choice <b>{escape(self.choice)}</b> stands while<table><tr>{head}</tr>{rows}</table>{notes}</div>"
+        return (
+            f"<div>The choice <b>{escape(self.choice)}</b> stands "
+            f"while<table><tr>{head}</tr>{rows}</table>{notes}</div>"
+        )
 
 
 def sensitivity(
@@ -156,14 +183,16 @@ def sensitivity(
     """Ranges for the best of ``plans``. ``entries``: some of those that `planning.adapt.perturb` names, or ``"all"``.
     ``of``: its ``"shape"`` or the very ``"plan"``
     (the same devices and ranks for everybody, in whatever micro-batches).
-    ``tolerance``: so much slower than the best plan that is found still counts as standing (0: nothing may be faster). ``workers``: only what concerns one of
-    these. ``seconds``: to spend on it (None: as long as it takes; each entry about as long as planning twenty times); entries for which they do not do are
-    named, without a range. ``progress``: a bar that says how many entries are done, which is looked at now and how often it was planned again, once that has
+    ``tolerance``: so much slower than the best plan that is found still counts as standing (0: nothing may be faster).
+    ``workers``: only what concerns one of these. ``seconds``: to spend on it (None: as long as it takes; each entry
+    about as long as planning twenty times); entries for which they do not do are named, without a range. ``progress``:
+    a bar that says how many entries are done, which is looked at now and how often it was planned again, once that has
     taken some seconds.
 
-    The choice stands where the best plan of its shape, or the very plan, that `lab.plan` of the changed profile, asked as ``plans`` was, ranks, or the plan
-    that was chosen, kept as it is, takes at most ``tolerance`` longer than what is ranked first. Link, transfer and messages are known to simulated plans
-    only, so with ``simulate=False`` they have no range.
+    The choice stands where the best plan of its shape, or the very plan, that `lab.plan` of the changed profile, asked
+    as ``plans`` was, ranks, or the plan that was chosen, kept as it is, takes at most ``tolerance`` longer than what is
+    ranked first. Link, transfer and messages are known to simulated plans only, so with ``simulate=False`` they have no
+    range.
     """
     kinds = _checked(plans, entries, of, tolerance, workers, seconds, progress)
     asked = Asked(plans, of, tolerance)
@@ -171,9 +200,21 @@ def sensitivity(
     outer, until = wanted_now(), math.inf if seconds is None else monotonic() + seconds
     looks = itertools.count(1)
     matter = asked.entries(kinds, workers)
-    form = "{l_bar}{bar}| {n_fmt}/{total_fmt} entries [{elapsed}{postfix}]"  # an entry takes as long as it takes: no time to go
-    with tqdm(total=len(matter), desc="sensitivity", bar_format=form, delay=BAR_SECONDS, miniters=0, leave=False, disable=not progress) as bar:
-        asked = replace(asked, looked=lambda entry, factor, _: _say(bar, f"{entry.owner} {entry.kind} × {factor:.2g}, look {next(looks)}"))
+    # an entry takes as long as it takes: no time to go
+    form = "{l_bar}{bar}| {n_fmt}/{total_fmt} entries [{elapsed}{postfix}]"
+    with tqdm(
+        total=len(matter),
+        desc="sensitivity",
+        bar_format=form,
+        delay=BAR_SECONDS,
+        miniters=0,
+        leave=False,
+        disable=not progress,
+    ) as bar:
+        asked = replace(
+            asked,
+            looked=lambda entry, factor, _: _say(bar, f"{entry.owner} {entry.kind} × {factor:.2g}, look {next(looks)}"),
+        )
         for entry in matter:
             try:
                 with as_long_as(lambda: monotonic() < until and (outer is None or outer())):
@@ -183,7 +224,9 @@ def sensitivity(
                 check()  # nobody wants the others either
                 left.append((entry.owner, entry.kind))
             bar.update()
-    return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))), tuple(left), tolerance)
+    return Sensitivity(
+        plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))), tuple(left), tolerance
+    )
 
 
 def _say(bar: tqdm, what: str) -> None:
@@ -191,14 +234,20 @@ def _say(bar: tqdm, what: str) -> None:
     bar.update(0)
 
 
-def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, seconds: Any, progress: Any) -> Sequence[str]:
+def _checked(
+    plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, seconds: Any, progress: Any
+) -> Sequence[str]:
     """The kinds of entries that are asked for."""
     if not hasattr(plans, "best"):
-        raise PlanError(f"sensitivity({shown(plans)}): the Plans that lab.plan gives. Next: sensitivity(lab.plan(profile, 8)).")
+        raise PlanError(
+            f"sensitivity({shown(plans)}): the Plans that lab.plan gives. Next: sensitivity(lab.plan(profile, 8))."
+        )
     if isinstance(entries, str) and entries == ALL:
         entries = KINDS
     if isinstance(entries, str) or not isinstance(entries, Collection):
-        raise PlanError(f"sensitivity(entries={shown(entries)}): names of entries, or 'all'. Next: entries=('seconds',).")
+        raise PlanError(
+            f"sensitivity(entries={shown(entries)}): names of entries, or 'all'. Next: entries=('seconds',)."
+        )
     if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real):
         raise PlanError(f"sensitivity(tolerance={shown(tolerance)}): a number, at least 0. Next: tolerance=0.0.")
     for entry in entries:
@@ -209,7 +258,9 @@ def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, se
     if not 0 <= float(tolerance) < float("inf"):
         raise PlanError(f"sensitivity(tolerance={tolerance}): at least 0. Next: tolerance=0.0.")
     if isinstance(workers, str) or not (workers is None or isinstance(workers, Collection)):
-        raise PlanError(f"sensitivity(workers={shown(workers)}): names of workers. Next: workers={list(plans.profile.workers)[:2]}.")
+        raise PlanError(
+            f"sensitivity(workers={shown(workers)}): names of workers. Next: workers={list(plans.profile.workers)[:2]}."
+        )
     for worker in workers or ():
         known("worker", worker, plans.profile.workers, "workers")
     if seconds is not None:
@@ -221,7 +272,9 @@ def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, se
 
 @dataclass(frozen=True)
 class Asked:
-    """Over which ranges the best of ``plans`` stands, entry by entry: the search is asked, or `lab.plan`. ``of``, ``tolerance``: of `sensitivity`."""
+    """Over which ranges the best of ``plans`` stands, entry by entry: the search is asked, or `lab.plan`. ``of``,
+    ``tolerance``: of `sensitivity`.
+    """
 
     plans: Plans
     of: str = "shape"
@@ -254,10 +307,16 @@ class Asked:
 
     @cached_property
     def _is_searched(self) -> bool:
-        """Whether the plans were ranked by seconds that the search finds, too, as those without streams of responses mostly are, and it finds the choice."""
+        """Whether the plans were ranked by seconds that the search finds, too, as those without streams of responses
+        mostly are, and it finds the choice.
+        """
         planning, setting = self._planning, self._planning.setting
         problem = setting.problem(setting.arrangements()[0])
-        if not planning.today.exact or not planning.is_free or any(isinstance(m, GenerationModel) for m in setting.models.values()):
+        if (
+            not planning.today.exact
+            or not planning.is_free
+            or any(isinstance(m, GenerationModel) for m in setting.models.values())
+        ):
             return False
         if Orders.of(problem).is_grouped or not is_exact(problem, setting.ways_to_stay):
             return False
@@ -273,7 +332,8 @@ class Asked:
         return True
 
 
-Looked = Callable[[Entry, float, float], None]  # told of each factor of an entry that was looked at, and which part of its range is decided
+# told of each factor of an entry that was looked at, and which part of its range is decided
+Looked = Callable[[Entry, float, float], None]
 
 
 class _Judge(ABC):
@@ -305,7 +365,10 @@ class _Searched(_Judge):
 
     def __init__(self, plans: Plans, of: str, tolerance: float) -> None:
         super().__init__(plans, of, tolerance)
-        self.forms, self.outline = self.placement.arrangement.forms.of, Outline.of(self.placement.tree, self.setting.edges)
+        self.forms, self.outline = (
+            self.placement.arrangement.forms.of,
+            Outline.of(self.placement.tree, self.setting.edges),
+        )
         self.same, self.others = [self.placement], list[Placement]()
         for planned in plans:
             self._remember(planned.candidate.placement)
@@ -318,16 +381,22 @@ class _Searched(_Judge):
         own, same = _seconds(self.placement, setting), self._known_same(setting)
         rival, shape = self._rival(setting, min(min(own, same) * FARTHEST, self._known_others(setting)))
         wins = rival * self.lead < min(own, same)
-        if self.any_numbers and (wins or np.isinf(rival)):  # perhaps with other numbers it is still the best, or nearly, or fits
-            for only, most in ((Only(), rival), (Only(among=compositions(self.placement.tree)), rival * self.lead))[: 1 + (self.lead > 1)]:
+        # perhaps with other numbers it is still the best, or nearly, or fits
+        if self.any_numbers and (wins or np.isinf(rival)):
+            for only, most in ((Only(), rival), (Only(among=compositions(self.placement.tree)), rival * self.lead))[
+                : 1 + (self.lead > 1)
+            ]:
                 for placement, _ in self._searched(setting, only, most * (1 + 1e-9)):
                     self._remember(placement)
-        same = self._known_same(setting)  # with what was found just now: another name, or other micro-batches, of the same plan
+        # with what was found just now: another name, or other micro-batches, of the same plan
+        same = self._known_same(setting)
         return _NOTHING if np.isinf(min(own, same, rival)) else _Look(own, same, rival, shape)
 
     def known(self, setting: Setting) -> tuple[float, float]:
         """Seconds of the choice, granted its lead, and of the best other plan, among those found so far."""
-        return min(_seconds(self.placement, setting), self._known_same(setting)) / self.lead, self._known_others(setting)
+        return min(_seconds(self.placement, setting), self._known_same(setting)) / self.lead, self._known_others(
+            setting
+        )
 
     def _known_same(self, setting: Setting) -> float:
         return min(_seconds(p, setting) for p in self.same)
@@ -340,14 +409,18 @@ class _Searched(_Judge):
         found, shape = ceiling, ""
         for as_chosen in (True, False):  # with the choice's forms of cells, or with others
             some = [a for a in setting.arrangements() if (a.forms.of == self.forms) == as_chosen]
-            for placement, seconds in self._searched(setting, Only(unlike=self.outline if as_chosen and self.any_numbers else None), found, some):
+            for placement, seconds in self._searched(
+                setting, Only(unlike=self.outline if as_chosen and self.any_numbers else None), found, some
+            ):
                 self._remember(placement)
                 found, shape = seconds, placement.shape
         if not shape:
             shape = next((p.shape for p in self.others if _seconds(p, setting) <= found), "")
         return found, shape
 
-    def _searched(self, setting: Setting, only: Only, ceiling: float, some: Sequence[Arrangement] | None = None) -> Iterator[tuple[Placement, float]]:
+    def _searched(
+        self, setting: Setting, only: Only, ceiling: float, some: Sequence[Arrangement] | None = None
+    ) -> Iterator[tuple[Placement, float]]:
         """Faster and faster plans that fit."""
         for arrangement in setting.arrangements() if some is None else some:
             for used, found in fitting(setting, arrangement, ceiling, only):
@@ -363,13 +436,17 @@ class _Searched(_Judge):
     def _is_same(self, placement: Placement) -> bool:
         if not self.any_numbers:
             return alike(placement, self.placement)
-        return placement.arrangement.forms.of == self.forms and Outline.of(placement.tree, self.setting.edges) == self.outline
+        return (
+            placement.arrangement.forms.of == self.forms
+            and Outline.of(placement.tree, self.setting.edges) == self.outline
+        )
 
 
 @dataclass(frozen=True)
 class _Look:
-    """Seconds of the choice, of the best plan known that counts as the choice, and of the best other one, and the shape of that. ``rival`` may be a bound:
-    then none is faster. ``exact``: whether they are those of the search, of all plans that were ranked. ``others``: the best of these, if they are known."""
+    """Seconds of the choice, of the best plan known that counts as the choice, and of the best other one, and the shape
+    of that. ``rival`` may be a bound: then none is faster. ``exact``: whether they are those of the search, of all
+    plans that were ranked. ``others``: the best of these, if they are known."""
 
     own: float
     same: float
@@ -407,11 +484,21 @@ class _Planned(_Judge):
 
     def _seen(self, shown_: Sequence[tuple[Candidate, float]]) -> _Look:
         own = min((seconds for c, seconds in shown_ if self._is_chosen(c.placement)), default=np.inf)
-        others = sorted(((seconds, c.placement) for c, seconds in shown_ if not self._is_chosen(c.placement)), key=lambda o: o[0])
+        others = sorted(
+            ((seconds, c.placement) for c, seconds in shown_ if not self._is_chosen(c.placement)), key=lambda o: o[0]
+        )
         rival, shape = (others[0][0], others[0][1].shape) if others else (np.inf, "")
         if rival < own:  # of each shape one plan was ranked, perhaps none of this one; but it may take as long, or less
             own = min(own, self._seconds(self.placement, shown_[0][0].placement.setting, DETAIL))
-        return _Look(own, own, rival, shape, all(abs(s - c.searched) <= SAME * s for c, s in shown_), TIE, tuple(p for _, p in others[:BESIDE]))
+        return _Look(
+            own,
+            own,
+            rival,
+            shape,
+            all(abs(s - c.searched) <= SAME * s for c, s in shown_),
+            TIE,
+            tuple(p for _, p in others[:BESIDE]),
+        )
 
     def of_found(self, setting: Setting, others: Iterable[Placement]) -> tuple[float, float]:
         """Seconds of the choice as it is, granted its lead, and of the best of some others, in less detail."""
@@ -439,7 +526,9 @@ def _range_of(scan: _Factors) -> Range:
 
 
 class _Factors(ABC):
-    """One entry of the profile, looked at with several factors. ``step``: of `Range`. ``guesses``: how often on the way what is known says where to look."""
+    """One entry of the profile, looked at with several factors. ``step``: of `Range`. ``guesses``: how often on the way
+    what is known says where to look.
+    """
 
     step, guesses, faintest = 0.0, GUESSES, FAINT
 
@@ -447,7 +536,8 @@ class _Factors(ABC):
         self.judge, self.entry, self._looked = asked, entry, looked
         self._looks: dict[float, _Look] = {}
         self._settings: dict[float, Setting] = {}
-        self._ends, self._stood = 0, 1.0  # that were found; how far the choice stands for certain on the way to the next one
+        # that were found; how far the choice stands for certain on the way to the next one
+        self._ends, self._stood = 0, 1.0
 
     def towards(self, there: float) -> tuple[float, str]:
         """As `until`, from the profile's value."""
@@ -461,7 +551,9 @@ class _Factors(ABC):
         return (self._ends + abs(math.log(self._stood)) / math.log(WIDEST)) / 2
 
     def until(self, here: float, there: float, guesses: int) -> tuple[float, str]:
-        """How far the choice stands from one factor, where it does, towards another, and what wins beyond ("": nothing up to there)."""
+        """How far the choice stands from one factor, where it does, towards another, and what wins beyond ("": nothing
+        up to there).
+        """
         winner = self.judge.verdict(self._look(there))
         if not winner and self._nothing_between(min(here, there), max(here, there)):
             self._stood = there
@@ -523,9 +615,11 @@ class _Scan(_Factors):
     def _nothing_between(self, low: float, high: float) -> bool:
         """Whether no plan, known or not, can be faster than the choice by more than `faint` at any factor between.
 
-        Seconds of any plan only grow with an entry, at most with some power of it (mostly in proportion). So no other takes less than the best other one at
-        ``low``, nor less than that power of the factor says of the best one at ``high``. Up to the factor at which these two meet the first one counts, where
-        the choice takes no more than there; from there on the second one, and the choice grows no faster than it. So it is enough to look at that factor.
+        Seconds of any plan only grow with an entry, at most with some power of it (mostly in proportion). So no other
+        takes less than the best other one at ``low``, nor less than that power of the factor says of the best one at
+        ``high``. Up to the factor at which these two meet the first one counts, where the choice takes no more than
+        there; from there on the second one, and the choice grows no faster than it. So it is enough to look at that
+        factor.
         """
         first, last, growth = self._look(low).rival, self._look(high).rival, self.entry.growth
         at = _meeting(low, high, first, last, growth)
@@ -575,8 +669,9 @@ class _Steps(_Factors):
         return math.log(self.judge.lead * look.rival / look.own)
 
     def _nothing_between(self, low: float, high: float) -> bool:
-        """Whether they are near each other, or the choice is that far ahead of all that was found. Seconds that are followed grow as
-        `_Scan` has it; simulated ones may fall, too, where micro-batches go in another order: then nothing is known of factors between two."""
+        """Whether they are near each other, or the choice is that far ahead of all that was found. Seconds that are
+        followed grow as `_Scan` has it; simulated ones may fall, too, where micro-batches go in another order: then
+        nothing is known of factors between two."""
         if high / low - 1 <= STEP:
             return True
         if self._stands_between(low, high):
@@ -589,19 +684,28 @@ class _Steps(_Factors):
         return bool(own * (1 + APART) <= first.rival * self.judge.lead)
 
     def _stands_between(self, low: float, high: float) -> bool:
-        """Whether the choice is that far ahead of what was found at both factors, if they are not far from each other, at each step between them."""
+        """Whether the choice is that far ahead of what was found at both factors, if they are not far from each other,
+        at each step between them.
+        """
         if self.entry.unsettles or high / low > AGAIN * (1 + FINE):
             return False
         others = {(p.tree, p.arrangement): p for f in (low, high) for p in self._look(f).others}
         steps = math.ceil(math.log(high / low) / math.log(1 + STEP))
-        between = (self.asked.of_found(self._changed(float(f)), others.values()) for f in np.geomspace(low, high, steps + 1)[1:-1])
+        between = (
+            self.asked.of_found(self._changed(float(f)), others.values())
+            for f in np.geomspace(low, high, steps + 1)[1:-1]
+        )
         return all(own * (1 + APART) <= rival for own, rival in between)
 
 
 def _meeting(low: float, high: float, first: float, last: float, growth: float | None) -> float:
-    """The factor at which the best other plan at ``high``, made shorter as its seconds grow at most, takes as long as the one at ``low``. With memory, seconds
-    may leap: then only that they grow is known."""
-    return float(min(max(high * (first / last) ** (1 / growth), low), high)) if growth and last and np.isfinite(last) else high
+    """The factor at which the best other plan at ``high``, made shorter as its seconds grow at most, takes as long as
+    the one at ``low``. With memory, seconds may leap: then only that they grow is known."""
+    return (
+        float(min(max(high * (first / last) ** (1 / growth), low), high))
+        if growth and last and np.isfinite(last)
+        else high
+    )
 
 
 def _seconds(placement: Placement, setting: Setting) -> float:
@@ -614,7 +718,8 @@ def _seconds(placement: Placement, setting: Setting) -> float:
 def _changed(setting: Setting, entry: Entry, factor: float) -> Setting:
     """With one entry of the profile multiplied. What it does not change is known already."""
     made = replace(setting, profile=entry.times(setting.profile, factor))
-    made.__dict__["tables"] = setting.tables.without(made, {setting.home[name] for name in entry.slower})  # where `cached_property` looks
+    # where `cached_property` looks
+    made.__dict__["tables"] = setting.tables.without(made, {setting.home[name] for name in entry.slower})
     if not entry.slower:
         made.__dict__["models"] = setting.models
     return made

@@ -1,7 +1,9 @@
-"""Plans against each other by the seconds that the real scheduler takes for them in virtual time, as far as a budget reaches.
+"""Plans against each other by the seconds that the real scheduler takes for them in virtual time, as far as a budget
+reaches.
 
-What follows micro-batches through a plan is quick and good enough to look for plans. It knows less than the scheduler (who takes turns with whom when ranks
-differ in number, what overlaps with staleness), so it does not decide which of two plans is faster.
+What follows micro-batches through a plan is quick and good enough to look for plans. It knows less than the scheduler
+(who time-shares with whom when ranks differ in number, what overlaps with staleness), so it does not decide which of
+two plans is faster.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from rlinf_lab.planning.planner.candidates import Candidate
 from rlinf_lab.timeline.timeline import Timeline
 
 MOMENTS = 10_000  # of virtual time at which something begins or ends, in all simulations of one question: about 0.1 s
-DETAIL = 128  # bundles of an iteration, an eighth of a forecast's: seconds change by some thousandths, and those of all plans are compared in the same detail
+# bundles of an iteration, an eighth of a forecast's: seconds change by some thousandths, and those of all plans are
+# compared in the same detail
+DETAIL = 128
 LEAST = 1  # plans that are simulated though what was followed of them promises less
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One plan under each of some profiles, simulated. ``seconds`` of an iteration and ``timelines``, profile by profile."""
+    """One plan under each of some profiles, simulated. ``seconds`` of an iteration and ``timelines``, profile by
+    profile.
+    """
 
     candidates: tuple[Candidate, ...]
     seconds: tuple[float, ...]
@@ -34,7 +40,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tried:
-    """``trials``: plans that were simulated, the fastest first; ``left``: how many of those that promised to be faster were not."""
+    """``trials``: plans that were simulated, the fastest first; ``left``: how many of those that promised to be faster
+    were not.
+    """
 
     trials: tuple[Trial, ...]
     left: int
@@ -59,8 +67,12 @@ class Trials:
         return Trial(some, tuple(seconds), tuple(timelines))
 
     def among(self, plans: Sequence[tuple[Candidate, ...]], now: Trial) -> Tried:
-        """Plans against the present one, the most promising first, until the fastest one that was simulated is faster than what the others promise."""
-        waiting = sorted(((max(_ratio(c.seconds, s) for c, s in zip(p, now.seconds, strict=True)), i) for i, p in enumerate(plans)))
+        """Plans against the present one, the most promising first, until the fastest one that was simulated is faster
+        than what the others promise.
+        """
+        waiting = sorted(
+            ((max(_ratio(c.seconds, s) for c, s in zip(p, now.seconds, strict=True)), i) for i, p in enumerate(plans))
+        )
         done: list[Trial] = []
         for at, (promised, i) in enumerate(waiting):
             fastest = min((t.against(now) for t in done), default=1.0)

@@ -33,11 +33,12 @@ STALENESS = 4  # iterations
 
 @dataclass(frozen=True)
 class Question:
-    """``devices`` of each kind; ``items`` of an iteration; ``micro_batches``: most of an iteration; ``memory_gib`` of a device (None: no limit);
-    where there are several kinds of device a mapping, of each kind (one number: of all).
+    """``devices`` of each kind; ``items`` of an iteration; ``micro_batches``: most of an iteration; ``memory_gib`` of a
+    device (None: no limit); where there are several kinds of device a mapping, of each kind (one number: of all).
 
-    ``length`` and ``tail``: of generated responses, relative to the profile's (`profile.Lengths.factor`, `.tail`). ``switching``: seconds of
-    coming and leaving, relative to the profile's. ``staleness``: iterations that weights may be old.
+    ``length`` and ``tail``: of generated responses, relative to the profile's (`profile.Lengths.factor`, `.tail`).
+    ``switching``: seconds of coming and leaving, relative to the profile's. ``staleness``: iterations that weights may
+    be old.
     """
 
     devices: Mapping[str, int]
@@ -58,15 +59,32 @@ class Question:
         whole("what if micro_batches", self.micro_batches, 1, MAX_MICRO_BATCHES)
         whole("what if staleness", self.staleness, 0, MOST_STALENESS)
         if isinstance(self.memory_gib, Mapping) and set(self.devices) == {""}:
-            raise PlanError(f"what if memory_gib = {shown(self.memory_gib)}: there is one kind of device. Next: one number, such as memory_gib=80.")
+            raise PlanError(
+                f"what if memory_gib = {shown(self.memory_gib)}: there is one kind of device. Next: one number, such "
+                "as memory_gib=80."
+            )
         for kind, gib in self._memories().items():
             if kind and kind not in self.devices:
-                raise UnknownNameError.of("kind of device", kind, self.devices, f"It stands in what if memory_gib = {shown(self.memory_gib)}.")
+                raise UnknownNameError.of(
+                    "kind of device", kind, self.devices, f"It stands in what if memory_gib = {shown(self.memory_gib)}."
+                )
             if gib is not None:
-                number(f"what if memory_gib{f'[{kind!r}]' if kind else ''} = {shown(gib)}: GiB of a device", gib, 0, MOST_GIB, above=True)
+                number(
+                    f"what if memory_gib{f'[{kind!r}]' if kind else ''} = {shown(gib)}: GiB of a device",
+                    gib,
+                    0,
+                    MOST_GIB,
+                    above=True,
+                )
         for field in ("length", "tail", "switching"):
             value, most = getattr(self, field), 16 if field == "tail" else 1e6
-            number(f"what if {field} = {shown(value)}: a factor (1: as in the profile)", value, 0, most, above=field == "length")
+            number(
+                f"what if {field} = {shown(value)}: a factor (1: as in the profile)",
+                value,
+                0,
+                most,
+                above=field == "length",
+            )
 
     @classmethod
     def of(cls, plans: Plans) -> Question:
@@ -74,7 +92,14 @@ class Question:
         setting = plans.best.candidate.placement.setting
         caps = {kind: None if math.isinf(cap := setting.cap(kind)) else cap for kind in setting.kinds}
         memory = caps if len(caps) > 1 else next(iter(caps.values()))
-        return cls(dict(setting.devices), setting.profile.items, setting.micro_batches, memory, staleness=setting.staleness, rule=setting.rule)
+        return cls(
+            dict(setting.devices),
+            setting.profile.items,
+            setting.micro_batches,
+            memory,
+            staleness=setting.staleness,
+            rule=setting.rule,
+        )
 
     def _memories(self) -> Mapping[str, float | None]:
         """By kind; all under no name where one number is for all."""
@@ -84,14 +109,25 @@ class Question:
         """The profile as it would be. Raises `PlanError` naming a value that cannot be."""
         step = step_of(base)
         if not isinstance(self.items, int) or isinstance(self.items, bool) or self.items < step or self.items % step:
-            near = max(step, round(self.items / step) * step) if isinstance(self.items, int | float) and math.isfinite(self.items) else step
-            raise PlanError(f"what if items = {self.items!r}: a whole number of groups of {step} items. Next: items={near}.")
+            near = (
+                max(step, round(self.items / step) * step)
+                if isinstance(self.items, int | float) and math.isfinite(self.items)
+                else step
+            )
+            raise PlanError(
+                f"what if items = {self.items!r}: a whole number of groups of {step} items. Next: items={near}."
+            )
         times = self.items / base.items
         memories = self._memories()
-        kinds = tuple(replace(k, memory_gib=memories.get(k.name, memories.get("", _own_memory(base, k)))) for k in base.kinds)
+        kinds = tuple(
+            replace(k, memory_gib=memories.get(k.name, memories.get("", _own_memory(base, k)))) for k in base.kinds
+        )
         workers = dict(base.workers)
         if self.switching != 1:
-            workers = {n: replace(w, onload_s=w.onload_s * self.switching, offload_s=w.offload_s * self.switching) for n, w in workers.items()}
+            workers = {
+                n: replace(w, onload_s=w.onload_s * self.switching, offload_s=w.offload_s * self.switching)
+                for n, w in workers.items()
+            }
         changed = base.replace(
             items=self.items, workers=workers, device_memory_gib=memories.get(""), kinds=kinds,
             edges=tuple(e if e.items is None else replace(e, items=e.items * times) for e in base.edges),
@@ -102,10 +138,12 @@ class Question:
         return changed
 
     def answer(self, base: Profile, simulate: bool = False, like: Plans | None = None) -> Plans:
-        """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError` when nothing fits.
+        """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError`
+        when nothing fits.
 
-        ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes. Where there
-        are as many devices, of as much memory, a quick answer is looked for among the shapes of these plans; anywhere else among all.
+        ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that
+        the profile describes. Where there are as many devices, of as much memory, a quick answer is looked for among
+        the shapes of these plans; anywhere else among all.
         """
         profile = self.profile(base)
         try:
@@ -127,14 +165,21 @@ class Question:
             "memory_gib": (refusal.gib, lambda gib: replace(wish, profile=limited(profile, gib))),
         }
         if len(self.devices) == 1:
-            fields = {"devices": (refusal.devices, lambda n: replace(wish, devices=dict.fromkeys(self.devices, n))), **fields}
+            fields = {
+                "devices": (refusal.devices, lambda n: replace(wish, devices=dict.fromkeys(self.devices, n))),
+                **fields,
+            }
         enough = {field: _enough(wanted, changed, field) for field, (wanted, changed) in fields.items()}
         advice = ", or ".join(f"{field}={value}" for field, value in enough.items() if value is not None)
-        return f"{refusal.said} Next: {advice}." if advice else refusal.said + nearest(wish, refusal.gib, refusal.devices)
+        return (
+            f"{refusal.said} Next: {advice}." if advice else refusal.said + nearest(wish, refusal.gib, refusal.devices)
+        )
 
 
 def _enough(wanted: int | float | None, changed: Callable[[Any], Wish], field: str) -> int | float | None:
-    """What one refusal after another asks for, until there is a plan; None where that is nothing, or no more than before."""
+    """What one refusal after another asks for, until there is a plan; None where that is nothing, or no more than
+    before.
+    """
     before: float = 0
     while wanted is not None and wanted > before:
         try:
@@ -149,7 +194,9 @@ def _enough(wanted: int | float | None, changed: Callable[[Any], Wish], field: s
 
 
 def _with_known(setting: Setting, before: Setting) -> Setting:
-    """With the tables of another one, where the two differ in nothing but the seconds of coming and leaving, which are in none of them."""
+    """With the tables of another one, where the two differ in nothing but the seconds of coming and leaving, which are
+    in none of them.
+    """
 
     def rest(one: Setting) -> list[object]:
         workers = {n: replace(w, onload_s=0.0, offload_s=0.0) for n, w in one.profile.workers.items()}
@@ -157,7 +204,8 @@ def _with_known(setting: Setting, before: Setting) -> Setting:
         return [getattr(one, f.name) for f in fields(one) if f.name != "profile"] + others + [workers]
 
     if rest(setting) == rest(before):
-        setting.__dict__.update(tables=before.tables.without(setting, ()), models=before.models)  # where `cached_property` looks
+        # where `cached_property` looks
+        setting.__dict__.update(tables=before.tables.without(setting, ()), models=before.models)
     return setting
 
 
@@ -179,7 +227,8 @@ def step_of(profile: Profile) -> int:
 class Slider:
     """One field of a question with the ``values`` worth looking at, ascending (None: no limit, last).
 
-    ``field`` is ``devices.KIND`` for the number of a kind, ``memory_gib.KIND`` for its memory where there are several kinds.
+    ``field`` is ``devices.KIND`` for the number of a kind, ``memory_gib.KIND`` for its memory where there are several
+    kinds.
     """
 
     field: str
@@ -210,24 +259,44 @@ def moved(question: Question, field: str, value: float | None) -> Question:
             raise UnknownNameError.of("kind of device", kind, question.devices)
         return replace(question, devices={**question.devices, kind: int(value)})
     if kind and name == "memory_gib" and kind in question.devices:
-        before = question.memory_gib if isinstance(question.memory_gib, Mapping) else dict.fromkeys(question.devices, question.memory_gib)
+        before = (
+            question.memory_gib
+            if isinstance(question.memory_gib, Mapping)
+            else dict.fromkeys(question.devices, question.memory_gib)
+        )
         return replace(question, memory_gib={**before, kind: value})
     known = ("items", "micro_batches", "memory_gib", "length", "tail", "switching", "staleness")
     refuse_old_names("What if", [field], OLD_NAMES)
     if name not in known or kind:
         raise UnknownNameError.of("slider", field, [*(f"devices.{k}" for k in question.devices), *known])
-    change: dict[str, Any] = {name: int(value) if value is not None and name in ("items", "micro_batches", "staleness") else value}
+    change: dict[str, Any] = {
+        name: int(value) if value is not None and name in ("items", "micro_batches", "staleness") else value
+    }
     return replace(question, **change)
 
 
 def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
-    """Those that can change an answer: no memory slider where nobody needs memory, none for lengths without a generator."""
+    """Those that can change an answer: no memory slider where nobody needs memory, none for lengths without a
+    generator.
+    """
     found = []
     for kind, count in question.devices.items():
-        found.append(Slider(f"devices.{kind}", f"{kind} devices" if kind else "devices", "", _counts(count), "how many there are"))
+        found.append(
+            Slider(
+                f"devices.{kind}", f"{kind} devices" if kind else "devices", "", _counts(count), "how many there are"
+            )
+        )
     step = step_of(profile)
     items = sorted({max(step, round(question.items * f / step) * step) for f in FACTORS if f <= 4} | {question.items})
-    found.append(Slider("items", "batch", "items", tuple(items), "items of one iteration; measured sizes are interpolated, others extrapolated"))
+    found.append(
+        Slider(
+            "items",
+            "batch",
+            "items",
+            tuple(items),
+            "items of one iteration; measured sizes are interpolated, others extrapolated",
+        )
+    )
     finest = int(math.log2(max(2, min(1024, profile.items))))
     found.append(
         Slider(
@@ -241,14 +310,42 @@ def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
     workers = profile.workers.values()
     if any(w.lengths is not None for w in workers):
         found.append(Slider("length", "response length", "×", FACTORS[2:-1], "relative to what was measured"))
-        found.append(Slider("tail", "long tail", "power", TAILS, "ratio to the median length, to this power: 0 all equal, 1 as measured"))
+        found.append(
+            Slider(
+                "tail",
+                "long tail",
+                "power",
+                TAILS,
+                "ratio to the median length, to this power: 0 all equal, 1 as measured",
+            )
+        )
     if any(map(limits, workers)):
         for kind, gib in question._memories().items():
             field, label = (f"memory_gib.{kind}", f"memory of {kind}") if kind else ("memory_gib", "memory")
-            found.append(Slider(field, label, "GiB", (*_memories(profile, question, gib), None), "of one device; what does not fit is no plan"))
+            found.append(
+                Slider(
+                    field,
+                    label,
+                    "GiB",
+                    (*_memories(profile, question, gib), None),
+                    "of one device; what does not fit is no plan",
+                )
+            )
     if any(w.onload_s or w.offload_s for w in workers):
-        found.append(Slider("switching", "switching cost", "×", (0.0, *FACTORS), "seconds of coming to the devices and leaving them"))
-    found.append(Slider("staleness", "staleness", "iterations", tuple(range(STALENESS + 1)), "how old the weights of a rollout may be"))
+        found.append(
+            Slider(
+                "switching", "switching cost", "×", (0.0, *FACTORS), "seconds of coming to the devices and leaving them"
+            )
+        )
+    found.append(
+        Slider(
+            "staleness",
+            "staleness",
+            "iterations",
+            tuple(range(STALENESS + 1)),
+            "how old the weights of a rollout may be",
+        )
+    )
     return tuple(found)
 
 
@@ -271,11 +368,13 @@ def _memories(profile: Profile, question: Question, now: float | None) -> tuple[
 
 
 def described(plans: Plans, in_haste: bool = False) -> dict[str, Any]:
-    """`Plans.to_dict` with, for each plan, the causes of its bubbles where it was simulated: [cause, share of device time]. ``in_haste``: without notes for
-    which something would have to be simulated."""
+    """`Plans.to_dict` with, for each plan, the causes of its bubbles where it was simulated: [cause, share of device
+    time]. ``in_haste``: without notes for which something would have to be simulated."""
     data = plans.to_dict(plans.assumed if in_haste else None)
     for made, entry in zip(plans, data["plans"], strict=True):
         if made.simulated is not None:
             bubbles = made.timeline.bubbles()
-            entry["bubbles"] = [[str(c), float(s)] for c, s in zip(bubbles["cause"], bubbles["share"], strict=True) if s >= 0.005]
+            entry["bubbles"] = [
+                [str(c), float(s)] for c, s in zip(bubbles["cause"], bubbles["share"], strict=True) if s >= 0.005
+            ]
     return data

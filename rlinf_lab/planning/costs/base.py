@@ -12,8 +12,9 @@ import numpy as np
 from rlinf_lab.planning.profile.profile import Sample
 
 MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED = "measured", "interpolated", "extrapolated", "assumed"
-# Relative uncertainty. Rules of thumb, not statistics: a profile seldom has repetitions. Where repeated samples differ more, or the model misses its samples
-# by more, that counts instead: no sample lies outside the range that is stated at its point.
+# Relative uncertainty. Rules of thumb, not statistics: a profile seldom has repetitions. Where repeated samples differ
+# more, or the model misses its samples by more, that counts instead: no sample lies outside the range that is stated at
+# its point.
 REPEAT, BETWEEN, BEYOND, GUESSED = 0.03, 0.05, 0.10, 0.25
 ROUNDING = 1e-9  # items
 TICK = 1e-12  # seconds; what is shorter counts as much
@@ -40,8 +41,12 @@ class CostEstimate:
         return replace(self, seconds=calls * self.seconds, low=calls * self.low, high=calls * self.high)
 
     def by_speed(self, kind: str) -> CostEstimate:
-        """The same of another kind of device than the one that was measured: as sure as a guess, whatever the samples say there."""
-        note = "; ".join(filter(None, (self.note, f"measured on {kind}, seconds by the relative speed of the two kinds")))
+        """The same of another kind of device than the one that was measured: as sure as a guess, whatever the samples
+        say there.
+        """
+        note = "; ".join(
+            filter(None, (self.note, f"measured on {kind}, seconds by the relative speed of the two kinds"))
+        )
         return CostEstimate(self.seconds, self.low / (1 + GUESSED), self.high * (1 + GUESSED), ASSUMED, note)
 
     @property
@@ -52,14 +57,18 @@ class CostEstimate:
         return max(self.high / self.seconds - 1, 1 - self.low / self.seconds)
 
     def __repr__(self) -> str:
-        return f"{self.seconds:.4g} s ({self.basis}, {self.low:.4g} to {self.high:.4g})" + f": {self.note}" * bool(self.note)
+        return f"{self.seconds:.4g} s ({self.basis}, {self.low:.4g} to {self.high:.4g})" + f": {self.note}" * bool(
+            self.note
+        )
 
 
 class CostModel(Protocol):
     """Seconds of one call, for many device counts at once."""
 
     def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
-        """``devices``: whole numbers; ``items``: of the call, over all its devices; ``beside``: who occupies the same devices."""
+        """``devices``: whole numbers; ``items``: of the call, over all its devices; ``beside``: who occupies the same
+        devices.
+        """
         ...
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
@@ -73,7 +82,9 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True)
 class Misfit:
-    """The smallest and the largest of measured seconds over the model's, of all samples that it was fitted to; 1 where it meets them."""
+    """The smallest and the largest of measured seconds over the model's, of all samples that it was fitted to; 1 where
+    it meets them.
+    """
 
     low: float = 1.0
     high: float = 1.0
@@ -86,20 +97,40 @@ class Misfit:
 
     def around(self, seconds: float, basis: str, relative: float, note: str = "") -> CostEstimate:
         """An estimate away from the samples: no surer than the model is of them."""
-        return CostEstimate(seconds, seconds * min(1 / (1 + relative), self.low), seconds * max(1 + relative, self.high), basis, note)
+        return CostEstimate(
+            seconds, seconds * min(1 / (1 + relative), self.low), seconds * max(1 + relative, self.high), basis, note
+        )
 
 
 def at_samples(seconds: float, measured: Sequence[float]) -> CostEstimate:
-    """An estimate at a point with samples: ``measured`` where the model meets their mean as well as they meet each other."""
+    """An estimate at a point with samples: ``measured`` where the model meets their mean as well as they meet each
+    other.
+    """
     mean, low, high = float(np.mean(measured)), min(measured), max(measured)
     apart = max([REPEAT, *(high / mean - 1, mean / low - 1)]) if low > 0 else math.inf if high > 0 else REPEAT
     met = mean / (1 + apart) <= seconds <= mean * (1 + apart) and (low > 0 or seconds == mean)
     note = "" if met else f"the model misses {mean:.4g} s, measured there"
-    return CostEstimate(seconds, min(seconds / (1 + REPEAT), low), max(seconds * (1 + REPEAT), high), MEASURED if met else INTERPOLATED, note)
+    return CostEstimate(
+        seconds,
+        min(seconds / (1 + REPEAT), low),
+        max(seconds * (1 + REPEAT), high),
+        MEASURED if met else INTERPOLATED,
+        note,
+    )
 
 
-def estimated(seconds: float, samples: Sequence[Sample], misfit: Misfit, devices: int, items: float, guessed: str = "", note: str = "") -> CostEstimate:
-    """What a model's seconds rest on, from where the point lies among its samples. ``guessed``: what was assumed; ``note``: where there is no other."""
+def estimated(
+    seconds: float,
+    samples: Sequence[Sample],
+    misfit: Misfit,
+    devices: int,
+    items: float,
+    guessed: str = "",
+    note: str = "",
+) -> CostEstimate:
+    """What a model's seconds rest on, from where the point lies among its samples. ``guessed``: what was assumed;
+    ``note``: where there is no other.
+    """
     here = [s.seconds for s in samples if s.devices == devices and math.isclose(s.items, items)]
     if here:
         found = at_samples(seconds, here)
@@ -108,17 +139,21 @@ def estimated(seconds: float, samples: Sequence[Sample], misfit: Misfit, devices
     return misfit.around(seconds, basis, relative, why or note)
 
 
-def of_a_rank(items: float | np.ndarray, ranks: np.ndarray, unit: int = 1) -> np.ndarray:
-    """Items of the rank that has most: they are whole, and so are the groups of ``unit`` in which they come. Of a number that is not, the mean of micro-batches
-    that differ by one."""
-    bundles = np.asarray(items, float) / unit
+def of_a_rank(items: float | np.ndarray, ranks: np.ndarray, group_size: int = 1) -> np.ndarray:
+    """Items of the rank that has most: they are whole, and so are the groups of ``group_size`` in which they come. Of a
+    number that is not, the mean of micro-batches that differ by one."""
+    bundles = np.asarray(items, float) / group_size
     low = np.floor(bundles + ROUNDING)
     part = np.maximum(bundles - low, 0.0)
-    return np.asarray(unit * ((1 - part) * np.ceil(low / ranks - ROUNDING) + part * np.ceil((low + 1) / ranks - ROUNDING)))
+    return np.asarray(
+        group_size * ((1 - part) * np.ceil(low / ranks - ROUNDING) + part * np.ceil((low + 1) / ranks - ROUNDING))
+    )
 
 
 def by_relative_error(seconds: np.ndarray) -> np.ndarray:
-    """Weights for least squares of relative errors. A sample of 0 s has none: it weighs as much as the shortest other one."""
+    """Weights for least squares of relative errors. A sample of 0 s has none: it weighs as much as the shortest other
+    one.
+    """
     seconds = np.asarray(seconds, float)
     least = seconds[seconds > 0].min(initial=np.inf)
     return np.asarray(1.0 / np.maximum(seconds, max(least, TICK) if np.isfinite(least) else 1.0))
@@ -149,8 +184,10 @@ def _beyond(value: float, seen: Sequence[float], what: str) -> tuple[float, str]
     return far, f"{value:g} {what if value != 1 else what[:-1]}, measured at {span}"
 
 
-def nearest_company(groups: Mapping[frozenset[str], T], beside: Collection[str]) -> T:
-    """The measurement made in the most similar company: the same, else the smallest larger one (pessimistic), else the largest smaller."""
+def nearest_colocation(groups: Mapping[frozenset[str], T], beside: Collection[str]) -> T:
+    """The measurement made in the most similar co-location: the same, else the smallest larger one (pessimistic), else
+    the largest smaller.
+    """
     wanted = frozenset(beside)
     if wanted in groups:
         return groups[wanted]

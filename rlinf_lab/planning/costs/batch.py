@@ -2,9 +2,9 @@
 
 Items are whole, and the rank with most of them decides: 10 on 4 ranks cost as much as 12.
 
-The fixed part is told from the scaling by two sizes, the exponent by two device counts; what the samples cannot tell comes
-from the profile or is assumed (perfect scaling) and said so. One size on each device count is met exactly; sizes that lie on no line are met in the
-mean, and the estimate covers them.
+The fixed part is told from the scaling by two sizes, the exponent by two device counts; what the samples cannot tell
+comes from the profile or is assumed (perfect scaling) and said so. One size on each device count is met exactly; sizes
+that lie on no line are met in the mean, and the estimate covers them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlinf_lab.planning.costs.base import (
     Misfit,
     by_relative_error,
     estimated,
-    nearest_company,
+    nearest_colocation,
     of_a_rank,
 )
 from rlinf_lab.planning.profile.profile import Sample
@@ -32,45 +32,63 @@ NEAR = 1e-6  # errors of fits that are computed together are good to less
 
 @dataclass(frozen=True)
 class BatchModel:
-    """``exponent``: of the devices, used where the samples have one device count only. ``unit``: items come in groups of so many."""
+    """``exponent``: of the devices, used where the samples have one device count only. ``group_size``: items come in
+    groups of so many.
+    """
 
     samples: tuple[Sample, ...]
     exponent: float | None = None
     devices_per_rank: int = 1
-    unit: int = 1
+    group_size: int = 1
 
     def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
-        return nearest_company(self.curves, beside).seconds(np.asarray(devices, float), items)
+        return nearest_colocation(self.curves, beside).seconds(np.asarray(devices, float), items)
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
-        curve = nearest_company(self.curves, beside)
+        curve = nearest_colocation(self.curves, beside)
         seconds = float(curve.seconds(np.array([float(devices)]), items)[0])
         elsewhere = curve.assumed and max(devices, 1) != max(curve.samples[0].devices, 1)
-        return estimated(seconds, curve.samples, curve.misfit, devices, items, "scaling with devices assumed perfect" if elsewhere else "")
+        return estimated(
+            seconds,
+            curve.samples,
+            curve.misfit,
+            devices,
+            items,
+            "scaling with devices assumed perfect" if elsewhere else "",
+        )
 
-    def of_a_part(self, devices: np.ndarray, items: float, parts: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
-        """Seconds of one of so many equal parts of all items, of which each rank makes its share by itself: they are not divided anew for each part."""
-        return nearest_company(self.curves, beside).seconds(np.asarray(devices, float), items, parts)
+    def of_a_part(
+        self, devices: np.ndarray, items: float, parts: float | np.ndarray, beside: frozenset[str] = NOBODY
+    ) -> np.ndarray:
+        """Seconds of one of so many equal parts of all items, of which each rank makes its share by itself: they are
+        not divided anew for each part.
+        """
+        return nearest_colocation(self.curves, beside).seconds(np.asarray(devices, float), items, parts)
 
     def always(self, devices: int, beside: frozenset[str] = NOBODY) -> float:
         """Seconds of a batch that do not depend on its items."""
-        return nearest_company(self.curves, beside).always(devices)
+        return nearest_colocation(self.curves, beside).always(devices)
 
     def reach(self) -> float:
         return float("inf")
 
     @cached_property
     def curves(self) -> dict[frozenset[str], Curve]:
-        """One curve for each company in which samples were taken."""
+        """One curve for each co-location in which samples were taken."""
         groups: dict[frozenset[str], list[Sample]] = {}
         for sample in self.samples:
             groups.setdefault(frozenset(sample.beside), []).append(sample)
-        return {company: Curve.fit(members, self.exponent, self.devices_per_rank, self.unit) for company, members in groups.items()}
+        return {
+            colocated: Curve.fit(members, self.exponent, self.devices_per_rank, self.group_size)
+            for colocated, members in groups.items()
+        }
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A fitted curve. ``residuals``: logarithm of measured over fitted, at ``log_devices``: interpolated, so that samples are met."""
+    """A fitted curve. ``residuals``: logarithm of measured over fitted, at ``log_devices``: interpolated, so that
+    samples are met.
+    """
 
     samples: tuple[Sample, ...]
     fixed: float
@@ -80,7 +98,7 @@ class Curve:
     log_devices: tuple[float, ...]
     residuals: tuple[float, ...]
     devices_per_rank: int = 1
-    unit: int = 1
+    group_size: int = 1
 
     @cached_property
     def misfit(self) -> Misfit:
@@ -89,7 +107,13 @@ class Curve:
 
     def seconds(self, devices: np.ndarray, items: float | np.ndarray, parts: float | np.ndarray = 1.0) -> np.ndarray:
         n = np.maximum(devices, 1.0)  # 0 devices: a worker on the host, whose power does not depend on the plan
-        fitted = self.fixed + self.each * _whole(items, n, self.devices_per_rank, self.exponent, self.unit) / parts * n**-self.exponent
+        fitted = (
+            self.fixed
+            + self.each
+            * _whole(items, n, self.devices_per_rank, self.exponent, self.group_size)
+            / parts
+            * n**-self.exponent
+        )
         return fitted * self._residual(n)
 
     def always(self, devices: int) -> float:
@@ -101,7 +125,9 @@ class Curve:
         return np.exp(np.interp(np.log(devices), self.log_devices, self.residuals))
 
     @classmethod
-    def fit(cls, samples: Sequence[Sample], exponent: float | None, devices_per_rank: int = 1, unit: int = 1) -> Curve:
+    def fit(
+        cls, samples: Sequence[Sample], exponent: float | None, devices_per_rank: int = 1, group_size: int = 1
+    ) -> Curve:
         n = np.array([max(s.devices, 1) for s in samples], float)
         m = np.array([s.items for s in samples])
         t = np.array([s.seconds for s in samples])
@@ -109,28 +135,44 @@ class Curve:
         fixed_known = any(len(set(m[n == k])) > 1 for k in set(n))
         tried = EXPONENTS if several else np.array([1.0 if exponent is None else exponent])
         every = tried[:, None]
-        about = _errors(_whole(m, n, devices_per_rank, every, unit) * n**-every, t, fixed_known)
+        about = _errors(_whole(m, n, devices_per_rank, every, group_size) * n**-every, t, fixed_known)
         near = tried[about <= about.min() * (1 + NEAR) + NEAR]  # few: each is fitted with care
-        fits = [_affine(_whole(m, n, devices_per_rank, p, unit) * n**-p, t, fixed_known) for p in near]
+        fits = [_affine(_whole(m, n, devices_per_rank, p, group_size) * n**-p, t, fixed_known) for p in near]
         best = int(np.argmin([f[2] for f in fits]))
         fixed, each, _ = fits[best]
         p = float(near[best])
-        fitted = np.maximum(fixed + each * _whole(m, n, devices_per_rank, p, unit) * n**-p, 1e-300)
+        fitted = np.maximum(fixed + each * _whole(m, n, devices_per_rank, p, group_size) * n**-p, 1e-300)
         counts = np.unique(n)
         ratio = np.log(np.maximum(t, 1e-300) / fitted)
         residuals = [float(ratio[n == k].mean()) for k in counts]
         assumed = not several and exponent is None
-        return cls(tuple(samples), fixed, each, p, assumed, tuple(np.log(counts)), tuple(residuals), devices_per_rank, unit)
+        return cls(
+            tuple(samples),
+            fixed,
+            each,
+            p,
+            assumed,
+            tuple(np.log(counts)),
+            tuple(residuals),
+            devices_per_rank,
+            group_size,
+        )
 
 
-def _whole(items: float | np.ndarray, devices: np.ndarray, devices_per_rank: int, exponent: float | np.ndarray, unit: int) -> np.ndarray:
-    """So many items would cost as much if every rank had as many as the one with most. What does not shrink with devices does not depend on ranks."""
+def _whole(
+    items: float | np.ndarray, devices: np.ndarray, devices_per_rank: int, exponent: float | np.ndarray, group_size: int
+) -> np.ndarray:
+    """So many items would cost as much if every rank had as many as the one with most. What does not shrink with
+    devices does not depend on ranks.
+    """
     ranks = np.maximum(devices / devices_per_rank, 1.0)
-    return np.asarray(items * (ranks * of_a_rank(items, ranks, unit) / items) ** np.minimum(exponent, 1.0))
+    return np.asarray(items * (ranks * of_a_rank(items, ranks, group_size) / items) ** np.minimum(exponent, 1.0))
 
 
 def _affine(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> tuple[float, float, float]:
-    """Least squares of relative errors, neither part negative: (fixed, each, root mean square of the relative error)."""
+    """Least squares of relative errors, neither part negative: (fixed, each, root mean square of the
+    relative error).
+    """
     weight = by_relative_error(t)
     if with_fixed:
         design = np.stack([weight, x * weight], axis=1)

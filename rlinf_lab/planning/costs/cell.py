@@ -1,7 +1,8 @@
 """A cell: workers that answer each other step by step (simulator and policy), for the calls of an iteration.
 
-On one set of devices they take turns. On devices of their own, with k sub-batches, one half steps while the answers for the other half
-are computed: an iteration takes ``max(k · slowest member, sum of the members)``, each at a k-th of the items.
+On one set of devices they time-share. On devices of their own, with k sub-batches, one half steps while the answers for
+the other half are computed: an iteration takes ``max(k · slowest member, sum of the members)``, each at a k-th of the
+items.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ _SURENESS = (MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED)
 
 @dataclass(frozen=True)
 class CellModel:
-    """Seconds of a cell from those of its members, all their calls. ``calibration``: measured seconds over the sum of the calls, where it is known."""
+    """Seconds of a cell from those of its members, all their calls. ``calibration``: measured seconds over the sum of
+    the calls, where it is known.
+    """
 
     calibration: float = 1.0
 
     def together(self, members: Sequence[np.ndarray]) -> np.ndarray:
-        """All members on the same devices, in turns. ``members``: seconds of each, arrays of one shape."""
+        """All members on the same devices, time-shared. ``members``: seconds of each, arrays of one shape."""
         return np.asarray(self.calibration * np.sum(members, axis=0))
 
     def apart(self, slowest: np.ndarray, total: np.ndarray, sub_batches: int) -> np.ndarray:
@@ -31,10 +34,17 @@ class CellModel:
         return np.asarray(self.calibration * np.maximum(sub_batches * slowest, total))
 
     def estimate(self, members: Mapping[str, CostEstimate], sub_batches: int | None = None) -> CostEstimate:
-        """With the members' ranges; as sure as the least sure of them. ``sub_batches``: of which each estimate is one; None: in turns."""
-        seconds, low, high = (self._seconds(ends, sub_batches) for ends in zip(*((m.seconds, m.low, m.high) for m in members.values()), strict=True))
+        """With the members' ranges; as sure as the least sure of them. ``sub_batches``: of which each estimate is one;
+        None: time-shared.
+        """
+        seconds, low, high = (
+            self._seconds(ends, sub_batches)
+            for ends in zip(*((m.seconds, m.low, m.high) for m in members.values()), strict=True)
+        )
         basis = max((m.basis for m in members.values()), key=_SURENESS.index)
-        return CostEstimate(seconds, low, high, basis, "; ".join(f"{name}: {m.note}" for name, m in members.items() if m.note))
+        return CostEstimate(
+            seconds, low, high, basis, "; ".join(f"{name}: {m.note}" for name, m in members.items() if m.note)
+        )
 
     def _seconds(self, members: Sequence[float], sub_batches: int | None) -> float:
         if sub_batches is None:

@@ -1,7 +1,8 @@
 """From a completion curve in seconds to lengths in tokens.
 
-With F(t) the fraction finished, sequences advance at ``ds/dt = 1 / (alpha · (1 + load(t)))``: at the start, when all run, a token takes
-longer than at the end. The longest response reaches ``max_tokens`` at the last point, which fixes alpha.
+With F(t) the fraction finished, sequences advance at ``ds/dt = 1 / (alpha · (1 + load(t)))``: at the start, when all
+run, a token takes longer than at the end. The longest response reaches ``max_tokens`` at the last point, which fixes
+alpha.
 """
 
 from __future__ import annotations
@@ -20,15 +21,19 @@ STEPS = 2_000
 def lengths_from_completion(lengths: Lengths, ratio: float | None, share: float) -> np.ndarray:
     """Quantiles [tokens] of the lengths behind a completion curve; not to be written to.
 
-    ``ratio``: load of one token of context of all requests together, relative to the weights (None: load is the number running, with ``share``
-    of the seconds). Only the curve's form matters, not how many seconds it took.
+    ``ratio``: load of one token of context of all requests together, relative to the weights (None: load is the number
+    running, with ``share`` of the seconds). Only the curve's form matters, not how many seconds it took.
     """
     time = np.array([0.0, *(p[0] for p in lengths.completion)])
     done = np.array([0.0, *(p[1] for p in lengths.completion)])
     time /= time[-1]
     grid = np.linspace(0, 1, STEPS + 1)
     running = 1 - np.interp(grid, time, done)
-    tokens = _by_context(grid, running, lengths, ratio) if ratio is not None else _by_count(grid, running, lengths.max_tokens, share)
+    tokens = (
+        _by_context(grid, running, lengths, ratio)
+        if ratio is not None
+        else _by_count(grid, running, lengths.max_tokens, share)
+    )
     # Time at which each quantile finishes, then the tokens that a sequence has by then.
     at = np.interp(fractions(), done, time)
     found = np.interp(at, grid, tokens)

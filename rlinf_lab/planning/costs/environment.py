@@ -1,4 +1,6 @@
-"""A simulator: flat in the number of environments on one device, then linear. Inside the measured range interpolated, beyond it a hinge."""
+"""A simulator: flat in the number of environments on one device, then linear. Inside the measured range interpolated,
+beyond it a hinge.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class SimulatorModel:
 
     samples: tuple[Sample, ...]
     devices_per_rank: int = 1
-    unit: int = 1
+    group_size: int = 1
 
     def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
         n, t = self.points
@@ -46,7 +48,12 @@ class SimulatorModel:
         if n[0] < each < n[-1]:
             return self.misfit.around(value, INTERPOLATED, BETWEEN)
         far = abs(float(np.log2(each / (n[-1] if each > n[-1] else n[0]))))
-        return self.misfit.around(value, EXTRAPOLATED, BEYOND * (1 + far), f"{each:g} environments on a device, measured at {n[0]:g} to {n[-1]:g}")
+        return self.misfit.around(
+            value,
+            EXTRAPOLATED,
+            BEYOND * (1 + far),
+            f"{each:g} environments on a device, measured at {n[0]:g} to {n[-1]:g}",
+        )
 
     def reach(self) -> float:
         """The measured range: beyond it a simulator may run out of memory or turn steep, so no plan relies on it."""
@@ -63,7 +70,7 @@ class SimulatorModel:
     def _each(self, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
         n = np.maximum(np.asarray(devices, float), 1.0)
         ranks = np.maximum(n / self.devices_per_rank, 1.0)
-        return np.asarray(of_a_rank(items, ranks, self.unit) * ranks / n)
+        return np.asarray(of_a_rank(items, ranks, self.group_size) * ranks / n)
 
     @cached_property
     def measured(self) -> np.ndarray:

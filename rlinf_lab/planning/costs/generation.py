@@ -1,15 +1,17 @@
 """Generation with continuous batching over a length distribution.
 
-An engine (one rank) advances all its running sequences by one token in a step of ``alpha + beta · load`` seconds. ``load`` is
-what grows with the work at hand: the tokens of context in the key-value cache when the model's shape is known (the roofline of a
-decode step: bytes of weights against bytes of cache), else the number of running sequences. At most ``cap`` sequences run; the
-others wait, in a queue of any length: the representative requests pass several times where the slots would be too many for them.
-What was measured on no devices (a service beside the plan's) is one rank whatever the plan. Which sequence runs at which *step* does
-not depend on alpha or beta, so seconds are linear in both and they can be identified
+An engine (one rank) advances all its running sequences by one token in a step of ``alpha + beta · load`` seconds.
+``load`` is what grows with the work at hand: the tokens of context in the key-value cache when the model's shape is
+known (the roofline of a decode step: bytes of weights against bytes of cache), else the number of running sequences. At
+most ``cap`` sequences run; the others wait, in a queue of any length: the representative requests pass several times
+where the slots would be too many for them. What was measured on no devices (a service beside the plan's) is one rank
+whatever the plan. Which sequence runs at which *step* does not depend on alpha or beta, so seconds are linear in both
+and they can be identified
 
 - from two or more measurements at different device counts or sizes (least squares, neither negative), or
 - from one measurement and the model's shape: ``beta / alpha = cache bytes of a token / bytes of weights``, or
-- from one measurement and an exponent: the load's share of its seconds, and so the local slope of seconds over devices, log against log.
+- from one measurement and an exponent: the load's share of its seconds, and so the local slope of seconds over devices,
+  log against log.
 
 With nothing of these, all is taken as load (perfect scaling) and every answer says that this is assumed.
 
@@ -36,7 +38,8 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Stream:
-    """Outputs in micro-batches: ``times`` [s] when each micro-batch is complete, ``weights`` relative to an average micro-batch; both shape (micro-batches,).
+    """Outputs in micro-batches: ``times`` [s] when each micro-batch is complete, ``weights`` relative to an average
+    micro-batch; both shape (micro-batches,).
     """
 
     times: np.ndarray
@@ -45,9 +48,11 @@ class Stream:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Of one engine, in steps: each request's end, and the accumulated load up to then. Both in issue order, shape (QUANTILES,).
+    """Of one engine, in steps: each request's end, and the accumulated load up to then. Both in issue order, shape
+    (QUANTILES,).
 
-    ``round``: steps that all requests take on these slots when none is ever empty; so many more for each further time that they all pass.
+    ``round``: steps that all requests take on these slots when none is ever empty; so many more for each further time
+    that they all pass.
     """
 
     ends: np.ndarray
@@ -73,13 +78,19 @@ class GenerationModel:
     devices_per_rank: int = 1
     max_running: int | None = None
     exponent: float | None = None
-    unit: int = 1
+    group_size: int = 1
     _schedules: dict[tuple[int, int, bool, float], Schedule] = field(default_factory=dict, repr=False, compare=False)
 
     def seconds(
-        self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY, cap: np.ndarray | None = None
+        self,
+        devices: np.ndarray,
+        items: float | np.ndarray,
+        beside: frozenset[str] = NOBODY,
+        cap: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Time until the last response. ``cap``: most running sequences of a rank for each entry of ``devices`` (memory), None: no limit."""
+        """Time until the last response. ``cap``: most running sequences of a rank for each entry of ``devices``
+        (memory), None: no limit.
+        """
         alpha, beta = self.parameters
         requests = self._requests(devices, items)
         slots, rounds = self._slots(requests, cap)
@@ -89,10 +100,14 @@ class GenerationModel:
             steps[here], loads[here] = schedule.steps + (rounds[here] - 1) * schedule.round, schedule.load
         return alpha * steps + beta * loads * requests / QUANTILES
 
-    def stream(self, devices: int, items: float, micro_batches: int, group: int = 1, cap: float | None = None) -> Stream:
-        """When ``micro_batches`` equal parts of the outputs are complete. ``group``: so many responses (issued together) count when the last is there.
+    def stream(
+        self, devices: int, items: float, micro_batches: int, group: int = 1, cap: float | None = None
+    ) -> Stream:
+        """When ``micro_batches`` equal parts of the outputs are complete. ``group``: so many responses (issued
+        together) count when the last is there.
 
-        The last one is there after `seconds`, whoever asks for groups: on few slots another order of issue would end a little earlier or later.
+        The last one is there after `seconds`, whoever asks for groups: on few slots another order of issue would end a
+        little earlier or later.
         """
         alpha, beta = self.parameters
         requests = self._requests(np.array([devices]), items)
@@ -149,11 +164,14 @@ class GenerationModel:
 
     @cached_property
     def asked(self) -> np.ndarray:
-        """The lengths that seconds are asked for: the measured ones, or what `Lengths.factor` and `Lengths.tail` make of them."""
+        """The lengths that seconds are asked for: the measured ones, or what `Lengths.factor` and `Lengths.tail` make
+        of them.
+        """
         factor, tail = self.lengths.factor, self.lengths.tail
         if factor == tail == 1:
             return self.tokens
-        middle = float(np.median(self.tokens)) or float(self.tokens.mean())  # where most responses are empty the ratio to 0 says nothing
+        # where most responses are empty the ratio to 0 says nothing
+        middle = float(np.median(self.tokens)) or float(self.tokens.mean())
         return factor * middle * (self.tokens / middle) ** tail
 
     @property
@@ -164,12 +182,14 @@ class GenerationModel:
 
     @cached_property
     def misfit(self) -> Misfit:
-        fitted = [self.parameters[0] * steps + self.parameters[1] * load for steps, load in map(self._row, self.samples)]
+        fitted = [
+            self.parameters[0] * steps + self.parameters[1] * load for steps, load in map(self._row, self.samples)
+        ]
         return Misfit.of(np.array([s.seconds for s in self.samples]), np.array(fitted))
 
     @cached_property
     def parameters(self) -> tuple[float, float]:
-        """(alpha [s a step], beta [s a step and unit of load])."""
+        """(alpha [s a step], beta [s a step and group_size of load])."""
         rows = np.array([self._row(s) for s in self.samples])
         t = np.array([s.seconds for s in self.samples])
         if self.identified == "measurements":
@@ -185,7 +205,11 @@ class GenerationModel:
             first, last = min(self.samples, key=lambda s: s.devices), max(self.samples, key=lambda s: s.devices)
             x = [self._measured(s) for s in (first, last)]
             slope = (first.seconds - last.seconds) / (x[0] - x[1]) if x[0] != x[1] else 0.0
-            return float(np.clip(slope * self._measured(self.samples[0]) / self.samples[0].seconds, 0.0, 1.0)) if self.samples[0].seconds else 0.0
+            return (
+                float(np.clip(slope * self._measured(self.samples[0]) / self.samples[0].seconds, 0.0, 1.0))
+                if self.samples[0].seconds
+                else 0.0
+            )
         return 1.0 if self.exponent is None else min(self.exponent, 1.0)
 
     def _row(self, sample: Sample) -> tuple[float, float]:
@@ -202,13 +226,19 @@ class GenerationModel:
     def _requests(self, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
         """Of each rank. A service beside the plan's devices was measured on none, and is one rank whatever the plan."""
         beside = not any(s.devices for s in self.samples)
-        ranks = np.ones(np.shape(devices)) if beside else np.maximum(np.asarray(devices, float) / self.devices_per_rank, 1e-9)
-        return of_a_rank(items, ranks, self.unit)
+        ranks = (
+            np.ones(np.shape(devices))
+            if beside
+            else np.maximum(np.asarray(devices, float) / self.devices_per_rank, 1e-9)
+        )
+        return of_a_rank(items, ranks, self.group_size)
 
     def _slots(self, requests: np.ndarray, cap: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """On how many slots the QUANTILES representative requests are looked at, and how often they pass, so that each has its share of real slots.
+        """On how many slots the QUANTILES representative requests are looked at, and how often they pass, so that each
+        has its share of real slots.
 
-        As many slots as there are really, up to DRAWN: fewer would make the last ones drain at once. Then the queue is as long as it is by more rounds.
+        As many slots as there are really, up to DRAWN: fewer would make the last ones drain at once. Then the queue is
+        as long as it is by more rounds.
         """
         limit = np.full_like(requests, np.inf) if cap is None else np.maximum(np.asarray(cap, float), 1.0)
         if self.max_running is not None:
@@ -219,8 +249,8 @@ class GenerationModel:
         return slots.astype(int), np.where(share < QUANTILES, np.maximum(slots / share, 1.0), 1.0)
 
     def schedule(self, slots: int, group: int = 1, measured: bool = False, rounds: float = 1.0) -> Schedule:
-        """Requests in issue order on ``slots`` slots; a freed slot takes the next. ``measured``: of the lengths that were measured. ``rounds``: how often
-        all of them pass, one of so many being looked at."""
+        """Requests in issue order on ``slots`` slots; a freed slot takes the next. ``measured``: of the lengths that
+        were measured. ``rounds``: how often all of them pass, one of so many being looked at."""
         key = (slots, group, measured, rounds)
         found = self._schedules.get(key)
         if found is None:
@@ -247,8 +277,9 @@ def _starts(tokens: np.ndarray, slots: int) -> np.ndarray:
 
 
 def _in_rounds(starts: np.ndarray, tokens: np.ndarray, group: int, rounds: float, round_: float) -> np.ndarray:
-    """Starts of one in ``rounds`` requests when all pass so often: the queue fills as in the first half of one round and drains as in its second half;
-    between, the slots take one after the other. Groups stay together, and whoever ends last is among them."""
+    """Starts of one in ``rounds`` requests when all pass so often: the queue fills as in the first half of one round
+    and drains as in its second half; between, the slots take one after the other. Groups stay together, and whoever
+    ends last is among them."""
     first, half = np.arange(QUANTILES), QUANTILES // 2
     issued = np.where(first < half, first, first + QUANTILES * (rounds - 1))
     begun = np.where(first < half, starts, starts + round_ * (rounds - 1))
@@ -261,10 +292,14 @@ def _in_rounds(starts: np.ndarray, tokens: np.ndarray, group: int, rounds: float
 def _schedule(starts: np.ndarray, tokens: np.ndarray, prompt: float, by_context: bool, round_: float) -> Schedule:
     ends = starts + tokens
     points = np.unique(np.concatenate([starts, ends]))
-    running = np.searchsorted(np.sort(starts), points, side="right") - np.searchsorted(np.sort(ends), points, side="right")
+    running = np.searchsorted(np.sort(starts), points, side="right") - np.searchsorted(
+        np.sort(ends), points, side="right"
+    )
     width = np.diff(points)
     if by_context:  # load(x) = sum over running of (prompt + x - start)
-        begun = np.concatenate([[0.0], np.cumsum(np.sort(starts))])[np.searchsorted(np.sort(starts), points, side="right")]
+        begun = np.concatenate([[0.0], np.cumsum(np.sort(starts))])[
+            np.searchsorted(np.sort(starts), points, side="right")
+        ]
         by_end = np.argsort(ends, kind="stable")
         left = np.concatenate([[0.0], np.cumsum(starts[by_end])])[np.searchsorted(ends[by_end], points, side="right")]
         at = running * (prompt + points) - (begun - left)

@@ -26,7 +26,9 @@ def quantiles(lengths: Lengths) -> np.ndarray:
     if lengths.quantiles:
         tokens = np.array([p[0] for p in lengths.quantiles])
         below = np.array([p[1] for p in lengths.quantiles])
-        return np.minimum(np.interp(q, np.concatenate([[0.0], below]), np.concatenate([[0.0], tokens])), lengths.max_tokens)
+        return np.minimum(
+            np.interp(q, np.concatenate([[0.0], below]), np.concatenate([[0.0], tokens])), lengths.max_tokens
+        )
     assert lengths.mean_tokens is not None
     return _log_normal(lengths.mean_tokens, lengths.max_tokens, lengths.sigma)
 
@@ -48,7 +50,8 @@ def _log_normal(mean: float, most: float, sigma: float) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def issue_order(group: int, correlation: float) -> np.ndarray:
-    """Permutation of the quantiles: position i of the issue order has this rank of length. Groups are consecutive positions.
+    """Permutation of the quantiles: position i of the issue order has this rank of length. Groups are consecutive
+    positions.
 
     ``correlation``: of the lengths within a group (Gaussian copula).
     """

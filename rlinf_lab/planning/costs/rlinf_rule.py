@@ -1,9 +1,11 @@
 """The cost rules of RLinf's public placement tool, to compare with it: from one run of all workers on all devices.
 
-- generation costs the same on fewer devices as long as their engines can hold all requests at once, else seconds grow with N/n;
+- generation costs the same on fewer devices as long as their engines can hold all requests at once, else seconds grow
+  with N/n;
 - other work costs ``c · s / (1 + clamp(s / 10, 0.1, 0.9))`` with s = N/n.
 
-Facts from its public repository (toolkits/auto_placement), restated. It knows no memory, no switching and no length distribution.
+Facts from its public repository (toolkits/auto_placement), restated. It knows no memory, no switching and no length
+distribution.
 """
 
 from __future__ import annotations

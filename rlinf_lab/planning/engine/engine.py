@@ -1,22 +1,25 @@
 """The scheduler as a state machine: events go in, instructions come out. No clock, no thread, no socket, no payload.
 
-Three drivers feed it: the simulator (virtual time), the host of the local executor (threads) and the device hosts of the
-Ray executor (one engine each). It deals in counts: an item is a sequence number of its channel.
+Three drivers feed it: the simulator (virtual time), the host of the local executor (threads) and the device hosts of
+the Ray executor (one engine each). It deals in counts: an item is a sequence number of its channel.
 
 Invariants
 - A process holds all its devices or none; two holders never share a device.
-- A process is in at most one queue (getters, putters, a lock's), and an event of a queued process is an error of the driver.
+- A process is in at most one queue (getters, putters, a lock's), and an event of a queued process is an error of the
+  driver.
 - Items leave a channel in the order in which the engine accepted them; each is granted to exactly one get.
-- Who asks for everything gets the share of its rank (`state.Channel.divide`), by its position in the call and not by the order of asking: ranks that wait for
-  each other elsewhere need not ask in any order, and held-up threads change nothing.
+- Who asks for everything gets the share of its rank (`state.Channel.divide`), by its position in the call and not by
+  the order of asking: ranks that wait for each other elsewhere need not ask in any order, and held-up threads change
+  nothing.
 - Events of one instant are settled together, sorted by (process, kind, channel): the order in which threads
   happened to run has no influence (needed for simulated and local timelines to be equal).
-- Of those who wait for a device the one in the oldest iteration gets it (they overlap when the plan allows staleness); within
-  an iteration upstream goes before downstream, so a consumer runs when its producer has put data and has nothing left to do;
-  among equals the one that has waited longest.
+- Of those who wait for a device the one in the oldest iteration gets it (they overlap when the plan allows staleness);
+  within an iteration upstream goes before downstream, so a consumer runs when its producer has put data and has nothing
+  left to do; among equals the one that has waited longest.
 - Fillers come after all of them, step by step; see `fillers` for what they may delay.
 
-Source: M2Flow (RLinf, arXiv 2509.15965, sections 3.2-3.4); relief of artificial deadlock: Parks 1995, bounded scheduling.
+Source: M2Flow (RLinf, arXiv 2509.15965, sections 3.2-3.4); relief of artificial deadlock: Parks 1995, bounded
+scheduling.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ class Event(IntEnum):
 
     START = 0  # (process, START, iteration, 1 if it needs its devices now else 0); of a filler: it has a step to do
     PUT = 1  # (process, PUT, channel, n)
-    # n < 0: at most -n, a plan's micro-batch; n == ALL: its share of everything, at the end; n == ALL + w: until they weigh w; 0: no more
+    # n < 0: at most -n, a plan's micro-batch; n == ALL: its share of everything, at the end; n == ALL + w: until they
+    # weigh w; 0: no more
     GET = 2  # (process, GET, channel, n)
     DONE = 3  # (process, DONE, -1, 0); of a filler: its step has ended, and 1 if it has another one to do
     OFFLOADED = 4
@@ -59,8 +63,11 @@ class Do(IntEnum):
     ONLOAD = 4  # (ONLOAD, process, 0, 0): come to the devices, then report ONLOADED
     FINISHED = 5  # (FINISHED, process, 0, 0): the call has ended
     EXTEND = 6  # (EXTEND, -1, channel, n): let each blocked remote producer send n items more
-    DELAYED = 7  # (DELAYED, filler, 0, 0): somebody of the flow waits for its step to end; engines of other hosts count it (`Engine.count_delay`)
-    DIVIDE = 8  # (DIVIDE, -1, channel, n): what is there becomes n equal shares, one for each position in a call (`Process.part`)
+    # (DELAYED, filler, 0, 0): somebody of the flow waits for its step to end; engines of other hosts count it
+    # (`Engine.count_delay`)
+    DELAYED = 7
+    # (DIVIDE, -1, channel, n): what is there becomes n equal shares, one for each position in a call (`Process.part`)
+    DIVIDE = 8
     MEET = 9  # (MEET, process, 0, 0): it has come to a meeting; `Engine.come_back` when all have
 
 
@@ -82,7 +89,7 @@ class Engine(AtOnce, Meeting):
         self._holder: list[Process | None] = [None] * devices
         self._residents: list[list[Process]] = [[] for _ in range(devices)]
         self._users: list[list[Process]] = [[] for _ in range(devices)]
-        self._in_gangs = [False] * devices  # somebody needs this device together with others
+        self._in_worker_groups = [False] * devices  # somebody needs this device together with others
         self._queue: list[list[Process]] = [[] for _ in range(devices)]
         self._touched: set[int] = set()
         self._arrivals = 0
@@ -95,26 +102,29 @@ class Engine(AtOnce, Meeting):
 
     # --- building --------------------------------------------------------------------------------------
     def add_process(
-        self, devices: Iterable[int] = (), priority: int = 0, size: int = 0, offloadable: bool = True, resident: bool = False, delays: int = 0,
+        self, devices: Iterable[int] = (), priority: int = 0, size: int = 0, offloadable: bool = True,
+        resident: bool = False, delays: int = 0,
         working: int = 0, cell: int | None = None,
     ) -> int:  # fmt: skip
-        """A new process; ``priority``: depth in the graph, smaller goes first; ``delays``: it is a filler, for so many steps of which an iteration may wait.
+        """A new process; ``priority``: depth in the graph, smaller goes first; ``delays``: it is a filler, for so many
+        steps of which an iteration may wait.
 
-        ``size``: units of memory while it is resident; ``working``: further ones while it has its devices. ``cell``: whoever of one comes to a device makes
-        room for all of it there, so that two cells are not there by halves.
+        ``size``: units of memory while it is resident; ``working``: further ones while it has its devices. ``cell``:
+        whoever of one comes to a device makes room for all of it there, so that two cells are not there by halves.
         """
         process = Process(len(self.processes), tuple(sorted(devices)), priority, size, offloadable, resident, delays)
         process.working = working
         if cell is not None:
             process.mates = self._cells.setdefault(cell, process.mates)
             process.mates.append(process)
-        if self._memory is None or not process.devices or delays:  # a filler takes part in no turns: its memory is there beside those of the flow
+        # a filler takes part in no turns: its memory is there beside those of the flow
+        if self._memory is None or not process.devices or delays:
             process.resident = True
         self.processes.append(process)
         for device in process.devices:
             users = self._users[device]
             users.append(process)
-            self._in_gangs[device] |= len(process.devices) > 1
+            self._in_worker_groups[device] |= len(process.devices) > 1
             if len(users) > 1:
                 for user in users:
                     user.alone = False
@@ -126,8 +136,12 @@ class Engine(AtOnce, Meeting):
         self.streams[self._opened] = Stream(capacity, name, whole)
         return self._opened
 
-    def open_channel(self, stream: int, stub: bool = False, share: int | None = None, own: bool = False, order: int = IN_TURN) -> int:
-        """Another queue of a stream (one for each key, or one for each shard). ``share``: a stub's part of the capacity. ``own``: only one rank reads it."""
+    def open_channel(
+        self, stream: int, stub: bool = False, share: int | None = None, own: bool = False, order: int = IN_TURN
+    ) -> int:
+        """Another queue of a stream (one for each key, or one for each shard). ``share``: a stub's part of the
+        capacity. ``own``: only one rank reads it.
+        """
         self._opened += 1
         queue = self.channels[self._opened] = Channel(self.streams[stream], stub, own, order)
         queue.capacity = queue.capacity if share is None else share
@@ -205,7 +219,9 @@ class Engine(AtOnce, Meeting):
     def remote_put(
         self, channel: int, n: int, weights: Sequence[int] | None = None, ranks: Sequence[float] | None = None
     ) -> tuple[int, list[tuple[int, int, int, int]]]:
-        """Items arrived from another host (which had the credit for them): the first sequence number, and what follows."""
+        """Items arrived from another host (which had the credit for them): the first sequence number, and
+        what follows.
+        """
         queue = self.channels[channel]
         first = queue.tail
         if weights is not None or queue.weights is not None:
@@ -221,7 +237,9 @@ class Engine(AtOnce, Meeting):
         return self._flush()
 
     def granted(self, process: int, channel: int, first: int, n: int) -> list[tuple[int, int, int, int]]:
-        """The host of this stub has answered a get: ``n`` items from number ``first`` on; none means that the stream has ended."""
+        """The host of this stub has answered a get: ``n`` items from number ``first`` on; none means that the stream
+        has ended.
+        """
         p = self.processes[process]
         queue = self.channels[channel]
         if not any(p is waiting for waiting, _ in queue.getters):  # it was withdrawn meanwhile
@@ -265,7 +283,9 @@ class Engine(AtOnce, Meeting):
         return self._flush()
 
     def dismiss(self, process: int) -> list[tuple[int, int, int, int]]:
-        """A process that waits for items of a queue that lives here gets none, as at the end of the stream: others take them."""
+        """A process that waits for items of a queue that lives here gets none, as at the end of the stream: others take
+        them.
+        """
         p = self.processes[process]
         self._expect_running(p, "get")
         left = [c for c, q in self.channels.items() if q.leave(p)]
@@ -279,14 +299,17 @@ class Engine(AtOnce, Meeting):
         p = self.processes[process]
         self._expect_running(p, "idle")
         p.offloadable = True
-        if self._memory is not None and p.devices and p.resident and p not in self._evicting:  # else the report that it has left is on its way
+        # else the report that it has left is on its way
+        if self._memory is not None and p.devices and p.resident and p not in self._evicting:
             p.resident = False
             for device in p.devices:
                 self._used[device] -= p.size
                 self._residents[device].remove(p)
 
     def built(self, process: int, there: bool) -> list[tuple[int, int, int, int]]:
-        """A process is idle from now on; devices that it has been given to be built there (as for a call) others may have. ``there``: it has been."""
+        """A process is idle from now on; devices that it has been given to be built there (as for a call) others may
+        have. ``there``: it has been.
+        """
         self.processes[process].state = "idle"
         if not there:  # before others want its place: it would be asked to leave
             self.vacate(process)
@@ -303,11 +326,15 @@ class Engine(AtOnce, Meeting):
     def relieve(self, widen: bool = False, spared: Collection[int] = ()) -> list[tuple[int, int, int, int]]:
         """Nothing can move: let one putter exceed the capacity (the shallowest full channel), else serve a short get.
 
-        Blocked producers on other hosts get as much room again as is filled. ``widen``: so do those here, where finding out that
-        nothing moves is expensive. ``spared``: channels in which there shall be no more room.
+        Blocked producers on other hosts get as much room again as is filled. ``widen``: so do those here, where finding
+        out that nothing moves is expensive. ``spared``: channels in which there shall be no more room.
         Returns no instruction when there is neither: then the workflow really waits for something that never comes.
         """
-        full = [(q.tail - q.head, q.putters[0][0].index, i) for i, q in self.channels.items() if q.putters and not q.stub and i not in spared]
+        full = [
+            (q.tail - q.head, q.putters[0][0].index, i)
+            for i, q in self.channels.items()
+            if q.putters and not q.stub and i not in spared
+        ]
         full += [(q.tail - q.head, -1, i) for i, q in self.channels.items() if q.remote_stalled and i not in spared]
         if full:
             depth, putter, i = min(full)
@@ -370,7 +397,9 @@ class Engine(AtOnce, Meeting):
         return p.granted or (p.resident and p not in self._evicting)
 
     def is_room_for_all(self, process: int) -> bool:
-        """Whether a process and all others of its devices fit there together, whoever of them works; what they share counts once, as far as that is known."""
+        """Whether a process and all others of its devices fit there together, whoever of them works; what they share
+        counts once, as far as that is known.
+        """
         p, fit = self.processes[process], self._overlaps.fit
         return all(fit([q for q in self._users[d] if not q.delays], p, self._memory) for d in p.devices)
 
@@ -427,7 +456,8 @@ class Engine(AtOnce, Meeting):
             return
         size = n if n > 0 else -n
         if p.granted and p.alone and not queue.getters and queue.tail - queue.head >= size and not queue.is_early:
-            # The items are there and nobody else uses the devices: the same as below, without giving them away and getting them back.
+            # The items are there and nobody else uses the devices: the same as below, without giving them away and
+            # getting them back.
             p.lo = lo = queue.head
             queue.head = p.hi = lo + size
             if queue.weights is not None:
@@ -462,10 +492,15 @@ class Engine(AtOnce, Meeting):
 
     def _expect_running(self, p: Process, state: str) -> None:
         if p.state != state:
-            raise ExecutorError(f"engine: process {p.index} is {p.state!r}, expected {state!r}: an event out of turn. Next: events as they are asked for.")
+            raise ExecutorError(
+                f"engine: process {p.index} is {p.state!r}, expected {state!r}: an event out of turn. Next: events as "
+                "they are asked for."
+            )
 
     def _room(self, queue: Channel, n: int) -> bool:
-        """Room for n items: below the capacity, or nothing there (a put larger than the channel), or an exact get asks for more."""
+        """Room for n items: below the capacity, or nothing there (a put larger than the channel), or an exact get asks
+        for more.
+        """
         depth = queue.tail - queue.head
         if depth == 0 or depth + n <= queue.capacity:
             return True
@@ -593,15 +628,15 @@ class Engine(AtOnce, Meeting):
         while touched:
             devices = sorted(touched) if len(touched) > 1 else list(touched)
             touched.clear()
-            gangs = []
+            worker_groups = []
             for device in devices:
                 if self._queue[device] and self._holder[device] is None:
-                    if self._in_gangs[device]:
-                        gangs.append(device)
+                    if self._in_worker_groups[device]:
+                        worker_groups.append(device)
                     else:
                         self._grant_one(device)
-            if gangs:
-                candidates = {p.index: p for d in gangs for p in self._queue[d]}
+            if worker_groups:
+                candidates = {p.index: p for d in worker_groups for p in self._queue[d]}
                 self._arbitrate(sorted(candidates.values(), key=LOCK_KEY))
         if self._fillers.running:
             self._out += [(_DELAYED, p.index, 0, 0) for p in self._fillers.newly_in_the_way()]
@@ -622,7 +657,10 @@ class Engine(AtOnce, Meeting):
         """Whole sets or nothing; one that must wait keeps its devices from those behind it, so that nobody starves."""
         kept: set[int] = set()
         for p in candidates:
-            if any(self._holder[d] is not None or d in kept or (len(self._queue[d]) > 1 and self._ahead(p, d)) for d in p.devices):
+            if any(
+                self._holder[d] is not None or d in kept or (len(self._queue[d]) > 1 and self._ahead(p, d))
+                for d in p.devices
+            ):
                 kept.update(p.devices)
                 continue
             for device in p.devices:
@@ -645,9 +683,16 @@ class Engine(AtOnce, Meeting):
             used = self._used[device] - sum(v.size for v in victims if device in v.devices)
             wanted = self._wanted(p, device)
             for other in self._residents[device]:
-                if self._memory is None or used + wanted - self._overlaps.saved([*(r for r in self._residents[device] if r not in victims), p]) <= self._memory:
+                if (
+                    self._memory is None
+                    or used
+                    + wanted
+                    - self._overlaps.saved([*(r for r in self._residents[device] if r not in victims), p])
+                    <= self._memory
+                ):
                     break
-                if other.size and other not in victims and other is not p and other.offloadable and not other.granted:  # who takes nothing is not in the way
+                # who takes nothing is not in the way
+                if other.size and other not in victims and other is not p and other.offloadable and not other.granted:
                     victims.append(other)
                     used -= other.size
         for victim in victims:
@@ -663,7 +708,9 @@ class Engine(AtOnce, Meeting):
             self._bring(p)
 
     def _wanted(self, p: Process, device: int) -> int:
-        """Units that must be free on a device for p: its own, and those of its cell that are not there yet, where the cell fits at all."""
+        """Units that must be free on a device for p: its own, and those of its cell that are not there yet, where the
+        cell fits at all.
+        """
         there, own = self._residents[device], 0 if p.resident else p.size
         if not p.resident and p.mates and self._memory is not None:
             sizes = [(q.size, q in there) for q in p.mates if device in q.devices]

@@ -1,5 +1,6 @@
-"""What the engine answers without instructions, in a third of the time that settling an event takes: puts and gets from which nothing follows for anybody
-else; items that the only one who waits is given, of this host or of another one; and a get that waits, with who gets the device from it."""
+"""What the engine answers without instructions, in a third of the time that settling an event takes: puts and gets from
+which nothing follows for anybody else; items that the only one who waits is given, of this host or of another one; and
+a get that waits, with who gets the device from it."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ NOBODY, NOT_AT_ONCE = -1, -2
 
 
 class AtOnce:
-    """The part of the engine that answers at once. Whoever uses it gets what settling the same event by itself would have given."""
+    """The part of the engine that answers at once. Whoever uses it gets what settling the same event by itself would
+    have given.
+    """
 
     processes: list[Process]
     channels: dict[int, Channel]
     _arrivals: int
     _queue: list[list[Process]]
-    _in_gangs: list[bool]
+    _in_worker_groups: list[bool]
     _holder: list[Process | None]
     _fillers: Fillers
 
@@ -27,23 +30,46 @@ class AtOnce:
         return self.channels[channel].stream.expected >= 0
 
     def put_at_once(self, process: int, channel: int, n: int) -> int:
-        """A put that finds room while nobody waits for its items: the first sequence number, and nothing follows from it. -1: `settle` it."""
+        """A put that finds room while nobody waits for its items: the first sequence number, and nothing follows from
+        it. -1: `settle` it.
+        """
         p, queue = self.processes[process], self.channels[channel]
         first = queue.tail
-        if p.state != "run" or queue.putters or queue.getters or first - queue.head + n > queue.capacity or p.weights is not None or queue.weights is not None:
+        if (
+            p.state != "run"
+            or queue.putters
+            or queue.getters
+            or first - queue.head + n > queue.capacity
+            or p.weights is not None
+            or queue.weights is not None
+        ):
             return -1
         queue.tail = first + n
         return first
 
     def put_to_waiting(self, process: int, channel: int, n: int) -> int:
-        """A put that finds room, of items that go to the only one who waits for some: its number. It goes on if its ``state`` is "run", with the items from
-        its ``lo`` to its ``hi``; else it waits for devices that others have. Nothing else follows. -1: `settle` it."""
+        """A put that finds room, of items that go to the only one who waits for some: its number. It goes on if its
+        ``state`` is "run", with the items from its ``lo`` to its ``hi``; else it waits for devices that others have.
+        Nothing else follows. -1: `settle` it."""
         p, queue = self.processes[process], self.channels[channel]
-        if p.state != "run" or len(queue.getters) != 1 or queue.putters or p.weights is not None or queue.weights is not None:
+        if (
+            p.state != "run"
+            or len(queue.getters) != 1
+            or queue.putters
+            or p.weights is not None
+            or queue.weights is not None
+        ):
             return -1
         q, asked = queue.getters[0]
         wanted, there = abs(asked), queue.tail - queue.head + n
-        if not wanted <= there <= queue.capacity or wanted >= ALL or queue.stub or queue.remote_stalled or queue.stream.whole or self._fillers.running:
+        if (
+            not wanted <= there <= queue.capacity
+            or wanted >= ALL
+            or queue.stub
+            or queue.remote_stalled
+            or queue.stream.whole
+            or self._fillers.running
+        ):
             return -1
         if not (q.alone and q.resident) and not all(self._holder[d] for d in q.devices):
             return -1
@@ -55,8 +81,8 @@ class AtOnce:
         return q.index
 
     def _line_up(self, p: Process) -> bool:
-        """It wants its devices: it has them where nobody else may hold them, which is the usual case of a spatial plan, also where it needs none (True); else
-        it waits for them."""
+        """It wants its devices: it has them where nobody else may hold them, which is the usual case of a spatial plan,
+        also where it needs none (True); else it waits for them."""
         if p.alone and p.resident:
             for device in p.devices:
                 self._holder[device] = p
@@ -71,8 +97,9 @@ class AtOnce:
         return False
 
     def puts_at_once(self, processes: Sequence[int], channels: Mapping[int, int], rounds: int) -> int:
-        """Puts of one item each by all these processes, so many into each of these channels, each of ``rounds`` settled by itself: as many of the first rounds
-        as nobody is given anything for are done, and nothing follows from them. 0: `settle` the first."""
+        """Puts of one item each by all these processes, so many into each of these channels, each of ``rounds`` settled
+        by itself: as many of the first rounds as nobody is given anything for are done, and nothing follows from them.
+        0: `settle` the first."""
         if self._fillers.running:
             return 0
         for process in processes:
@@ -97,7 +124,9 @@ class AtOnce:
         return rounds
 
     def has_room(self, channel: int, n: int) -> bool:
-        """Whether a put of ``n`` items would be done at once, as far as it can be seen at a glance: others put and get, and queues are forgotten meanwhile."""
+        """Whether a put of ``n`` items would be done at once, as far as it can be seen at a glance: others put and get,
+        and queues are forgotten meanwhile.
+        """
         queue = self.channels.get(channel)
         if queue is None:
             return True
@@ -105,7 +134,9 @@ class AtOnce:
         return not queue.putters and (not depth or depth + n <= queue.capacity)
 
     def get_at_once(self, process: int, channel: int, n: int) -> int:
-        """A get whose items are there, of a process whose devices nobody else uses: the first sequence number; nothing follows from it. -1: `settle` it."""
+        """A get whose items are there, of a process whose devices nobody else uses: the first sequence number; nothing
+        follows from it. -1: `settle` it.
+        """
         p, queue = self.processes[process], self.channels[channel]
         first, end = queue.head, queue.head + abs(n)
         if p.state != "run" or not (p.granted and p.alone and n) or queue.tail < end or queue.getters or queue.putters:
@@ -117,17 +148,27 @@ class AtOnce:
         return first
 
     def wait_at_once(self, process: int, channel: int, n: int) -> int:
-        """A get whose items are not there yet: the number of who has its device instead and goes on, with the items from its ``lo`` to its ``hi``; `NOBODY`
-        where nobody waits for that. Nothing else follows. `NOT_AT_ONCE`: `settle` it."""
+        """A get whose items are not there yet: the number of who has its device instead and goes on, with the items
+        from its ``lo`` to its ``hi``; `NOBODY` where nobody waits for that. Nothing else follows. `NOT_AT_ONCE`:
+        `settle` it."""
         p, queue = self.processes[process], self.channels[channel]
-        if p.state != "run" or not n or n > ALL or queue.putters or queue.stub or queue.shares or queue.remote_stalled or queue.stream.ended:
+        if (
+            p.state != "run"
+            or not n
+            or n > ALL
+            or queue.putters
+            or queue.stub
+            or queue.shares
+            or queue.remote_stalled
+            or queue.stream.ended
+        ):
             return NOT_AT_ONCE
         if queue.tail - queue.head >= abs(n) or self._fillers.running:
             return NOT_AT_ONCE
         q = None
         if p.granted and not p.alone:
             device = p.devices[0]
-            if self._in_gangs[device]:
+            if self._in_worker_groups[device]:
                 return NOT_AT_ONCE
             if waiting := self._queue[device]:
                 q = waiting[0] if len(waiting) == 1 else min(waiting, key=LOCK_KEY)
@@ -145,10 +186,18 @@ class AtOnce:
         return NOBODY if q is None else q.index
 
     def arrival_at_once(self, channel: int, n: int) -> int:
-        """Items from another host that go to the only one who waits for them, and whose devices nobody else uses: its number; it goes on with the items from
-        its ``lo`` to its ``hi``, and nothing else follows. -1: `remote_put` them."""
+        """Items from another host that go to the only one who waits for them, and whose devices nobody else uses: its
+        number; it goes on with the items from its ``lo`` to its ``hi``, and nothing else follows. -1: `remote_put`
+        them."""
         queue = self.channels[channel]
-        if len(queue.getters) != 1 or queue.putters or queue.weights is not None or queue.remote_stalled or queue.is_early or self._fillers.running:
+        if (
+            len(queue.getters) != 1
+            or queue.putters
+            or queue.weights is not None
+            or queue.remote_stalled
+            or queue.is_early
+            or self._fillers.running
+        ):
             return -1
         p, asked = queue.getters[0]
         wanted, first, end = abs(asked), queue.head, queue.tail + n

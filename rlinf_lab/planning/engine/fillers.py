@@ -1,13 +1,17 @@
 """Fillers in the engine: processes that take a device for one step, where nobody of the flow is on it or waits for it.
 
-- A filler holds its device for exactly one step; nobody is interrupted. Who wants the device meanwhile waits for the end of that step.
-- The drivers let steps begin when an instant has settled (`Engine.fill`), so the flow goes first also among events of one instant.
-- A step that somebody of the flow had to wait for is counted, once, for every iteration that is under way. A filler begins no step while an
-  iteration under way has waited for as many as it may (its ``delays``). All steps that were going on when the first one was in the way end
-  within one step's length from then, on whichever devices they are, so an iteration waits for at most one step's length with ``delays=1``.
+- A filler holds its device for exactly one step; nobody is interrupted. Who wants the device meanwhile waits for the
+  end of that step.
+- The drivers let steps begin when an instant has settled (`Engine.fill`), so the flow goes first also among events of
+  one instant.
+- A step that somebody of the flow had to wait for is counted, once, for every iteration that is under way. A filler
+  begins no step while an iteration under way has waited for as many as it may (its ``delays``). All steps that were
+  going on when the first one was in the way end within one step's length from then, on whichever devices they are, so
+  an iteration waits for at most one step's length with ``delays=1``.
 
-What follows from such a wait is the schedule's: where ranks compete for a device, another order of coming can cost more than the wait (or
-less), as any rank that is late can (anomalies of list scheduling: Graham 1969, SIAM J. Appl. Math. 17).
+What follows from such a wait is the schedule's: where ranks compete for a device, another order of coming can cost more
+than the wait (or less), as any rank that is late can (anomalies of list scheduling: Graham 1969, SIAM J. Appl. Math.
+17).
 """
 
 from __future__ import annotations
@@ -66,7 +70,9 @@ class Fillers:
         return found
 
     def reserve(self) -> None:
-        """Who would have a device by now, were it not for a step, gets it first when that ends, whoever else has come meanwhile."""
+        """Who would have a device by now, were it not for a step, gets it first when that ends, whoever else has come
+        meanwhile.
+        """
         held = {d for p in self.running for d in p.devices}
         waiting = {p.index: p for d in held for p in self._queues[d]}.values()
         taken = {d for p in waiting if p.lock_key[0] < 0 for d in p.devices}

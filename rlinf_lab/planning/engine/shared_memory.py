@@ -8,7 +8,9 @@ from rlinf_lab.planning.engine.state import Process
 
 
 class Overlaps:
-    """Units of memory by pairs of processes. A driver sets them when it has seen the workers (`Engine.share`); nothing is known before."""
+    """Units of memory by pairs of processes. A driver sets them when it has seen the workers (`Engine.share`); nothing
+    is known before.
+    """
 
     def __init__(self) -> None:
         self._units: dict[tuple[int, int], int] = {}
@@ -22,11 +24,15 @@ class Overlaps:
             self._units.pop(pair, None)
 
     def saved(self, there: Sequence[Process]) -> int:
-        """What adding their sizes counts too much: of each the most that it shares with one before it. Never more than is true."""
+        """What adding their sizes counts too much: of each the most that it shares with one before it. Never more than
+        is true.
+        """
         if not self._units:
             return 0
         units, indices = self._units, [p.index for p in there]
-        return sum(max((units.get((min(i, j), max(i, j)), 0) for j in indices[:n]), default=0) for n, i in enumerate(indices))
+        return sum(
+            max((units.get((min(i, j), max(i, j)), 0) for j in indices[:n]), default=0) for n, i in enumerate(indices)
+        )
 
     def fit(self, there: Sequence[Process], one: Process, memory: int | None) -> bool:
         """Whether all of a device fit into its memory while another of them than ``one`` works."""

@@ -15,8 +15,8 @@ IN_TURN, LAST_FIRST, BY_RANK = ORDERS = range(3)  # in which the items of a queu
 
 
 class Part(NamedTuple):
-    """Of a rank in a call: its ``position`` among the ``ranks`` that began it, as large or larger of those that have come since. ``group``: a number for
-    its worker."""
+    """Of a rank in a call: its ``position`` among the ``ranks`` that began it, as large or larger of those that have
+    come since. ``group``: a number for its worker."""
 
     group: int = -1
     position: int = 0
@@ -34,11 +34,21 @@ class Process:
     """A rank of a worker, as the engine sees it."""
 
     __slots__ = (
-        "alone", "delays", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "mates", "offloadable", "part", "priority", "ranks",
+        "alone", "delays", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "mates",
+        "offloadable", "part", "priority", "ranks",
         "resident", "size", "state", "weights", "working",
     )  # fmt: skip
 
-    def __init__(self, index: int, devices: tuple[int, ...], priority: int, size: int, offloadable: bool, resident: bool, delays: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        devices: tuple[int, ...],
+        priority: int,
+        size: int,
+        offloadable: bool,
+        resident: bool,
+        delays: int,
+    ) -> None:
         self.index = index
         self.devices = devices
         self.priority = priority
@@ -57,7 +67,8 @@ class Process:
         self.lo = self.hi = 0
         self.lock_key: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.weights: Sequence[int] | None = None  # of the items of its put; None: each weighs 1
-        self.ranks: Sequence[float] | None = None  # their places in the order of a channel that has one; None: as they come
+        # their places in the order of a channel that has one; None: as they come
+        self.ranks: Sequence[float] | None = None
 
 
 LOCK_KEY = attrgetter("lock_key")  # of those who wait for a device the smallest gets it
@@ -81,12 +92,26 @@ class Stream:
 class Channel:
     """One queue: counts and the processes that wait at either end.
 
-    ``stub``: its items live on another host. Here ``tail`` less ``head`` is what was put and not yet taken there; a get waits until
-    that host has granted it items (`Engine.granted`). ``own``: only one rank reads it. What the ranks of a call share is divided when the stream has ended
-    and one of them asks for everything (`divide`): from then on each reads its own share. ``order``: see `ORDERS`.
+    ``stub``: its items live on another host. Here ``tail`` less ``head`` is what was put and not yet taken there; a get
+    waits until that host has granted it items (`Engine.granted`). ``own``: only one rank reads it. What the ranks of a
+    call share is divided when the stream has ended and one of them asks for everything (`divide`): from then on each
+    reads its own share. ``order``: see `ORDERS`.
     """
 
-    __slots__ = ("capacity", "getters", "group", "head", "own", "putters", "remote_stalled", "shares", "stream", "stub", "tail", "weights")
+    __slots__ = (
+        "capacity",
+        "getters",
+        "group",
+        "head",
+        "own",
+        "putters",
+        "remote_stalled",
+        "shares",
+        "stream",
+        "stub",
+        "tail",
+        "weights",
+    )
 
     def __init__(self, stream: Stream, stub: bool, own: bool = False, order: int = IN_TURN) -> None:
         self.stream = stream
@@ -99,16 +124,21 @@ class Channel:
         self.getters: deque[tuple[Process, int]] = deque()
         self.putters: deque[tuple[Process, int]] = deque()
         self.remote_stalled = False
-        # Of what is there, once an item has been weighed; where the first to come is not the first to go, from the beginning: all have their places.
+        # Of what is there, once an item has been weighed; where the first to come is not the first to go, from the
+        # beginning: all have their places.
         self.weights: InTurn | ByRank | None = None if order == IN_TURN or stub else ByRank(order == LAST_FIRST)
 
     @property
     def is_early(self) -> bool:
-        """Whether who wants some of it must wait for the end: of a whole batch nobody gets a part before all is there."""
+        """Whether who wants some of it must wait for the end: of a whole batch nobody gets a part before
+        all is there.
+        """
         return self.stream.whole and not self.stream.ended
 
     def leave(self, p: Process) -> bool:
-        """It does not wait here any more; whether it did: what was not enough for it may be so for who was behind it."""
+        """It does not wait here any more; whether it did: what was not enough for it may be so for who was
+        behind it.
+        """
         if not any(waiting is p for waiting, _ in (*self.getters, *self.putters)):
             return False
         self.getters = deque(w for w in self.getters if w[0] is not p)
@@ -127,7 +157,9 @@ class Channel:
         self.weights.take(n)
 
     def divide(self, part: Part) -> None:
-        """What is there becomes equal shares of the ranks of a call, one after another: N items of R ranks are cut at N·r // R."""
+        """What is there becomes equal shares of the ranks of a call, one after another: N items of R ranks are cut at
+        N·r // R.
+        """
         self.group, n, first = part.group, self.tail - self.head, self.head
         for r in range(part.ranks):
             share = Channel(self.stream, False, own=True)

@@ -27,7 +27,8 @@ def checked_factors(factors: Sequence[float]) -> tuple[float, ...]:
         found = (math.nan,)
     if not all(math.isfinite(f) and f >= 1 for f in found) or list(found) != sorted(found) or (found and found[0] != 1):
         raise PlanError(
-            f"crowding={shown(factors)}: how many times longer work takes when 1, 2, 3 ... cores of a machine are busy, beginning with 1 and not falling. "
+            f"crowding={shown(factors)}: how many times longer work takes when 1, 2, 3 ... cores of a machine are "
+            "busy, beginning with 1 and not falling. "
             f"Next: crowding=rlinf_lab.crowding(), or (1.0, 1.3)."
         )
     return found
@@ -36,7 +37,8 @@ def checked_factors(factors: Sequence[float]) -> tuple[float, ...]:
 def stretched(timeline: Timeline, factors: Sequence[float]) -> Timeline:
     """The same timeline, with every moment as many times longer as the cores that work in it slow each other down.
 
-    ``factors``: for 1, 2, ... busy cores of a machine; the last one for more. Of several machines the most crowded one counts.
+    ``factors``: for 1, 2, ... busy cores of a machine; the last one for more. Of several machines the most crowded one
+    counts.
     """
     if len(factors) < 2 or not len(timeline):
         return timeline
@@ -86,7 +88,9 @@ class _Stretches:
         """Those in which at least one of these is going on."""
         order = np.argsort(start, kind="stable")
         start, reached = start[order], np.maximum.accumulate(end[order])
-        begins = np.flatnonzero(np.concatenate([[True], start[1:] > reached[:-1]])) if len(start) else np.zeros(0, np.intp)
+        begins = (
+            np.flatnonzero(np.concatenate([[True], start[1:] > reached[:-1]])) if len(start) else np.zeros(0, np.intp)
+        )
         return cls(start[begins], reached[np.append(begins[1:] - 1, len(start) - 1)] if len(start) else reached)
 
     def covers(self, moments: NDArray[np.int64]) -> NDArray[np.bool_]:

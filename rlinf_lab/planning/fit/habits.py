@@ -1,13 +1,15 @@
-"""Habits of workers, told from a run: when a call takes and puts its items, and how often the tokens of a cell go round.
+"""Habits of workers, told from a run: when a call takes and puts its items, and how often the tokens of a cell go
+round.
 
-When within a call its inputs were taken and its outputs were put: whether a worker takes everything before it works, or gives everything at its end.
-Read off the order of gets, puts and computing of one rank in one iteration. Where a single batch held everything, it cannot be told whether the worker would
-have begun with a part, unless it saw the end of the stream before it worked: several runs are asked, and one that tells is enough (`agreed`).
+When within a call its inputs were taken and its outputs were put: whether a worker takes everything before it works, or
+gives everything at its end. Read off the order of gets, puts and computing of one rank in one iteration. Where a single
+batch held everything, it cannot be told whether the worker would have begun with a part, unless it saw the end of the
+stream before it worked: several runs are asked, and one that tells is enough (`agreed`).
 
-How often the tokens of a cell go round in an iteration, where no keyed channel says so: read off the puts and gets of its head.
-The head begins the round: it puts before anything of the cell has come to it. What it has put and not yet got back is in flight; the most of that at a time
-are its tokens, and each goes round as often as items come back for one of them. Where more (or fewer) come back than leave, the head's rounds are counted: it
-puts some, then gets some.
+How often the tokens of a cell go round in an iteration, where no keyed channel says so: read off the puts and gets of
+its head. The head begins the round: it puts before anything of the cell has come to it. What it has put and not yet got
+back is in flight; the most of that at a time are its tokens, and each goes round as often as items come back for one of
+them. Where more (or fewer) come back than leave, the head's rounds are counted: it puts some, then gets some.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ class Moments:
 
     at: int = 0
     busy: float = 0.0
-    read: dict[str, tuple[int, float]] = field(default_factory=dict)  # channel: (at, busy) of the last get that brought items
+    # channel: (at, busy) of the last get that brought items
+    read: dict[str, tuple[int, float]] = field(default_factory=dict)
     over: dict[str, tuple[int, float]] = field(default_factory=dict)  # channel: of the get that met its end
     put: dict[str, tuple[int, float]] = field(default_factory=dict)  # channel: of the first put
-    taken: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # channel: (items, busy) of each get that brought items
+    # channel: (items, busy) of each get that brought items
+    taken: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
     def computed(self, seconds: float) -> None:
         self.busy += seconds
@@ -48,7 +52,8 @@ class Moments:
         self.put.setdefault(channel, (self.at, self.busy))
 
     def takes_all(self, channel: str, micro_batch: int) -> bool | None:
-        """Whether all of a channel was taken before anything was done; None where nobody can tell. ``micro_batch``: items of a batch, as the plan says; 0: all.
+        """Whether all of a channel was taken before anything was done; None where nobody can tell. ``micro_batch``:
+        items of a batch, as the plan says; 0: all.
         """
         if channel not in self.taken or not self.busy:
             return None
@@ -61,7 +66,9 @@ class Moments:
         return True if asked_for_all or met_end else None
 
     def gives_at_end(self, channel: str, inputs: Collection[str]) -> bool | None:
-        """Whether everything was put after all work; None where nobody can tell: it had one batch only. ``inputs``: channels that feed it."""
+        """Whether everything was put after all work; None where nobody can tell: it had one batch only. ``inputs``:
+        channels that feed it.
+        """
         if channel not in self.put or not self.busy:
             return None
         at, before = self.put[channel]
@@ -72,7 +79,9 @@ class Moments:
         return True if several or not fed else None
 
     def before_work(self, channel: str) -> list[int]:
-        """How many batches were taken before each stretch of work, but the last one; empty where there was only one stretch."""
+        """How many batches were taken before each stretch of work, but the last one; empty where there was only one
+        stretch.
+        """
         counts = [len(list(same)) for _, same in itertools.groupby(busy for _, busy in self.taken.get(channel, ()))]
         return counts[:-1]
 
@@ -89,10 +98,11 @@ Moves = Sequence[int]
 
 @dataclass(frozen=True)
 class Circulation:
-    """``tokens`` of each rank of the head, each of which goes round ``steps`` times in an iteration; ``waits``: for all of them before it puts the next.
+    """``tokens`` of each rank of the head, each of which goes round ``steps`` times in an iteration; ``waits``: for all
+    of them before it puts the next.
 
-    ``doubt``: in words, what could not be told; empty where all could. ``rounds``: where it waits and puts the same number in each round, how many rounds
-    each rank made in each iteration.
+    ``doubt``: in words, what could not be told; empty where all could. ``rounds``: where it waits and puts the same
+    number in each round, how many rounds each rank made in each iteration.
     """
 
     tokens: int
@@ -103,26 +113,48 @@ class Circulation:
 
     @property
     def together(self) -> bool:
-        """Whether the same number of items goes into the cell in each round of each rank, all of them the same number of rounds."""
+        """Whether the same number of items goes into the cell in each round of each rank, all of them the same number
+        of rounds.
+        """
         return self.waits and not self.doubt and len(set(self.rounds)) == 1
 
     @classmethod
     def of(cls, iterations: Sequence[Mapping[int, Moves]]) -> Circulation:
         """From what each rank of the head moved in each iteration."""
         every = [moves for ranks in iterations for moves in ranks.values() if moves]
-        put, got = (statistics.fmean([sum(sum(n for n in m if sign * n > 0) * sign for m in r.values()) for r in iterations] or [0.0]) for sign in (1, -1))
+        put, got = (
+            statistics.fmean(
+                [sum(sum(n for n in m if sign * n > 0) * sign for m in r.values()) for r in iterations] or [0.0]
+            )
+            for sign in (1, -1)
+        )
         if not put or not got:
             what = "nothing comes back to it" if put else "it puts nothing into it"
-            return cls(1, 1.0, doubt=f"{what} in an iteration, so how often the others take their turn cannot be told: all that they do counts as one step")
+            return cls(
+                1,
+                1.0,
+                doubt=f"{what} in an iteration, so how often the others take their turn cannot be told: all that they "
+                "do counts as one step",
+            )
         if any(map(_grows, every)):
-            steps = statistics.median(statistics.fmean([_rounds(m) for m in ranks.values() if m] or [0]) for ranks in iterations)
-            said = f"it puts {put:g} items an iteration into it and gets {got:g} back: a step is from what it puts until it has got some"
+            steps = statistics.median(
+                statistics.fmean([_rounds(m) for m in ranks.values() if m] or [0]) for ranks in iterations
+            )
+            said = (
+                f"it puts {put:g} items an iteration into it and gets {got:g} back: a step is from what it puts until "
+                "it has got some"
+            )
             left_out = "where others have devices of their own they may work at the same time, which plans leave out"
             return cls(1, max(1.0, steps), doubt=f"{said} ({steps:g} steps); {left_out}")
         flying = {_in_flight(m) for m in every}
         tokens = round(statistics.median(map(_in_flight, every)))
         ranks = statistics.median(sum(bool(m) for m in r.values()) for r in iterations)
-        doubt = "" if len(flying) == 1 else f"between {min(flying)} and {max(flying)} of its items are on their way at a time: {tokens} are counted"
+        doubt = (
+            ""
+            if len(flying) == 1
+            else f"between {min(flying)} and {max(flying)} of its items are on their way at a time: {tokens} are "
+            "counted"
+        )
         waits = all(map(_waits, every))
         rounds = tuple(map(_rounds, every)) if waits and all(_evenly(m, tokens) for m in every) else ()
         return cls(tokens, max(1.0, max(put, got) / tokens / ranks), waits, doubt, rounds)

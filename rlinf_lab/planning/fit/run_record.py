@@ -1,8 +1,9 @@
 """What every call of a workflow did in a finished run, read off its spans.
 
-Spans carry the method's name, not the call. Which call a span belongs to follows from the order: a rank does its calls in program order. Where one
-method is called several times in a row, the end of a call is where two runs meet (inside a call there is a get or a put between two runs), where
-a call waits for a value, or where channels begin that the call before does not have. What stays in doubt is refused.
+Spans carry the method's name, not the call. Which call a span belongs to follows from the order: a rank does its calls
+in program order. Where one method is called several times in a row, the end of a call is where two runs meet (inside a
+call there is a get or a put between two runs), where a call waits for a value, or where channels begin that the call
+before does not have. What stays in doubt is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ Switches = dict[str, tuple[int | None, int | None]]
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one rank did in one call. ``firsts``: beside each operation, the number of its first item in its queue; -1 where it has none."""
+    """What one rank did in one call. ``firsts``: beside each operation, the number of its first item in its queue; -1
+    where it has none.
+    """
 
     operations: tuple[Operation, ...]
     iteration: int = -1
@@ -46,14 +49,17 @@ class Recorded:
 
 @dataclass(frozen=True)
 class LoopRecorded:
-    """What the loop itself did in one iteration: for each step of the dry run, the items of each of its puts or gets."""
+    """What the loop itself did in one iteration: for each step of the dry run, the items of each of its
+    puts or gets.
+    """
 
     steps: tuple[tuple[LoopStep, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
 class Records:
-    """Of the iterations that count: ``calls`` by position in the program, ``loop`` by iteration, ``passed``: items taken, by (iteration, channel).
+    """Of the iterations that count: ``calls`` by position in the program, ``loop`` by iteration, ``passed``: items
+    taken, by (iteration, channel).
 
     ``switches``: nanoseconds of coming and leaving by worker, of all iterations; None where it never did.
     """
@@ -65,34 +71,54 @@ class Records:
 
 
 def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | None) -> Records:
-    """Leaves the first of the wanted iterations out: it warms up; and those that did not come to their end. Raises `PlanError` naming the call that cannot be
-    told apart."""
+    """Leaves the first of the wanted iterations out: it warms up; and those that did not come to their end. Raises
+    `PlanError` naming the call that cannot be told apart."""
     timeline = timeline.snapshot()
     over = whole_iterations(timeline)
     looked = over if wanted is None else set(wanted) if over is None else over & set(wanted)
-    rows = (row for row in timeline.rows() if row.kind in _KINDS and row.iteration >= 0 and (looked is None or row.iteration in looked))
+    rows = (
+        row
+        for row in timeline.rows()
+        if row.kind in _KINDS and row.iteration >= 0 and (looked is None or row.iteration in looked)
+    )
     spans = [s for row in rows for s in _one_by_one(row)]
     warm = set(sorted({s.iteration for s in spans})[1:])
     if not warm:
-        raise PlanError("The timeline has one iteration at most to look at, and the first one warms up. Next: run two iterations or more.")
+        raise PlanError(
+            "The timeline has one iteration at most to look at, and the first one warms up. Next: run two iterations "
+            "or more."
+        )
     found = _records(graph, spans, warm, switch_ns(graph, timeline), silent=False)
     for number, step in enumerate(graph.program):
         if not found.calls[number]:
             raise PlanError(
-                f"The timeline has no span of {step.worker}.{step.call.method}() after its first iteration. Next: run two iterations or more of "
+                f"The timeline has no span of {step.worker}.{step.call.method}() after its first iteration. Next: run "
+                "two iterations or more of "
                 f"workflow {graph.name!r}; with a mock clock, let the call compute something."
             )
     return found
 
 
 def read_all(graph: WorkflowGraph, timeline: SpanStore, wanted: Collection[int]) -> Records:
-    """All of the wanted iterations, the first as well. A call that left no span took no time. Raises `PlanError` as `read` does."""
-    rows = (row for row in rows_of(timeline, np.isin(timeline.spans["iteration"], sorted(wanted))) if row.kind in _KINDS)
-    return _records(graph, _numbered([s for row in rows for s in _one_by_one(row)]), set(wanted), switch_ns(graph, timeline), silent=True)
+    """All of the wanted iterations, the first as well. A call that left no span took no time. Raises `PlanError` as
+    `read` does.
+    """
+    rows = (
+        row for row in rows_of(timeline, np.isin(timeline.spans["iteration"], sorted(wanted))) if row.kind in _KINDS
+    )
+    return _records(
+        graph,
+        _numbered([s for row in rows for s in _one_by_one(row)]),
+        set(wanted),
+        switch_ns(graph, timeline),
+        silent=True,
+    )
 
 
 def _numbered(spans: list[Span]) -> list[Span]:
-    """Between processes not every span says which items it moved: those are the ones that are left, in the order of the ends of puts, and of gets."""
+    """Between processes not every span says which items it moved: those are the ones that are left, in the order of the
+    ends of puts, and of gets.
+    """
     moved = [s for s in spans if s.kind in (SpanKind.PUT, SpanKind.GET) and s.items]
     known = {(s.kind, s.iteration, s.channel, s.flow + i) for s in moved if s.flow >= 0 for i in range(s.items)}
     following: dict[tuple[SpanKind, int, str], int] = {}
@@ -120,9 +146,14 @@ def _records(graph: WorkflowGraph, spans: Sequence[Span], warm: set[int], switch
         if worker != DRIVER:
             calls = [(number, step) for number, step in enumerate(graph.program) if step.worker == worker]
             for number, part in _calls(calls, members, f"{worker}[{rank}] in iteration {iteration}", silent):
-                operations = tuple((s.kind, s.channel, s.items, s.end_ns - s.start_ns if s.kind == SpanKind.RUN else 0) for s in part)
+                operations = tuple(
+                    (s.kind, s.channel, s.items, s.end_ns - s.start_ns if s.kind == SpanKind.RUN else 0) for s in part
+                )
                 found.calls[number].append(Recorded(operations, iteration, rank, tuple(s.flow for s in part)))
-    found.loop.extend(_loop(graph, [s for s in groups.get((i, DRIVER, 0), []) if s.kind in (SpanKind.GET, SpanKind.PUT)]) for i in sorted(warm))
+    found.loop.extend(
+        _loop(graph, [s for s in groups.get((i, DRIVER, 0), []) if s.kind in (SpanKind.GET, SpanKind.PUT)])
+        for i in sorted(warm)
+    )
     return found
 
 
@@ -143,7 +174,9 @@ def switch_ns(graph: WorkflowGraph, timeline: SpanStore) -> Switches:
 
 
 # --- calls -------------------------------------------------------------------------------------------------------
-def _calls(calls: Sequence[Numbered], spans: Sequence[Span], who: str, silent: bool) -> Iterator[tuple[int, list[Span]]]:
+def _calls(
+    calls: Sequence[Numbered], spans: Sequence[Span], who: str, silent: bool
+) -> Iterator[tuple[int, list[Span]]]:
     """The spans of each call, in order, without waits for values. ``silent``: a call may have left none."""
     expected = [(name, list(members)) for name, members in itertools.groupby(calls, key=lambda c: c[1].call.method)]
     seen = [(name, list(members)) for name, members in itertools.groupby(spans, key=lambda s: s.name)]
@@ -159,14 +192,16 @@ def _calls(calls: Sequence[Numbered], spans: Sequence[Span], who: str, silent: b
     if [name for name, _ in expected] != [name for name, _ in seen]:
         did, should = (listing([f"{name}()" for name, _ in part]) for part in (seen, expected))
         raise PlanError(
-            f"{who} did {did}, but an iteration of the dry run does {should}: what the difference costs in another plan is not known. "
+            f"{who} did {did}, but an iteration of the dry run does {should}: what the difference costs in another "
+            "plan is not known. "
             f"Next: estimate(..., iterations=[...]) with the iterations that did the same as the dry run."
         )
     for (name, members), (_, run) in zip(expected, seen, strict=True):
         parts = _parts(members, run)
         if len(parts) != len(members):
             raise PlanError(
-                f"{who}: {name}() is called {len(members)} times in a row, and its spans do not show where one call ends and the next begins. "
+                f"{who}: {name}() is called {len(members)} times in a row, and its spans do not show where one call "
+                "ends and the next begins. "
                 f"Next: give the calls methods of their own (a second method that calls the first)."
             )
         for (number, _), part in zip(members, parts, strict=True):
@@ -191,24 +226,36 @@ def _begins(before: Span, span: Span) -> bool:
 
 
 def _elsewhere(members: Sequence[Numbered], here: int, span: Span) -> bool:
-    """Whether a span is at a channel of the next call that this one does not have. That call must begin with a get: it may run before, otherwise."""
+    """Whether a span is at a channel of the next call that this one does not have. That call must begin with a get: it
+    may run before, otherwise.
+    """
     if not span.channel or here + 1 >= len(members):
         return False
     this, following = members[here][1].call, members[here + 1][1].call
-    return span.channel not in (*this.reads, *this.writes) and span.channel in following.reads and not following.starts_on_device
+    return (
+        span.channel not in (*this.reads, *this.writes)
+        and span.channel in following.reads
+        and not following.starts_on_device
+    )
 
 
 # --- the loop itself ---------------------------------------------------------------------------------------------
 def _loop(graph: WorkflowGraph, spans: Sequence[Span]) -> LoopRecorded:
-    """Each step of the dry run with what it did. The dry run does not know how often, the run does not know between which calls."""
+    """Each step of the dry run with what it did. The dry run does not know how often, the run does not know between
+    which calls.
+    """
     for step in graph.loop:
         if step.channel and graph.channel(step.channel).keyed:
             raise PlanError(
-                f"The loop of workflow {graph.name!r} uses the keyed channel {step.channel!r} itself; its spans do not say with which keys. "
+                f"The loop of workflow {graph.name!r} uses the keyed channel {step.channel!r} itself; its spans do not "
+                "say with which keys. "
                 f"Next: let a worker do that, or run the plan."
             )
     words = {SpanKind.GET: "get", SpanKind.PUT: "put"}
-    runs = [(key, tuple(s.items for s in members)) for key, members in itertools.groupby(spans, key=lambda s: (words[s.kind], s.channel))]
+    runs = [
+        (key, tuple(s.items for s in members))
+        for key, members in itertools.groupby(spans, key=lambda s: (words[s.kind], s.channel))
+    ]
     steps = [step for step in graph.loop if step.kind != "wait"]
     if [(s.kind, s.channel) for s in steps] == [key for key, _ in runs]:
         sizes = iter([items for _, items in runs])
@@ -218,9 +265,13 @@ def _loop(graph: WorkflowGraph, spans: Sequence[Span]) -> LoopRecorded:
     together = len(places) == 1 and at == list(range(at[0], at[-1] + 1))
     asked = {(s.kind, s.channel): s.items for s in steps}
     if not together or any(key not in asked for key, _ in runs):
-        did, should = listing([f"{kind} {channel!r}" for (kind, channel), _ in runs]), listing([f"{s.kind} {s.channel!r}" for s in steps])
+        did, should = (
+            listing([f"{kind} {channel!r}" for (kind, channel), _ in runs]),
+            listing([f"{s.kind} {s.channel!r}" for s in steps]),
+        )
         raise PlanError(
-            f"The loop of workflow {graph.name!r} did {did} at channels, its dry run {should}: between which calls cannot be told. "
+            f"The loop of workflow {graph.name!r} did {did} at channels, its dry run {should}: between which calls "
+            "cannot be told. "
             f"Next: let the loop use its channels before all calls or after all calls, or run the plan."
         )
     own = [(LoopStep(kind, steps[0].before, channel, asked[kind, channel]), items) for (kind, channel), items in runs]

@@ -1,7 +1,8 @@
 """Samples of a profile, read off the timelines of finished runs.
 
-Of every worker and iteration: how long each batch took, how many items it held, when outputs left, how long what belongs to no batch took
-(other calls, an optimiser step after the last batch; shared out over the batches). The first iteration warms up and does not count.
+Of every worker and iteration: how long each batch took, how many items it held, when outputs left, how long what
+belongs to no batch took (other calls, an optimiser step after the last batch; shared out over the batches). The first
+iteration warms up and does not count.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Turn:
     busy: float = 0.0
     batches: list[tuple[int, float]] = field(default_factory=list)  # (items, seconds)
     keyed: dict[str, int] = field(default_factory=dict)  # channel: tokens that came back to it
-    moves: list[int] = field(default_factory=list)  # items that it put into its cell, or (below 0) got from it, in order
+    # items that it put into its cell, or (below 0) got from it, in order
+    moves: list[int] = field(default_factory=list)
     rest: float = 0.0  # belongs to no batch
     handed: dict[str, float] = field(default_factory=dict)  # method: seconds of a handover
     puts: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # channel: (seconds, items)
@@ -62,22 +64,35 @@ class Observed:
 
     @classmethod
     def of(cls, graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline) -> Observed:
-        """Of the iterations that came to their end. Raises `PlanError` when the timeline has no second one, or lacks a worker."""
+        """Of the iterations that came to their end. Raises `PlanError` when the timeline has no second one, or lacks a
+        worker.
+        """
         timeline = timeline.snapshot()
         over = whole_iterations(timeline)
-        spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.GET, SpanKind.PUT) and s.iteration >= 0]
+        spans = [
+            s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.GET, SpanKind.PUT) and s.iteration >= 0
+        ]
         warm = set(sorted({s.iteration for s in spans if over is None or s.iteration in over})[1:])
         if not warm:
-            raise PlanError("The timeline has one iteration at most that came to its end, and the first one warms up. Next: run two iterations or more.")
+            raise PlanError(
+                "The timeline has one iteration at most that came to its end, and the first one warms up. Next: run "
+                "two iterations or more."
+            )
         seen = {s.track.worker for s in spans if s.iteration in warm}
         missing = [w for w in graph.workers if w not in seen]
         if missing:
             called = {step.worker for step in graph.program}
             never = listing([repr(w) for w in missing if w not in called])
             raise PlanError(
-                f"The timeline has no span of {listing([repr(w) for w in missing])} in the {len(warm)} iterations after its first one"
-                + (f"; the dry run of workflow {graph.name!r} does not call {never} either" if any(w not in called for w in missing) else "")
-                + ". Next: more iterations (lab.profile(iterations=...)) where it is called in some only, else call it, or leave it out of the workflow."
+                f"The timeline has no span of {listing([repr(w) for w in missing])} in the {len(warm)} iterations "
+                "after its first one"
+                + (
+                    f"; the dry run of workflow {graph.name!r} does not call {never} either"
+                    if any(w not in called for w in missing)
+                    else ""
+                )
+                + ". Next: more iterations (lab.profile(iterations=...)) where it is called in some only, else call "
+                "it, or leave it out of the workflow."
             )
         _refuse_other_places(plan, timeline)
         turns: dict[str, dict[int, dict[int, Turn]]] = {}
@@ -113,7 +128,9 @@ class Observed:
         return self.plan.tokens(self.head(cell)) if self._answers(cell) else self.circulation(cell).tokens
 
     def head(self, cell: Sequence[str]) -> str:
-        """The member of a cell to which answers come back by key; where nothing is keyed, the one that begins the round."""
+        """The member of a cell to which answers come back by key; where nothing is keyed, the one that begins the
+        round.
+        """
         answers = self._answers(cell)
         if answers:
             return answers[0].consumer
@@ -125,28 +142,41 @@ class Observed:
         head, answers = self.head(cell), self._answers(cell)
         if not answers:
             return self.circulation(cell).steps
-        channels = {e.channel for e in answers if e.consumer == head}  # of several answers to each token, those of one channel
-        rounds = [max(sum(t.keyed.get(c, 0) for t in ranks.values()) for c in channels) for ranks in self._iterations(head)]
+        # of several answers to each token, those of one channel
+        channels = {e.channel for e in answers if e.consumer == head}
+        rounds = [
+            max(sum(t.keyed.get(c, 0) for t in ranks.values()) for c in channels) for ranks in self._iterations(head)
+        ]
         return max(1.0, statistics.median(rounds) / self.tokens(cell))
 
     def circulation(self, cell: Sequence[str]) -> Circulation:
         """Of a cell in which nothing is keyed."""
-        return Circulation.of([{rank: t.moves for rank, t in ranks.items()} for ranks in self._iterations(self.head(cell))])
+        return Circulation.of(
+            [{rank: t.moves for rank, t in ranks.items()} for ranks in self._iterations(self.head(cell))]
+        )
 
     def in_one_batch(self, cell: Sequence[str]) -> int:
-        """Items that the head's ranks put into a cell in each round and wait for, where batches of all of them come together on every channel; else 0."""
+        """Items that the head's ranks put into a cell in each round and wait for, where batches of all of them come
+        together on every channel; else 0.
+        """
         if not self.is_counted(cell) or not (seen := self.circulation(cell)).together:
             return 0
         tokens = self.tokens(cell)
         inside = (e.channel for e in self.graph.edges if e.producer in cell and e.consumer in cell)
-        return tokens if tokens <= MOST_TOKENS and all(abs(self.items(c) - tokens * seen.steps) < 0.5 for c in inside) else 0
+        return (
+            tokens
+            if tokens <= MOST_TOKENS and all(abs(self.items(c) - tokens * seen.steps) < 0.5 for c in inside)
+            else 0
+        )
 
     def is_counted(self, cell: Sequence[str]) -> bool:
         """Whether its tokens were counted from what was moved, for no key tells them."""
         return not self._answers(cell)
 
     def follows_plan(self, cell: Sequence[str]) -> bool:
-        """Whether the tokens that were counted are as many as the plan says, more than one, and go round by themselves."""
+        """Whether the tokens that were counted are as many as the plan says, more than one, and go round by
+        themselves.
+        """
         seen, said = self.circulation(cell), self.plan.tokens(self.head(cell))
         return seen.tokens == said > 1 and not seen.waits
 
@@ -160,8 +190,11 @@ class Observed:
         return iter(self.turns.get(worker, {}).values())
 
     # --- samples -----------------------------------------------------------------------------------------
-    def samples(self, worker: str, items: int, beside: tuple[str, ...] = (), takes_all: bool = False, tokens: int = 1) -> list[Sample]:
-        """Of one worker, in units of the profile's ``items`` of an iteration. ``takes_all``: all its batches are one, for it works when it has them.
+    def samples(
+        self, worker: str, items: int, beside: tuple[str, ...] = (), takes_all: bool = False, tokens: int = 1
+    ) -> list[Sample]:
+        """Of one worker, in units of the profile's ``items`` of an iteration. ``takes_all``: all its batches are one,
+        for it works when it has them.
         ``tokens``: more than one: so many circulate in its cell together when it has all items (`in_one_batch`)."""
         cell = next((c for c in self.graph.cells if worker in c), ())
         if cell:
@@ -181,17 +214,26 @@ class Observed:
         made = []
         for (count, n), every in sorted(found.items()):
             seconds = statistics.median(every)
-            made.append(Sample(count * each, float(n), seconds, beside, outputs=within(curve, seconds) if n == items else ()))
+            made.append(
+                Sample(count * each, float(n), seconds, beside, outputs=within(curve, seconds) if n == items else ())
+            )
         return made
 
-    def _in_cell(self, worker: str, cell: Sequence[str], items: int, beside: tuple[str, ...], together: int) -> list[Sample]:
+    def _in_cell(
+        self, worker: str, cell: Sequence[str], items: int, beside: tuple[str, ...], together: int
+    ) -> list[Sample]:
         steps, tokens, devices, head = self.steps(cell), self.tokens(cell), self.devices(worker), self.head(cell)
         if together > 1:
             tokens = max(together, tokens)
         own = self.is_counted(cell) and self.tokens_of_rank(cell) > 1 and not self.follows_plan(cell)
         if together > 1 and worker == head:  # with a part of all items, a part of the tokens
-            return [replace(s, items=s.items * self.tokens(cell) / tokens) for s in self._in_all(worker, cell, items, beside)]
-        if (own and together == 1) or (worker != head and self._asked_at_another_rate(worker, steps * self.tokens(cell))):
+            return [
+                replace(s, items=s.items * self.tokens(cell) / tokens)
+                for s in self._in_all(worker, cell, items, beside)
+            ]
+        if (own and together == 1) or (
+            worker != head and self._asked_at_another_rate(worker, steps * self.tokens(cell))
+        ):
             return self._in_all(worker, cell, items, beside)
         found: dict[float, list[float]] = {}
         for turns in self._iterations(worker):
@@ -205,18 +247,23 @@ class Observed:
                 for n, seconds in turn.batches:
                     share = min(float(items), n * self.plan.ranks(worker) * items / tokens)
                     some.setdefault(share, []).append(seconds + turn.rest * n / taken)
-            for share, every in some.items():  # batches of later steps may take longer: together they take what they took
+            # batches of later steps may take longer: together they take what they took
+            for share, every in some.items():
                 found.setdefault(share, []).append(statistics.fmean(every))
         return [Sample(devices, n, statistics.median(s), beside) for n, s in sorted(found.items())]
 
     def _asked_at_another_rate(self, worker: str, passing: float) -> bool:
-        """Whether a member takes clearly more or fewer items in an iteration than tokens go round: none at all counts as well."""
-        took = statistics.median([sum(n for t in turns.values() for n, _ in t.batches) for turns in self._iterations(worker)] or [0.0])
+        """Whether a member takes clearly more or fewer items in an iteration than tokens go round: none at all counts
+        as well.
+        """
+        took = statistics.median(
+            [sum(n for t in turns.values() for n, _ in t.batches) for turns in self._iterations(worker)] or [0.0]
+        )
         return not passing / OTHER_RATE <= took <= passing * OTHER_RATE
 
     def _in_all(self, worker: str, cell: Sequence[str], items: int, beside: tuple[str, ...]) -> list[Sample]:
-        """Of a member whose batches do not tell which part of a step they are: a step's part of all that it did. Of tokens that go round by themselves one
-        of each rank of the head, and all of them."""
+        """Of a member whose batches do not tell which part of a step they are: a step's part of all that it did. Of
+        tokens that go round by themselves one of each rank of the head, and all of them."""
         steps, each, heads = self.steps(cell), self.tokens_of_rank(cell), self.plan.ranks(self.head(cell))
         spent = statistics.median([sum(t.busy for t in turns.values()) for turns in self._iterations(worker)] or [0.0])
         together = self.is_counted(cell) and self.circulation(cell).waits
@@ -227,11 +274,15 @@ class Observed:
         return made
 
     def outputs(self, worker: str) -> tuple[tuple[float, float], ...]:
-        """(seconds since it began, fraction of its outputs) of a typical iteration; empty for a worker without outputs, or with all at once."""
+        """(seconds since it began, fraction of its outputs) of a typical iteration; empty for a worker without outputs,
+        or with all at once.
+        """
         channels = [c.name for c in self.graph.channels if worker in self.graph.producers(c.name) and not c.keyed]
         curves = []
         for ranks in self._iterations(worker):
-            moments = sorted(at for t in ranks.values() for c in channels for at, n in t.puts.get(c, ()) for _ in range(n))
+            moments = sorted(
+                at for t in ranks.values() for c in channels for at, n in t.puts.get(c, ()) for _ in range(n)
+            )
             if len(moments) > 1 and moments[0] < 0.98 * moments[-1]:
                 curves.append(moments)
         if not curves:
@@ -243,7 +294,11 @@ class Observed:
 
     def iterations(self, worker: str | None = None) -> int:
         """How many iterations were seen; in which so many a worker did anything."""
-        return len(self.turns.get(worker, {})) if worker is not None else len({i for turns in self.turns.values() for i in turns})
+        return (
+            len(self.turns.get(worker, {}))
+            if worker is not None
+            else len({i for turns in self.turns.values() for i in turns})
+        )
 
     def handover_seconds(self, worker: str, method: str) -> list[float]:
         """Of each iteration in which it was called: of the rank that took longest."""
@@ -251,16 +306,33 @@ class Observed:
         return [max(ranks) for ranks in took if ranks]
 
     def in_turn(self, worker: str) -> tuple[tuple[str, float], ...]:
-        """(producer, part of the seconds), in order, of a worker that reads each of several channels to its end before it begins the next; else empty."""
+        """(producer, part of the seconds), in order, of a worker that reads each of several channels to its end before
+        it begins the next; else empty.
+        """
         turns = [t for ranks in self._iterations(worker) for t in ranks.values() if t.gets]
         orders = {tuple(t.gets) for t in turns}
         channels, spent = max(orders, key=len, default=()), sum(sum(t.spent.values()) for t in turns)
         producers = [self.graph.producers(c) for c in channels]
-        feeding = {e.producer for e in self.graph.edges if e.consumer == worker} | {p for p, c in Values.of(self.graph).edges if c == worker}
-        one_each = all(len(p) == 1 for p in producers) and len(set(producers)) == len(channels) and feeding == {name for p in producers for name in p}
-        if len(orders) != 1 or len(channels) < 2 or not one_each or any(t.mixed for t in turns) or not spent or DRIVER in feeding:
+        feeding = {e.producer for e in self.graph.edges if e.consumer == worker} | {
+            p for p, c in Values.of(self.graph).edges if c == worker
+        }
+        one_each = (
+            all(len(p) == 1 for p in producers)
+            and len(set(producers)) == len(channels)
+            and feeding == {name for p in producers for name in p}
+        )
+        if (
+            len(orders) != 1
+            or len(channels) < 2
+            or not one_each
+            or any(t.mixed for t in turns)
+            or not spent
+            or DRIVER in feeding
+        ):
             return ()
-        return tuple((p[0], sum(t.spent.get(c, 0.0) for t in turns) / spent) for c, p in zip(channels, producers, strict=True))
+        return tuple(
+            (p[0], sum(t.spent.get(c, 0.0) for t in turns) / spent) for c, p in zip(channels, producers, strict=True)
+        )
 
     # --- edges -------------------------------------------------------------------------------------------
     def tells_taken(self, worker: str, channel: str) -> list[bool | None]:
@@ -283,12 +355,17 @@ class Observed:
         return [t for ranks in self._iterations(worker) for t in ranks.values()]
 
     def edges(
-        self, items: int, taken: Collection[str] = (), given: Collection[tuple[str, str]] = (), asked: Mapping[str, int] = MappingProxyType({})
+        self,
+        items: int,
+        taken: Collection[str] = (),
+        given: Collection[tuple[str, str]] = (),
+        asked: Mapping[str, int] = MappingProxyType({}),
     ) -> tuple[EdgeProfile, ...]:
-        """Who feeds whom; several channels between two workers are one edge. Who waits for another one's value waits for all that it does.
+        """Who feeds whom; several channels between two workers are one edge. Who waits for another one's value waits
+        for all that it does.
 
-        ``taken``: workers that take everything before they work; ``given``: (worker, channel) on which it puts everything at its end; ``asked``: how many
-        items those ask for at a time that do (`own_batches`).
+        ``taken``: workers that take everything before they work; ``given``: (worker, channel) on which it puts
+        everything at its end; ``asked``: how many items those ask for at a time that do (`own_batches`).
         """
         found: dict[tuple[str, str], EdgeProfile] = {}
         for edge in self.graph.edges:
@@ -300,7 +377,11 @@ class Observed:
             before = found.get(ends)
             whole = not inside and (edge.whole or edge.consumer in taken or (before is not None and before.whole))
             at_end = not inside and ((edge.producer, edge.channel) in given or (before is not None and before.at_end))
-            group = max(edge.group, before.group if before is not None else 1, 1 if inside or whole else asked.get(edge.consumer, 1))
+            group = max(
+                edge.group,
+                before.group if before is not None else 1,
+                1 if inside or whole else asked.get(edge.consumer, 1),
+            )
             other = None if inside or not passing or passing == items else float(passing)
             found[ends] = EdgeProfile(*ends, group, whole, items=other, at_end=at_end)
         for ends in Values.of(self.graph).edges:
@@ -309,8 +390,14 @@ class Observed:
         return tuple(found.values())
 
     def most_items(self) -> int:
-        """Of the channels outside cells, the one with the most items in an iteration; of a flow with cells only, its tokens."""
-        outside = [e.channel for e in self.graph.edges if not any(e.producer in c and e.consumer in c for c in self.graph.cells)]
+        """Of the channels outside cells, the one with the most items in an iteration; of a flow with cells only, its
+        tokens.
+        """
+        outside = [
+            e.channel
+            for e in self.graph.edges
+            if not any(e.producer in c and e.consumer in c for c in self.graph.cells)
+        ]
         counts = [self.items(c) for c in outside] + [self.tokens(c) for c in self.graph.cells]
         return max(1, round(max(counts, default=1)))
 
@@ -318,21 +405,33 @@ class Observed:
 def inputs(graph: WorkflowGraph, worker: str) -> list[str]:
     """Channels on which others feed a worker, without those of its own cell and of the loop."""
     mates = next((c for c in graph.cells if worker in c), ())
-    return list(dict.fromkeys(e.channel for e in graph.edges if e.consumer == worker and e.producer not in (*mates, DRIVER)))
+    return list(
+        dict.fromkeys(e.channel for e in graph.edges if e.consumer == worker and e.producer not in (*mates, DRIVER))
+    )
 
 
 def taking_all(runs: Sequence[Observed]) -> set[str]:
     """Workers that take everything of all their inputs before they work."""
     graph = runs[0].graph
     fed = {w: found for w in graph.workers if (found := inputs(graph, w))}
-    return {w for w, channels in fed.items() if all(agreed(t for run in runs for t in run.tells_taken(w, c)) for c in channels)}
+    return {
+        w
+        for w, channels in fed.items()
+        if all(agreed(t for run in runs for t in run.tells_taken(w, c)) for c in channels)
+    }
 
 
 def together(runs: Sequence[Observed], cell: Sequence[str]) -> int:
-    """Items that circulate in a cell in one batch when it has all of an iteration, as in the first run; 1 where they do not. Another run may have had parts of
-    them, for the head was given its inputs in parts, or as many for each rank of the head."""
+    """Items that circulate in a cell in one batch when it has all of an iteration, as in the first run; 1 where they do
+    not. Another run may have had parts of them, for the head was given its inputs in parts, or as many for each rank of
+    the head."""
     seen = [run.in_one_batch(cell) for run in runs]
-    return seen[0] if seen[0] > runs[0].plan.ranks(runs[0].head(cell)) and all(n and (seen[0] % n == 0 or n % seen[0] == 0) for n in seen) else 1
+    return (
+        seen[0]
+        if seen[0] > runs[0].plan.ranks(runs[0].head(cell))
+        and all(n and (seen[0] % n == 0 or n % seen[0] == 0) for n in seen)
+        else 1
+    )
 
 
 def giving_at_end(runs: Sequence[Observed]) -> set[tuple[str, str]]:
@@ -349,7 +448,8 @@ def _refuse_other_places(plan: ExecutionPlan, timeline: Timeline) -> None:
             if set(here) != set(track.devices):
                 where = f"has it on {listing(here)}" if here else f"has {plan.ranks(track.worker)} ranks of it"
                 raise PlanError(
-                    f"In the timeline {track.worker}[{track.rank}] worked on {listing(track.devices)}; plan {plan.name!r} {where}. Next: the plan that was run."
+                    f"In the timeline {track.worker}[{track.rank}] worked on {listing(track.devices)}; plan "
+                    f"{plan.name!r} {where}. Next: the plan that was run."
                 )
 
 
@@ -392,7 +492,9 @@ def _see(turn: Turn, span: Span, graph: WorkflowGraph, inside: Collection[str]) 
 
 
 def within(curve: tuple[tuple[float, float], ...], seconds: float) -> tuple[tuple[float, float], ...]:
-    """A curve of outputs of a call that took about so long: where it ends later (another call, a wait on its way) in proportion."""
+    """A curve of outputs of a call that took about so long: where it ends later (another call, a wait on its way) in
+    proportion.
+    """
     if not curve or not seconds:
         return ()
     shorter = min(1.0, seconds / curve[-1][0]) if curve[-1][0] else 1.0

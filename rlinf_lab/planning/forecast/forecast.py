@@ -1,8 +1,8 @@
 """A plan of the search as a timeline: the profile's workers as scripts, run by the real scheduler in virtual time.
 
-Ranks of a generator work on their own, each through its part of the responses, and so do ranks that begin at different times (`per_rank`); every other worker
-is one gang on all its devices, because data-parallel ranks advance together (collectives). Items are bundled, so that an iteration has a few thousand
-steps whatever its size.
+Ranks of a generator work on their own, each through its part of the responses, and so do ranks that begin at different
+times (`per_rank`); every other worker is one worker group on all its devices, because data-parallel ranks advance
+together (collectives). Items are bundled, so that an iteration has a few thousand steps whatever its size.
 """
 
 from __future__ import annotations
@@ -49,29 +49,45 @@ METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
 
 
 def forecast(
-    placement: Placement, iterations: int = 2, devices: Sequence[str] = (), noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = (),
-    detail: int = DETAIL, one_by_one: bool = False,
+    placement: Placement,
+    iterations: int = 2,
+    devices: Sequence[str] = (),
+    noise: float = 0.0,
+    seed: int = 0,
+    outages: Sequence[Outage] = (),
+    detail: int = DETAIL,
+    one_by_one: bool = False,
 ) -> Timeline:
-    """The predicted timeline of some iterations. The first one includes coming to the devices; later ones are what a run settles to. With staleness
-    they overlap.
+    """The predicted timeline of some iterations. The first one includes coming to the devices; later ones are what a
+    run settles to. With staleness they overlap.
 
-    ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn from ``seed``.
-    ``outages``: when devices are away; a gang waits for all of its devices, a rank by itself for its own. ``detail``: bundles of items at most,
-    unless the plan's micro-batches ask for more. ``one_by_one``: sources hand over each bundle as soon as it is made, and
-    ranks take theirs by themselves, whatever the plan's micro-batches.
+    ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn
+    from ``seed``.
+    ``outages``: when devices are away; a worker group waits for all of its devices, a rank by itself for its own.
+    ``detail``: bundles of items at most, unless the plan's micro-batches ask for more. ``one_by_one``: sources hand
+    over each bundle as soon as it is made, and ranks take theirs by themselves, whatever the plan's micro-batches.
     """
     whole("iterations", iterations, 1, MOST_ITERATIONS)
     number("noise", noise, 0, 10)
     whole("seed", seed, 0, 2**63)
-    if isinstance(outages, str | bytes) or not isinstance(outages, Sequence) or not all(isinstance(o, Outage) for o in outages):
-        raise PlanError(f"outages is {shown(outages)}; give a list of them. Next: outages=[lab.Outage.of('cuda:3', 100, 160)], from and to in seconds.")
+    if (
+        isinstance(outages, str | bytes)
+        or not isinstance(outages, Sequence)
+        or not all(isinstance(o, Outage) for o in outages)
+    ):
+        raise PlanError(
+            f"outages is {shown(outages)}; give a list of them. Next: outages=[lab.Outage.of('cuda:3', 100, 160)], "
+            "from and to in seconds."
+        )
     return _Forecast(placement, devices, noise, seed, detail, one_by_one).run(iterations, outages)
 
 
 def device_names(placement: Placement) -> tuple[str, ...]:
     """``cuda:0`` and so on, kind after kind; ``cpu:0`` for a kind whose name begins with "cpu"."""
     numbers = {"cpu": itertools.count(), "cuda": itertools.count()}
-    words = ("cpu" if kind.startswith("cpu") else "cuda" for kind, n in placement.setting.devices.items() for _ in range(n))
+    words = (
+        "cpu" if kind.startswith("cpu") else "cuda" for kind, n in placement.setting.devices.items() for _ in range(n)
+    )
     return tuple(f"{word}:{next(numbers[word])}" for word in words)
 
 
@@ -83,7 +99,8 @@ def graph_of(profile: Profile) -> WorkflowGraph:
     for name, worker in profile.workers.items():
         reads = tuple(e.channel for e in edges if e.consumer == name)
         writes = tuple(e.channel for e in edges if e.producer == name)
-        # The head of a cell works before the first answer. Who waits for a value begins, and takes its devices, when it is there.
+        # The head of a cell works before the first answer. Who waits for a value begins, and takes its devices, when it
+        # is there.
         early = worker.starts_on_device and not any(e.value for e in edges if e.consumer == name)
         call = Call(METHODS[worker.kind], "()", reads, writes, early or back.issuperset(reads))
         nodes.append(Node(name, worker.kind, (call,)))
@@ -98,7 +115,9 @@ def graph_of(profile: Profile) -> WorkflowGraph:
 
 
 def shared_weights(profile: Profile) -> list[dict[str, float]]:
-    """As `Simulator` takes them: for each weights that several workers hold, of each of these which part of what it moves they are."""
+    """As `Simulator` takes them: for each weights that several workers hold, of each of these which part of what it
+    moves they are.
+    """
     found: dict[str, dict[str, float]] = {}
     for name, worker in profile.workers.items():
         if memory.shares(worker):
@@ -107,7 +126,8 @@ def shared_weights(profile: Profile) -> list[dict[str, float]]:
 
 
 def gates(profile: Profile) -> tuple[EdgeProfile, ...]:
-    """Who must wait for complete groups although the responses reach it through others: an edge from the generator, of whole groups.
+    """Who must wait for complete groups although the responses reach it through others: an edge from the generator, of
+    whole groups.
 
     Not within a cell: its members answer each other step by step, all items of a sub-batch together.
     """
@@ -135,15 +155,17 @@ def _generator_above(profile: Profile, name: str) -> str | None:
 
 def _answers(budget: Budget, edge: EdgeProfile) -> bool:
     """Whether an edge of a cell leads back, to a member that works before its producer in a step."""
-    unit = budget.home[edge.producer]
-    if unit != budget.home[edge.consumer]:
+    stage = budget.home[edge.producer]
+    if stage != budget.home[edge.consumer]:
         return False
-    found = order(budget.profile, budget.units[unit].members)
+    found = order(budget.profile, budget.stages[stage].members)
     return found.index(edge.producer) > found.index(edge.consumer)
 
 
 class _Forecast:
-    def __init__(self, placement: Placement, devices: Sequence[str], noise: float, seed: int, detail: int, one_by_one: bool) -> None:
+    def __init__(
+        self, placement: Placement, devices: Sequence[str], noise: float, seed: int, detail: int, one_by_one: bool
+    ) -> None:
         self.placement, self.setting, self.profile = placement, placement.setting, placement.setting.profile
         self.problem = self.setting.problem(placement.arrangement)
         self.edges = (*self.profile.edges, *gates(self.profile))
@@ -151,7 +173,9 @@ class _Forecast:
         self.noise, self.random = noise, np.random.default_rng(seed)
         self.one_by_one = one_by_one
         self.streams: dict[tuple[str, int], Stream] = {}
-        self.by_rank = frozenset(name for name in (separable if one_by_one else by_rank)(placement) if not self._streams(name))
+        self.by_rank = frozenset(
+            name for name in (separable if one_by_one else by_rank)(placement) if not self._streams(name)
+        )
         self.items = self._bundles(detail)
         self.links = Links.of(self.profile, self._moving(), self.items)
 
@@ -161,21 +185,28 @@ class _Forecast:
         first = len(self.profile.workers)
         handing = {first + i: h for i, h in enumerate(self.profile.handovers)}
         calls = [
-            self._handover(handing[i], step) if i in handing else self.links.call(step.worker) or self._call(step.worker, step.call)
+            self._handover(handing[i], step)
+            if i in handing
+            else self.links.call(step.worker) or self._call(step.worker, step.call)
             for i, step in enumerate(graph.program)
         ]
         try:
-            return Simulator(graph, plan, switches, outages=outages, shared=shared_weights(self.profile)).simulate(calls, iterations)
+            return Simulator(graph, plan, switches, outages=outages, shared=shared_weights(self.profile)).simulate(
+                calls, iterations
+            )
         except (struct.error, OverflowError) as error:  # nanoseconds in 64 bits
             work = follow(self.placement).work
-            unit, most = max(work.items(), key=lambda item: item[1].busy)
+            stage, most = max(work.items(), key=lambda item: item[1].busy)
             raise PlanError(
-                f"{iterations} iterations end later than a timeline can say (292 years): {self.setting.units[unit].name!r} takes {most.busy:.3g} s of each. "
+                f"{iterations} iterations end later than a timeline can say (292 years): "
+                f"{self.setting.stages[stage].name!r} takes {most.busy:.3g} s of each. "
                 f"Next: see its samples, calls and lengths in the profile, or plan(simulate=False)."
             ) from error
 
     def _moving(self) -> dict[EdgeProfile, Message | None]:
-        """Edges between units on devices of their own, whose items take time to move, and what a message of each costs."""
+        """Edges between stages on devices of their own, whose items take time to move, and what a message of each
+        costs.
+        """
         found = {}
         for edge in self.edges:
             message = self._message(edge.producer, edge.consumer)
@@ -185,7 +216,9 @@ class _Forecast:
 
     def _are_apart(self, edge: EdgeProfile) -> bool:
         seats, home = self.placement.seats, self.setting.home
-        return home[edge.producer] != home[edge.consumer] and not set(seats[edge.producer].devices) & set(seats[edge.consumer].devices)
+        return home[edge.producer] != home[edge.consumer] and not set(seats[edge.producer].devices) & set(
+            seats[edge.consumer].devices
+        )
 
     def _message(self, producer: str, consumer: str) -> Message | None:
         """What a message between two workers costs; None where they share a process, or nothing is known."""
@@ -196,7 +229,9 @@ class _Forecast:
         return message_of(self.profile.messages, len(nodes) == 1)
 
     def _talk_seconds(self, name: str, inner: Sequence[EdgeProfile]) -> float:
-        """What the messages of a step of a cell cost one of its members: computing, and the flight of what it waits for."""
+        """What the messages of a step of a cell cost one of its members: computing, and the flight of what it waits
+        for.
+        """
         total = 0.0
         for edge in inner:
             message = self._message(edge.producer, edge.consumer) if name in (edge.producer, edge.consumer) else None
@@ -205,8 +240,8 @@ class _Forecast:
         return total
 
     def _bundles(self, detail: int) -> int:
-        """Of an iteration, as many as divide by the plan's micro-batches. A bundle is no part of two items, or at least of two calls, if that is possible
-        without many more."""
+        """Of an iteration, as many as divide by the plan's micro-batches. A bundle is no part of two items, or at least
+        of two calls, if that is possible without many more."""
         seats, whole = self.placement.seats.values(), self.setting.in_whole_calls
         step = max([1, *(s.micro_batches for s in seats if s.worker not in whole)])
         for parts in self._whole_parts(detail):
@@ -217,12 +252,27 @@ class _Forecast:
             step = max(s.micro_batches for s in seats)
         if step == self.profile.items and self._unequal_shares():
             return int(step)
-        ranks = max([1, *(s.ranks * (s.micro_batches if s.worker in self.by_rank else 1) for s in seats if self._independent(s.worker))])
+        ranks = max(
+            [
+                1,
+                *(
+                    s.ranks * (s.micro_batches if s.worker in self.by_rank else 1)
+                    for s in seats
+                    if self._independent(s.worker)
+                ),
+            ]
+        )
         return step * math.ceil(max(detail, ranks) / step)
 
     def _unequal_shares(self) -> bool:
-        """Whether the ranks of somebody are handed shares of everything that are not equal: then a bundle is an item, so that they are those of a run."""
-        ranks = [self.placement.seats[e.consumer].ranks for e in self.edges if e.consumer in self.by_rank and e.group == 1 and self.setting.whole(e)]
+        """Whether the ranks of somebody are handed shares of everything that are not equal: then a bundle is an item,
+        so that they are those of a run.
+        """
+        ranks = [
+            self.placement.seats[e.consumer].ranks
+            for e in self.edges
+            if e.consumer in self.by_rank and e.group == 1 and self.setting.whole(e)
+        ]
         return any(n <= self.profile.items and self.profile.items % n for n in ranks)
 
     def _whole_parts(self, detail: int) -> Iterator[int]:
@@ -232,7 +282,10 @@ class _Forecast:
             if self.by_rank or items <= detail:
                 yield int(items)
             seats = [s for s in self.placement.seats.values() if s.worker in self.setting.in_whole_calls]
-            yield int(items) // math.gcd(int(items), *(int(self.placement.calls(s).full) // (s.ranks if s.worker in self.by_rank else 1) for s in seats))
+            yield int(items) // math.gcd(
+                int(items),
+                *(int(self.placement.calls(s).full) // (s.ranks if s.worker in self.by_rank else 1) for s in seats),
+            )
 
     # --- the plan ----------------------------------------------------------------------------------------------
     def _streams(self, name: str) -> bool:
@@ -256,7 +309,7 @@ class _Forecast:
         return self.streams[key]
 
     def _mates(self, name: str) -> tuple[str, ...]:
-        return self.setting.units[self.setting.home[name]].members
+        return self.setting.stages[self.setting.home[name]].members
 
     def _plan(self, graph: WorkflowGraph) -> ExecutionPlan:
         placements = {}
@@ -265,10 +318,18 @@ class _Forecast:
         placements.update(self.links.placements())
         micro_batches = {e.channel: self._micro_batch(e) for e in self.edges}
         # What is wanted whole is moved while it is made; a batch is moved when it is complete.
-        micro_batches.update({self.links.source(e.channel): self._moved_at_once(e, micro_batches[e.channel]) for e in self._moving()})
+        micro_batches.update(
+            {self.links.source(e.channel): self._moved_at_once(e, micro_batches[e.channel]) for e in self._moving()}
+        )
         sub_batches = {n: s.sub_batches for n, s in self.placement.seats.items() if s.sub_batches > 1}
         turns = Turns.of(self.placement) if any(sum(pair) for pair in self._switches().values()) else Turns()
-        more = turns.memory, turns.device_memory, self.setting.staleness, turns.working, priorities(self.placement, graph)
+        more = (
+            turns.memory,
+            turns.device_memory,
+            self.setting.staleness,
+            turns.working,
+            priorities(self.placement, graph),
+        )
         return ExecutionPlan("forecast", self.names, placements, micro_batches, {}, sub_batches, (), *more)
 
     def _moved_at_once(self, edge: EdgeProfile, micro_batch: int) -> int:
@@ -278,10 +339,10 @@ class _Forecast:
 
     def _micro_batch(self, edge: EdgeProfile) -> int:
         """Bundles of one batch of the consumer, or of a rank of it; 0: everything."""
-        units = self.setting.home[edge.producer], self.setting.home[edge.consumer]
-        if units[0] == units[1]:
+        stages = self.setting.home[edge.producer], self.setting.home[edge.consumer]
+        if stages[0] == stages[1]:
             return 1
-        node = meeting(self.placement.tree, *units)
+        node = meeting(self.placement.tree, *stages)
         if self.setting.whole(edge) or edge.group == self.profile.items:
             return 0
         if edge.consumer in self.by_rank:
@@ -295,15 +356,21 @@ class _Forecast:
 
     def _bundles_of_a_call(self, seat: Seat) -> int:
         """Over all ranks."""
-        return min(self.items, math.ceil(float(self.placement.calls(seat).full) * self.items / self.profile.items - ROUNDING))
+        return min(
+            self.items, math.ceil(float(self.placement.calls(seat).full) * self.items / self.profile.items - ROUNDING)
+        )
 
     def _switches(self) -> dict[str, tuple[int, int]]:
-        return {n: (_ns(w.onload_s), _ns(w.offload_s)) for n, w in self.profile.workers.items() if not self.placement.seats[n].stays}
+        return {
+            n: (_ns(w.onload_s), _ns(w.offload_s))
+            for n, w in self.profile.workers.items()
+            if not self.placement.seats[n].stays
+        }
 
     # --- scripts -------------------------------------------------------------------------------------------------
     def _call(self, name: str, call: Call) -> SimCall:
-        seat, unit = self.placement.seats[name], self.setting.home[name]
-        leaf = leaf_of(self.placement.tree, unit)
+        seat, stage = self.placement.seats[name], self.setting.home[name]
+        leaf = leaf_of(self.placement.tree, stage)
         if len(self._mates(name)) > 1:
             script = self._in_cell(name, seat)
         elif self._streams(name):
@@ -319,15 +386,23 @@ class _Forecast:
         return SimCall(step.worker, step.call.method, script, after=step.after)
 
     def _generator(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
-        """Each rank has every so-maniest response of the whole stream; a channel that asks for groups gets them when they are complete."""
+        """Each rank has every so-maniest response of the whole stream; a channel that asks for groups gets them when
+        they are complete.
+        """
         inputs, outputs = self._edges(name)
-        streams = [self._times(name, 1)] + [self._times(name, e.group) for e in self.edges if self.links.source(e.channel) in outputs]
+        streams = [self._times(name, 1)] + [
+            self._times(name, e.group) for e in self.edges if self.links.source(e.channel) in outputs
+        ]
 
         def script(turn: Turn) -> Script:
             for channel in inputs:
                 yield get(channel, ALL)
-            before = 0  # rounded from the start: ranks that are ready together stay together, and do not drift by half a nanosecond a step
-            moments = sorted((_ns(float(at)), i) for i, times in enumerate(streams) for at in times[turn.rank :: seat.ranks])
+            # rounded from the start: ranks that are ready together stay together, and do not drift by half a nanosecond
+            # a step
+            before = 0
+            moments = sorted(
+                (_ns(float(at)), i) for i, times in enumerate(streams) for at in times[turn.rank :: seat.ranks]
+            )
             for at, i in moments:
                 if at > before:
                     yield run(self._noisy((at - before) / 1e9))
@@ -418,29 +493,41 @@ class _Forecast:
         return whole_turn
 
     def _share(self, name: str, position: int, count: int) -> int:
-        """Bundles that a rank of a source makes: whole items, in whole groups, where no bundle is a part of two of them."""
-        groups = self.profile.items / self.profile.unit(name)
+        """Bundles that a rank of a source makes: whole items, in whole groups, where no bundle is a part of two of
+        them.
+        """
+        groups = self.profile.items / self.profile.group_size(name)
         whole = int(groups) if groups == int(groups) and self.items % int(groups) == 0 else self.items
         return (whole // count + (position < whole % count)) * (self.items // whole)
 
     def _as_taken(self, name: str, seat: Seat) -> list[int]:
-        """Bundles of the parts in which a source with one rank hands over its items, where its micro-batches are no whole calls of who takes them: then the
-        first of these has what it needs with the first part, as in a run. Its seconds are in proportion."""
+        """Bundles of the parts in which a source with one rank hands over its items, where its micro-batches are no
+        whole calls of who takes them: then the first of these has what it needs with the first part, as in a run. Its
+        seconds are in proportion."""
         takers = [e for e in self.edges if e.producer == name and e.consumer in self.setting.in_whole_calls]
         takers = [e for e in takers if self.placement.seats[e.consumer].micro_batches == seat.micro_batches]
-        if seat.ranks > 1 or not any(self._bundles_of_a_call(self.placement.seats[e.consumer]) * seat.micro_batches > self.items for e in takers):
+        if seat.ranks > 1 or not any(
+            self._bundles_of_a_call(self.placement.seats[e.consumer]) * seat.micro_batches > self.items for e in takers
+        ):
             return []
-        asked = (self._micro_batch(e) if e.consumer in self.by_rank else self._bundles_of_a_call(self.placement.seats[e.consumer]) for e in takers)
+        asked = (
+            self._micro_batch(e)
+            if e.consumer in self.by_rank
+            else self._bundles_of_a_call(self.placement.seats[e.consumer])
+            for e in takers
+        )
         size = max(asked) or self.items
         return [min(size, self.items - first) for first in range(0, self.items, size)]
 
     def _of_a_call(self, name: str, micro_batch_s: float) -> Callable[[int], float]:
-        """Seconds that a rank, or a gang, takes for so many bundles."""
+        """Seconds that a rank, or a worker group, takes for so many bundles."""
         seconds = seconds_of_a_rank(self.placement, name, micro_batch_s, None if name in self.by_rank else 1)
         return lru_cache(maxsize=None)(lambda n: seconds(n / self.items * self.profile.items))
 
     def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
-        """Step by step, slot by slot: what comes from members before it in the step, its own work, what goes on; answers of the last step by key."""
+        """Step by step, slot by slot: what comes from members before it in the step, its own work, what goes on;
+        answers of the last step by key.
+        """
         mates = self._mates(name)
         at = order(self.profile, mates).index
         inner = [e for e in self.edges if e.producer in mates and e.consumer in mates]
@@ -486,26 +573,36 @@ class _Forecast:
 
     # --- small things --------------------------------------------------------------------------------------------
     def _edges(self, name: str) -> tuple[list[str], list[str]]:
-        """Channels from and to other units."""
+        """Channels from and to other stages."""
         mates = self._mates(name)
         inputs = [e for e in self.edges if e.consumer == name and e.producer not in mates]
-        return [e.channel for e in inputs], [self.links.source(e.channel) for e in self.edges if e.producer == name and e.consumer not in mates]
+        return [e.channel for e in inputs], [
+            self.links.source(e.channel) for e in self.edges if e.producer == name and e.consumer not in mates
+        ]
 
     def _inputs_in_turn(self, name: str, inputs: Sequence[str]) -> list[tuple[str, float]]:
-        """(channel, part of the seconds) of a worker that takes its inputs one after the other; none where it waits for one that its profile does not name."""
+        """(channel, part of the seconds) of a worker that takes its inputs one after the other; none where it waits for
+        one that its profile does not name.
+        """
         channels = {e.producer: e.channel for e in self.profile.edges if e.consumer == name and e.channel in inputs}
-        found = [(channels[producer], part) for producer, part in self.profile.workers[name].in_turn if producer in channels]
+        found = [
+            (channels[producer], part) for producer, part in self.profile.workers[name].in_turn if producer in channels
+        ]
         return found if len(found) == len(inputs) else []
 
     def _weight(self, name: str, source: str | None, first: int, n: int) -> float:
-        """Mean weight of ``n`` bundles from number ``first`` of a channel on: they entered it in the order in which they were completed, and whoever has them,
-        whenever it begins with them, has these."""
+        """Mean weight of ``n`` bundles from number ``first`` of a channel on: they entered it in the order in which
+        they were completed, and whoever has them, whenever it begins with them, has these."""
         if source is None or self.profile.weights != "tokens":
             return 1.0
         group = max([1, *(e.group for e in self.edges if e.consumer == name)])
         stream = self._stream(source, group)
         assert stream is not None
-        ends = np.interp([first / self.items, (first + n) / self.items], np.arange(ATOMS + 1) / ATOMS, np.concatenate([[0.0], np.cumsum(stream.weights)]))
+        ends = np.interp(
+            [first / self.items, (first + n) / self.items],
+            np.arange(ATOMS + 1) / ATOMS,
+            np.concatenate([[0.0], np.cumsum(stream.weights)]),
+        )
         return float((ends[1] - ends[0]) * self.items / n / ATOMS)
 
     def _noisy(self, seconds: float) -> int:
@@ -518,8 +615,8 @@ def _ns(seconds: float) -> int:
 
 
 def _divided(n: int, parts: int) -> list[int]:
-    """As equal as whole numbers allow, the larger ones early, so that the first parts of all ranks together make no less than a micro-batch; without empty
-    ones.
+    """As equal as whole numbers allow, the larger ones early, so that the first parts of all ranks together make no
+    less than a micro-batch; without empty ones.
     """
     ends = [-(-n * i // parts) for i in range(parts + 1)]
     return [end - start for start, end in itertools.pairwise(ends) if end > start]

@@ -1,8 +1,10 @@
-"""What messages between processes add to the calls of a forecast: computing at both ends, and their flight where somebody waits for them.
+"""What messages between processes add to the calls of a forecast: computing at both ends, and their flight where
+somebody waits for them.
 
     put ── busy ──> · · · flight · · · ──> busy ── get
 
-Computing is laid into the scripts of the calls (`Hops.carried`), flights the simulator makes (`planning.simulator.messages`): nobody holds a device meanwhile.
+Computing is laid into the scripts of the calls (`Hops.carried`), flights the simulator makes
+(`planning.simulator.messages`): nobody holds a device meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ NONE = Message("unix", 0.0, 0.0)
 
 
 class Taking(NamedTuple):
-    """Seconds of a get: ``busy`` computing for each item, ``asking`` computing for each get, ``flight`` there and back of each get."""
+    """Seconds of a get: ``busy`` computing for each item, ``asking`` computing for each get, ``flight`` there and back
+    of each get.
+    """
 
     busy: float = 0.0
     asking: float = 0.0
@@ -28,12 +32,16 @@ class Taking(NamedTuple):
 
 
 class Hops:
-    """The messages of a plan whose hosts are processes. ``messages``: what one costs, for each transport; none: nothing."""
+    """The messages of a plan whose hosts are processes. ``messages``: what one costs, for each transport; none:
+    nothing.
+    """
 
     def __init__(self, layout: Layout, messages: Sequence[Message]) -> None:
         self._layout, self._place = layout, place_hosts(layout)
         self._messages = tuple(messages)
-        self._nodes = {host: Device.node_of(names) for host in set(self._place.values()) if (names := self._device_names(host))}
+        self._nodes = {
+            host: Device.node_of(names) for host in set(self._place.values()) if (names := self._device_names(host))
+        }
 
     def sending(self, worker: str, rank: int, channel: str, key: int = -1) -> float:
         """Computing seconds that the put of an item costs its producer."""
@@ -45,7 +53,12 @@ class Hops:
         if home != here:
             one = self._between(here, home)
             return Taking(0.0, 2 * one.busy_s, 2 * one.latency_s)
-        producers = [(p, r) for p in self._layout.graph.producers(channel) for r in range(self._layout.ranks(p)) if self._reaches(channel, r, rank)]
+        producers = [
+            (p, r)
+            for p in self._layout.graph.producers(channel)
+            for r in range(self._layout.ranks(p))
+            if self._reaches(channel, r, rank)
+        ]
         ways = [self._between(self._place[p, r], here) for p, r in producers]
         return Taking(sum(w.busy_s for w in ways) / max(1, len(ways)))
 
@@ -81,9 +94,11 @@ class Hops:
         return [d for member, h in self._place.items() if h == host for d in self._layout.device_names(*member)]
 
     # --- scripts -----------------------------------------------------------------------------------------------
-    def carried(self, worker: str, script: Callable[[Turn], Script], before: Hops | None = None) -> Callable[[Turn], Script]:
-        """A call's script with what its messages cost in computing. ``before``: those of the run that the durations were read off; theirs is in
-        the durations.
+    def carried(
+        self, worker: str, script: Callable[[Turn], Script], before: Hops | None = None
+    ) -> Callable[[Turn], Script]:
+        """A call's script with what its messages cost in computing. ``before``: those of the run that the durations
+        were read off; theirs is in the durations.
 
         What a message of that run cost that this plan does not send is taken off the runs that follow it.
         """

@@ -1,7 +1,9 @@
-"""Whose ranks a forecast simulates one by one, with the micro-batches of a run: those that begin at different times, since others have some of their devices.
+"""Whose ranks a forecast simulates one by one, with the micro-batches of a run: those that begin at different times,
+since others have some of their devices.
 
-A rank whose device is free takes the next batch while others wait for theirs, so such a worker is neither as early nor as late as one gang. Where those with
-whom a worker shares devices have the same ones, its ranks begin together, and a gang stands for them. Who has one rank is no gang anyway.
+A rank whose device is free takes the next batch while others wait for theirs, so such a worker is neither as early nor
+as late as one worker group. Where those with whom a worker shares devices have the same ones, its ranks begin together,
+and a worker group stands for them. Who has one rank is no worker group anyway.
 """
 
 from __future__ import annotations
@@ -16,30 +18,38 @@ from rlinf_lab.planning.placement.placement import Placement, Seat
 from rlinf_lab.planning.placement.to_execution_plan import items_between, micro_batch_between
 from rlinf_lab.planning.profile.profile import EdgeProfile
 
-BATCHES = 1024  # of an iteration at most, else a gang stands for the ranks of a worker: a simulation takes some 20 us for each
+# of an iteration at most, else a worker group stands for the ranks of a worker: a simulation takes some 20 us for each
+BATCHES = 1024
 
 
 def by_rank(placement: Placement) -> frozenset[str]:
-    """Workers whose ranks are simulated one by one, if they do not generate. Members of a cell go on step by step: not they."""
+    """Workers whose ranks are simulated one by one, if they do not generate. Members of a cell go on step by step: not
+    they.
+    """
     seats = placement.seats
-    return frozenset(n for n in separable(placement) if seats[n].ranks == 1 or begins_unevenly(placement, seats[n]) or has_a_rest(placement, seats[n]))
+    return frozenset(
+        n
+        for n in separable(placement)
+        if seats[n].ranks == 1 or begins_unevenly(placement, seats[n]) or has_a_rest(placement, seats[n])
+    )
 
 
 def separable(placement: Placement) -> frozenset[str]:
     """Workers whose ranks can be simulated one by one: no members of a cell, and not too many batches."""
-    units, home = placement.setting.units, placement.setting.home
-    seats = [s for s in placement.seats.values() if s.devices and len(units[home[s.worker]].members) == 1]
+    stages, home = placement.setting.stages, placement.setting.home
+    seats = [s for s in placement.seats.values() if s.devices and len(stages[home[s.worker]].members) == 1]
     return frozenset(s.worker for s in seats if s.ranks == 1 or s.ranks * s.micro_batches <= BATCHES)
 
 
 def has_a_rest(placement: Placement, seat: Seat) -> bool:
-    """Whether the last call of a worker is of fewer items than the others, or shares of a source are not equal, so that ranks end at different times. Where
-    iterations overlap it is another rank that has less in each: a gang stands for their mean."""
+    """Whether the last call of a worker is of fewer items than the others, or shares of a source are not equal, so that
+    ranks end at different times. Where iterations overlap it is another rank that has less in each: a worker group
+    stands for their mean."""
     setting = placement.setting
     if setting.overlap:
         return False
     if seat.worker in setting.sources:
-        return bool(setting.profile.items / setting.profile.unit(seat.worker) % seat.ranks)
+        return bool(setting.profile.items / setting.profile.group_size(seat.worker) % seat.ranks)
     calls = placement.calls(seat)
     return seat.worker in setting.in_whole_calls and bool(calls.rest < calls.full)
 
@@ -51,20 +61,34 @@ def begins_unevenly(placement: Placement, seat: Seat) -> bool:
 
 
 def bundles_of_a_rank(placement: Placement, edge: EdgeProfile, bundles: int) -> int:
-    """Of ``bundles`` in an iteration, how many a rank of the consumer takes at a time in a run of the plan; 0: its share of everything."""
+    """Of ``bundles`` in an iteration, how many a rank of the consumer takes at a time in a run of the plan; 0: its
+    share of everything.
+    """
     micro_batch = micro_batch_between(placement, edge)
-    return min(bundles, max(1, math.ceil(bundles * micro_batch * edge.group / items_between(placement, edge) - ROUNDING))) if micro_batch else 0
+    return (
+        min(bundles, max(1, math.ceil(bundles * micro_batch * edge.group / items_between(placement, edge) - ROUNDING)))
+        if micro_batch
+        else 0
+    )
 
 
-def seconds_of_a_rank(placement: Placement, name: str, micro_batch_s: float, ranks: int | None = None) -> Callable[[float], float]:
-    """Seconds that one rank takes for so many items, or all of them with ``ranks`` 1, when all together take ``micro_batch_s`` for one of the plan's
-    micro-batches.
+def seconds_of_a_rank(
+    placement: Placement, name: str, micro_batch_s: float, ranks: int | None = None
+) -> Callable[[float], float]:
+    """Seconds that one rank takes for so many items, or all of them with ``ranks`` 1, when all together take
+    ``micro_batch_s`` for one of the plan's micro-batches.
     """
     setting, seat = placement.setting, placement.seats[name]
-    model, on, times = setting.models[name, placement.kind(seat)], np.array([len(seat.devices)]), seat.ranks if ranks is None else ranks
+    model, on, times = (
+        setting.models[name, placement.kind(seat)],
+        np.array([len(seat.devices)]),
+        seat.ranks if ranks is None else ranks,
+    )
     calls = placement.calls(seat) if name in setting.in_whole_calls else None
     micro_batch = (
-        float(model.seconds(on, setting.profile.items / seat.micro_batches)[0]) if calls is None else float(calls.seconds(model, on)[0]) / seat.micro_batches
+        float(model.seconds(on, setting.profile.items / seat.micro_batches)[0])
+        if calls is None
+        else float(calls.seconds(model, on)[0]) / seat.micro_batches
     )
 
     def seconds(items: float) -> float:

@@ -1,8 +1,9 @@
 """What a forecast settles to: without staleness its second iteration; with it, whatever comes again and again.
 
-Where iterations overlap, a worker may get ahead for a while, until the staleness or a queue stops it: then one long iteration follows many short ones. So
-it is not enough that iterations take equally long. A run has settled when everybody's work of some iterations lies to each other as it did a few
-iterations before; from then on these are repeated, because nothing in the scheduler looks further back.
+Where iterations overlap, a worker may get ahead for a while, until the staleness or a queue stops it: then one long
+iteration follows many short ones. So it is not enough that iterations take equally long. A run has settled when
+everybody's work of some iterations lies to each other as it did a few iterations before; from then on these are
+repeated, because nothing in the scheduler looks further back.
 """
 
 from __future__ import annotations
@@ -17,24 +18,35 @@ from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 OVERLAPPING = 8  # iterations at most that are compared with earlier ones
-LONGEST = 64  # iterations that are forecast, unless more than half of them overlap; where nothing comes again until then, the later half counts
+# iterations that are forecast, unless more than half of them overlap; where nothing comes again until then, the later
+# half counts
+LONGEST = 64
 MOST_SPANS = 100_000  # of a forecast that is made longer: some tenths of a second
 ALIKE = 1e-7  # relative to the run: durations are rounded to nanoseconds
 
 
-def steady(placement: Placement, devices: Sequence[str] = (), detail: int = DETAIL, one_by_one: bool = False) -> Timeline:
+def steady(
+    placement: Placement, devices: Sequence[str] = (), detail: int = DETAIL, one_by_one: bool = False
+) -> Timeline:
     """A forecast of as many iterations as it takes to settle. ``detail``, ``one_by_one``: of `forecast`."""
     staleness = placement.setting.staleness
     iterations = needed(staleness)
     timeline = forecast(placement, iterations, devices, detail=detail, one_by_one=one_by_one)
-    while staleness and iterations < LONGEST and 2 * len(timeline.spans) <= MOST_SPANS and _period(timeline, staleness) is None:
+    while (
+        staleness
+        and iterations < LONGEST
+        and 2 * len(timeline.spans) <= MOST_SPANS
+        and _period(timeline, staleness) is None
+    ):
         iterations = min(2 * iterations, LONGEST)
         timeline = forecast(placement, iterations, devices, detail=detail, one_by_one=one_by_one)
     return timeline
 
 
 def needed(staleness: int) -> int:
-    """Iterations after which it may be seen what a run settles to: in which the overlap builds up, that are compared, that nobody follows."""
+    """Iterations after which it may be seen what a run settles to: in which the overlap builds up, that are compared,
+    that nobody follows.
+    """
     return 2 if not staleness else 2 * (staleness + 1) + 2 * min(staleness + 1, OVERLAPPING) + 2
 
 
@@ -71,8 +83,8 @@ def _period(timeline: Timeline, staleness: int) -> int | None:
 
 
 def _work(timeline: Timeline) -> np.ndarray:
-    """When each track began and ended its work of an iteration, and when the iteration before that ended, from the end of the iteration [ns], shape
-    (2 tracks + 1, iterations); nan where it did nothing."""
+    """When each track began and ended its work of an iteration, and when the iteration before that ended, from the end
+    of the iteration [ns], shape (2 tracks + 1, iterations); nan where it did nothing."""
     spans = timeline.spans
     marks = spans[spans["kind"] == SpanKind.MARK]
     ends = np.sort(marks["end"]).astype(float)

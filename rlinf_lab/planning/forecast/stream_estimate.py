@@ -1,7 +1,9 @@
-"""Seconds of a plan when its micro-batches are followed one by one: streams that thin out towards a long tail, tokens as weights, groups, whole batches.
+"""Seconds of a plan when its micro-batches are followed one by one: streams that thin out towards a long tail, tokens
+as weights, groups, whole batches.
 
-The search adds up equal micro-batches (`search.solver`); this follows a few hundred *atoms* (equal parts of the items, in order of completion) through the
-plan's tree. It is quick enough for a slider; the event simulator (`forecast`) then runs the real scheduler.
+The search adds up equal micro-batches (`search.solver`); this follows a few hundred *atoms* (equal parts of the items,
+in order of completion) through the plan's tree. It is quick enough for a slider; the event simulator (`forecast`) then
+runs the real scheduler.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import numpy as np
 
 from rlinf_lab.planning.cancellation import check
 from rlinf_lab.planning.costs import GenerationModel, Stream
-from rlinf_lab.planning.placement.cost_table import Company
+from rlinf_lab.planning.placement.cost_table import Colocated
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.profile.handovers import handed_over
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, Composed, Leaf, Tree, nodes, numbers
@@ -23,7 +25,7 @@ FINEST = 6  # at least 2^6 atoms: a stream of responses is followed more finely 
 
 @dataclass(frozen=True)
 class Work:
-    """Calls of one unit: when each began and ended, in seconds of the iteration."""
+    """Calls of one stage: when each began and ended, in seconds of the iteration."""
 
     starts: np.ndarray
     ends: np.ndarray
@@ -35,8 +37,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Streamed:
-    """``seconds`` between iterations; ``fill``: until the last item has left and all is handed over; ``work`` by unit; ``handing``: seconds by which
-    handovers end later than the streams."""
+    """``seconds`` between iterations; ``fill``: until the last item has left and all is handed over; ``work`` by stage;
+    ``handing``: seconds by which handovers end later than the streams."""
 
     seconds: float
     fill: float
@@ -57,9 +59,9 @@ class _Follower:
         self.cuts = Cuts.shared(self.problem)
         self.atoms = 2 ** max(FINEST, *(n.grain for n in nodes(placement.tree)))
         self.leaves = {n.worker: n for n in nodes(placement.tree) if isinstance(n, Leaf)}
-        self.each: dict[int, float] = {}  # seconds of a micro-batch by unit: asked for as often as there are turns
+        self.each: dict[int, float] = {}  # seconds of a micro-batch by stage: asked for as often as there are turns
         self.sources: dict[int, int | None] = {}
-        self.left: dict[int, np.ndarray] = {}  # when each atom has left a unit
+        self.left: dict[int, np.ndarray] = {}  # when each atom has left a stage
         self.grouped: dict[tuple[int, int], Stream] = {}  # of a generator, by size of group
         self.begun: dict[int, float] = {}
         self.calls: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
@@ -77,22 +79,26 @@ class _Follower:
         return Streamed(seconds, fill + later, work, later)
 
     def _handovers(self, work: dict[int, Work]) -> tuple[float, float]:
-        """(seconds from the begin of a worker's work to the end of its last handover, or for which a device works: the next iteration of its does not begin
-        before; how much later than the streams the last one ends)."""
+        """(seconds from the begin of a worker's work to the end of its last handover, or for which a device works: the
+        next iteration of its does not begin before; how much later than the streams the last one ends)."""
         profile, home = self.setting.profile, self.setting.home
         if not profile.handovers:
             return 0.0, 0.0
         ends = {name: float(work[home[name]].ends.max()) for name in profile.workers}
         over = handed_over(profile, ends)
         busy = max(over[h.worker] - float(work[home[h.worker]].starts.min()) for h in profile.handovers)
-        busy = max(busy, *(self._occupied(work, seat.devices.start) for seat in self.placement.seats.values() if seat.devices))
+        busy = max(
+            busy, *(self._occupied(work, seat.devices.start) for seat in self.placement.seats.values() if seat.devices)
+        )
         return busy, max(over.values()) - max(ends.values())
 
     def _occupied(self, work: dict[int, Work], device: int) -> float:
         """Seconds of an iteration for which a device works, handovers included."""
         here = {name for name, seat in self.placement.seats.items() if device in seat.devices}
-        units = {self.setting.home[name] for name in here}
-        return sum(work[u].busy for u in units) + sum(h.seconds for h in self.setting.profile.handovers if h.worker in here)
+        stages = {self.setting.home[name] for name in here}
+        return sum(work[u].busy for u in stages) + sum(
+            h.seconds for h in self.setting.profile.handovers if h.worker in here
+        )
 
     def _free(self, tree: Tree) -> float:
         """When the devices are ready for the next iteration."""
@@ -127,75 +133,95 @@ class _Follower:
         return ready
 
     def _leaf(self, leaf: Leaf, first: int, stop: int, ready: float) -> float:
-        unit = leaf.worker
-        if self.problem.once >> unit & 1 and self._stream(leaf, 1) is not None:
-            return self._generate(leaf, self._arrivals(unit, 0, self.atoms)[0], ready)
-        if self.setting.unceasing >> unit & 1:  # before its end, for it waits for nothing: whatever the micro-batches of the turns
+        stage = leaf.worker
+        if self.problem.once >> stage & 1 and self._stream(leaf, 1) is not None:
+            return self._generate(leaf, self._arrivals(stage, 0, self.atoms)[0], ready)
+        # before its end, for it waits for nothing: whatever the micro-batches of the turns
+        if self.setting.unceasing >> stage & 1:
             if first:
                 return ready
             stop = self.atoms
         size = self.atoms >> leaf.grain
         seconds = self._seconds(leaf)
         calls = (stop - first) // size
-        turns = self._in_turn(unit)
+        turns = self._in_turn(stage)
         if calls == 1 == len(turns):  # as it is for each of many turns
-            arrived, weights = self._arrivals(unit, first, stop, turns[0][0])
-            start, part = max(float(arrived.max()), ready), turns[0][1] * (1.0 if weights is None else float(weights.sum()) / size)
-            return self._called(unit, first, stop, start, start + float(self._led(leaf, first, np.array([seconds * part]))[0]))
+            arrived, weights = self._arrivals(stage, first, stop, turns[0][0])
+            start, part = (
+                max(float(arrived.max()), ready),
+                turns[0][1] * (1.0 if weights is None else float(weights.sum()) / size),
+            )
+            return self._called(
+                stage, first, stop, start, start + float(self._led(leaf, first, np.array([seconds * part]))[0])
+            )
         each, there = [], []
         for producer, part in turns:
-            arrived, weights = self._arrivals(unit, first, stop, producer)
-            each.append(seconds * part * (np.ones(calls) if weights is None else weights.reshape(calls, size).sum(axis=1) / size))
+            arrived, weights = self._arrivals(stage, first, stop, producer)
+            each.append(
+                seconds
+                * part
+                * (np.ones(calls) if weights is None else weights.reshape(calls, size).sum(axis=1) / size)
+            )
             there.append(arrived.reshape(calls, size).max(axis=1))
         # One call after the other: end_j = max over i <= j of (arrival_i + seconds of calls i to j).
         taken = self._led(leaf, first, np.concatenate(each))
         total = np.cumsum(taken)
         ends = total + np.maximum.accumulate(np.maximum(np.concatenate(there), ready) - (total - taken))
-        self._left(unit)[first:stop] = np.repeat(ends[-calls:], size)
-        self.calls.setdefault(unit, []).append((ends - taken, ends))
+        self._left(stage)[first:stop] = np.repeat(ends[-calls:], size)
+        self.calls.setdefault(stage, []).append((ends - taken, ends))
         return float(ends[-1])
 
     def _led(self, leaf: Leaf, first: int, seconds: np.ndarray) -> np.ndarray:
-        """Seconds of the calls of a source that reads, or sets up, before it goes on evenly: the first call of the iteration has that, too."""
-        lead = self.setting.leads.get(self.setting.units[leaf.worker].members[0], 0.0)
+        """Seconds of the calls of a source that reads, or sets up, before it goes on evenly: the first call of the
+        iteration has that, too.
+        """
+        lead = self.setting.leads.get(self.setting.stages[leaf.worker].members[0], 0.0)
         if not lead:
             return seconds
         begins = (np.arange(len(seconds)) == 0) & (first == 0)
         return seconds * (1 - lead + np.where(begins, lead * 2.0**leaf.grain, 0.0))
 
-    def _left(self, unit: int) -> np.ndarray:
-        if unit not in self.left:
-            self.left[unit] = np.full(self.atoms, np.inf)
-        return self.left[unit]
+    def _left(self, stage: int) -> np.ndarray:
+        if stage not in self.left:
+            self.left[stage] = np.full(self.atoms, np.inf)
+        return self.left[stage]
 
-    def _called(self, unit: int, first: int, stop: int, start: float, end: float) -> float:
-        self._left(unit)[first:stop] = end
-        self.calls.setdefault(unit, []).append((np.array([start]), np.array([end])))
+    def _called(self, stage: int, first: int, stop: int, start: float, end: float) -> float:
+        self._left(stage)[first:stop] = end
+        self.calls.setdefault(stage, []).append((np.array([start]), np.array([end])))
         return end
 
-    def _in_turn(self, unit: int) -> list[tuple[str | None, float]]:
-        """(producer, part of the seconds) of the inputs that a unit takes one after the other; one entry for all where it takes a batch of each at a time."""
-        members = self.setting.units[unit].members
+    def _in_turn(self, stage: int) -> list[tuple[str | None, float]]:
+        """(producer, part of the seconds) of the inputs that a stage takes one after the other; one entry for all where
+        it takes a batch of each at a time.
+        """
+        members = self.setting.stages[stage].members
         own = self.setting.profile.workers[members[0]].in_turn if len(members) == 1 else ()
         return list(own) or [(None, 1.0)]
 
     def _seconds(self, leaf: Leaf) -> float:
         if leaf.worker not in self.each:
             code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
-            self.each[leaf.worker] = float(self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code])
+            self.each[leaf.worker] = float(
+                self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code]
+            )
         return self.each[leaf.worker]
 
     # --- streams ---------------------------------------------------------------------------------------------
-    def _arrivals(self, unit: int, first: int, stop: int, of: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        """When atoms ``first`` to ``stop`` are there for a unit, of all producers or ``of`` one, and their weights (of all atoms: mean 1; None: each 1)."""
+    def _arrivals(
+        self, stage: int, first: int, stop: int, of: str | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """When atoms ``first`` to ``stop`` are there for a stage, of all producers or ``of`` one, and their weights (of
+        all atoms: mean 1; None: each 1).
+        """
         arrived, weights = np.zeros(stop - first), None
         for edge in self.setting.profile.edges:
             producer = self.setting.home[edge.producer]
-            if self.setting.home[edge.consumer] != unit or producer == unit or of not in (None, edge.producer):
+            if self.setting.home[edge.consumer] != stage or producer == stage or of not in (None, edge.producer):
                 continue
             left, source = self.left[producer], self._generator(producer)
             # No finer than the edge allows: all that come together with these.
-            size = max(1, self.atoms >> self.setting.edges[producer, unit]) if source is None else 1
+            size = max(1, self.atoms >> self.setting.edges[producer, stage]) if source is None else 1
             lo, hi = (0, self.atoms) if self.setting.whole(edge) else (first // size * size, -(-stop // size) * size)
             there = left[lo:hi]
             if source is None:
@@ -210,15 +236,15 @@ class _Follower:
             arrived = np.maximum(arrived, there.max() if self.setting.whole(edge) else there[first - lo : stop - lo])
         return arrived, weights
 
-    def _generator(self, unit: int) -> int | None:
-        """The streaming unit from which a unit's items come, if there is one."""
-        if unit not in self.sources:
-            if self.problem.once >> unit & 1:
-                self.sources[unit] = unit if self._stream(self.leaves[unit], 1) is not None else None
+    def _generator(self, stage: int) -> int | None:
+        """The streaming stage from which a stage's items come, if there is one."""
+        if stage not in self.sources:
+            if self.problem.once >> stage & 1:
+                self.sources[stage] = stage if self._stream(self.leaves[stage], 1) is not None else None
             else:
-                above = [p for p, c in self.problem.edges if c == unit]
-                self.sources[unit] = next((g for g in (self._generator(p) for p in above) if g is not None), None)
-        return self.sources[unit]
+                above = [p for p, c in self.problem.edges if c == stage]
+                self.sources[stage] = next((g for g in (self._generator(p) for p in above) if g is not None), None)
+        return self.sources[stage]
 
     def _stream(self, leaf: Leaf, group: int) -> Stream | None:
         key = leaf.worker, group
@@ -242,13 +268,13 @@ class _Follower:
 def stream_of(placement: Placement, leaf: Leaf, atoms: int, group: int) -> Stream | None:
     """When the outputs of a generator leave it on its devices of a plan; None for a model that knows no lengths."""
     setting = placement.setting
-    name = setting.units[leaf.worker].members[0]
+    name = setting.stages[leaf.worker].members[0]
     axis = int(np.argmax(leaf.devices))
     kind, n = setting.kinds[axis], np.array([leaf.devices[axis]])
     model, worker, items = setting.models[name, kind], setting.profile.workers[name], setting.profile.items
     if not isinstance(model, GenerationModel):
         return None
-    company = Company(placement.beside[leaf.worker], placement.arrangement.forms, (name,))
-    cap = setting.tables.running(name, kind, n, items, company)
+    colocated = Colocated(placement.beside[leaf.worker], placement.arrangement.forms, (name,))
+    cap = setting.tables.running(name, kind, n, items, colocated)
     stream = model.stream(int(n[0]), items, atoms, group, None if cap is None else float(cap[0]))
     return Stream(worker.calls * stream.times, stream.weights)

@@ -2,7 +2,8 @@
 
     producer ──sent──> link: message + latency + bytes / bandwidth for each batch ──> consumer
 
-So moving overlaps with the work at both ends, batches of one edge follow each other, and who waits for a link is starved by it on the timeline.
+So moving overlaps with the work at both ends, batches of one edge follow each other, and who waits for a link is
+starved by it on the timeline.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Links:
 
     @classmethod
     def of(cls, profile: Profile, edges: Mapping[EdgeProfile, Message | None], bundles: int) -> Links:
-        """``edges``: those that are moved, and what a message of each costs; ``bundles``: into which the items of an iteration are gathered."""
+        """``edges``: those that are moved, and what a message of each costs; ``bundles``: into which the items of an
+        iteration are gathered.
+        """
         link, found = profile.link, {}
         for edge, message in edges.items():
             items = edge.items if edge.items is not None else profile.items

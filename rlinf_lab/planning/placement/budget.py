@@ -1,6 +1,7 @@
-"""A profile with a budget of devices: who is placed as one, on how many devices of which kind, in how fine micro-batches, at what cost.
+"""A profile with a budget of devices: who is placed as one, on how many devices of which kind, in how fine
+micro-batches, at what cost.
 
-A *unit* is what the search places as one: a worker, or the workers of a cycle (a cell).
+A *stage* is what the search places as one: a worker, or the workers of a cycle (a cell).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MICRO_BATCHES = 64  # the finest granularity looked at unless told otherwise
 
 
 @dataclass(frozen=True)
-class Unit:
+class Stage:
     """One worker, or the workers of a cell."""
 
     members: tuple[str, ...]
@@ -34,7 +35,9 @@ class Unit:
 
 @dataclass(frozen=True)
 class Budget:
-    """``devices``: of each kind. ``micro_batches``: most micro-batches of an iteration. ``rule``: of `costs.fit`. ``staleness``: in iterations."""
+    """``devices``: of each kind. ``micro_batches``: most micro-batches of an iteration. ``rule``: of `costs.fit`.
+    ``staleness``: in iterations.
+    """
 
     profile: Profile
     devices: Mapping[str, int]
@@ -44,7 +47,7 @@ class Budget:
 
     # --- who is placed ---------------------------------------------------------------------------------
     @cached_property
-    def units(self) -> tuple[Unit, ...]:
+    def stages(self) -> tuple[Stage, ...]:
         """In an order in which producers come before consumers."""
         names = list(self.profile.workers)
         after = {n: {e.consumer for e in self.profile.edges if e.producer == n} for n in names}
@@ -54,12 +57,12 @@ class Budget:
             if not any(n in g for g in groups):
                 groups.append(tuple(m for m in names if m == n or (m in reach[n] and n in reach[m])))
         groups.sort(key=lambda g: sum(g[0] in reach[other] for other in names if other not in g))
-        return tuple(Unit(g) for g in groups)
+        return tuple(Stage(g) for g in groups)
 
     @cached_property
     def home(self) -> dict[str, int]:
-        """Worker to the number of its unit."""
-        return {m: i for i, unit in enumerate(self.units) for m in unit.members}
+        """Worker to the number of its stage."""
+        return {m: i for i, stage in enumerate(self.stages) for m in stage.members}
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -75,7 +78,7 @@ class Budget:
 
     @cached_property
     def edges(self) -> dict[tuple[int, int], int]:
-        """Between units: the finest granularity at which items may cross."""
+        """Between stages: the finest granularity at which items may cross."""
         found: dict[tuple[int, int], int] = {}
         for e in self.profile.edges:
             ends = self.home[e.producer], self.home[e.consumer]
@@ -97,8 +100,9 @@ class Budget:
 
     @cached_property
     def handed_all(self) -> frozenset[int]:
-        """Units that a channel hands everything of an iteration at once, each rank its share, and those that nobody feeds and that put everything at their end:
-        one call, no micro-batches inside. Not who generates: its requests are all there from the start, and its memory does not hold them all."""
+        """Stages that a channel hands everything of an iteration at once, each rank its share, and those that nobody
+        feeds and that put everything at their end: one call, no micro-batches inside. Not who generates: its requests
+        are all there from the start, and its memory does not hold them all."""
         crossing = [e for e in self.profile.edges if self.home[e.producer] != self.home[e.consumer]]
         found = {self.home[e.consumer] for e in crossing if e.whole and not e.value}
         sources = {self.home[e.producer] for e in crossing} - {self.home[e.consumer] for e in crossing}
@@ -108,50 +112,69 @@ class Budget:
 
     @cached_property
     def finest_call(self) -> tuple[int, ...]:
-        """By unit, the finest granularity of its calls: who is fed by groups gets whole ones, however fine the micro-batches in which its consumers take what
-        it makes. The first that is as fine as the groups are: six groups come in six calls where eight micro-batches are asked for, and in three
-        of two groups where four are (`calls`). Not who generates: its calls are no micro-batches."""
-        found = [0 if i in self.handed_all else self.granularities - 1 for i in range(len(self.units))]
+        """By stage, the finest granularity of its calls: who is fed by groups gets whole ones, however fine the
+        micro-batches in which its consumers take what it makes. The first that is as fine as the groups are: six groups
+        come in six calls where eight micro-batches are asked for, and in three of two groups where four are (`calls`).
+        Not who generates: its calls are no micro-batches."""
+        found = [0 if i in self.handed_all else self.granularities - 1 for i in range(len(self.stages))]
         for e in self.profile.edges:
-            unit = self.home[e.consumer]
-            if not e.value and self.home[e.producer] != unit and self._has_calls(unit):
-                found[unit] = min(found[unit], max(0, math.ceil(math.log2(self.profile.items / e.group))))
+            stage = self.home[e.consumer]
+            if not e.value and self.home[e.producer] != stage and self._has_calls(stage):
+                found[stage] = min(found[stage], max(0, math.ceil(math.log2(self.profile.items / e.group))))
         return tuple(found)
 
-    def _has_calls(self, unit: int) -> bool:
+    def _has_calls(self, stage: int) -> bool:
         """Whether each micro-batch is a call of its own."""
-        names = self.units[unit].members
+        names = self.stages[stage].members
         return len(names) > 1 or self.profile.workers[names[0]].kind != "generation"
 
     @cached_property
     def in_whole_calls(self) -> frozenset[str]:
-        """Workers whose calls a run makes of whole items, or groups, that a channel hands them: who is fed, and no member of a cell, which goes on in steps."""
+        """Workers whose calls a run makes of whole items, or groups, that a channel hands them: who is fed, and no
+        member of a cell, which goes on in steps.
+        """
         fed = {e.consumer for e in self.profile.edges if not e.value and self.home[e.producer] != self.home[e.consumer]}
-        return frozenset(n for n in fed if len(self.units[self.home[n]].members) == 1 and self._has_calls(self.home[n]))
+        return frozenset(
+            n for n in fed if len(self.stages[self.home[n]].members) == 1 and self._has_calls(self.home[n])
+        )
 
     @cached_property
     def sources(self) -> frozenset[str]:
-        """Workers that nobody feeds, and whose ranks make their shares of an iteration by themselves, batch work that is no part of a cell."""
+        """Workers that nobody feeds, and whose ranks make their shares of an iteration by themselves, batch work that
+        is no part of a cell.
+        """
         fed = {e.consumer for e in self.profile.edges}
-        return frozenset(n for n, w in self.profile.workers.items() if n not in fed and w.kind == "batch" and len(self.units[self.home[n]].members) == 1)
+        return frozenset(
+            n
+            for n, w in self.profile.workers.items()
+            if n not in fed and w.kind == "batch" and len(self.stages[self.home[n]].members) == 1
+        )
 
     @cached_property
     def leads(self) -> dict[str, float]:
-        """Of sources that stream, which part of their seconds is over when the first output begins to be made: they read, or set up, and then go on evenly."""
-        found = {name: _lead(self.profile.workers[name].samples, self.profile.items) for name in self.sources if self.home[name] not in self.handed_all}
+        """Of sources that stream, which part of their seconds is over when the first output begins to be made: they
+        read, or set up, and then go on evenly.
+        """
+        found = {
+            name: _lead(self.profile.workers[name].samples, self.profile.items)
+            for name in self.sources
+            if self.home[name] not in self.handed_all
+        }
         return {name: lead for name, lead in found.items() if lead > SLIGHT}
 
     def calls(self, worker: str, micro_batches: float | np.ndarray, ranks: int | np.ndarray) -> Calls:
         """What a run makes of so many micro-batches of a worker."""
-        return Calls.of(self.profile.items, micro_batches, ranks, self.profile.unit(worker))
+        return Calls.of(self.profile.items, micro_batches, ranks, self.profile.group_size(worker))
 
     def fewest_items(self, worker: str) -> float:
         """Of one call, over all ranks: with the finest micro-batches that it may have."""
         return self.profile.items / 2 ** self.finest_call[self.home[worker]]
 
     def begins_with_all(self, worker: str) -> bool:
-        """Whether it is a generator whose lengths are known: what they say holds when all requests are there from the start."""
-        alone = len(self.units[self.home[worker]].members) == 1
+        """Whether it is a generator whose lengths are known: what they say holds when all requests are there from the
+        start.
+        """
+        alone = len(self.stages[self.home[worker]].members) == 1
         return alone and isinstance(self.models[worker, self.kinds[0]], GenerationModel)
 
     @cached_property
@@ -167,7 +190,9 @@ class Budget:
     @cached_property
     def models(self) -> dict[tuple[str, str], CostModel]:
         """By worker and kind of device."""
-        return {(name, kind): model for kind in self.kinds for name, model in fit(self._on_kind(kind), self.rule).items()}
+        return {
+            (name, kind): model for kind in self.kinds for name, model in fit(self._on_kind(kind), self.rule).items()
+        }
 
     def group(self, worker: str) -> int:
         """The largest group in which a worker's outputs are needed together, by its consumers or theirs."""
@@ -176,9 +201,11 @@ class Budget:
         return max((e.group for e in self.profile.edges if e.producer in downstream), default=1)
 
     def _on_kind(self, kind: str) -> Profile:
-        """The profile with each worker's samples on a kind of device, or those on the first kind that it was measured on, at the relative speed. Who works
-        on the host is on no kind: as fast as measured."""
-        if all(w.resource == "host" or self._kind_of(s) == kind for w in self.profile.workers.values() for s in w.samples):
+        """The profile with each worker's samples on a kind of device, or those on the first kind that it was measured
+        on, at the relative speed. Who works on the host is on no kind: as fast as measured."""
+        if all(
+            w.resource == "host" or self._kind_of(s) == kind for w in self.profile.workers.values() for s in w.samples
+        ):
             return self.profile
         speeds = {k.name: k.speed for k in self.profile.kinds} or {"": 1.0}
         workers = {}
@@ -192,10 +219,16 @@ class Budget:
         return self.profile.replace(workers=workers)
 
     def measured_on(self, worker: str, kind: str) -> str:
-        """The kind of device whose samples tell a worker's seconds on ``kind``: that one, or the first that it was measured on; on the host ``kind``."""
+        """The kind of device whose samples tell a worker's seconds on ``kind``: that one, or the first that it was
+        measured on; on the host ``kind``.
+        """
         profile = self.profile.workers[worker]
         seen = {self._kind_of(s) for s in profile.samples}
-        return kind if profile.resource == "host" or kind in seen else next(k.name for k in self.profile.kinds if k.name in seen)
+        return (
+            kind
+            if profile.resource == "host" or kind in seen
+            else next(k.name for k in self.profile.kinds if k.name in seen)
+        )
 
     def _kind_of(self, sample: Sample) -> str:
         return sample.kind or (self.profile.kinds[0].name if self.profile.kinds else "")
@@ -206,14 +239,14 @@ class Budget:
         given = own if own is not None else self.profile.device_memory_gib
         return math.inf if given is None else given
 
-    def cell(self, unit: int) -> Cell:
+    def cell(self, stage: int) -> Cell:
         """What the profile says about a cell, or the default."""
-        names = self.units[unit].members
+        names = self.stages[stage].members
         return next((c for c in self.profile.cells if set(c.members) & set(names)), Cell(names))
 
-    def cell_model(self, unit: int) -> CellModel:
+    def cell_model(self, stage: int) -> CellModel:
         """How the seconds of a cell's members make those of the cell."""
-        return CellModel(self.cell(unit).calibration)
+        return CellModel(self.cell(stage).calibration)
 
 
 def _lead(samples: Sequence[Sample], items: float) -> float:

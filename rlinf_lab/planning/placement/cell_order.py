@@ -1,4 +1,6 @@
-"""Steps of a cell: in which order its members work in each, and as how many rounds the steps of an iteration are simulated."""
+"""Steps of a cell: in which order its members work in each, and as how many rounds the steps of an iteration are
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ def order(profile: Profile, members: Sequence[str]) -> list[str]:
     """In which order the members of a cell work in a step: from its head along the edges."""
     found = [head(profile, members)]
     for name in found:  # grows meanwhile
-        found += dict.fromkeys(e.consumer for e in profile.edges if e.producer == name and e.consumer in members and e.consumer not in found)
+        found += dict.fromkeys(
+            e.consumer
+            for e in profile.edges
+            if e.producer == name and e.consumer in members and e.consumer not in found
+        )
     return found
 
 

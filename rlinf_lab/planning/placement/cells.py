@@ -1,6 +1,7 @@
 """The best way to give the members of a cell devices of their own: how many each, and in how many sub-batches.
 
-The members' seconds add up and the slowest one counts as often as there are sub-batches: two numbers, so a front, as in the plan search.
+The members' seconds add up and the slowest one counts as often as there are sub-batches: two numbers, so a front, as in
+the plan search.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlinf_lab.planning.costs import CellModel
-from rlinf_lab.planning.search.pareto import Front, drops, pareto
+from rlinf_lab.planning.search.pareto import ParetoFront, drops, pareto
 from rlinf_lab.planning.search.problem import Counts
 
 MOST = 160  # device counts of a member that are looked at; more are thinned evenly
@@ -19,7 +20,9 @@ MOST = 160  # device counts of a member that are looked at; more are thinned eve
 
 @dataclass(frozen=True)
 class Apart:
-    """``seconds`` of an iteration for each code of devices, and how: ``sub_batches`` and each member's ``codes`` (members, codes)."""
+    """``seconds`` of an iteration for each code of devices, and how: ``sub_batches`` and each member's ``codes``
+    (members, codes).
+    """
 
     seconds: np.ndarray
     sub_batches: np.ndarray
@@ -27,9 +30,11 @@ class Apart:
 
 
 def apart(seconds: Mapping[int, Sequence[np.ndarray]], members: int, shape: Counts, model: CellModel) -> Apart:
-    """``seconds``: for each number of sub-batches, each member's seconds of one sub-batch (all its calls), by code, inf where impossible.
+    """``seconds``: for each number of sub-batches, each member's seconds of one sub-batch (all its calls), by code, inf
+    where impossible.
 
-    ``model``: how they make an iteration. Empty where a micro-batch has fewer items than any number of sub-batches: then no code has finite seconds.
+    ``model``: how they make an iteration. Empty where a micro-batch has fewer items than any number of sub-batches:
+    then no code has finite seconds.
     """
     size = int(np.prod(shape))
     best = Apart(np.full(size, np.inf), np.zeros(size, int), np.zeros((members, size), int))
@@ -43,14 +48,21 @@ def apart(seconds: Mapping[int, Sequence[np.ndarray]], members: int, shape: Coun
     return best
 
 
-def _fronts(rows: Sequence[np.ndarray], shape: Counts) -> tuple[Front, np.ndarray]:
-    """Front of (sum, slowest) over all members, and each member's code at each point."""
+def _fronts(rows: Sequence[np.ndarray], shape: Counts) -> tuple[ParetoFront, np.ndarray]:
+    """ParetoFront of (sum, slowest) over all members, and each member's code at each point."""
     front, chosen = _member(rows[0], shape)
     chosen = chosen[None]
     for row in rows[1:]:
         other, codes = _member(row, shape)
         i, j = _pairs(front.code, other.code, shape)
-        joined = Front.of(front.code[i] + other.code[j], front.fill[i] + other.fill[j], np.maximum(front.period[i], other.period[j]), 0, i, j)
+        joined = ParetoFront.of(
+            front.code[i] + other.code[j],
+            front.fill[i] + other.fill[j],
+            np.maximum(front.period[i], other.period[j]),
+            0,
+            i,
+            j,
+        )
         if not len(joined):
             return joined, np.zeros((len(rows), 0), int)
         front = pareto(joined, shape)
@@ -58,12 +70,12 @@ def _fronts(rows: Sequence[np.ndarray], shape: Counts) -> tuple[Front, np.ndarra
     return front, chosen
 
 
-def _member(row: np.ndarray, shape: Counts) -> tuple[Front, np.ndarray]:
+def _member(row: np.ndarray, shape: Counts) -> tuple[ParetoFront, np.ndarray]:
     codes = drops(row, shape)
     if len(codes) > MOST:
         codes = codes[np.unique(np.linspace(0, len(codes) - 1, MOST).astype(int))]
     none = np.zeros(len(codes), np.int64)
-    return Front.of(codes, row[codes], row[codes], 0, none, none), codes
+    return ParetoFront.of(codes, row[codes], row[codes], 0, none, none), codes
 
 
 def _pairs(a: np.ndarray, b: np.ndarray, shape: Counts) -> tuple[np.ndarray, np.ndarray]:

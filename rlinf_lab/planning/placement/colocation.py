@@ -1,4 +1,6 @@
-"""The search's best plan that really fits: who has a device in common with whom is settled as far as memory asks for it (branch and bound)."""
+"""The search's best plan that really fits: who has a device in common with whom is settled as far as memory asks for it
+(branch and bound).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from rlinf_lab.planning.placement.search_space import Arrangement, Setting
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.memory import ROUNDING
 from rlinf_lab.planning.search.effort import Search, search_of
-from rlinf_lab.planning.search.plan_tree import TEMPORAL, Tree, company, evaluate, meeting
+from rlinf_lab.planning.search.plan_tree import TEMPORAL, Tree, colocated, evaluate, meeting
 from rlinf_lab.planning.search.solver import Only
 
 SPLITS = 64  # searches for a plan that fits, before what others keep on a device is counted as the most that it can be
@@ -42,26 +44,42 @@ def fitting(setting: Setting, arrangement: Arrangement, ceiling: float, only: On
     return branched(setting, arrangement, min([ceiling, *(f.searched for _, f in found)]), only) or found
 
 
-def counted(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None = None) -> Fits:
-    """The best plan in which what everybody who stays keeps counts for all who take turns with them, none where all take longer than ``ceiling``.
+def counted(
+    setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None = None
+) -> Fits:
+    """The best plan in which what everybody who stays keeps counts for all who time-share with them, none where all
+    take longer than ``ceiling``.
     ``search``: instead of an exact one."""
     return _Counted(setting, only, search).best(arrangement, ceiling)
 
 
-def branched(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None = None, branches: int | None = None) -> Fits:
-    """The best plan that takes less than ``ceiling`` and in which what everybody keeps counts for those only who have a device in common with them: parts
-    that take turns have some in common, not all. ``branches``: how many searches for it (None: as many as are affordable for the best plan of all)."""
+def branched(
+    setting: Setting,
+    arrangement: Arrangement,
+    ceiling: float,
+    only: Only,
+    search: Search | None = None,
+    branches: int | None = None,
+) -> Fits:
+    """The best plan that takes less than ``ceiling`` and in which what everybody keeps counts for those only who have a
+    device in common with them: parts that time-share have some in common, not all. ``branches``: how many searches for
+    it (None: as many as are affordable for the best plan of all)."""
     most = branches if branches is not None else _affordable(setting) if only.last is None else 0
-    if not most or TEMPORAL not in only.kinds or not arrangement.staying or setting.costs_nothing(arrangement.staying, arrangement.forms):
+    if (
+        not most
+        or TEMPORAL not in only.kinds
+        or not arrangement.staying
+        or setting.costs_nothing(arrangement.staying, arrangement.forms)
+    ):
         return []
     return _Branches(setting, only, search).best(arrangement, ceiling * FASTER, most)
 
 
 def _affordable(setting: Setting) -> int:
     """Searches for each arrangement."""
-    cells = sum(len(u.members) > 1 for u in setting.units)
+    cells = sum(len(u.members) > 1 for u in setting.stages)
     arrangements = 2 ** (setting.optional_stays.bit_count() + cells)
-    one = 3 ** len(setting.units) * int(np.prod(setting.shape)) * setting.granularities
+    one = 3 ** len(setting.stages) * int(np.prod(setting.shape)) * setting.granularities
     return min(BRANCHES, WORK // (one * arrangements))
 
 
@@ -70,7 +88,10 @@ def settled(placement: Placement) -> Placement:
     forms = placement.arrangement.forms
     if forms.meeting is None:
         return placement
-    return replace(placement, arrangement=replace(placement.arrangement, forms=replace(forms, meeting=placement.meetings, apart=frozenset())))
+    return replace(
+        placement,
+        arrangement=replace(placement.arrangement, forms=replace(forms, meeting=placement.meetings, apart=frozenset())),
+    )
 
 
 @dataclass(frozen=True)
@@ -99,12 +120,12 @@ class _Looks:
 
     def spread(self, used: Arrangement, tree: Tree) -> tuple[Tree, ...]:
         """Over the devices that it leaves unused, and as it is."""
-        wide = spread(tree, self.setting.problem(used), company(tree, used.staying))
+        wide = spread(tree, self.setting.problem(used), colocated(tree, used.staying))
         return (tree,) if wide == tree else (wide, tree)
 
     def seated(self, used: Arrangement, tree: Tree) -> Iterator[Placement]:
         """In all ways to seat it that may matter."""
-        sizes = {i: len(u.members) for i, u in enumerate(self.setting.units) if used.forms[i] == APART}
+        sizes = {i: len(u.members) for i, u in enumerate(self.setting.stages) if used.forms[i] == APART}
         for seating in seatings(tree, sizes):
             yield Placement(self.setting, replace(used, seating=seating), tree)
 
@@ -112,8 +133,9 @@ class _Looks:
 class _Counted(_Looks):
     """All that stay count.
 
-    The search counts what others keep on a device as if they had the most devices that they may have, so it finds the best plan or a better one that does
-    not fit. Then their numbers are split in two, and both halves are searched, the more promising one first.
+    The search counts what others keep on a device as if they had the most devices that they may have, so it finds the
+    best plan or a better one that does not fit. Then their numbers are split in two, and both halves are searched, the
+    more promising one first.
     """
 
     def best(self, arrangement: Arrangement, ceiling: float) -> Fits:
@@ -132,8 +154,8 @@ class _Counted(_Looks):
 
 
 class _Branches(_Looks):
-    """Nobody counts to begin with. Who then has too little memory in the best plan either has a device in common with those who stay there, and they
-    count, or has none: both are searched, the more promising one first."""
+    """Nobody counts to begin with. Who then has too little memory in the best plan either has a device in common with
+    those who stay there, and they count, or has none: both are searched, the more promising one first."""
 
     def best(self, arrangement: Arrangement, ceiling: float, most: int) -> Fits:
         found: Fits = []
@@ -163,7 +185,9 @@ class _Branches(_Looks):
         return None
 
     def _branches(self, used: Arrangement, tree: Tree, fits: Placement | None) -> list[Arrangement]:
-        """Those that together are all plans. ``fits``: the one that was found, where it only takes longer with those counted who are really there."""
+        """Those that together are all plans. ``fits``: the one that was found, where it only takes longer with those
+        counted who are really there.
+        """
         if fits is not None:
             those = [e for e in _beside(fits) if not _any(e, used.forms.meeting or ()) and e not in used.forms.apart]
             return self._settle(used, those[0]) if those else _halves(fits, used)
@@ -172,7 +196,9 @@ class _Branches(_Looks):
             again = [e for e in sorted(used.forms.apart, key=sorted) if _any(e, placement.meetings)]
             if not again:
                 many = _too_many(placement)
-                return _halves(placement, used, many) if _any(many, used.forms.meeting or ()) else self._settle(used, many)
+                return (
+                    _halves(placement, used, many) if _any(many, used.forms.meeting or ()) else self._settle(used, many)
+                )
             broken.append((placement, again[0]))
         known = used.forms.meeting or frozenset()
         pairs = [frozenset(pair) for _, e in broken for pair in itertools.combinations(sorted(e), 2)]
@@ -180,7 +206,9 @@ class _Branches(_Looks):
         return self._settle(used, undecided) if undecided else self._smaller(used, *broken[0])
 
     def _settle(self, used: Arrangement, together: frozenset[str]) -> list[Arrangement]:
-        """One in which these workers have a device in common and one in which they have none; first, on which kind those who stay are."""
+        """One in which these workers have a device in common and one in which they have none; first, on which kind
+        those who stay are.
+        """
         forms, kinds = used.forms, self.setting.kinds
         if len(together) < 2:
             return []
@@ -192,15 +220,17 @@ class _Branches(_Looks):
                 return [self._on(used, name, forms.window(name)._replace(kinds=frozenset([k]))) for k in home]
         yes = replace(used, forms=replace(forms, meeting=(forms.meeting or frozenset()) | {together}))
         no = replace(used, forms=replace(forms, apart=forms.apart | {together}))
-        for name in sorted(together) if len(kinds) > 1 else ():  # who is on another kind is in the first of the two, where nothing counts for it
+        # who is on another kind is in the first of the two, where nothing counts for it
+        for name in sorted(together) if len(kinds) > 1 else ():
             no = self._on(no, name, no.forms.window(name)._replace(kinds=frozenset(home)))
         return [yes, no]
 
     def _smaller(self, used: Arrangement, placement: Placement, together: frozenset[str]) -> list[Arrangement]:
         """They shall have no device in common and cannot but have one: with fewer devices for one of them.
 
-        Two that together have more than there are: at most so many for the one, or at most what is then left for the other. Else with so few that they need
-        have none in common in this plan; in others as many might do, which are not looked for.
+        Two that together have more than there are: at most so many for the one, or at most what is then left for the
+        other. Else with so few that they need have none in common in this plan; in others as many might do, which are
+        not looked for.
         """
         seats, counts = placement.seats, {n: len(placement.seats[n].devices) for n in sorted(together)}
         most = {name: count - 1 for name, count in counts.items()}
@@ -211,11 +241,15 @@ class _Branches(_Looks):
                 most[one] = a - (a + b - room + 1) // 2
                 most[other] = room - most[one] - 1
             else:
-                units = {self.setting.home[n] for n in counts}
-                room = max(meeting(placement.tree, *units).devices) if len(units) == 2 else 0
+                stages = {self.setting.home[n] for n in counts}
+                room = max(meeting(placement.tree, *stages).devices) if len(stages) == 2 else 0
                 most = {one: max(min(a - 1, room - b), 1), other: max(min(b - 1, room - a), 1)}
         windows = {name: used.forms.window(name) for name in most}
-        return [self._on(used, n, windows[n]._replace(most=m)) for n, m in most.items() if max(1, windows[n].fewest) <= m < counts[n]]
+        return [
+            self._on(used, n, windows[n]._replace(most=m))
+            for n, m in most.items()
+            if max(1, windows[n].fewest) <= m < counts[n]
+        ]
 
     def _may_be_on(self, name: str, kind: str, forms: Forms) -> bool:
         devices = np.arange(1, self.setting.devices[kind] + 1)
@@ -227,8 +261,8 @@ class _Branches(_Looks):
 
 def _windowed(setting: Setting, used: Arrangement, name: str, window: Window) -> Arrangement:
     """With another window of a worker, and of those of its cell that sit on the same devices."""
-    unit = setting.home[name]
-    names = (name,) if used.forms[unit] == APART else setting.units[unit].members
+    stage = setting.home[name]
+    names = (name,) if used.forms[stage] == APART else setting.stages[stage].members
     return replace(used, forms=used.forms.within(names, window))
 
 
@@ -240,7 +274,7 @@ def _beside(placement: Placement) -> list[frozenset[str]]:
     """Each worker with those who stay on one of its devices."""
     found = []
     for name in placement.seats:
-        mates = placement.setting.units[placement.setting.home[name]].members
+        mates = placement.setting.stages[placement.setting.home[name]].members
         for there in sorted(placement.meetings, key=sorted):
             others = {o for o in there if placement.seats[o].stays and o not in mates}
             if name in there and others:
@@ -249,7 +283,9 @@ def _beside(placement: Placement) -> list[frozenset[str]]:
 
 
 def _too_many(placement: Placement) -> frozenset[str]:
-    """Of those on a device that has too little memory, as few as are too many: who works there, and those that keep most."""
+    """Of those on a device that has too little memory, as few as are too many: who works there, and those that keep
+    most.
+    """
     clash = placement.clash()
     if clash is None:
         return frozenset()
@@ -267,7 +303,9 @@ def _too_many(placement: Placement) -> frozenset[str]:
 
 
 def _halves(placement: Placement, used: Arrangement, some: Collection[str] | None = None) -> list[Arrangement]:
-    """Two windows for who stays and keeps most more than was counted; none when nothing was counted wrongly. ``some``: of these workers (None: of all)."""
+    """Two windows for who stays and keeps most more than was counted; none when nothing was counted wrongly. ``some``:
+    of these workers (None: of all).
+    """
     setting, found = placement.setting, list[tuple[float, str, int]]()
     for name, seat in placement.seats.items():
         if seat.stays and seat.devices and (some is None or name in some):

@@ -1,4 +1,6 @@
-"""Seconds of a micro-batch of items for every unit, granularity, number of devices, and company on the same devices; inf where it cannot be."""
+"""Seconds of a micro-batch of items for every stage, granularity, number of devices, and co-location on the same
+devices; inf where it cannot be.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,12 @@ ANY = Window()
 
 @dataclass(frozen=True)
 class Forms:
-    """Each unit's form, and what is settled about where its workers sit.
+    """Each stage's form, and what is settled about where its workers sit.
 
-    ``windows``: of workers that may not have any number of devices. What others keep on a device can depend on how many devices they have. It is counted
-    as if they had the most that their window allows, or, when ``careful``, the fewest on which they fit. ``meeting``: sets of workers that have a device in
-    common; what others keep counts beside a worker for these only (None: for all that stay while it works). ``apart``: sets that have none in common.
+    ``windows``: of workers that may not have any number of devices. What others keep on a device can depend on how many
+    devices they have. It is counted as if they had the most that their window allows, or, when ``careful``, the fewest
+    on which they fit. ``meeting``: sets of workers that have a device in common; what others keep counts beside a
+    worker for these only (None: for all that stay while it works). ``apart``: sets that have none in common.
     """
 
     of: tuple[str, ...]
@@ -56,8 +59,8 @@ class Forms:
     meeting: frozenset[frozenset[str]] | None = None
     apart: frozenset[frozenset[str]] = frozenset()
 
-    def __getitem__(self, unit: int) -> str:
-        return self.of[unit]
+    def __getitem__(self, stage: int) -> str:
+        return self.of[stage]
 
     def window(self, worker: str) -> Window:
         return next((w for name, w in self.windows if name == worker), ANY)
@@ -69,8 +72,10 @@ class Forms:
 
 
 @dataclass(frozen=True)
-class Company:
-    """Who is on the same devices: ``staying`` units (a mask) in their ``forms``, and the ``mates`` of a cell, oneself included."""
+class Colocated:
+    """Who is on the same devices: ``staying`` stages (a mask) in their ``forms``, and the ``mates`` of a cell, oneself
+    included.
+    """
 
     staying: int
     forms: Forms
@@ -79,8 +84,9 @@ class Company:
 
 @dataclass(frozen=True)
 class _Alone:
-    """What company changes nothing of: ``items`` of a micro-batch, GiB ``needed`` and whether a number of devices is ``allowed``, shape (grains, devices), and
-    the ``seconds`` of a call beside those in whose company it was measured."""
+    """What co-location changes nothing of: ``items`` of a micro-batch, GiB ``needed`` and whether a number of devices
+    is ``allowed``, shape (grains, devices), and the ``seconds`` of a call beside those in whose co-location it was
+    measured."""
 
     items: np.ndarray
     needed: np.ndarray
@@ -106,106 +112,141 @@ class Tables:
     _lone: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     _keeps: dict[tuple[str, str, Window, bool], float] = field(default_factory=dict, repr=False, compare=False)
 
-    def without(self, setting: Budget, units: Collection[int]) -> Tables:
-        """Of a setting in which only the seconds of some units are others: what is known of the rest stays true."""
+    def without(self, setting: Budget, stages: Collection[int]) -> Tables:
+        """Of a setting in which only the seconds of some stages are others: what is known of the rest stays true."""
 
         def rest(known: dict[Any, T]) -> dict[Any, T]:
-            return {key: found for key, found in known.items() if key[0] not in units}
+            return {key: found for key, found in known.items() if key[0] not in stages}
 
-        return Tables(setting, rest(self._known), rest(self._streams), rest(self._apart), rest(self._lags), rest(self._workers), rest(self._lone))
+        return Tables(
+            setting,
+            rest(self._known),
+            rest(self._streams),
+            rest(self._apart),
+            rest(self._lags),
+            rest(self._workers),
+            rest(self._lone),
+        )
 
-    def of(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
-        """Seconds of a micro-batch, shape (granularities, codes), beside ``staying`` units."""
-        key = self._key(unit, staying, forms)
+    def of(self, stage: int, staying: int, forms: Forms) -> np.ndarray:
+        """Seconds of a micro-batch, shape (granularities, codes), beside ``staying`` stages."""
+        key = self._key(stage, staying, forms)
         if key not in self._known:
-            made = self._rows(unit, staying, forms)
-            # Company never makes a worker faster, whatever a lone sample says.
-            self._known[key] = np.maximum(made, alone) if staying and (alone := self.of(unit, 0, forms)) is not made else made
+            made = self._rows(stage, staying, forms)
+            # Co-location never makes a worker faster, whatever a lone sample says.
+            self._known[key] = (
+                np.maximum(made, alone) if staying and (alone := self.of(stage, 0, forms)) is not made else made
+            )
         return self._known[key]
 
-    def streams(self, unit: int, staying: int, forms: Forms) -> tuple[np.ndarray, np.ndarray]:
+    def streams(self, stage: int, staying: int, forms: Forms) -> tuple[np.ndarray, np.ndarray]:
         """(fill, period) pairs that bound the stream of a generator, as `search.problem.Problem.streams` wants them."""
-        key = self._key(unit, staying, forms)
+        key = self._key(stage, staying, forms)
         if key not in self._streams:
-            seconds = self.of(unit, staying, forms)
+            seconds = self.of(stage, staying, forms)
             total, micro_batches = seconds[0], 2.0 ** np.arange(len(seconds))[:, None]
             fills, periods = [], []
             for number, rate in enumerate(self._rates()):
-                lag = np.array([self._lag(unit, staying, forms, g)[number] for g in range(len(seconds))])
+                lag = np.array([self._lag(stage, staying, forms, g)[number] for g in range(len(seconds))])
                 fills.append(np.where(np.isfinite(total), np.where(np.isfinite(total), total, 0.0) * lag, np.inf))
                 periods.append(np.where(micro_batches == 1, 1.0, rate) * total / micro_batches)
             self._streams[key] = np.array(fills), np.array(periods)
         return self._streams[key]
 
-    def split(self, unit: int, g: int, staying: int, forms: Forms) -> Apart:
+    def split(self, stage: int, g: int, staying: int, forms: Forms) -> Apart:
         """How a cell whose members sit apart shares devices."""
-        key = *self._key(unit, staying, forms), g
+        key = *self._key(stage, staying, forms), g
         if key not in self._apart:
             seconds = {
-                k: [self.member(m, k, g, Company(staying, forms, (m,))) for m in self.setting.units[unit].members]
-                for k in self.setting.cell(unit).sub_batches if self.setting.profile.items / 2**g >= k
+                k: [self.member(m, k, g, Colocated(staying, forms, (m,))) for m in self.setting.stages[stage].members]
+                for k in self.setting.cell(stage).sub_batches if self.setting.profile.items / 2**g >= k
             }  # fmt: skip
-            self._apart[key] = apart(seconds, len(self.setting.units[unit].members), self.setting.shape, self.setting.cell_model(unit))
+            self._apart[key] = apart(
+                seconds, len(self.setting.stages[stage].members), self.setting.shape, self.setting.cell_model(stage)
+            )
         return self._apart[key]
 
-    def member(self, name: str, sub_batches: int, g: int, company: Company) -> np.ndarray:
+    def member(self, name: str, sub_batches: int, g: int, colocated: Colocated) -> np.ndarray:
         """Seconds of one member of a cell for one sub-batch of a micro-batch, all its calls; by code."""
-        return self._worker(name, np.array([g]), sub_batches, company)[0]
+        return self._worker(name, np.array([g]), sub_batches, colocated)[0]
 
-    def member_rows(self, name: str, sub_batches: int, company: Company) -> np.ndarray:
+    def member_rows(self, name: str, sub_batches: int, colocated: Colocated) -> np.ndarray:
         """The same in micro-batches of all sizes, shape (granularities, codes)."""
-        return self._worker(name, np.arange(self.setting.granularities), sub_batches, company)
+        return self._worker(name, np.arange(self.setting.granularities), sub_batches, colocated)
 
-    def free(self, name: str, kind: str, devices: np.ndarray, items: float | np.ndarray, company: Company) -> np.ndarray:
-        """GiB that a worker may use on each of its devices: what stays there meanwhile is taken off. Shape of devices and ``items`` together."""
+    def free(
+        self, name: str, kind: str, devices: np.ndarray, items: float | np.ndarray, colocated: Colocated
+    ) -> np.ndarray:
+        """GiB that a worker may use on each of its devices: what stays there meanwhile is taken off. Shape of devices
+        and ``items`` together.
+        """
         workers = self.setting.profile.workers
         left = np.full(np.broadcast_shapes(devices.shape, np.shape(items)), self.setting.cap(kind), float)
-        for mate in company.mates:
+        for mate in colocated.mates:
             if mate != name:
                 left -= memory.kept(workers[mate], devices, items)
-        return left - self._taken(name, kind, company)
+        return left - self._taken(name, kind, colocated)
 
-    def _taken(self, name: str, kind: str, company: Company) -> float:
+    def _taken(self, name: str, kind: str, colocated: Colocated) -> float:
         """GiB of a device on which a worker works that those who stay there keep."""
-        here = {name, *company.mates}
-        return max(self.kept(who, kind, company.forms) - self._twice({*here, *who}) for who in self._companies(name, company))
+        here = {name, *colocated.mates}
+        return max(
+            self.kept(who, kind, colocated.forms) - self._twice({*here, *who})
+            for who in self._colocations(name, colocated)
+        )
 
-    def running(self, name: str, kind: str, devices: np.ndarray, items: float, company: Company) -> np.ndarray | None:
+    def running(
+        self, name: str, kind: str, devices: np.ndarray, items: float, colocated: Colocated
+    ) -> np.ndarray | None:
         """Sequences that a rank of a generator can run at once; None: the devices' memory is no limit."""
         worker = self.setting.profile.workers[name]
-        return None if worker.resource == "host" else memory.slots(worker, devices, self.free(name, kind, devices, items, company))
+        return (
+            None
+            if worker.resource == "host"
+            else memory.slots(worker, devices, self.free(name, kind, devices, items, colocated))
+        )
 
     # --- rows ------------------------------------------------------------------------------------------------
-    def _rows(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
+    def _rows(self, stage: int, staying: int, forms: Forms) -> np.ndarray:
         """Shape (granularities, codes)."""
-        names, grains = self.setting.units[unit].members, np.arange(self.setting.granularities)
-        if forms[unit] == APART:
-            return np.array([self.split(unit, int(g), staying, forms).seconds for g in grains])
+        names, grains = self.setting.stages[stage].members, np.arange(self.setting.granularities)
+        if forms[stage] == APART:
+            return np.array([self.split(stage, int(g), staying, forms).seconds for g in grains])
         if len(names) == 1:
-            return self._of_one(names[0], grains, Company(staying, forms, names))
-        return self.setting.cell_model(unit).together([self._worker(m, grains, 1, Company(staying, forms, names)) for m in names])
+            return self._of_one(names[0], grains, Colocated(staying, forms, names))
+        return self.setting.cell_model(stage).together(
+            [self._worker(m, grains, 1, Colocated(staying, forms, names)) for m in names]
+        )
 
-    def _of_one(self, name: str, grains: np.ndarray, company: Company) -> np.ndarray:
-        """Of a worker that is no part of a cell: made once for all who leave it as much memory, or enough, and beside whom it was measured alike."""
+    def _of_one(self, name: str, grains: np.ndarray, colocated: Colocated) -> np.ndarray:
+        """Of a worker that is no part of a cell: made once for all who leave it as much memory, or enough, and beside
+        whom it was measured alike.
+        """
         setting, left = self.setting, list[float]()
         if setting.profile.workers[name].resource == "host":
-            return self._worker(name, grains, 1, company)
+            return self._worker(name, grains, 1, colocated)
         for kind in setting.kinds:
-            devices, free = np.arange(1, setting.devices[kind] + 1), setting.cap(kind) - self._taken(name, kind, company)
-            enough = not isinstance(setting.models[name, kind], GenerationModel) and free >= self._alone(name, kind, devices, grains, 1).most
+            devices, free = (
+                np.arange(1, setting.devices[kind] + 1),
+                setting.cap(kind) - self._taken(name, kind, colocated),
+            )
+            enough = (
+                not isinstance(setting.models[name, kind], GenerationModel)
+                and free >= self._alone(name, kind, devices, grains, 1).most
+            )
             left.append(np.inf if enough else free)
-        key = setting.home[name], company.forms.window(name), self._measured_beside(name, company), *left
+        key = setting.home[name], colocated.forms.window(name), self._measured_beside(name, colocated), *left
         if key not in self._lone:
-            self._lone[key] = self._worker(name, grains, 1, company)
+            self._lone[key] = self._worker(name, grains, 1, colocated)
         return self._lone[key]
 
-    def _worker(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
+    def _worker(self, name: str, grains: np.ndarray, sub_batches: int, colocated: Colocated) -> np.ndarray:
         """Seconds of all calls of a worker for one of the sub-batches of a micro-batch, shape (grains, codes)."""
-        rows = self._in_micro_batches(name, grains, sub_batches, company)
+        rows = self._in_micro_batches(name, grains, sub_batches, colocated)
         rows[grains > self.setting.finest_call[self.setting.home[name]]] = np.inf
         return rows
 
-    def _in_micro_batches(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
+    def _in_micro_batches(self, name: str, grains: np.ndarray, sub_batches: int, colocated: Colocated) -> np.ndarray:
         """The same for whoever may have micro-batches."""
         setting, worker = self.setting, self.setting.profile.workers[name]
         items = setting.profile.items / 2.0 ** grains[:, None] / sub_batches
@@ -218,74 +259,96 @@ class Tables:
         for axis, kind in enumerate(setting.kinds):
             devices = np.arange(1, setting.counts[axis] + 1)
             only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
-            row[(slice(None), *only)] = self._seconds(name, kind, devices, grains, sub_batches, company)
+            row[(slice(None), *only)] = self._seconds(name, kind, devices, grains, sub_batches, colocated)
         return row.reshape(len(grains), -1)
 
-    def _seconds(self, name: str, kind: str, devices: np.ndarray, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
+    def _seconds(
+        self, name: str, kind: str, devices: np.ndarray, grains: np.ndarray, sub_batches: int, colocated: Colocated
+    ) -> np.ndarray:
         """Shape (grains, devices)."""
         alone = self._alone(name, kind, devices, grains, sub_batches)
-        free = self.free(name, kind, devices, alone.items, company)
-        good = alone.allowed & company.forms.window(name).on(kind, devices) & (alone.needed <= free + ROUNDING)
+        free = self.free(name, kind, devices, alone.items, colocated)
+        good = alone.allowed & colocated.forms.window(name).on(kind, devices) & (alone.needed <= free + ROUNDING)
         found = np.full(good.shape, np.inf)
         some = np.flatnonzero(good.any(axis=0))
         if not len(some):
             return found
         worker, model = self.setting.profile.workers[name], self.setting.models[name, kind]
-        if isinstance(model, GenerationModel) and company.mates == (name,):
+        if isinstance(model, GenerationModel) and colocated.mates == (name,):
             n = devices[some]
-            seconds = model.seconds(n, self.setting.profile.items, cap=memory.slots(worker, n, free[0, some])) / 2.0 ** grains[:, None]
+            seconds = (
+                model.seconds(n, self.setting.profile.items, cap=memory.slots(worker, n, free[0, some]))
+                / 2.0 ** grains[:, None]
+            )
         else:
-            beside = self._measured_beside(name, company)
+            beside = self._measured_beside(name, colocated)
             for one in beside:
                 if one not in alone.seconds:  # of all numbers of devices: they are asked for again, with less memory
                     n = np.flatnonzero(alone.allowed.any(axis=0))
                     alone.seconds[one] = np.full(good.shape, np.inf)
-                    alone.seconds[one][:, n] = self._of_a_micro_batch(name, model, devices[n], grains, alone.items / sub_batches, one)
+                    alone.seconds[one][:, n] = self._of_a_micro_batch(
+                        name, model, devices[n], grains, alone.items / sub_batches, one
+                    )
             seconds = np.max([alone.seconds[one][:, some] for one in beside], axis=0)
         found[:, some] = np.where(good[:, some], worker.calls * seconds, np.inf)
         return found
 
-    def _measured_beside(self, name: str, company: Company) -> frozenset[frozenset[str]]:
-        """Who is beside a worker on some device, where it was measured in company."""
+    def _measured_beside(self, name: str, colocated: Colocated) -> frozenset[frozenset[str]]:
+        """Who is beside a worker on some device, where it was measured in co-location."""
         if not any(sample.beside for sample in self.setting.profile.workers[name].samples):
             return frozenset([NOBODY])
-        return frozenset(frozenset({*c, *company.mates} - {name}) for c in self._companies(name, company))
+        return frozenset(frozenset({*c, *colocated.mates} - {name}) for c in self._colocations(name, colocated))
 
     def _alone(self, name: str, kind: str, devices: np.ndarray, grains: np.ndarray, sub_batches: int) -> _Alone:
         key = self.setting.home[name], name, kind, sub_batches, tuple(grains.tolist())
         if key not in self._workers:
             worker, items = self.setting.profile.workers[name], self.setting.profile.items / 2.0 ** grains[:, None]
             at_once = items / sub_batches
-            held = items if worker.kind == "simulator" else at_once  # the scenes of all sub-batches exist at the same time
-            needed = memory.needed(worker, devices, held, self.setting.profile.unit(name))
+            # the scenes of all sub-batches exist at the same time
+            held = items if worker.kind == "simulator" else at_once
+            needed = memory.needed(worker, devices, held, self.setting.profile.group_size(name))
             there = allowed(worker, devices) & (at_once / devices <= self.setting.models[name, kind].reach() + ROUNDING)
             self._workers[key] = _Alone(items, needed, there)
         return self._workers[key]
 
     def _of_a_micro_batch(
-        self, name: str, model: CostModel, devices: np.ndarray, grains: np.ndarray, items: np.ndarray, beside: frozenset[str] = NOBODY
+        self,
+        name: str,
+        model: CostModel,
+        devices: np.ndarray,
+        grains: np.ndarray,
+        items: np.ndarray,
+        beside: frozenset[str] = NOBODY,
     ) -> np.ndarray:
-        """Seconds of one micro-batch of so many items, shape (grains, devices): the mean of those of the calls that a run makes of all micro-batches."""
+        """Seconds of one micro-batch of so many items, shape (grains, devices): the mean of those of the calls that a
+        run makes of all micro-batches.
+        """
         if name in self.setting.sources and isinstance(model, BatchModel):
             return model.of_a_part(devices, self.setting.profile.items, 2.0 ** grains[:, None], beside)
         if name not in self.setting.in_whole_calls:
             return model.seconds(devices, items, beside)
-        micro_batches, ranks = 2.0 ** grains[:, None], np.maximum(devices // self.setting.profile.workers[name].ranks.devices_per_rank, 1)
+        micro_batches, ranks = (
+            2.0 ** grains[:, None],
+            np.maximum(devices // self.setting.profile.workers[name].ranks.devices_per_rank, 1),
+        )
         return self.setting.calls(name, micro_batches, ranks).seconds(model, devices, beside) / micro_batches
 
     # --- streams ---------------------------------------------------------------------------------------------
     def _rates(self) -> tuple[float, ...]:
-        """Periods of the bounds, relative to an even stream. With staleness iterations overlap: none can be faster than the stream as a whole."""
+        """Periods of the bounds, relative to an even stream. With staleness iterations overlap: none can be faster than
+        the stream as a whole.
+        """
         return tuple(r for r in RATES if r >= 1 or not self.setting.staleness)
 
-    def _lag(self, unit: int, staying: int, forms: Forms, g: int) -> np.ndarray:
-        """Fill of each bound as a part of the stream's seconds, shape (rates, codes): micro-batch j has left after fill + j · period.
+    def _lag(self, stage: int, staying: int, forms: Forms, g: int) -> np.ndarray:
+        """Fill of each bound as a part of the stream's seconds, shape (rates, codes): micro-batch j has left after fill
+        + j · period.
 
         Computed for some device counts and interpolated, because it changes slowly.
         """
-        key = self._key(unit, staying, forms)
+        key = self._key(stage, staying, forms)
         if key not in self._lags:
-            name, setting = self.setting.units[unit].members[0], self.setting
+            name, setting = self.setting.stages[stage].members[0], self.setting
             grid = np.ones((len(self._rates()), setting.granularities, *setting.shape))
             for axis, kind in enumerate(setting.kinds):
                 model, devices = setting.models[name, kind], np.arange(1, setting.counts[axis] + 1)
@@ -293,16 +356,24 @@ class Tables:
                     grid.T[:] = self._lags_at(name, model, 0, None).T  # the same whatever devices the others have
                 elif isinstance(model, GenerationModel):
                     only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
-                    grid[(slice(None), slice(None), *only)] = self._lags_on(name, kind, model, devices, Company(staying, forms, (name,)))
+                    grid[(slice(None), slice(None), *only)] = self._lags_on(
+                        name, kind, model, devices, Colocated(staying, forms, (name,))
+                    )
                 else:  # an even stream
                     rates = np.array(self._rates())[:, None]
                     micro_batches = 2.0 ** np.arange(setting.granularities)
-                    even = np.where(micro_batches == 1, 1.0, 1 / micro_batches + np.maximum(0.0, 1 - rates) * (1 - 1 / micro_batches))
+                    even = np.where(
+                        micro_batches == 1,
+                        1.0,
+                        1 / micro_batches + np.maximum(0.0, 1 - rates) * (1 - 1 / micro_batches),
+                    )
                     grid[:] = even.reshape(*even.shape, *(1,) * len(setting.shape))
             self._lags[key] = grid.reshape(*grid.shape[:2], -1)
         return self._lags[key][:, g]
 
-    def _lags_on(self, name: str, kind: str, model: GenerationModel, devices: np.ndarray, company: Company) -> np.ndarray:
+    def _lags_on(
+        self, name: str, kind: str, model: GenerationModel, devices: np.ndarray, colocated: Colocated
+    ) -> np.ndarray:
         """Shape (rates, granularities, devices)."""
         setting, worker = self.setting, self.setting.profile.workers[name]
         good = np.flatnonzero(allowed(worker, devices))
@@ -310,15 +381,19 @@ class Tables:
         if not len(good):
             return np.ones(shape)
         some = good[np.unique(np.geomspace(1, len(good), SAMPLED).astype(int)) - 1]
-        cap = self.running(name, kind, devices, setting.profile.items, company)
-        rows = np.array([self._lags_at(name, model, int(devices[i]), None if cap is None else float(cap[i])) for i in some])
+        cap = self.running(name, kind, devices, setting.profile.items, colocated)
+        rows = np.array(
+            [self._lags_at(name, model, int(devices[i]), None if cap is None else float(cap[i])) for i in some]
+        )
         flat = rows.reshape(len(some), -1)
         return np.array([np.interp(np.log(devices), np.log(devices[some]), column) for column in flat.T]).reshape(shape)
 
     def _lags_at(self, name: str, model: GenerationModel, devices: int, cap: float | None) -> np.ndarray:
         """Shape (rates, granularities)."""
         setting, atoms = self.setting, 2 ** (self.setting.granularities - 1)
-        stream = model.stream(devices, setting.profile.items, atoms, setting.group(name), None if cap is None or cap < 1 else cap)
+        stream = model.stream(
+            devices, setting.profile.items, atoms, setting.group(name), None if cap is None or cap < 1 else cap
+        )
         total = max(float(stream.times[-1]), TINY)
         weights = stream.weights if setting.profile.weights == "tokens" else np.ones(atoms)
         found = np.ones((len(self._rates()), setting.granularities))
@@ -329,9 +404,11 @@ class Tables:
                 found[number, g] = np.max(stream.times[size - 1 :: size] - rate * before * total / 2**g) / total
         return found
 
-    # --- company ---------------------------------------------------------------------------------------------
+    # --- co-location ---------------------------------------------------------------------------------------------
     def kept(self, who: tuple[str, ...], kind: str, forms: Forms) -> float:
-        """GiB that staying workers keep on a device: with the most devices of their window on which they fit, or ``careful``, with the fewest."""
+        """GiB that staying workers keep on a device: with the most devices of their window on which they fit, or
+        ``careful``, with the fewest.
+        """
         total = 0.0
         for name in who:
             key = name, kind, forms.window(name), forms.careful
@@ -349,29 +426,42 @@ class Tables:
         devices = np.arange(1, self.setting.counts[self.setting.kinds.index(kind)] + 1)
         good = devices[allowed(worker, devices) & window.on(kind, devices)]
         finest = self.setting.fewest_items(name) / max(self.setting.cell(self.setting.home[name]).sub_batches)
-        good = good[memory.needed(worker, good, finest, self.setting.profile.unit(name)) <= self.setting.cap(kind) + ROUNDING]
+        good = good[
+            memory.needed(worker, good, finest, self.setting.profile.group_size(name))
+            <= self.setting.cap(kind) + ROUNDING
+        ]
         return float(memory.kept(worker, good[:1] if careful else good, items).min()) if len(good) else 0.0
 
-    def _key(self, unit: int, staying: int, forms: Forms) -> tuple[Any, ...]:
-        """What of it all matters to a unit beside those that stay."""
-        own, there = set(self.setting.units[unit].members), {m for i in members(staying) for m in self.setting.units[i].members}
+    def _key(self, stage: int, staying: int, forms: Forms) -> tuple[Any, ...]:
+        """What of it all matters to a stage beside those that stay."""
+        own, there = (
+            set(self.setting.stages[stage].members),
+            {m for i in members(staying) for m in self.setting.stages[i].members},
+        )
         others = tuple(forms[i] for i in members(staying))
         windows = tuple(w for w in forms.windows if w[0] in own or w[0] in there)
-        meeting = None if forms.meeting is None or not staying else frozenset(e & (own | there) for e in forms.meeting if e & own)
-        return unit, staying, forms[unit], others, windows, meeting, forms.careful
+        meeting = (
+            None
+            if forms.meeting is None or not staying
+            else frozenset(e & (own | there) for e in forms.meeting if e & own)
+        )
+        return stage, staying, forms[stage], others, windows, meeting, forms.careful
 
-    def _sharing(self, unit: int, forms: Forms) -> list[tuple[str, ...]]:
-        """Who of a unit can be on one device: all of them, or one of those that sit apart."""
-        names = self.setting.units[unit].members
-        return [(m,) for m in names] if forms[unit] == APART else [names]
+    def _sharing(self, stage: int, forms: Forms) -> list[tuple[str, ...]]:
+        """Who of a stage can be on one device: all of them, or one of those that sit apart."""
+        names = self.setting.stages[stage].members
+        return [(m,) for m in names] if forms[stage] == APART else [names]
 
-    def _companies(self, name: str, company: Company) -> list[tuple[str, ...]]:
+    def _colocations(self, name: str, colocated: Colocated) -> list[tuple[str, ...]]:
         """The sets of workers that stay on some device of a worker."""
-        if company.forms.meeting is None:
-            parts = [self._sharing(unit, company.forms) for unit in members(company.staying)]
+        if colocated.forms.meeting is None:
+            parts = [self._sharing(stage, colocated.forms) for stage in members(colocated.staying)]
             return [tuple(itertools.chain(*choice)) for choice in itertools.product(*parts)]
-        there = [m for unit in members(company.staying) for m in self.setting.units[unit].members]
-        return [(), *(tuple(m for m in there if m in e) for e in sorted(company.forms.meeting, key=sorted) if name in e)]
+        there = [m for stage in members(colocated.staying) for m in self.setting.stages[stage].members]
+        return [
+            (),
+            *(tuple(m for m in there if m in e) for e in sorted(colocated.forms.meeting, key=sorted) if name in e),
+        ]
 
 
 def allowed(worker: WorkerProfile, devices: np.ndarray) -> np.ndarray:

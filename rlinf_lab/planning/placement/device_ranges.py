@@ -1,8 +1,9 @@
 """Where the parts of a plan sit within the devices of the whole, and how much of the devices the plan uses.
 
-Of two parts one comes first; those that take turns sit at one end or the other.
-Seconds do not depend on it; memory does, where somebody stays on a device while others work there. A *seating* is a number for each node of the tree, in
-the order of `search.trees.nodes`; 0, also for those that are missing, is first come, first seated.
+Of two parts one comes first; those that time-share sit at one end or the other.
+Seconds do not depend on it; memory does, where somebody stays on a device while others work there. A *seating* is a
+number for each node of the tree, in the order of `search.trees.nodes`; 0, also for those that are missing, is first
+come, first seated.
 
 Whoever is no slower with those that it leaves unused gets them.
 """
@@ -34,13 +35,17 @@ def starts(tree: Composed, choice: int) -> tuple[Counts, Counts]:
 
 
 def _starts(tree: Composed) -> list[tuple[Counts, Counts]]:
-    """Every choice. Of two that take turns both are at one end, or the smaller one is at the other end, or they have as little as possible in common."""
+    """Every choice. Of two that time-share both are at one end, or the smaller one is at the other end, or they have as
+    little as possible in common.
+    """
     before, after = tree.before.devices, tree.after.devices
     none = (0,) * len(before)
     if tree.kind != TEMPORAL:
         return [(none, before), (after, none)]
     most = tuple(map(max, before, after))
-    far = tuple(min(n, a + b - 1) if a and b else m for n, a, b, m in zip(tree.devices, before, after, most, strict=True))
+    far = tuple(
+        min(n, a + b - 1) if a and b else m for n, a, b, m in zip(tree.devices, before, after, most, strict=True)
+    )
     return [(none, none), (_less(most, before), _less(most, after)), (none, _less(far, after))]
 
 
@@ -54,7 +59,9 @@ def order_of(members: int, choice: int) -> tuple[int, ...]:
 
 
 def ways(node: Tree, members: int) -> int:
-    """How many choices there are, those that are the same counted, too. ``members``: workers of a leaf that sit apart."""
+    """How many choices there are, those that are the same counted, too. ``members``: workers of a leaf that
+    sit apart.
+    """
     return math.factorial(members) if isinstance(node, Leaf) else len(_starts(node))
 
 
@@ -75,7 +82,9 @@ def _spread(tree: Tree, problem: Problem, beside: dict[int, int], room: int) -> 
     if isinstance(tree, Leaf):
         if not tree.devices[0]:
             return tree  # works on the host
-        numbers = [rows[tree.option, tree.grain, : room + 1] for rows in problem.numbers(tree.worker, beside[tree.worker])]
+        numbers = [
+            rows[tree.option, tree.grain, : room + 1] for rows in problem.numbers(tree.worker, beside[tree.worker])
+        ]
         as_good = np.all([row <= row[tree.devices[0]] * (1 + 1e-12) for row in numbers], axis=0)
         return replace(tree, devices=(int(np.flatnonzero(as_good)[-1]),))
     if tree.kind == TEMPORAL:

@@ -1,7 +1,8 @@
-"""Who is on a device while somebody works there, as units of memory that an executor takes turns by.
+"""Who is on a device while somebody works there, as units of memory that an executor time-shares by.
 
-Units of turns, not bytes: those who leave fill a device, a cell all of it together, so that one of them is there at a time; what those who stay keep is no
-part of it. Somebody who stays and has no room to work beside those who leave fills the device while it works.
+Units of turns, not bytes: those who leave fill a device, a cell all of it together, so that one of them is there at a
+time; what those who stay keep is no part of it. Somebody who stays and has no room to work beside those who leave fills
+the device while it works.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from rlinf_lab.workflow.graph import WorkflowGraph
 
 @dataclass(frozen=True)
 class Turns:
-    """Fields of an `ExecutionPlan`: ``memory`` while resident, ``working`` besides, and what a device has (None: nobody ever leaves)."""
+    """Fields of an `ExecutionPlan`: ``memory`` while resident, ``working`` besides, and what a device has (None: nobody
+    ever leaves).
+    """
 
     memory: dict[str, int] = field(default_factory=dict)
     working: dict[str, int] = field(default_factory=dict)
@@ -26,15 +29,21 @@ class Turns:
     @classmethod
     def of(cls, placement: Placement) -> Turns:
         """As the search has it: whoever leaves is away while others work, and whoever stays is there."""
-        leaving = {name: _mates(placement, name) for name, seat in placement.seats.items() if seat.devices and not seat.stays}
+        leaving = {
+            name: _mates(placement, name) for name, seat in placement.seats.items() if seat.devices and not seat.stays
+        }
         whole = math.lcm(1, *leaving.values())
-        return cls({name: whole // mates for name, mates in leaving.items()}, dict.fromkeys(_alone(placement), whole), whole)
+        return cls(
+            {name: whole // mates for name, mates in leaving.items()}, dict.fromkeys(_alone(placement), whole), whole
+        )
 
 
 def priorities(placement: Placement, graph: WorkflowGraph) -> dict[str, int]:
-    """Everybody's place in the plan's turns, where two who share a device would go in another order by their depths in the graph: nothing links them."""
-    units = [n.worker for n in nodes(placement.tree) if isinstance(n, Leaf)]
-    place = {m: i for i, unit in enumerate(units) for m in placement.setting.units[unit].members}
+    """Everybody's place in the plan's turns, where two who share a device would go in another order by their depths in
+    the graph: nothing links them.
+    """
+    stages = [n.worker for n in nodes(placement.tree) if isinstance(n, Leaf)]
+    place = {m: i for i, stage in enumerate(stages) for m in placement.setting.stages[stage].members}
     for one, other in itertools.permutations(place, 2):
         if place[one] < place[other] and graph.depth[one] >= graph.depth[other] and _meet(placement, one, other):
             return place
@@ -42,9 +51,11 @@ def priorities(placement: Placement, graph: WorkflowGraph) -> dict[str, int]:
 
 
 def _mates(placement: Placement, name: str) -> int:
-    """How many of its cell, itself too, have a device in common with a worker: members may sit apart, or on the host."""
-    unit = placement.setting.units[placement.setting.home[name]]
-    return sum(_meet(placement, name, mate) for mate in unit.members)
+    """How many of its cell, itself too, have a device in common with a worker: members may sit apart, or on
+    the host.
+    """
+    stage = placement.setting.stages[placement.setting.home[name]]
+    return sum(_meet(placement, name, mate) for mate in stage.members)
 
 
 def _meet(placement: Placement, one: str, other: str) -> bool:
@@ -55,4 +66,6 @@ def _meet(placement: Placement, one: str, other: str) -> bool:
 
 def _alone(placement: Placement) -> list[str]:
     """Those who stay and have too little memory for their work where those who leave stay too."""
-    return [name for name, seat in placement.seats.items() if seat.devices and seat.stays and placement.is_crowded(name)]
+    return [
+        name for name, seat in placement.seats.items() if seat.devices and seat.stays and placement.is_crowded(name)
+    ]

@@ -13,19 +13,19 @@ import numpy as np
 
 from rlinf_lab.planning.costs import CostEstimate
 from rlinf_lab.planning.placement.calls import Calls
-from rlinf_lab.planning.placement.cost_table import APART, Company
+from rlinf_lab.planning.placement.cost_table import APART, Colocated
 from rlinf_lab.planning.placement.device_ranges import order_of, starts
 from rlinf_lab.planning.placement.search_space import Arrangement, Setting
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.memory import ROUNDING
-from rlinf_lab.planning.search.plan_tree import SPATIAL, Leaf, Tree, company, leaf_of, mode, shape
+from rlinf_lab.planning.search.plan_tree import SPATIAL, Leaf, Tree, colocated, leaf_of, mode, shape
 from rlinf_lab.planning.search.problem import Counts
 
 
 @dataclass(frozen=True)
 class Seat:
-    """One worker: ``devices`` by their number (kind after kind); a run makes `Placement.number_of_calls` of the ``micro_batches``; ``sub_batches`` inside a
-    cell.
+    """One worker: ``devices`` by their number (kind after kind); a run makes `Placement.number_of_calls` of the
+    ``micro_batches``; ``sub_batches`` inside a cell.
     """
 
     worker: str
@@ -53,8 +53,8 @@ class Placement:
 
     @cached_property
     def beside(self) -> dict[int, int]:
-        """For each unit, the staying units on its devices (a mask)."""
-        return company(self.tree, self.arrangement.staying)
+        """For each stage, the staying stages on its devices (a mask)."""
+        return colocated(self.tree, self.arrangement.staying)
 
     @cached_property
     def seats(self) -> Mapping[str, Seat]:
@@ -66,16 +66,22 @@ class Placement:
 
     @property
     def mode(self) -> str:
-        """``temporal``, ``spatial``, ``hybrid``; ``alone`` for a flow of one worker. A cell whose members sit apart streams inside."""
+        """``temporal``, ``spatial``, ``hybrid``; ``alone`` for a flow of one worker. A cell whose members sit apart
+        streams inside.
+        """
         own = mode(self.tree)
         apart = APART in self.arrangement.forms.of
         return own if not apart or own == SPATIAL else SPATIAL if own == "alone" else "hybrid"
 
     @property
     def shape(self) -> str:
-        """Who shares and who streams: `>` one after another on the same devices, `|` at the same time, `+` a cell in turns, step by step."""
-        forms, units = self.arrangement.forms, self.setting.units
-        return shape(self.tree, [f"({' | '.join(u.members)})" if forms[i] == APART else u.name for i, u in enumerate(units)])
+        """Who shares and who streams: `>` one after another on the same devices, `|` at the same time, `+` a cell
+        time-shared, step by step.
+        """
+        forms, stages = self.arrangement.forms, self.setting.stages
+        return shape(
+            self.tree, [f"({' | '.join(u.members)})" if forms[i] == APART else u.name for i, u in enumerate(stages)]
+        )
 
     @cached_property
     def used(self) -> int:
@@ -88,7 +94,9 @@ class Placement:
         return {seat.devices.start for seat in self.seats.values()} | {0, *accumulate(self.setting.counts)}
 
     def misfit(self) -> str:
-        """What does not fit on which device, or "" when everything does. Said of real places, not of the search's bounds."""
+        """What does not fit on which device, or "" when everything does. Said of real places, not of the search's
+        bounds.
+        """
         clash = self.clash()
         return self._short(clash.worker, self.seats[clash.worker], clash.device) if clash else ""
 
@@ -114,17 +122,19 @@ class Placement:
         )  # fmt: skip
 
     def is_crowded(self, name: str) -> bool:
-        """Whether somebody has too little memory for its work where some unit that leaves has not left."""
+        """Whether somebody has too little memory for its work where some stage that leaves has not left."""
         seat, home = self.seats[name], self.setting.home
         for device in sorted(self._firsts & set(seat.devices)):
             leaving = {home[o] for o in self.kept_beside(name, device, all_stay=True) if not self.seats[o].stays}
-            if any(self._gib(name, seat, device, there={unit}) > self.cap(device) + ROUNDING for unit in leaving):
+            if any(self._gib(name, seat, device, there={stage}) > self.cap(device) + ROUNDING for stage in leaving):
                 return True
         return False
 
     def gib(self, device: int) -> float:
         """The most memory that is used on a device at any time."""
-        return max([0.0, *(self._gib(name, seat, device) for name, seat in self.seats.items() if device in seat.devices)])
+        return max(
+            [0.0, *(self._gib(name, seat, device) for name, seat in self.seats.items() if device in seat.devices)]
+        )
 
     def cap(self, device: int) -> float:
         ends = list(accumulate(self.setting.counts))
@@ -144,57 +154,74 @@ class Placement:
         return int(self.calls(seat).number) if seat.worker in self.setting.in_whole_calls else seat.micro_batches
 
     def at_once(self, seat: Seat) -> float:
-        """Items of one call, over all its ranks. A generator's requests are all there from the start, however finely its responses leave."""
+        """Items of one call, over all its ranks. A generator's requests are all there from the start, however finely
+        its responses leave.
+        """
         if seat.worker in self.setting.in_whole_calls:
             return float(self.calls(seat).parts()[0])
         worker = self.setting.profile.workers[seat.worker]
-        return self.setting.profile.items / seat.sub_batches / (1 if worker.kind == "generation" else seat.micro_batches)
+        return (
+            self.setting.profile.items / seat.sub_batches / (1 if worker.kind == "generation" else seat.micro_batches)
+        )
 
-    def estimate(self, unit: int) -> CostEstimate:
-        """Seconds of one call of a unit's worker where it sits, with their range and what they rest on; of a cell, of all its calls for a micro-batch."""
+    def estimate(self, stage: int) -> CostEstimate:
+        """Seconds of one call of a stage's worker where it sits, with their range and what they rest on; of a cell, of
+        all its calls for a micro-batch.
+        """
         setting, found = self.setting, {}
-        for name in setting.units[unit].members:
+        for name in setting.stages[stage].members:
             seat = self.seats[name]
             kind = self.kind(seat)
-            there, made = setting.measured_on(name, kind), setting.models[name, kind].estimate(len(seat.devices), self.at_once(seat))
+            there, made = (
+                setting.measured_on(name, kind),
+                setting.models[name, kind].estimate(len(seat.devices), self.at_once(seat)),
+            )
             found[name] = made if there == kind else made.by_speed(there)
         if len(found) == 1:
             return found.popitem()[1]
         calls = {n: e.times(setting.profile.workers[n].calls) for n, e in found.items()}
-        apart = self.arrangement.forms[unit] == APART
-        return setting.cell_model(unit).estimate(calls, next(self.seats[n].sub_batches for n in found) if apart else None)
+        apart = self.arrangement.forms[stage] == APART
+        return setting.cell_model(stage).estimate(
+            calls, next(self.seats[n].sub_batches for n in found) if apart else None
+        )
 
     def member_seconds(self, name: str) -> float:
         """Seconds of a cell's member for one sub-batch of a micro-batch, all its calls."""
-        unit, seat = self.setting.home[name], self.seats[name]
-        forms, leaf = self.arrangement.forms, leaf_of(self.tree, unit)
-        mates = (name,) if forms[unit] == APART else self.setting.units[unit].members
-        row = self.setting.tables.member(name, seat.sub_batches, leaf.grain, Company(self.beside[unit], forms, mates))
+        stage, seat = self.setting.home[name], self.seats[name]
+        forms, leaf = self.arrangement.forms, leaf_of(self.tree, stage)
+        mates = (name,) if forms[stage] == APART else self.setting.stages[stage].members
+        row = self.setting.tables.member(
+            name, seat.sub_batches, leaf.grain, Colocated(self.beside[stage], forms, mates)
+        )
         firsts = [0, *accumulate(self.setting.counts)]
-        counts = [len(range(max(seat.devices.start, a), min(seat.devices.stop, b))) for a, b in itertools.pairwise(firsts)]
-        return self.setting.cell(unit).calibration * float(row[int(np.ravel_multi_index(counts, self.setting.shape))])
+        counts = [
+            len(range(max(seat.devices.start, a), min(seat.devices.stop, b))) for a, b in itertools.pairwise(firsts)
+        ]
+        return self.setting.cell(stage).calibration * float(row[int(np.ravel_multi_index(counts, self.setting.shape))])
 
     # --- seats -----------------------------------------------------------------------------------------------
     def _seat(self, tree: Tree, start: Counts, choices: Iterator[int], found: dict[str, Seat]) -> None:
         choice = next(choices)
         if isinstance(tree, Leaf):
-            self._seat_unit(tree, start, choice, found)
+            self._seat_stage(tree, start, choice, found)
             return
         for part, first in zip(tree.parts(), starts(tree, choice), strict=True):
             self._seat(part, tuple(s + n for s, n in zip(start, first, strict=True)), choices, found)
 
-    def _seat_unit(self, leaf: Leaf, start: Counts, choice: int, found: dict[str, Seat]) -> None:
-        unit, forms = self.setting.units[leaf.worker], self.arrangement.forms
+    def _seat_stage(self, leaf: Leaf, start: Counts, choice: int, found: dict[str, Seat]) -> None:
+        stage, forms = self.setting.stages[leaf.worker], self.arrangement.forms
         stays = bool(self.arrangement.staying >> leaf.worker & 1)
         if forms[leaf.worker] != APART:
-            for name in unit.members:
+            for name in stage.members:
                 found[name] = self._one(name, start, leaf.devices, leaf.grain, 1, stays)
             return
         split = self.setting.tables.split(leaf.worker, leaf.grain, self.beside[leaf.worker], forms)
         code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
-        for at in order_of(len(unit.members), choice):
+        for at in order_of(len(stage.members), choice):
             counts = tuple(int(n) for n in np.unravel_index(split.codes[at, code], self.setting.shape))
-            found[unit.members[at]] = self._one(unit.members[at], start, counts, leaf.grain, int(split.sub_batches[code]), stays)
+            found[stage.members[at]] = self._one(
+                stage.members[at], start, counts, leaf.grain, int(split.sub_batches[code]), stays
+            )
             start = tuple(s + n for s, n in zip(start, counts, strict=True))
 
     def _one(self, name: str, start: Counts, counts: Counts, grain: int, sub_batches: int, stays: bool) -> Seat:
@@ -215,31 +242,49 @@ class Placement:
         """GiB of weights that several of these hold on a device."""
         return memory.counted_twice(self.setting.profile.workers[n] for n in names)
 
-    def kept_beside(self, name: str, device: int, all_stay: bool = False, there: Collection[int] = ()) -> dict[str, float]:
-        """GiB that each of those of other units that stay keeps on a device; ``all_stay``: if nobody left it; ``there``: units that have not left it."""
+    def kept_beside(
+        self, name: str, device: int, all_stay: bool = False, there: Collection[int] = ()
+    ) -> dict[str, float]:
+        """GiB that each of those of other stages that stay keeps on a device; ``all_stay``: if nobody left it;
+        ``there``: stages that have not left it.
+        """
         home, profile = self.setting.home, self.setting.profile
-        mates = self.setting.units[home[name]].members
+        mates = self.setting.stages[home[name]].members
         return {
             other: float(memory.kept(profile.workers[other], np.array([len(seat.devices)]), profile.items)[0])
-            for other, seat in self.seats.items() if other not in mates and device in seat.devices and (seat.stays or all_stay or home[other] in there)
-        }  # fmt: skip
+            for other, seat in self.seats.items()
+            if other not in mates and device in seat.devices and (seat.stays or all_stay or home[other] in there)
+        }
 
     def mates_on(self, name: str, device: int) -> list[str]:
         """The other members of its cell that sit on a device, too."""
-        return [m for m in self.setting.units[self.setting.home[name]].members if m != name and device in self.seats[m].devices]
+        return [
+            m
+            for m in self.setting.stages[self.setting.home[name]].members
+            if m != name and device in self.seats[m].devices
+        ]
 
     def _gib(self, name: str, seat: Seat, device: int, all_stay: bool = False, there: Collection[int] = ()) -> float:
-        """GiB on a device while this worker works there; ``all_stay``: if nobody left it; ``there``: units that have not left it."""
+        """GiB on a device while this worker works there; ``all_stay``: if nobody left it; ``there``: stages that have
+        not left it.
+        """
         profile, on = self.setting.profile, np.array([len(seat.devices)])
         worker = profile.workers[name]
         at_once = profile.items / seat.micro_batches / (1 if worker.kind == "simulator" else seat.sub_batches)
         beside, mates = self.kept_beside(name, device, all_stay, there), self.mates_on(name, device)
-        total = float(memory.needed(worker, on, at_once, profile.unit(name))[0]) + sum(beside.values())
+        total = float(memory.needed(worker, on, at_once, profile.group_size(name))[0]) + sum(beside.values())
         for mate in mates:
-            total += float(memory.kept(profile.workers[mate], np.array([len(self.seats[mate].devices)]), profile.items / seat.micro_batches)[0])
+            total += float(
+                memory.kept(
+                    profile.workers[mate], np.array([len(self.seats[mate].devices)]), profile.items / seat.micro_batches
+                )[0]
+            )
         return total - self.counted_twice([name, *mates, *beside])
 
     def _short(self, name: str, seat: Seat, device: int) -> str:
         others = [o for o, s in self.seats.items() if o != name and s.stays and device in s.devices]
         beside = f" beside {', '.join(others)}" if others else ""
-        return f"{name} needs {self._gib(name, seat, device):.3g} GiB on device {device}{beside}, {self.cap(device):g} are there"
+        return (
+            f"{name} needs {self._gib(name, seat, device):.3g} GiB on device {device}{beside}, {self.cap(device):g} "
+            "are there"
+        )

@@ -1,7 +1,9 @@
-"""How the search found a plan, kept beside what an executor is told (`ExecutionPlan.origin`): a saved plan then takes exactly what it took.
+"""How the search found a plan, kept beside what an executor is told (`ExecutionPlan.origin`): a saved plan then takes
+exactly what it took.
 
-An executor's fields do not tell all that a simulation goes by: in how many parts a source hands over what others take from its own devices, and so how much
-memory it needs; whose turns lie within whose; up to how many devices others may keep something on. Names instead of numbers of units, JSON throughout.
+An executor's fields do not tell all that a simulation goes by: in how many parts a source hands over what others take
+from its own devices, and so how much memory it needs; whose turns lie within whose; up to how many devices others may
+keep something on. Names instead of numbers of stages, JSON throughout.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ KINDS = {sign: kind for kind, sign in SIGNS.items()}
 
 
 def origin_of(placement: Placement) -> dict[str, Any]:
-    """What `found_by` reads: the most micro-batches that were looked at, the tree, and the arrangement as far as it says anything."""
+    """What `found_by` reads: the most micro-batches that were looked at, the tree, and the arrangement as far as it
+    says anything.
+    """
     setting, arrangement, forms = placement.setting, placement.arrangement, placement.arrangement.forms
-    heads = [unit.members[0] for unit in setting.units]
+    heads = [stage.members[0] for stage in setting.stages]
     more: dict[str, Any] = {
         "stay": [head for i, head in enumerate(heads) if arrangement.staying >> i & 1],
         "cells": {head: form for head, form in zip(heads, forms.of, strict=True) if form != SINGLE},
         "careful": forms.careful,
-        "windows": {name: [w.fewest, w.most, None if w.kinds is None else sorted(w.kinds)] for name, w in forms.windows},
+        "windows": {
+            name: [w.fewest, w.most, None if w.kinds is None else sorted(w.kinds)] for name, w in forms.windows
+        },
         "meeting": None if forms.meeting is None else _listed(forms.meeting),
         "apart": _listed(forms.apart),
         "seating": list(arrangement.seating),
@@ -38,16 +44,17 @@ def origin_of(placement: Placement) -> dict[str, Any]:
 
 
 def found_by(origin: Mapping[str, Any], setting: Setting) -> Placement | None:
-    """The plan that `origin_of` described, under another setting; None where that has other units or fewer devices.
+    """The plan that `origin_of` described, under another setting; None where that has other stages or fewer devices.
 
-    Raises `AttributeError`, `KeyError`, `OverflowError`, `RecursionError`, `TypeError` or `ValueError` for what `origin_of` does not write: where names or
-    numbers are well formed and cannot be, a `ValueError` that says which field and value.
+    Raises `AttributeError`, `KeyError`, `OverflowError`, `RecursionError`, `TypeError` or `ValueError` for what
+    `origin_of` does not write: where names or numbers are well formed and cannot be, a `ValueError` that says which
+    field and value.
     """
-    heads = [unit.members[0] for unit in setting.units]
+    heads = [stage.members[0] for stage in setting.stages]
     cells, stay, tree = dict(origin.get("cells", {})), set(origin.get("stay", ())), _read(origin["tree"], heads)
     if tree is None or not _is_possible(tree, setting) or not stay <= set(heads):
         return None
-    if set(cells) != {unit.members[0] for unit in setting.units if len(unit.members) > 1}:
+    if set(cells) != {stage.members[0] for stage in setting.stages if len(stage.members) > 1}:
         return None
     meeting = origin.get("meeting")
     windows = {name: _window(name, *said) for name, said in origin.get("windows", {}).items()}
@@ -55,11 +62,14 @@ def found_by(origin: Mapping[str, Any], setting: Setting) -> Placement | None:
     for field in ("meeting", "apart"):
         _check_names(setting, field, itertools.chain.from_iterable(_sets(origin.get(field) or ())))
     forms = Forms(
-        tuple(cells.get(head, SINGLE) for head in heads), bool(origin.get("careful", False)), tuple(sorted(windows.items(), key=lambda w: w[0])),
+        tuple(cells.get(head, SINGLE) for head in heads), bool(origin.get("careful", False)),
+        tuple(sorted(windows.items(), key=lambda w: w[0])),
         None if meeting is None else _sets(meeting), _sets(origin.get("apart", ())),
     )  # fmt: skip
     staying = sum(1 << i for i, head in enumerate(heads) if head in stay)
-    made = Placement(setting, Arrangement(staying, forms, _seating(origin.get("seating", ()), tree, setting, forms)), tree)
+    made = Placement(
+        setting, Arrangement(staying, forms, _seating(origin.get("seating", ()), tree, setting, forms)), tree
+    )
     return made if all(0 <= n.option < _options(made, n.worker) for n in nodes(tree) if isinstance(n, Leaf)) else None
 
 
@@ -81,9 +91,14 @@ def _seating(said: Sequence[Any], tree: Tree, setting: Setting, forms: Forms) ->
     if len(said) > len(there):
         raise ValueError(f"origin['seating'] is {said!r}: {len(said)} numbers for a tree of {len(there)} parts")
     for i, (choice, node) in enumerate(zip(said, there, strict=False)):
-        members = len(setting.units[node.worker].members) if isinstance(node, Leaf) and forms[node.worker] == APART else 1
+        members = (
+            len(setting.stages[node.worker].members) if isinstance(node, Leaf) and forms[node.worker] == APART else 1
+        )
         if not isinstance(choice, int) or isinstance(choice, bool) or not 0 <= choice < ways(node, members):
-            raise ValueError(f"origin['seating'][{i}] is {choice!r}: that part of the tree can be seated in {ways(node, members)} ways, counted from 0")
+            raise ValueError(
+                f"origin['seating'][{i}] is {choice!r}: that part of the tree can be seated in {ways(node, members)} "
+                "ways, counted from 0"
+            )
     return tuple(said)
 
 
@@ -103,7 +118,7 @@ def _written(tree: Tree, heads: Sequence[str]) -> list[Any]:
 
 
 def _read(written: Sequence[Any], heads: Sequence[str]) -> Tree | None:
-    """None where it names a worker that heads no unit."""
+    """None where it names a worker that heads no stage."""
     if len(written) == 4:
         head, devices, grain, option = written
         return Leaf(heads.index(head), tuple(map(int, devices)), int(grain), int(option)) if head in heads else None
@@ -115,20 +130,24 @@ def _read(written: Sequence[Any], heads: Sequence[str]) -> Tree | None:
 
 
 def _is_possible(tree: Tree, setting: Setting) -> bool:
-    """Whether it seats every unit once, within the devices that there are, in micro-batches that are looked at."""
+    """Whether it seats every stage once, within the devices that there are, in micro-batches that are looked at."""
     leaves = [n.worker for n in nodes(tree) if isinstance(n, Leaf)]
-    if sorted(leaves) != list(range(len(setting.units))):
+    if sorted(leaves) != list(range(len(setting.stages))):
         return False
     for node in nodes(tree):
         inside = [part.devices for part in node.parts()]
-        used = [(max if isinstance(node, Composed) and node.kind == TEMPORAL else sum)(n) for n in zip(*inside, strict=True)] or [0] * len(setting.counts)
-        if len(node.devices) != len(setting.counts) or not all(0 <= a <= n <= b for a, n, b in zip(used, node.devices, setting.counts, strict=True)):
+        used = [
+            (max if isinstance(node, Composed) and node.kind == TEMPORAL else sum)(n) for n in zip(*inside, strict=True)
+        ] or [0] * len(setting.counts)
+        if len(node.devices) != len(setting.counts) or not all(
+            0 <= a <= n <= b for a, n, b in zip(used, node.devices, setting.counts, strict=True)
+        ):
             return False
         if not 0 <= node.grain < setting.granularities:
             return False
     return True
 
 
-def _options(placement: Placement, unit: int) -> int:
-    """Bounds of a unit's stream."""
-    return len(placement.setting.problem(placement.arrangement).numbers(unit, placement.beside[unit])[0])
+def _options(placement: Placement, stage: int) -> int:
+    """Bounds of a stage's stream."""
+    return len(placement.setting.problem(placement.arrangement).numbers(stage, placement.beside[stage])[0])

@@ -1,4 +1,6 @@
-"""A plan of the search as the `ExecutionPlan` that an executor takes: ranks, micro-batches of every channel, who is switched out."""
+"""A plan of the search as the `ExecutionPlan` that an executor takes: ranks, micro-batches of every channel, who is
+switched out.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,31 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
     """``graph``: of the workflow that shall run; ``devices``: a name for each device of the placement."""
     same_workers(placement.setting.profile, graph)
     placements = {w: ranks_of(placement, w) for w in graph.workers}
-    cells = [u.members for i, u in enumerate(placement.setting.units) if len(u.members) > 1 and placement.arrangement.forms[i] != APART]
+    cells = [
+        u.members
+        for i, u in enumerate(placement.setting.stages)
+        if len(u.members) > 1 and placement.arrangement.forms[i] != APART
+    ]
     fused = tuple(members for members in cells if len({placements[m] for m in members}) == 1)
     micro_batches: dict[str, int] = {}
     for edge in graph.edges:
         if not edge.keyed and DRIVER not in (edge.producer, edge.consumer):
             micro_batch = micro_batch_between(placement, edge, fused)
             micro_batches[edge.channel] = (
-                min(micro_batches.get(edge.channel, micro_batch) or micro_batch, micro_batch) if micro_batch else micro_batches.get(edge.channel, 0)
+                min(micro_batches.get(edge.channel, micro_batch) or micro_batch, micro_batch)
+                if micro_batch
+                else micro_batches.get(edge.channel, 0)
             )
     sub_batches = {w: s.sub_batches for w, s in placement.seats.items() if s.sub_batches > 1}
-    in_flight = {members[0]: n for i, unit in enumerate(placement.setting.units) if (n := placement.setting.cell(i).tokens) > 1 and (members := unit.members)}
+    in_flight = {
+        members[0]: n
+        for i, stage in enumerate(placement.setting.stages)
+        if (n := placement.setting.cell(i).tokens) > 1 and (members := stage.members)
+    }
     turns = _turns(placement)
     plan = ExecutionPlan(
-        name, tuple(devices), placements, micro_batches, _rooms(placement, graph, micro_batches), sub_batches, fused, turns.memory, turns.device_memory,
+        name, tuple(devices), placements, micro_batches, _rooms(placement, graph, micro_batches), sub_batches, fused,
+        turns.memory, turns.device_memory,
         placement.setting.staleness, turns.working, priorities(placement, graph), in_flight, origin_of(placement),
     )  # fmt: skip
     plan.validate(graph)
@@ -47,20 +60,29 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
 
 
 def _rooms(placement: Placement, graph: WorkflowGraph, micro_batches: Mapping[str, int]) -> dict[str, int]:
-    """Of channels that hold less than the plan needs: a batch for each rank of the consumers, and as much again while they work on it; all items where a bound
-    would hold up more than the producer of that channel alone (`_Held`).
+    """Of channels that hold less than the plan needs: a batch for each rank of the consumers, and as much again while
+    they work on it; all items where a bound would hold up more than the producer of that channel alone (`_Held`).
 
     A smaller bound would cut every batch to what it holds, and what a batch always takes would be paid so much oftener.
     """
     found: dict[str, int] = {}
     declared, seats, held = {c.name: c.capacity for c in graph.channels}, placement.seats, _Held.of(placement, graph)
-    taking_turns = {e.channel for e in graph.edges if e.channel in micro_batches and set(seats[e.producer].devices) & set(seats[e.consumer].devices)}
+    time_sharing = {
+        e.channel
+        for e in graph.edges
+        if e.channel in micro_batches and set(seats[e.producer].devices) & set(seats[e.consumer].devices)
+    }
     for edge in graph.edges:
         bound, micro_batch = declared[edge.channel], micro_batches.get(edge.channel)
-        if bound is None or micro_batch is None or edge.whole or edge.channel in taking_turns:  # between those there is no bound
+        # between those there is no bound
+        if bound is None or micro_batch is None or edge.whole or edge.channel in time_sharing:
             continue
         items = max(micro_batch, math.ceil(items_between(placement, edge) / edge.group))
-        room = min(items, AHEAD * micro_batch * seats[edge.consumer].ranks) if micro_batch and not held.more_than_the_producer_of(edge) else items
+        room = (
+            min(items, AHEAD * micro_batch * seats[edge.consumer].ranks)
+            if micro_batch and not held.more_than_the_producer_of(edge)
+            else items
+        )
         if room > max(bound, found.get(edge.channel, 0)):
             found[edge.channel] = room
     return found
@@ -68,7 +90,9 @@ def _rooms(placement: Placement, graph: WorkflowGraph, micro_batches: Mapping[st
 
 @dataclass(frozen=True)
 class _Held:
-    """Whom a full channel keeps from going on. ``links``: (unit, unit, what goes from one to the other), channels and values."""
+    """Whom a full channel keeps from going on. ``links``: (stage, stage, what goes from one to the other), channels and
+    values.
+    """
 
     placement: Placement
     links: frozenset[tuple[int, int, str]]
@@ -76,29 +100,42 @@ class _Held:
     @classmethod
     def of(cls, placement: Placement, graph: WorkflowGraph) -> _Held:
         home = placement.setting.home
-        channels = {(home[e.producer], home[e.consumer], e.channel) for e in graph.edges if DRIVER not in (e.producer, e.consumer)}
-        values = {(home[e.producer], home[e.consumer], f"the value of {e.producer}") for e in placement.setting.profile.edges if e.value}
+        channels = {
+            (home[e.producer], home[e.consumer], e.channel)
+            for e in graph.edges
+            if DRIVER not in (e.producer, e.consumer)
+        }
+        values = {
+            (home[e.producer], home[e.consumer], f"the value of {e.producer}")
+            for e in placement.setting.profile.edges
+            if e.value
+        }
         return cls(placement, frozenset(link for link in channels | values if link[0] != link[1]))
 
     def more_than_the_producer_of(self, edge: Edge) -> bool:
-        """Whether a bound costs more than that a producer waits for a consumer which is slower: others are fed by it, or by who feeds it; its consumer waits
-        for somebody else, too, or for its turn, and is fed no faster then; or others have the producer's devices meanwhile."""
+        """Whether a bound costs more than that a producer waits for a consumer which is slower: others are fed by it,
+        or by who feeds it; its consumer waits for somebody else, too, or for its turn, and is fed no faster then; or
+        others have the producer's devices meanwhile."""
         producer, consumer = (self.placement.setting.home[name] for name in (edge.producer, edge.consumer))
         if producer == consumer:
             return False
-        if self._shares(producer) or self._shares(consumer) or len({what for _, to, what in self.links if to == consumer}) > 1:
+        if (
+            self._shares(producer)
+            or self._shares(consumer)
+            or len({what for _, to, what in self.links if to == consumer}) > 1
+        ):
             return True
-        return any(len({what for of, _, what in self.links if of == unit}) > 1 for unit in self._above(producer))
+        return any(len({what for of, _, what in self.links if of == stage}) > 1 for stage in self._above(producer))
 
-    def _above(self, unit: int) -> set[int]:
-        """The unit, and all from which something comes to it."""
-        found = {unit}
+    def _above(self, stage: int) -> set[int]:
+        """The stage, and all from which something comes to it."""
+        found = {stage}
         while more := {of for of, to, _ in self.links if to in found} - found:
             found |= more
         return found
 
-    def _shares(self, unit: int) -> bool:
-        seats, names = self.placement.seats, self.placement.setting.units[unit].members
+    def _shares(self, stage: int) -> bool:
+        seats, names = self.placement.seats, self.placement.setting.stages[stage].members
         own = {d for name in names for d in seats[name].devices}
         return any(own & set(seat.devices) for name, seat in seats.items() if name not in names)
 
@@ -122,18 +159,22 @@ def ranks_of(placement: Placement, worker: str) -> tuple[tuple[int, ...], ...]:
 def micro_batch_between(placement: Placement, edge: Edge | EdgeProfile, fused: tuple[tuple[str, ...], ...] = ()) -> int:
     """Items (or groups) of one batch of a rank of the consumer; 0: everything."""
     producer, consumer = placement.seats[edge.producer], placement.seats[edge.consumer]
-    units = placement.setting.home[edge.producer], placement.setting.home[edge.consumer]
-    if units[0] == units[1]:
-        if (known := placement.setting.cell(units[0]).tokens) > 1:
+    stages = placement.setting.home[edge.producer], placement.setting.home[edge.consumer]
+    if stages[0] == stages[1]:
+        if (known := placement.setting.cell(stages[0]).tokens) > 1:
             return _in_cell(placement, known, consumer)
         tokens = producer.ranks * producer.sub_batches
         return 1 if any(edge.producer in f for f in fused) else max(1, tokens // consumer.ranks // consumer.sub_batches)
-    node = meeting(placement.tree, *units)
+    node = meeting(placement.tree, *stages)
     items = items_between(placement, edge) / edge.group  # what such a channel carries is groups
     if edge.whole and consumer.micro_batches == 1:
         return 0  # each rank its share
-    if (node.kind == TEMPORAL and node.grain == 0 and consumer.micro_batches == 1) or placement.setting.begins_with_all(edge.consumer):
-        at_once = consumer.ranks == 1 or (not placement.setting.begins_with_all(edge.consumer) and _would_interrupt(placement, consumer))
+    if (node.kind == TEMPORAL and node.grain == 0 and consumer.micro_batches == 1) or placement.setting.begins_with_all(
+        edge.consumer
+    ):
+        at_once = consumer.ranks == 1 or (
+            not placement.setting.begins_with_all(edge.consumer) and _would_interrupt(placement, consumer)
+        )
         return 0 if at_once else max(1, math.ceil(items / consumer.ranks))
     part = (
         float(placement.calls(consumer).full) / placement.setting.profile.items
@@ -144,17 +185,20 @@ def micro_batch_between(placement: Placement, edge: Edge | EdgeProfile, fused: t
 
 
 def _in_cell(placement: Placement, tokens: int, consumer: Seat) -> int:
-    """Of items that circulate together, ``tokens`` of them when the cell has all of an iteration. In its parts they are as many parts, where these are
-    alike."""
-    profile, unit = placement.setting.profile, placement.setting.units[placement.setting.home[consumer.worker]]
-    first = placement.seats[head(profile, unit.members)]
-    even = consumer.micro_batches == 1 or not (profile.items % (consumer.micro_batches * first.ranks) or tokens % (consumer.micro_batches * first.ranks))
+    """Of items that circulate together, ``tokens`` of them when the cell has all of an iteration. In its parts they are
+    as many parts, where these are alike."""
+    profile, stage = placement.setting.profile, placement.setting.stages[placement.setting.home[consumer.worker]]
+    first = placement.seats[head(profile, stage.members)]
+    even = consumer.micro_batches == 1 or not (
+        profile.items % (consumer.micro_batches * first.ranks) or tokens % (consumer.micro_batches * first.ranks)
+    )
     return batch_of_tokens(tokens // consumer.micro_batches, consumer.ranks, consumer is first) if even else 1
 
 
 def batch_of_tokens(tokens: int, ranks: int, is_head: bool) -> int:
-    """Of so many items that are put into a cell together, those that a rank of a member has at once: as many for each, so that none waits for a batch that does
-    not fill. The head waits for its own share, which is the same for each of its ranks, or else item by item."""
+    """Of so many items that are put into a cell together, those that a rank of a member has at once: as many for each,
+    so that none waits for a batch that does not fill. The head waits for its own share, which is the same for each of
+    its ranks, or else item by item."""
     share = tokens // ranks
     if is_head:
         return share if tokens % ranks == 0 else 1
@@ -162,8 +206,9 @@ def batch_of_tokens(tokens: int, ranks: int, is_head: bool) -> int:
 
 
 def _would_interrupt(placement: Placement, consumer: Seat) -> bool:
-    """Whether a rank that began with its first items would take its device from somebody above it to whom items stream from other devices and who waits for
-    them just then; and with it from all for whom the worker itself waits: a batch of everything is long."""
+    """Whether a rank that began with its first items would take its device from somebody above it to whom items stream
+    from other devices and who waits for them just then; and with it from all for whom the worker itself waits: a batch
+    of everything is long."""
     edges, home = placement.setting.profile.edges, placement.setting.home
     above, open_ = set[str](), [consumer.worker]
     while open_:
@@ -172,28 +217,45 @@ def _would_interrupt(placement: Placement, consumer: Seat) -> bool:
         above |= producers
         open_ += producers
     devices = {name: set(seat.devices) for name, seat in placement.seats.items()}
-    streamed = [e.consumer for e in edges if home[e.producer] != home[e.consumer] and not devices[e.producer] & devices[e.consumer]]
-    return any(name in above and home[name] != home[consumer.worker] and devices[name] & devices[consumer.worker] for name in streamed)
+    streamed = [
+        e.consumer
+        for e in edges
+        if home[e.producer] != home[e.consumer] and not devices[e.producer] & devices[e.consumer]
+    ]
+    return any(
+        name in above and home[name] != home[consumer.worker] and devices[name] & devices[consumer.worker]
+        for name in streamed
+    )
 
 
 def items_between(placement: Placement, edge: Edge | EdgeProfile) -> float:
     """Items of one iteration on a channel."""
     profile = placement.setting.profile
-    known = [e.items for e in profile.edges if (e.producer, e.consumer) == (edge.producer, edge.consumer) and e.items is not None]
+    known = [
+        e.items
+        for e in profile.edges
+        if (e.producer, e.consumer) == (edge.producer, edge.consumer) and e.items is not None
+    ]
     return known[0] if known else profile.items
 
 
 def same_workers(profile: Profile, graph: WorkflowGraph) -> None:
-    """Raise `PlanError` where a profile is not of this workflow: other workers, or in micro-batches what the workflow hands over at once."""
+    """Raise `PlanError` where a profile is not of this workflow: other workers, or in micro-batches what the workflow
+    hands over at once.
+    """
     missing = [w for w in graph.workers if w not in profile.workers]
     if missing:
         raise PlanError(
-            f"Workflow {graph.name!r} has the workers {listing(missing)}, of which the profile knows nothing; it knows {listing(list(profile.workers))}. "
+            f"Workflow {graph.name!r} has the workers {listing(missing)}, of which the profile knows nothing; it knows "
+            f"{listing(list(profile.workers))}. "
             f"Next: lab.profile(flow), or add them to the profile."
         )
     more = [w for w in profile.workers if w not in graph.workers]
     if more:
-        raise PlanError(f"The profile has the workers {listing(more)}, but workflow {graph.name!r} has {listing(graph.workers)}. Next: a profile of this flow.")
+        raise PlanError(
+            f"The profile has the workers {listing(more)}, but workflow {graph.name!r} has {listing(graph.workers)}. "
+            "Next: a profile of this flow."
+        )
     _same_batches(profile, graph)
 
 
@@ -202,10 +264,17 @@ def _same_batches(profile: Profile, graph: WorkflowGraph) -> None:
     known = {(e.producer, e.consumer): (i, e) for i, e in enumerate(profile.edges)}
     for edge in graph.edges:
         i, told = known.get((edge.producer, edge.consumer), (0, None))
-        if told is None or not edge.whole or any(edge.producer in cell and edge.consumer in cell for cell in graph.cells):
+        if (
+            told is None
+            or not edge.whole
+            or any(edge.producer in cell and edge.consumer in cell for cell in graph.cells)
+        ):
             continue
-        if not told.whole or (told.value and told.channel != edge.channel):  # in the workflow that a profile describes, a value is a channel
+        # in the workflow that a profile describes, a value is a channel
+        if not told.whole or (told.value and told.channel != edge.channel):
             raise PlanError(
-                f"profile.edges[{i}] ({edge.producer} to {edge.consumer}) lets {edge.consumer} begin with a part, but channel {edge.channel!r} of workflow "
-                f"{graph.name!r} is declared whole and hands over everything at once. Next: 'whole': true (and no 'value') in the profile."
+                f"profile.edges[{i}] ({edge.producer} to {edge.consumer}) lets {edge.consumer} begin with a part, but "
+                f"channel {edge.channel!r} of workflow "
+                f"{graph.name!r} is declared whole and hands over everything at once. Next: 'whole': true (and no "
+                "'value') in the profile."
             )

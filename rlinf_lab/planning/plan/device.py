@@ -1,4 +1,6 @@
-"""What a device is called: ``cpu:0`` is a core, ``cuda:0`` a GPU, of the node on which the user's loop runs; ``node1/cpu:0`` is of another."""
+"""What a device is called: ``cpu:0`` is a core, ``cuda:0`` a GPU, of the node on which the user's loop runs;
+``node1/cpu:0`` is of another.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class Device:
         """Raises `PlanError` for anything else."""
         match = _NAME.fullmatch(name)
         if match is None:
-            raise PlanError(f"{name!r} is no device. Next: a name such as 'cpu:0', 'cuda:1' or 'node2/cuda:0' (lab.devices() lists them).")
+            raise PlanError(
+                f"{name!r} is no device. Next: a name such as 'cpu:0', 'cuda:1' or 'node2/cuda:0' (lab.devices() lists "
+                "them)."
+            )
         node, kind, index = match.groups()
         return cls(int(node or 0), kind, int(index))
 

@@ -39,21 +39,26 @@ class ExecutionPlan:
     """Where, and how finely.
 
     ``devices``: names (``"cpu:0"`` is one core, ``"cuda:0"`` one GPU); an index below is a position in this tuple.
-    ``placements``: for each worker, for each rank, the indices of its devices (rank 0 of ``((0,), (1,))`` is on device 0).
-    ``micro_batches``: for each channel, how many items one batch of its consumer holds at most (0: everything of the iteration). Of a channel
-        that is wanted whole no batch is given before everything is there; 0 gives each rank its equal share (`Inbox.get_all`).
+    ``placements``: for each worker, for each rank, the indices of its devices (rank 0 of ``((0,), (1,))`` is on device
+    0).
+    ``micro_batches``: for each channel, how many items one batch of its consumer holds at most (0: everything of the
+        iteration). Of a channel that is wanted whole no batch is given before everything is there; 0 gives each rank
+        its equal share (`Inbox.get_all`).
     ``capacities``: overrides of the channels' capacity (items; None: unbounded).
-    ``sub_batches``: for each worker, into how many tokens its batch is split (default 1); 2 is double buffering in a cell.
+    ``sub_batches``: for each worker, into how many tokens its batch is split (default 1); 2 is double buffering in a
+    cell.
     ``fused``: groups of workers whose rank i form one unit: channels between them are private to the unit.
     ``memory``: units a worker's rank occupies on each of its devices while resident (default 0).
     ``device_memory``: units a device has; None: everything fits and nothing is ever switched out.
     ``staleness``: how many earlier iterations may be unfinished when an iteration begins; 0: one after the other.
     ``working``: further units that a worker's rank occupies on each of its devices while it works (default 0).
-    ``priorities``: who of one iteration gets a device first when several wait for it: the smaller number (default: a worker's depth in the graph).
-    ``in_flight``: for one worker of a cell, how many items its head's ranks together put into the cell at a time and wait for, whatever ``sub_batches`` says
-        (default: ranks times sub-batches): as large may the cell's micro-batches be.
-    ``origin``: how the search found it, for simulations (`planning.placement.provenance`); executors do not look at it, nor do comparisons.
-        Of a plan that was edited since it says nothing, and need not be taken out.
+    ``priorities``: who of one iteration gets a device first when several wait for it: the smaller number (default: a
+    worker's depth in the graph).
+    ``in_flight``: for one worker of a cell, how many items its head's ranks together put into the cell at a time and
+        wait for, whatever ``sub_batches`` says (default: ranks times sub-batches): as large may the cell's
+        micro-batches be.
+    ``origin``: how the search found it, for simulations (`planning.placement.provenance`); executors do not look at it,
+        nor do comparisons. Of a plan that was edited since it says nothing, and need not be taken out.
     """
 
     name: str
@@ -78,7 +83,9 @@ class ExecutionPlan:
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in OLD_NAMES:
-            raise AttributeError(f"{type(self).__name__}.{name} is called {OLD_NAMES[name]} now. Next: plan.{OLD_NAMES[name]}.")
+            raise AttributeError(
+                f"{type(self).__name__}.{name} is called {OLD_NAMES[name]} now. Next: plan.{OLD_NAMES[name]}."
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __post_init__(self) -> None:
@@ -86,18 +93,28 @@ class ExecutionPlan:
         read = Fields(self.name)
         devices = read.devices(self.devices)
         values = {
-            "devices": devices, "placements": read.placements(self.placements, devices), "micro_batches": read.micro_batches(self.micro_batches),
-            "capacities": read.capacities(self.capacities), "sub_batches": read.sub_batches(self.sub_batches), "fused": read.fused(self.fused),
+            "devices": devices, "placements": read.placements(self.placements, devices),
+            "micro_batches": read.micro_batches(self.micro_batches),
+            "capacities": read.capacities(self.capacities), "sub_batches": read.sub_batches(self.sub_batches),
+            "fused": read.fused(self.fused),
             "memory": read.memory(self.memory), "device_memory": read.device_memory(self.device_memory),
             "staleness": read.staleness(self.staleness), "working": read.working(self.working),
-            "priorities": read.priorities(self.priorities), "in_flight": read.in_flight(self.in_flight), "origin": read.origin(self.origin),
+            "priorities": read.priorities(self.priorities), "in_flight": read.in_flight(self.in_flight),
+            "origin": read.origin(self.origin),
         }  # fmt: skip
         for field_name, value in values.items():
             object.__setattr__(self, field_name, value)
 
     # --- the three hand-made forms ----------------------------------------------------------------------
     @classmethod
-    def temporal(cls, flow: Workflow, devices: Sequence[str], ranks: Mapping[str, int] | None = None, name: str = "temporal", **fields: Any) -> ExecutionPlan:
+    def temporal(
+        cls,
+        flow: Workflow,
+        devices: Sequence[str],
+        ranks: Mapping[str, int] | None = None,
+        name: str = "temporal",
+        **fields: Any,
+    ) -> ExecutionPlan:
         """Every worker on all devices, one after another: a phase begins when the one before has produced everything.
 
         ``ranks``: how many copies of each worker (default 1); rank r sits on device r.
@@ -105,11 +122,22 @@ class ExecutionPlan:
         graph, given = _graph(flow), cls._given(name, devices, fields)
         placements = _spread(graph, name, given["devices"], ranks)
         tokens = {w: len(p) * given.get("sub_batches", {}).get(w, 1) for w, p in placements.items()}
-        return cls._made(graph, placements, _cell_micro_batches(graph, tokens, {w: len(p) for w, p in placements.items()}, whole=True), given)
+        return cls._made(
+            graph,
+            placements,
+            _cell_micro_batches(graph, tokens, {w: len(p) for w, p in placements.items()}, whole=True),
+            given,
+        )
 
     @classmethod
     def spatial(
-        cls, flow: Workflow, devices: Sequence[str], on: Mapping[str, Sequence[int]], micro_batch: int = 1, name: str = "spatial", **fields: Any
+        cls,
+        flow: Workflow,
+        devices: Sequence[str],
+        on: Mapping[str, Sequence[int]],
+        micro_batch: int = 1,
+        name: str = "spatial",
+        **fields: Any,
     ) -> ExecutionPlan:
         """Workers on devices of their own, streaming to each other in micro-batches of ``micro_batch`` items.
 
@@ -117,22 +145,44 @@ class ExecutionPlan:
         """
         graph, given = _graph(flow), cls._given(name, devices, fields)
         read = Fields(name)
-        on = read.by_name("on", on, lambda where, ds: read.rows(where, ds, "a list of device numbers", "on={'learner': [0, 1]}"), "on={'learner': [0]}")
+        on = read.by_name(
+            "on",
+            on,
+            lambda where, ds: read.rows(where, ds, "a list of device numbers", "on={'learner': [0, 1]}"),
+            "on={'learner': [0]}",
+        )
         for worker in on:
             read.known("on", "worker", worker, graph.workers)
         missing = [w for w in graph.workers if w not in on]
         if missing:
-            raise PlanError(f"Plan {name!r}: on= has no devices for {', '.join(map(repr, missing))}. Next: give each worker its ranks' devices.")
+            raise PlanError(
+                f"Plan {name!r}: on= has no devices for {', '.join(map(repr, missing))}. Next: give each worker its "
+                "ranks' devices."
+            )
         placements: dict[str, Any] = {w: tuple((d,) for d in on[w]) for w in graph.workers}
-        micro_batches = {c.name: micro_batch for c in graph.channels if not c.whole} | _cell_micro_batches(graph, {}, {}, whole=False)
+        micro_batches = {c.name: micro_batch for c in graph.channels if not c.whole} | _cell_micro_batches(
+            graph, {}, {}, whole=False
+        )
         return cls._made(graph, placements, micro_batches, given)
 
     @classmethod
-    def fused_cells(cls, flow: Workflow, devices: Sequence[str], ranks: Mapping[str, int] | None = None, name: str = "fused", **fields: Any) -> ExecutionPlan:
-        """As `temporal`, but rank i of every member of a cell forms a unit that advances without waiting for the others."""
+    def fused_cells(
+        cls,
+        flow: Workflow,
+        devices: Sequence[str],
+        ranks: Mapping[str, int] | None = None,
+        name: str = "fused",
+        **fields: Any,
+    ) -> ExecutionPlan:
+        """As `temporal`, but rank i of every member of a cell forms a unit that advances without waiting for the
+        others.
+        """
         graph, given = _graph(flow), cls._given(name, devices, fields)
         if not graph.cells:
-            raise PlanError(f"Plan {name!r}: workflow {graph.name!r} has no cell to fuse (no cycle of channels). Next: ExecutionPlan.temporal.")
+            raise PlanError(
+                f"Plan {name!r}: workflow {graph.name!r} has no cell to fuse (no cycle of channels). Next: "
+                "ExecutionPlan.temporal."
+            )
         if "fused" in fields:
             fault = f"fused={shown(fields['fused'])} cannot be given as well. Next: without it."
             raise PlanError(f"Plan {name!r}: fused_cells fuses the cells of the workflow; {fault}")
@@ -140,7 +190,9 @@ class ExecutionPlan:
         for cell in graph.cells:
             wanted.update(dict.fromkeys(cell, max(wanted.get(w, 1) for w in cell)))
         placements = _spread(graph, name, given["devices"], wanted)
-        return cls._made(graph, placements, _cell_micro_batches(graph, {}, {}, whole=False), {**given, "fused": graph.cells})
+        return cls._made(
+            graph, placements, _cell_micro_batches(graph, {}, {}, whole=False), {**given, "fused": graph.cells}
+        )
 
     @classmethod
     def _given(cls, name: str, devices: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,8 +206,16 @@ class ExecutionPlan:
         return {"name": name, "devices": read.devices(devices), **checked}
 
     @classmethod
-    def _made(cls, graph: WorkflowGraph, placements: Mapping[str, Any], micro_batches: Mapping[str, int], given: dict[str, Any]) -> ExecutionPlan:
-        plan = cls(placements=placements, **{**given, "micro_batches": {**micro_batches, **given.get("micro_batches", {})}})
+    def _made(
+        cls,
+        graph: WorkflowGraph,
+        placements: Mapping[str, Any],
+        micro_batches: Mapping[str, int],
+        given: dict[str, Any],
+    ) -> ExecutionPlan:
+        plan = cls(
+            placements=placements, **{**given, "micro_batches": {**micro_batches, **given.get("micro_batches", {})}}
+        )
         plan.validate(graph)
         return plan
 
@@ -179,7 +239,9 @@ class ExecutionPlan:
 
     # --- checking ----------------------------------------------------------------------------------------
     def validate(self, flow: Workflow | WorkflowGraph) -> None:
-        """Raises `PlanError` naming the worker, channel or field that does not fit the workflow, or the ring in which calls would wait for each other."""
+        """Raises `PlanError` naming the worker, channel or field that does not fit the workflow, or the ring in which
+        calls would wait for each other.
+        """
         graph, read = graph_in(flow), Fields(self.name)
         for where in ("placements", "sub_batches", "in_flight", "memory", "working", "priorities"):
             for worker in getattr(self, where):
@@ -196,13 +258,15 @@ class ExecutionPlan:
             places = {w: self.placements[w] for w in group}
             if len(set(places.values())) > 1:
                 raise PlanError(
-                    f"Plan {self.name!r}: fused workers must share ranks and devices, but placements has {shown(places)}. Next: give them "
+                    f"Plan {self.name!r}: fused workers must share ranks and devices, but placements has "
+                    f"{shown(places)}. Next: give them "
                     f"the same placement, or do not fuse them."
                 )
         for channel, capacity in self.capacities.items():
             if graph.channel(channel).whole and capacity is not None:
                 raise PlanError(
-                    f"Plan {self.name!r}: capacities[{channel!r}] is {capacity}, but that channel is declared whole: its consumer waits for "
+                    f"Plan {self.name!r}: capacities[{channel!r}] is {capacity}, but that channel is declared whole: "
+                    "its consumer waits for "
                     f"everything, so nothing may bound it. Next: leave it out."
                 )
         refuse_standstill(self.name, graph)
@@ -210,10 +274,17 @@ class ExecutionPlan:
 
     def _validate_worker(self, worker: str) -> None:
         if worker not in self.placements:
-            raise PlanError(f"Plan {self.name!r} places no rank of worker {worker!r}. Next: add placements[{worker!r}], such as [[0]].")
+            raise PlanError(
+                f"Plan {self.name!r} places no rank of worker {worker!r}. Next: add placements[{worker!r}], such as "
+                "[[0]]."
+            )
         need, more = self.memory.get(worker, 0), self.working.get(worker, 0)
         if self.device_memory is not None and need + more > self.device_memory:
-            units = f"{need} + {more} units of memory on each device (memory + working)" if more else f"{need} units of memory on each device (memory)"
+            units = (
+                f"{need} + {more} units of memory on each device (memory + working)"
+                if more
+                else f"{need} units of memory on each device (memory)"
+            )
             raise PlanError(
                 f"Plan {self.name!r}: worker {worker!r} needs {units}, and a device has "
                 f"{self.device_memory} (device_memory). Next: larger devices, or a worker that needs less."
@@ -228,8 +299,10 @@ class ExecutionPlan:
             micro_batch = self.micro_batches.get(edge.channel, 0)
             if not 1 <= micro_batch <= tokens:
                 raise PlanError(
-                    f"Plan {self.name!r}: micro-batch of channel {edge.channel!r} is {micro_batch}, but only {tokens} tokens circulate in the "
-                    f"cell {edge.producer!r} <-> {edge.consumer!r}: it would wait for ever ({ring_of_channels(graph, edge)}). Next: a micro-batch from 1 to "
+                    f"Plan {self.name!r}: micro-batch of channel {edge.channel!r} is {micro_batch}, but only {tokens} "
+                    "tokens circulate in the "
+                    f"cell {edge.producer!r} <-> {edge.consumer!r}: it would wait for ever "
+                    f"({ring_of_channels(graph, edge)}). Next: a micro-batch from 1 to "
                     f"{tokens}, or, where rank by rank more items are put before it waits, as many tokens: "
                     f"sub_batches={{{edge.producer!r}: {max(2, micro_batch)}}}."
                 )
@@ -243,8 +316,12 @@ class ExecutionPlan:
 
     # --- JSON and pictures ---------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, free to be changed. Without ``origin`` where no search found it, and without an empty ``in_flight``."""
-        found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in dataclasses.asdict(self).items()}
+        """Plain values, free to be changed. Without ``origin`` where no search found it, and without an empty
+        ``in_flight``.
+        """
+        found = {
+            key: dict(value) if isinstance(value, Mapping) else value for key, value in dataclasses.asdict(self).items()
+        }
         return {key: value for key, value in found.items() if value or key not in ("origin", "in_flight")}
 
     def to_json(self) -> str:
@@ -252,17 +329,25 @@ class ExecutionPlan:
 
     @classmethod
     def from_dict(cls, data: Any) -> ExecutionPlan:
-        """The plan that `to_dict` gave, also by the names that it had before. `PlanError` names the field that is missing, unknown or wrong."""
+        """The plan that `to_dict` gave, also by the names that it had before. `PlanError` names the field that is
+        missing, unknown or wrong.
+        """
         fields = {f.name: f for f in dataclasses.fields(cls)}
         if not isinstance(data, Mapping):
-            raise PlanError(f"A plan is {shown(data)}; it must be an object with the fields {', '.join(fields)}. Next: plan.to_dict() makes one.")
+            raise PlanError(
+                f"A plan is {shown(data)}; it must be an object with the fields {', '.join(fields)}. Next: "
+                "plan.to_dict() makes one."
+            )
         data = _by_new_names(data)
         for key in data:
             if key not in fields:
                 raise PlanNameError.of("plan field", key, fields)
         for key in ("name", "devices", "placements"):
             if key not in data:
-                raise PlanError(f"Plan without the field {key!r}; it has {', '.join(map(str, data)) or 'none'}. Next: plan.to_json() shows a whole one.")
+                raise PlanError(
+                    f"Plan without the field {key!r}; it has {', '.join(map(str, data)) or 'none'}. Next: "
+                    "plan.to_json() shows a whole one."
+                )
         return cls(**data)
 
     @classmethod
@@ -274,13 +359,20 @@ class ExecutionPlan:
     def _parsed(cls, text: str, it: str) -> ExecutionPlan:
         """``it``: what to call the text."""
         if not isinstance(text, str):
-            raise PlanError(f"ExecutionPlan.from_json({shown(text)}): JSON as text is needed. Next: plan.to_json() writes it, from_dict reads a mapping.")
+            raise PlanError(
+                f"ExecutionPlan.from_json({shown(text)}): JSON as text is needed. Next: plan.to_json() writes it, "
+                "from_dict reads a mapping."
+            )
         try:
-            data = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=distinct("plan", PlanError))  # some editors begin with a mark of the encoding
+            # some editors begin with a mark of the encoding
+            data = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=distinct("plan", PlanError))
         except PlanError:
             raise
         except json.JSONDecodeError as error:
-            raise PlanError(f"{it} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Next: plan.to_json() writes one.") from error
+            raise PlanError(
+                f"{it} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Next: plan.to_json() "
+                "writes one."
+            ) from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
             raise PlanError(f"{it} is not JSON that can be read: {error}. Next: plan.to_json() writes one.") from error
         return cls.from_dict(data)
@@ -291,15 +383,20 @@ class ExecutionPlan:
         return cls._parsed(read_text(path, "plan", PlanError), f"The plan {str(path)!r}")
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON: to be edited, read again by `load`, and simulated (`rlinf-lab simulate --plan FILE.json`, `lab.planned`)."""
+        """Write it as JSON: to be edited, read again by `load`, and simulated (`rlinf-lab simulate --plan FILE.json`,
+        `lab.planned`).
+        """
         write_text(path, self.to_json(), "plan", PlanError)
 
     def diff(self, other: ExecutionPlan | HasPlan) -> str:
-        """What is different in another plan (or one of those that `lab.plan` found), a line for each entry; empty when they are equal. Placements are compared
-        by device names."""
+        """What is different in another plan (or one of those that `lab.plan` found), a line for each entry; empty when
+        they are equal. Placements are compared by device names."""
         other = getattr(other, "execution", other)
         if not isinstance(other, ExecutionPlan):
-            raise PlanError(f"Plan {self.name!r} is compared with another ExecutionPlan, not with {shown(other)}. Next: plans['spatial'].")
+            raise PlanError(
+                f"Plan {self.name!r} is compared with another ExecutionPlan, not with {shown(other)}. Next: "
+                "plans['spatial']."
+            )
         lines = []
         for f in (f for f in dataclasses.fields(self) if f.compare):
             ours, theirs = getattr(self, f.name), getattr(other, f.name)
@@ -308,7 +405,10 @@ class ExecutionPlan:
             elif f.name == "placements":
                 pairs = [(f"placements[{w!r}]", self._seats(w), other._seats(w)) for w in {**ours, **theirs}]
             else:
-                pairs = [(f"{f.name}[{key!r}]", ours.get(key, "default"), theirs.get(key, "default")) for key in {**ours, **theirs}]
+                pairs = [
+                    (f"{f.name}[{key!r}]", ours.get(key, "default"), theirs.get(key, "default"))
+                    for key in {**ours, **theirs}
+                ]
             lines += [f"{name}: {_plain(a, f.name)} -> {_plain(b, f.name)}" for name, a, b in pairs if a != b]
         return "\n".join(lines)
 
@@ -326,11 +426,15 @@ class ExecutionPlan:
     def _settings(self) -> list[tuple[str, str]]:
         """What is not default beside who sits where, as (name, text)."""
         found = [("micro-batches", ", ".join(f"{c} {n or 'whole'}" for c, n in self.micro_batches.items()))]
-        found += [("capacities", ", ".join(f"{c} {'unbounded' if n is None else n}" for c, n in self.capacities.items()))]
+        found += [
+            ("capacities", ", ".join(f"{c} {'unbounded' if n is None else n}" for c, n in self.capacities.items()))
+        ]
         found += [("fused", " + ".join(group)) for group in self.fused]
         found += [("in flight", ", ".join(f"{n} items in the cell of {w}" for w, n in self.in_flight.items()))]
         found += [("memory", self._memory())]
-        found += [("priorities", ", ".join(f"{w} {n}" for w, n in sorted(self.priorities.items(), key=lambda item: item[1])))]
+        found += [
+            ("priorities", ", ".join(f"{w} {n}" for w, n in sorted(self.priorities.items(), key=lambda item: item[1])))
+        ]
         found += [("staleness", counted(self.staleness, "iteration") if self.staleness else "")]
         return [(what, text) for what, text in found if text]
 
@@ -341,7 +445,7 @@ class ExecutionPlan:
         if self.device_memory is None:
             return f"{held}; a device has no limit: everybody stays" if held else ""
         leaving = ", ".join(w for w in self.placements if self.may_have_to_leave(w))
-        turns = f"in turns {leaving}" if leaving else "everybody stays"
+        turns = f"time-shared {leaving}" if leaving else "everybody stays"
         return f"{held or 'nobody needs any'}; a device has {counted(self.device_memory, 'unit')}: {turns}"
 
     def may_have_to_leave(self, worker: str) -> bool:
@@ -371,7 +475,9 @@ class ExecutionPlan:
         rows = []
         for worker, ranks in self.placements.items():
             if len(self.devices) <= COLUMNS:
-                held = [", ".join(f"rank {r}" for r, ds in enumerate(ranks) if d in ds) for d in range(len(self.devices))]
+                held = [
+                    ", ".join(f"rank {r}" for r, ds in enumerate(ranks) if d in ds) for d in range(len(self.devices))
+                ]
                 cells = "".join(f"<td {middle}>{text}</td>" for text in held)
             else:
                 cells = f"<td {left}>{counted(len(ranks), 'rank')} on {escape(self._where(worker))}</td>"
@@ -403,13 +509,18 @@ def graph_in(flow: Any) -> WorkflowGraph:
     if isinstance(flow, Workflow):
         return flow.graph
     if not isinstance(flow, WorkflowGraph):
-        raise PlanError(f"A Workflow (or its graph) is needed, not {shown(flow)}. Next: pass the Workflow that the plan is for.")
+        raise PlanError(
+            f"A Workflow (or its graph) is needed, not {shown(flow)}. Next: pass the Workflow that the plan is for."
+        )
     return flow
 
 
 def _graph(flow: Any) -> WorkflowGraph:
     if not isinstance(flow, Workflow):
-        raise PlanError(f"A plan is made for a Workflow, not for {shown(flow)}. Next: ExecutionPlan.temporal(flow, devices=lab.devices()).")
+        raise PlanError(
+            f"A plan is made for a Workflow, not for {shown(flow)}. Next: ExecutionPlan.temporal(flow, "
+            "devices=lab.devices())."
+        )
     return flow.graph
 
 
@@ -417,7 +528,12 @@ def _counts(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any)
     """How many ranks of each worker are wanted, checked."""
     read = Fields(name)
     advice = f"at most one rank for each of the {len(devices)} devices"
-    counts = read.by_name("ranks", {} if ranks is None else ranks, lambda where, n: read.whole(where, n, 1, advice, len(devices)), "ranks={'simulator': 2}")
+    counts = read.by_name(
+        "ranks",
+        {} if ranks is None else ranks,
+        lambda where, n: read.whole(where, n, 1, advice, len(devices)),
+        "ranks={'simulator': 2}",
+    )
     for worker in counts:
         read.known("ranks", "worker", worker, graph.workers)
     return counts
@@ -430,14 +546,22 @@ def _spread(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any)
 
 def _by_new_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
     """What a file says, with fields by the names that they have now, also within ``origin``."""
-    found = {OLD_NAMES.get(key, key): value for key, value in data.items()} if set(data).isdisjoint(OLD_NAMES.values()) else dict(data)
+    found = (
+        {OLD_NAMES.get(key, key): value for key, value in data.items()}
+        if set(data).isdisjoint(OLD_NAMES.values())
+        else dict(data)
+    )
     if isinstance(found.get("origin"), Mapping):
         found["origin"] = {OLD_NAMES.get(key, key): value for key, value in found["origin"].items()}
     return found
 
 
-def _cell_micro_batches(graph: WorkflowGraph, tokens: Mapping[str, int], ranks: Mapping[str, int], whole: bool) -> dict[str, int]:
-    """Inside a cell: all tokens in flight, divided among the consumer's ranks (phases alternate), or one by one (each unit advances on its own)."""
+def _cell_micro_batches(
+    graph: WorkflowGraph, tokens: Mapping[str, int], ranks: Mapping[str, int], whole: bool
+) -> dict[str, int]:
+    """Inside a cell: all tokens in flight, divided among the consumer's ranks (phases alternate), or one by one (each
+    unit advances on its own).
+    """
     micro_batches: dict[str, int] = {}
     for edge in graph.edges:
         inside = any(edge.producer in c and edge.consumer in c for c in graph.cells)

@@ -19,7 +19,10 @@ class Fixed(dict[str, Any]):
     """A mapping that stays as it is: what was checked cannot be changed behind the plan's back."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise PlanError("A plan does not change. Next: dataclasses.replace(plan, micro_batches={**plan.micro-batches, 'samples': 8}) makes another one.")
+        raise PlanError(
+            "A plan does not change. Next: dataclasses.replace(plan, micro_batches={**plan.micro-batches, 'samples': "
+            "8}) makes another one."
+        )
 
     __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse
 
@@ -28,11 +31,15 @@ class Fixed(dict[str, Any]):
 
 
 class Fields:
-    """Reads the fields of the plan called ``name``. Every method returns the value in its canonical form or raises `PlanError`."""
+    """Reads the fields of the plan called ``name``. Every method returns the value in its canonical form or raises
+    `PlanError`.
+    """
 
     def __init__(self, name: Any) -> None:
         if not isinstance(name, str) or not name.strip():
-            raise PlanError(f"A plan's name is {shown(name)}; it must be a text that is not empty. Next: name='temporal'.")
+            raise PlanError(
+                f"A plan's name is {shown(name)}; it must be a text that is not empty. Next: name='temporal'."
+            )
         self.name = name
 
     def refuse(self, where: str, value: Any, must: str, advice: str) -> NoReturn:
@@ -80,17 +87,26 @@ class Fields:
             if not Device.is_name(device):
                 self.refuse(f"devices[{i}]", device, "a name such as 'cpu:0', 'cuda:1' or 'node1/cpu:0'", advice)
         if len(set(names)) != len(names):
-            raise PlanError(f"Plan {self.name!r} names a device twice: devices is {list(names)}. Next: name each device once.")
+            raise PlanError(
+                f"Plan {self.name!r} names a device twice: devices is {list(names)}. Next: name each device once."
+            )
         return tuple(names)
 
     def placements(self, value: Any, devices: Sequence[str]) -> dict[str, Ranks]:
-        return self.by_name("placements", value, lambda where, ranks: self._ranks(where, ranks, devices), "placements={'learner': [[0], [1]]}")
+        return self.by_name(
+            "placements",
+            value,
+            lambda where, ranks: self._ranks(where, ranks, devices),
+            "placements={'learner': [[0], [1]]}",
+        )
 
     def _ranks(self, where: str, value: Any, devices: Sequence[str]) -> Ranks:
         advice = "[[0], [1]] for two ranks on one device each, [[0, 1]] for one rank on two"
         ranks = self.rows(where, value, "a list of ranks, each a list of device numbers", advice)
         if not ranks:
-            raise PlanError(f"Plan {self.name!r}: {where} is empty, so it places no rank of that worker. Next: {advice}.")
+            raise PlanError(
+                f"Plan {self.name!r}: {where} is empty, so it places no rank of that worker. Next: {advice}."
+            )
         used: list[int] = []
         read = []
         for r, rank in enumerate(ranks):
@@ -99,40 +115,60 @@ class Fields:
                 number = self.whole(f"{where}[{r}][{d}]", device, 0, advice)
                 if number >= len(devices):
                     raise PlanError(
-                        f"Plan {self.name!r}: {where}[{r}] puts a rank on device {number}, but there are {len(devices)} devices "
+                        f"Plan {self.name!r}: {where}[{r}] puts a rank on device {number}, but there are "
+                        f"{len(devices)} devices "
                         f"({some(devices)}), numbered from 0. Next: a number from 0 to {len(devices) - 1}."
                     )
                 numbers.append(number)
             nodes = {Device.parse(devices[n]).node for n in numbers}
             if len(nodes) > 1:
                 raise PlanError(
-                    f"Plan {self.name!r}: {where}[{r}] puts a rank on {', '.join(devices[n] for n in numbers)}, which are on different nodes; "
+                    f"Plan {self.name!r}: {where}[{r}] puts a rank on {', '.join(devices[n] for n in numbers)}, which "
+                    "are on different nodes; "
                     f"a rank is one process. Next: one rank on each node."
                 )
             read.append(tuple(numbers))
             used += numbers
         if len(set(used)) != len(used):
             raise PlanError(
-                f"Plan {self.name!r}: {where} is {shown(value)}: {len(ranks)} ranks share a device; a worker cannot have more ranks than devices. "
+                f"Plan {self.name!r}: {where} is {shown(value)}: {len(ranks)} ranks share a device; a worker cannot "
+                "have more ranks than devices. "
                 f"Next: give each rank devices of its own, or use fewer ranks."
             )
         return tuple(read)
 
     def micro_batches(self, value: Any) -> dict[str, int]:
         advice = "a number of items, 0 for everything of the iteration"
-        return self.by_name("micro_batches", value, lambda where, n: self.whole(where, n, 0, advice), "micro_batches={'samples': 8}")
+        return self.by_name(
+            "micro_batches", value, lambda where, n: self.whole(where, n, 0, advice), "micro_batches={'samples': 8}"
+        )
 
     def capacities(self, value: Any) -> dict[str, int | None]:
         advice = "a number of items, or None for no bound"
-        return self.by_name("capacities", value, lambda where, n: None if n is None else self.whole(where, n, 1, advice), "capacities={'samples': 64}")
+        return self.by_name(
+            "capacities",
+            value,
+            lambda where, n: None if n is None else self.whole(where, n, 1, advice),
+            "capacities={'samples': 64}",
+        )
 
     def sub_batches(self, value: Any) -> dict[str, int]:
         advice = "1, or 2 for double buffering"
-        return self.by_name("sub_batches", value, lambda where, n: self.whole(where, n, 1, advice, MOST_TOKENS), "sub_batches={'simulator': 2}")
+        return self.by_name(
+            "sub_batches",
+            value,
+            lambda where, n: self.whole(where, n, 1, advice, MOST_TOKENS),
+            "sub_batches={'simulator': 2}",
+        )
 
     def in_flight(self, value: Any) -> dict[str, int]:
         advice = "items that are put into the cell at a time, by all ranks of its head together"
-        return self.by_name("in_flight", value, lambda where, n: self.whole(where, n, 1, advice, MOST_TOKENS), "in_flight={'simulator': 16}")
+        return self.by_name(
+            "in_flight",
+            value,
+            lambda where, n: self.whole(where, n, 1, advice, MOST_TOKENS),
+            "in_flight={'simulator': 16}",
+        )
 
     def memory(self, value: Any) -> dict[str, int]:
         advice = "whole units (GiB, say), 0 for none"
@@ -140,14 +176,27 @@ class Fields:
 
     def working(self, value: Any) -> dict[str, int]:
         advice = "whole units beside those of memory, 0 for none"
-        return self.by_name("working", value, lambda where, n: self.whole(where, n, 0, advice), "working={'learner': 10}")
+        return self.by_name(
+            "working", value, lambda where, n: self.whole(where, n, 0, advice), "working={'learner': 10}"
+        )
 
     def priorities(self, value: Any) -> dict[str, int]:
         advice = "a number for each worker that shares devices, the smaller one goes first"
-        return self.by_name("priorities", value, lambda where, n: self.whole(where, n, 0, advice), "priorities={'reward': 0, 'critic': 1}")
+        return self.by_name(
+            "priorities",
+            value,
+            lambda where, n: self.whole(where, n, 0, advice),
+            "priorities={'reward': 0, 'critic': 1}",
+        )
 
     def device_memory(self, value: Any) -> int | None:
-        return None if value is None else self.whole("device_memory", value, 1, "units of one device, as in memory, or None when everything fits")
+        return (
+            None
+            if value is None
+            else self.whole(
+                "device_memory", value, 1, "units of one device, as in memory, or None when everything fits"
+            )
+        )
 
     def staleness(self, value: Any) -> int:
         advice = "0 to end each iteration before the next begins, 1 to overlap two of them"
@@ -155,7 +204,9 @@ class Fields:
 
     def origin(self, value: Any) -> dict[str, Any]:
         """Read where it is looked at (`as_given`)."""
-        return self.by_name("origin", value, lambda where, said: said, "no origin: the plan is read from its other fields then")
+        return self.by_name(
+            "origin", value, lambda where, said: said, "no origin: the plan is read from its other fields then"
+        )
 
     def fused(self, value: Any) -> tuple[tuple[str, ...], ...]:
         advice = "fused=[['simulator', 'policy']]"
@@ -172,7 +223,8 @@ class Fields:
         for worker in every:
             if every.count(worker) > 1:
                 raise PlanError(
-                    f"Plan {self.name!r}: fused is {shown(value)}, which names {worker!r} {every.count(worker)} times. Next: put each worker into "
+                    f"Plan {self.name!r}: fused is {shown(value)}, which names {worker!r} {every.count(worker)} times. "
+                    "Next: put each worker into "
                     f"one group at most."
                 )
         return tuple(groups)

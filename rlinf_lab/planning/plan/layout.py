@@ -20,7 +20,9 @@ from rlinf_lab.workflow.workflow import Workflow
 
 @dataclass(frozen=True)
 class Layout:
-    """``members``: (worker, rank) in engine order: the driver first, then workers in order of declaration, rank by rank, then fillers."""
+    """``members``: (worker, rank) in engine order: the driver first, then workers in order of declaration, rank by
+    rank, then fillers.
+    """
 
     graph: WorkflowGraph
     plan: ExecutionPlan
@@ -73,7 +75,7 @@ class Layout:
         if channel in self.plan.capacities:
             return self.plan.capacities[channel]
         if any(self.share_a_device(p, q) for p in self.graph.producers(channel) for q in self.graph.consumers(channel)):
-            # Producer and consumer take turns on one device: a bound would make them switch at every filling.
+            # Producer and consumer time-share on one device: a bound would make them switch at every filling.
             return None
         return spec.capacity
 
@@ -124,7 +126,13 @@ class Layout:
         plan = self.plan
         priority = plan.priorities.get(worker, self.graph.depth.get(worker, 0))
         cell = next((i for i, members in enumerate(self.graph.cells) if worker in members), None)
-        return engine.add_process(self.devices(worker, rank), priority, plan.memory.get(worker, 0), working=plan.working.get(worker, 0), cell=cell)
+        return engine.add_process(
+            self.devices(worker, rank),
+            priority,
+            plan.memory.get(worker, 0),
+            working=plan.working.get(worker, 0),
+            cell=cell,
+        )
 
     def new_engine(self) -> Engine:
         return Engine(len(self.plan.devices), self.plan.device_memory)
@@ -132,7 +140,8 @@ class Layout:
     def __repr__(self) -> str:
         rooms = [f"{c} ≤ {n}" if (n := self.capacity(c)) is not None else c for c in self.graph_channels()]
         return (
-            f"Layout(workflow {self.graph.name!r} under plan {self.plan.name!r}: {len(self.members) - 1} ranks on {len(self.plan.devices)} devices; "
+            f"Layout(workflow {self.graph.name!r} under plan {self.plan.name!r}: {len(self.members) - 1} ranks on "
+            f"{len(self.plan.devices)} devices; "
             f"channels {', '.join(rooms) or 'none'})"
         )
 
@@ -143,24 +152,38 @@ class Layout:
 
 
 def checked_layout(
-    flow: Workflow | WorkflowGraph, plan: ExecutionPlan, fillers: Sequence[FillerSpec] = (), absent: Mapping[str, Sequence[int]] | None = None
+    flow: Workflow | WorkflowGraph,
+    plan: ExecutionPlan,
+    fillers: Sequence[FillerSpec] = (),
+    absent: Mapping[str, Sequence[int]] | None = None,
 ) -> Layout:
-    """A layout of a plan that fits the workflow, of fillers that fit the plan, and of ranks that may be absent. Raises `PlanError` otherwise."""
+    """A layout of a plan that fits the workflow, of fillers that fit the plan, and of ranks that may be absent. Raises
+    `PlanError` otherwise.
+    """
     graph, plan = graph_in(flow), execution_in(plan)
     if not isinstance(plan, ExecutionPlan):
-        raise PlanError(f"plan is {shown(plan)}; it must be an ExecutionPlan. Next: ExecutionPlan.temporal(flow, devices=[...]).")
+        raise PlanError(
+            f"plan is {shown(plan)}; it must be an ExecutionPlan. Next: ExecutionPlan.temporal(flow, devices=[...])."
+        )
     plan.validate(graph)
     for name, times in Counter([*graph.workers, DRIVER, *(f.name for f in fillers)]).items():
         if times > 1:
-            raise PlanError(f"Filler {name!r}: plan {plan.name!r} has another worker of that name. Next: Filler(..., name=...).")
+            raise PlanError(
+                f"Filler {name!r}: plan {plan.name!r} has another worker of that name. Next: Filler(..., name=...)."
+            )
     for filler in fillers:
         for device in filler.on:
             _check_place(plan, graph, filler, device, sum(f.memory for f in fillers if device in f.on))
     layout = Layout(graph, plan, tuple(fillers))
     if absent is None:
         return layout
-    if not isinstance(absent, Mapping) or any(isinstance(ranks, str) or not isinstance(ranks, Sequence) for ranks in absent.values()):
-        raise PlanError(f"absent={shown(absent)}: for workers the ranks that are not there at first. Next: absent={{'rollout': [1, 2]}}.")
+    if not isinstance(absent, Mapping) or any(
+        isinstance(ranks, str) or not isinstance(ranks, Sequence) for ranks in absent.values()
+    ):
+        raise PlanError(
+            f"absent={shown(absent)}: for workers the ranks that are not there at first. Next: absent={{'rollout': [1, "
+            f"2]}}."
+        )
     for worker, ranks in absent.items():
         for rank in ranks:
             refuse_fixed_place(layout, f"absent={shown(absent)}", worker, rank)
@@ -174,22 +197,34 @@ def refuse_fixed_place(layout: Layout, what: str, worker: str, rank: int) -> Non
     ranks = layout.ranks(worker)
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < ranks:
         raise PlanError(
-            f"{what}: {worker!r} has no rank {shown(rank)}, plan {layout.plan.name!r} has places for {ranks} (0 to {ranks - 1}). Next: a plan with as many "
+            f"{what}: {worker!r} has no rank {shown(rank)}, plan {layout.plan.name!r} has places for {ranks} (0 to "
+            f"{ranks - 1}). Next: a plan with as many "
             f"places as there can be ranks; those that are not there yet are absent={{{worker!r}: [...]}}."
         )
     if rank == 0:
-        raise PlanError(f"{what}: rank 0 of {worker!r} stays: the values that the loop uses are its, and weights are published by it. Next: another rank.")
+        raise PlanError(
+            f"{what}: rank 0 of {worker!r} stays: the values that the loop uses are its, and weights are published by "
+            "it. Next: another rank."
+        )
     if any(worker in group for group in layout.plan.fused):
-        raise PlanError(f"{what}: {worker!r} is fused with others under plan {layout.plan.name!r}, rank by rank. Next: a plan that does not fuse it.")
+        raise PlanError(
+            f"{what}: {worker!r} is fused with others under plan {layout.plan.name!r}, rank by rank. Next: a plan that "
+            "does not fuse it."
+        )
     keyed = [c.name for c in layout.graph.channels if c.keyed and worker in layout.graph.consumers(c.name)]
     if keyed:
-        raise PlanError(f"{what}: each rank of {worker!r} reads its own keys of channel {keyed[0]!r}, which nobody else would. Next: a worker without keys.")
+        raise PlanError(
+            f"{what}: each rank of {worker!r} reads its own keys of channel {keyed[0]!r}, which nobody else would. "
+            "Next: a worker without keys."
+        )
 
 
 def _check_place(plan: ExecutionPlan, graph: WorkflowGraph, filler: FillerSpec, device: str, wanted: int) -> None:
     """``wanted``: the memory of all fillers there."""
     if device not in plan.devices:
-        raise PlanNameError.of("device", device, plan.devices, f"Plan {plan.name!r} has no other for the filler {filler.name!r}.")
+        raise PlanNameError.of(
+            "device", device, plan.devices, f"Plan {plan.name!r} has no other for the filler {filler.name!r}."
+        )
     if plan.device_memory is None or not filler.memory:
         return
     index = plan.devices.index(device)
@@ -198,7 +233,9 @@ def _check_place(plan: ExecutionPlan, graph: WorkflowGraph, filler: FillerSpec, 
     if sum(needed.values()) + working + wanted > plan.device_memory:
         workers = ", ".join(f"{w} {n}" for w, n in needed.items() if n)
         raise PlanError(
-            f"Filler {filler.name!r} needs {filler.memory} units of memory on {device} beside the workers there, and {plan.device_memory} (device_memory) "
-            f"are not enough for all of them ({workers or 'no worker'}; fillers {wanted}): workers would have to leave more often. Next: another device, or "
+            f"Filler {filler.name!r} needs {filler.memory} units of memory on {device} beside the workers there, and "
+            f"{plan.device_memory} (device_memory) "
+            f"are not enough for all of them ({workers or 'no worker'}; fillers {wanted}): workers would have to leave "
+            "more often. Next: another device, or "
             f"a filler that needs none."
         )

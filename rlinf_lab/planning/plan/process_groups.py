@@ -1,4 +1,6 @@
-"""Which process a rank lives in, and which process keeps a queue, where an executor has several: from the plan alone, the same on every host."""
+"""Which process a rank lives in, and which process keeps a queue, where an executor has several: from the plan alone,
+the same on every host.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
 
 
 def homes_of(layout: Layout, place: Place, channel: str) -> list[str]:
-    """The hosts where queues of a channel live: several when it has keys or shards, each the host of its only reader; else that of most readers."""
+    """The hosts where queues of a channel live: several when it has keys or shards, each the host of its only reader;
+    else that of most readers.
+    """
     ranks = Counter(place[w, r] for w in layout.graph.consumers(channel) for r in range(layout.ranks(w)))
     several = layout.sharded(channel) or layout.graph.channel(channel).keyed
     return sorted(ranks) if several else [host for host, _ in ranks.most_common(1)]

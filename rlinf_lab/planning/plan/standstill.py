@@ -1,14 +1,17 @@
 """Calls that would wait for each other for ever, found from the program alone, before anything runs.
 
-What is certain is followed, call by call: a call begins when those before it of the same worker have ended, when the values that it is given are there, and
-when the loop has got past the `wait()`s in front of it. It puts when something is there of each channel that it surely gets something of before
-(`Call.awaits_first`), and ends when that is so for each channel that it surely gets something of at all (`Call.awaits`): somebody puts, or nobody writes
-it; of a channel that is declared whole, all who write it have ended. What no order of events can end stands still, and the calls that hold each other up
-form a ring.
+What is certain is followed, call by call: a call begins when those before it of the same worker have ended, when the
+values that it is given are there, and when the loop has got past the `wait()`s in front of it. It puts when something
+is there of each channel that it surely gets something of before (`Call.awaits_first`), and ends when that is so for
+each channel that it surely gets something of at all (`Call.awaits`): somebody puts, or nobody writes it; of a channel
+that is declared whole, all who write it have ended. What no order of events can end stands still, and the calls that
+hold each other up form a ring.
 
-What stays open: what a method does where its code leaves a doubt (branches, decorators, whatever it calls with an outbox), and how many items a worker asks
-for (`get(n)`, `take(key=...)`) and puts. That is seen when the program is simulated with the counts of a profile or a run, and otherwise while it runs: both
-name the ring in their `DeadlockError`. Bounds of channels hold nobody up for good: when nothing else can move, they give way (`Engine.relieve`).
+What stays open: what a method does where its code leaves a doubt (branches, decorators, whatever it calls with an
+outbox), and how many items a worker asks for (`get(n)`, `take(key=...)`) and puts. That is seen when the program is
+simulated with the counts of a profile or a run, and otherwise while it runs: both name the ring in their
+`DeadlockError`. Bounds of channels hold nobody up for good: when nothing else can move, they give way
+(`Engine.relieve`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ def refuse_standstill(plan: str, graph: WorkflowGraph) -> None:
     """Raises `PlanError` that names the ring of calls."""
     if ring := ring_of_calls(graph):
         raise PlanError(
-            f"Plan {plan!r}: workflow {graph.name!r} would stand still, under every plan: {'; '.join(ring)}. Next: make these calls in another "
+            f"Plan {plan!r}: workflow {graph.name!r} would stand still, under every plan: {'; '.join(ring)}. Next: "
+            "make these calls in another "
             f"order, or have one call read and write what belongs together."
         )
 
@@ -34,7 +38,9 @@ def ring_of_calls(graph: WorkflowGraph) -> list[str]:
 
 
 def ring_of_channels(graph: WorkflowGraph, edge: Edge) -> str:
-    """The shortest way from the edge's producer over it, and over further channels, back to the producer: ``a --x--> b --y--> a``."""
+    """The shortest way from the edge's producer over it, and over further channels, back to the producer: ``a --x--> b
+    --y--> a``.
+    """
     came: dict[str, Edge] = {}
     front = [edge.consumer]
     while front and edge.producer not in came:
@@ -121,7 +127,11 @@ class _Program:
             return None
         if channel in self._whole:
             late = next((j for j in writers if j not in self._ended), None)
-            return None if late is None else (late, f"{self._name(i)} waits for all items of {channel!r}, until {self._name(late)} has ended")
+            return (
+                None
+                if late is None
+                else (late, f"{self._name(i)} waits for all items of {channel!r}, until {self._name(late)} has ended")
+            )
         if any(j in self._puts for j in writers):
             return None
         return writers[0], f"{self._name(i)} waits for items of {channel!r}, which {self._name(writers[0])} puts"
@@ -131,15 +141,25 @@ class _Program:
         return f"{step.worker}.{step.call.method}()"
 
     def _ends_of_streams(self) -> dict[str, int]:
-        """For each channel how many calls were made when the loop waited for what depends on its end: later ones write nothing into it."""
+        """For each channel how many calls were made when the loop waited for what depends on its end: later ones write
+        nothing into it.
+        """
         last = dict.fromkeys(self._graph.channels_by_name(), len(self._steps))
         for wait in self._graph.loop:
-            open_ = [wait.channel] if wait.kind == "get" else list(self._steps[wait.call].call.reads) if wait.kind == "wait" else []
+            open_ = (
+                [wait.channel]
+                if wait.kind == "get"
+                else list(self._steps[wait.call].call.reads)
+                if wait.kind == "wait"
+                else []
+            )
             above: set[str] = set()
             while open_:
                 channel = open_.pop()
                 if channel not in above:
                     above.add(channel)
                     last[channel] = min(last[channel], wait.before)
-                    open_ += [c for step in self._steps[: wait.before] if channel in step.call.writes for c in step.call.reads]
+                    open_ += [
+                        c for step in self._steps[: wait.before] if channel in step.call.writes for c in step.call.reads
+                    ]
         return last

@@ -11,10 +11,12 @@ from rlinf_lab.errors import DeadlockError
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A rank that waits. ``who``: worker[rank]; ``what``: in words; ``on``: the workers, or worker[rank]s, that could end it.
+    """A rank that waits. ``who``: worker[rank]; ``what``: in words; ``on``: the workers, or worker[rank]s, that could
+    end it.
 
-    ``via``: what lies between, one for each of ``on``: the channel's name, the device's, or "" for the value of a call. ``needs``: those of ``on`` that
-    all must move; of the others any one is enough. ``advice``: what would end it, where that is neither an item nor a device.
+    ``via``: what lies between, one for each of ``on``: the channel's name, the device's, or "" for the value of a call.
+    ``needs``: those of ``on`` that all must move; of the others any one is enough. ``advice``: what would end it, where
+    that is neither an item nor a device.
     """
 
     who: str
@@ -32,7 +34,9 @@ def standstill(waits: Sequence[Wait]) -> DeadlockError:
     """The error that says who waits for what, in what rings, and what would end it."""
     found = rings(waits)
     lines = "\n".join(f"  {wait}" for wait in waits)
-    error = DeadlockError(f"Nothing can move any more{(found and ': ') or ''}{'; '.join(' → '.join(ring) for ring in found)}\n{lines}\n{_advice(waits, found)}")
+    told = (found and ": ") or ""
+    told += "; ".join(" → ".join(ring) for ring in found)
+    error = DeadlockError(f"Nothing can move any more{told}\n{lines}\n{_advice(waits, found)}")
     error.waits = tuple(waits)
     return error
 
@@ -41,11 +45,22 @@ def _advice(waits: Sequence[Wait], found: Sequence[Sequence[str]]) -> str:
     after = dict(pairwise(found[0])) if found else {}
     ways = list(dict.fromkeys(wait.advice for wait in waits if wait.advice and (wait.who in after or not found)))
     if not found:
-        return f"Next: {'; or '.join(ways) or 'have somebody put what is waited for, ask for less (get(n) of fewer items), or leave that call out'}."
-    between = {via for wait in waits for name, via in zip(wait.on, wait.via, strict=False) if name in (after.get(wait.who), worker_of(after.get(wait.who, "")))}
-    devices, channels = (sorted(via for via in between if via and (":" in via) is is_device) for is_device in (True, False))
+        usual = "have somebody put what is waited for, ask for less (get(n) of fewer items), or leave that call out"
+        return f"Next: {'; or '.join(ways) or usual}."
+    between = {
+        via
+        for wait in waits
+        for name, via in zip(wait.on, wait.via, strict=False)
+        if name in (after.get(wait.who), worker_of(after.get(wait.who, "")))
+    }
+    devices, channels = (
+        sorted(via for via in between if via and (":" in via) is is_device) for is_device in (True, False)
+    )
     if channels:
-        ways.append(f"have one of {', '.join(after)} put before it gets (channel {', '.join(map(repr, channels))}), or get before it puts where that is full")
+        ways.append(
+            f"have one of {', '.join(after)} put before it gets (channel {', '.join(map(repr, channels))}), or get "
+            "before it puts where that is full"
+        )
     if devices:
         ways.append(f"a plan in which {', '.join(after)} do not share {', '.join(devices)}")
     return f"Next: {'; or '.join(ways) or 'let one of ' + ', '.join(after) + ' end without what it waits for'}."
@@ -75,19 +90,28 @@ class _Group:
 
 
 def rings(waits: Iterable[Wait], computing: Iterable[str] = ()) -> list[list[str]]:
-    """Rings of ranks that wait for each other and that nobody else can free, the shortest first, each with its first repeated at the end.
+    """Rings of ranks that wait for each other and that nobody else can free, the shortest first, each with its first
+    repeated at the end.
 
-    ``computing``: labels of ranks that wait for nobody; who is neither in ``waits`` nor among them is taken for one who moves.
+    ``computing``: labels of ranks that wait for nobody; who is neither in ``waits`` nor among them is taken for one who
+    moves.
     """
     group_of = {wait.who: _Group(worker_of(wait.who), wait.on, wait.needs) for wait in waits}
     ranks = ranks_of([*group_of, *computing])
     free = _free(group_of, ranks)
     stuck = {label: group for label, group in group_of.items() if group not in free}
-    edges = {group: {stuck[n]: n for on in group.on for n in reversed(ranks.get(on, ())) if n in stuck} for group in dict.fromkeys(stuck.values())}
+    edges = {
+        group: {stuck[n]: n for on in group.on for n in reversed(ranks.get(on, ())) if n in stuck}
+        for group in dict.fromkeys(stuck.values())
+    }
     found = []
     while ring := min((ring for group in edges if (ring := _ring(group, edges))), key=len, default=[]):
         found.append([edges[a][b] for a, b in pairwise([ring[-2], *ring])])
-        edges = {group: {g: label for g, label in after.items() if g not in ring} for group, after in edges.items() if group not in ring}
+        edges = {
+            group: {g: label for g, label in after.items() if g not in ring}
+            for group, after in edges.items()
+            if group not in ring
+        }
     return found
 
 

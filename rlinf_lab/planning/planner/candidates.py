@@ -1,4 +1,6 @@
-"""From a setting to the plans worth looking at: the best of every way to compose the flow, followed micro-batch by micro-batch, improved a little."""
+"""From a setting to the plans worth looking at: the best of every way to compose the flow, followed micro-batch by
+micro-batch, improved a little.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ from rlinf_lab.planning.search.solver import BOTH, Found, Only, guess
 from rlinf_lab.planning.search.structure import Outline
 from rlinf_lab.planning.search.variety import varied
 
-EVERY_CUT = 4  # of so many units every last composition is looked at, of more only the best and the pure ones
+EVERY_CUT = 4  # of so many stages every last composition is looked at, of more only the best and the pure ones
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
 ROUNDS = 12  # of improvement
 FEW_NEIGHBOURS = 12  # followed for a quick answer, and of a shape that only variety finds
-RECENT = 2  # sets of units that stay that are looked at again
+RECENT = 2  # sets of stages that stay that are looked at again
 FEW = 32  # branches of a quick search that found nothing
-PROMISING = 2  # sets of units that may stay, where many units are not searched exactly: those that are best for turns
+PROMISING = 2  # sets of stages that may stay, where many stages are not searched exactly: those that are best for turns
 NEAR = 1.12  # plans of other shapes over few device counts, which are improved then
 VARIED, MORE = 64, 8  # of these at most that are looked at, and of other shapes than those found before
 ALIKE = 3  # of those that take as long, at most
@@ -37,7 +39,9 @@ SAME = 1.001
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that fits: the seconds that the search gave it and those that come out when its micro-batches are followed."""
+    """A plan that fits: the seconds that the search gave it and those that come out when its micro-batches are
+    followed.
+    """
 
     placement: Placement
     searched: float
@@ -47,7 +51,9 @@ class Candidate:
     def of(cls, setting: Setting, arrangement: Arrangement, tree: Tree, searched: float | None = None) -> Candidate:
         """A tree, followed. ``searched``: the search's seconds, where they are known."""
         placement = Placement(setting, arrangement, tree)
-        return cls(placement, evaluate(tree, setting.problem(arrangement)) if searched is None else searched, follow(placement))
+        return cls(
+            placement, evaluate(tree, setting.problem(arrangement)) if searched is None else searched, follow(placement)
+        )
 
     @property
     def seconds(self) -> float:
@@ -61,9 +67,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Known:
-    """What a search found before: of each plan its compositions (`plan_tree.compositions`) and the units that stay (a mask), the best plans first.
+    """What a search found before: of each plan its compositions (`plan_tree.compositions`) and the stages that stay (a
+    mask), the best plans first.
 
-    ``alone``: nothing else is looked at, as long as there is a plan of one of these shapes. Not where it was found for other devices, or other memory.
+    ``alone``: nothing else is looked at, as long as there is a plan of one of these shapes. Not where it was found for
+    other devices, or other memory.
     """
 
     shapes: tuple[tuple[frozenset[tuple[str, int, int]], int], ...] = ()
@@ -87,30 +95,44 @@ NOTHING = Known()
 
 
 def candidates(
-    setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = False, known: Known = NOTHING, ceiling: float = np.inf, several: int = 1
+    setting: Setting,
+    modes: tuple[str, ...] = BOTH,
+    quick: bool = False,
+    known: Known = NOTHING,
+    ceiling: float = np.inf,
+    several: int = 1,
 ) -> list[Candidate]:
     """The fastest plan of each shape that was found, fastest first. Empty when no plan is possible.
 
-    ``several``: so many of each shape, of other numbers of devices or micro-batches, all about as fast as the best of the shape by the search, which is one of
-    them; also those that only differ in their names.
+    ``several``: so many of each shape, of other numbers of devices or micro-batches, all about as fast as the best of
+    the shape by the search, which is one of them; also those that only differ in their names.
 
-    ``quick``: good plans of turns, of streams and of both, over few device counts and then nearer ones. Of the sets of units that may stay, plans of both
-    are looked for with the one that is best for turns; with ``known``, such as that of the plan before, only among its shapes (see `Known`).
-    Only plans about as fast as ``ceiling`` (seconds, as the search counts them), or faster.
+    ``quick``: good plans of turns, of streams and of both, over few device counts and then nearer ones. Of the sets of
+    stages that may stay, plans of both are looked for with the one that is best for turns; with ``known``, such as that
+    of the plan before, only among its shapes (see `Known`). Only plans about as fast as ``ceiling`` (seconds, as the
+    search counts them), or faster.
     """
     found: dict[str, list[Candidate]] = {}
     by_form: dict[Forms, list[Arrangement]] = {}
     for arrangement in setting.arrangements():
         by_form.setdefault(arrangement.forms, []).append(arrangement)
     for arrangements in by_form.values():
-        for candidate in _quick(setting, arrangements, modes, known, ceiling, several) if quick else _exact(setting, arrangements, modes):
+        for candidate in (
+            _quick(setting, arrangements, modes, known, ceiling, several)
+            if quick
+            else _exact(setting, arrangements, modes)
+        ):
             found.setdefault(candidate.placement.shape, []).append(candidate)
     more = list(_more(setting, found, modes)) if several > 1 and found and not quick else []
     others = {c.placement.shape for c in more} - found.keys()
     for candidate in more:
         found.setdefault(candidate.placement.shape, []).append(candidate)
-    if not found:  # perhaps one in which not all that take turns share all their devices; the fewer stay, the more fits
-        found = {c.placement.shape: [c] for arrangements in by_form.values() for c in _any(setting, arrangements[-1:], Only(modes), ceiling, FEW)}
+    if not found:  # perhaps one in which not all that time-share share all their devices; the fewer stay, the more fits
+        found = {
+            c.placement.shape: [c]
+            for arrangements in by_form.values()
+            for c in _any(setting, arrangements[-1:], Only(modes), ceiling, FEW)
+        }
     firsts = {shape: min(some, key=lambda c: c.seconds) for shape, some in found.items()}
     best = min((c.seconds for c in firsts.values()), default=0.0)
     better = [
@@ -123,7 +145,9 @@ def candidates(
 
 
 def _more(setting: Setting, found: dict[str, list[Candidate]], modes: tuple[str, ...]) -> Iterator[Candidate]:
-    """Of other shapes that the search finds about as fast over few device counts, with those who stay as in the best plan: each with its best numbers."""
+    """Of other shapes that the search finds about as fast over few device counts, with those who stay as in the best
+    plan: each with its best numbers.
+    """
     those = [c for some in found.values() for c in some]
     best, known = min(those, key=lambda c: c.searched), {c.outline for c in those}
     arrangement, most = replace(best.placement.arrangement, seating=()), len(known) + MORE
@@ -145,18 +169,25 @@ def _by_seconds(candidate: Candidate) -> tuple[float, str]:
 
 
 def _others(some: list[Candidate], most: int) -> list[Candidate]:
-    """Of one shape: those that the search finds about as fast as its best one, the best one of what is followed among them."""
+    """Of one shape: those that the search finds about as fast as its best one, the best one of what is followed among
+    them.
+    """
     least = min(c.searched for c in some)
     near = sorted((c for c in some if c.searched <= CLOSE * least), key=lambda c: c.searched)
     kept: list[Candidate] = []
-    for c in near[:1] + sorted(near[1:], key=_by_seconds):  # where nobody shares devices it does not matter who may stay
-        if len(kept) < most and not any((c.placement.tree, c.searched, c.seconds) == (k.placement.tree, k.searched, k.seconds) for k in kept):
+    # where nobody shares devices it does not matter who may stay
+    for c in near[:1] + sorted(near[1:], key=_by_seconds):
+        if len(kept) < most and not any(
+            (c.placement.tree, c.searched, c.seconds) == (k.placement.tree, k.searched, k.seconds) for k in kept
+        ):
             kept.append(c)
     return kept
 
 
 def _distinct(found: list[Candidate]) -> list[Candidate]:
-    """Without those that seat everybody as a faster one does and take about as long: they differ in name only, or in micro-batches that change nothing."""
+    """Without those that seat everybody as a faster one does and take about as long: they differ in name only, or in
+    micro-batches that change nothing.
+    """
     kept: list[Candidate] = []
     for c in found:
         if not any(c.seconds <= SAME * k.seconds and alike(c.placement, k.placement) for k in kept):
@@ -166,70 +197,116 @@ def _distinct(found: list[Candidate]) -> list[Candidate]:
 
 def alike(a: Placement, b: Placement) -> bool:
     """Whether everybody sits on the same devices, in the same ranks: of one mode, whatever the micro-batches."""
-    return a.mode == b.mode and all(replace(seat, micro_batches=1) == replace(b.seats[name], micro_batches=1) for name, seat in a.seats.items())
+    return a.mode == b.mode and all(
+        replace(seat, micro_batches=1) == replace(b.seats[name], micro_batches=1) for name, seat in a.seats.items()
+    )
 
 
 def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...]) -> Iterator[Candidate]:
-    # Of so many units that they are cut in groups, good plans over few device counts and then nearer ones, about as fast as turns or streams alone.
+    # Of so many stages that they are cut in groups, good plans over few device counts and then nearer ones, about as
+    # fast as turns or streams alone.
     problem, best = setting.problem(arrangements[0]), np.inf
     grouped, promising = Orders.of(problem).is_grouped, arrangements
-    if len(setting.units) > FEW_LEAVES and len(arrangements) > PROMISING and not is_exact(problem, len(arrangements)):
-        promising = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))[:PROMISING]
-    for only in sorted(_structures(setting, modes), key=lambda only: len(only.kinds)) if grouped else _structures(setting, modes):
+    if len(setting.stages) > FEW_LEAVES and len(arrangements) > PROMISING and not is_exact(problem, len(arrangements)):
+        promising = sorted(arrangements, key=lambda a: _seconds_time_shared(setting, a))[:PROMISING]
+    for only in (
+        sorted(_structures(setting, modes), key=lambda only: len(only.kinds))
+        if grouped
+        else _structures(setting, modes)
+    ):
         # On devices of their own all stay.
         some = arrangements[:1] if only.kinds == (SPATIAL,) else promising
-        for candidate in _best(setting, some, only, guess if grouped else None, best if len(only.kinds) > 1 else np.inf):
+        for candidate in _best(
+            setting, some, only, guess if grouped else None, best if len(only.kinds) > 1 else np.inf
+        ):
             best = min(best, candidate.searched) if grouped else best
             yield candidate
 
 
-def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float, several: int) -> list[Candidate]:
+def _quick(
+    setting: Setting,
+    arrangements: list[Arrangement],
+    modes: tuple[str, ...],
+    known: Known,
+    ceiling: float,
+    several: int,
+) -> list[Candidate]:
     before = _recosted(setting, arrangements, modes, known, ceiling) if known.shapes else []
     if before:
         before += _each(setting, arrangements, modes, known, min(before, key=lambda c: c.searched), several)
         if known.alone:
             return before
-    in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
-    found = _best(setting, in_turns[:2], Only((TEMPORAL,)), _as_it_runs(setting), ceiling) if TEMPORAL in modes else []
-    if SPATIAL in modes and len(setting.units) > 1:
+    time_shared = sorted(arrangements, key=lambda a: _seconds_time_shared(setting, a))
+    found = (
+        _best(setting, time_shared[:2], Only((TEMPORAL,)), _as_it_runs(setting), ceiling) if TEMPORAL in modes else []
+    )
+    if SPATIAL in modes and len(setting.stages) > 1:
         found += _best(setting, arrangements[:1], Only((SPATIAL,)), _as_it_runs(setting), ceiling)
         if TEMPORAL in modes:
-            found += _best(setting, in_turns[:1], Only(modes), _as_it_runs(setting), min([ceiling, *(c.searched for c in before + found)]))
-    return before + found or _any(setting, in_turns, Only(modes), ceiling)
+            found += _best(
+                setting,
+                time_shared[:1],
+                Only(modes),
+                _as_it_runs(setting),
+                min([ceiling, *(c.searched for c in before + found)]),
+            )
+    return before + found or _any(setting, time_shared, Only(modes), ceiling)
 
 
-def _recosted(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float) -> list[Candidate]:
-    """The best plans among known shapes: where nothing fits with those who stayed in them, with those who may stay where these shapes are turns."""
+def _recosted(
+    setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float
+) -> list[Candidate]:
+    """The best plans among known shapes: where nothing fits with those who stayed in them, with those who may stay
+    where these shapes are turns.
+    """
     some = [a for a in arrangements if a.staying in known.staying[:RECENT]]
     found = _best(setting, some, Only(modes, among=known.among), _as_it_runs(setting), ceiling)
     if found or TEMPORAL not in modes:
         return found
-    in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
-    found = _any(setting, in_turns, Only((TEMPORAL,), among=known.among), ceiling)
+    time_shared = sorted(arrangements, key=lambda a: _seconds_time_shared(setting, a))
+    found = _any(setting, time_shared, Only((TEMPORAL,), among=known.among), ceiling)
     if not found or SPATIAL not in modes:
         return found
     used = [a for a in arrangements if a.staying == found[0].placement.arrangement.staying]
-    return found + _best(setting, used, Only(modes, among=known.among), _as_it_runs(setting), min(ceiling, found[0].searched))
+    return found + _best(
+        setting, used, Only(modes, among=known.among), _as_it_runs(setting), min(ceiling, found[0].searched)
+    )
 
 
-def _each(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, best: Candidate, several: int) -> list[Candidate]:
-    """The first ones of the known shapes one by one, each with its best numbers, those that the search finds about as fast as the best of all: with those who
-    stayed in it, or who stay in the best one now."""
+def _each(
+    setting: Setting,
+    arrangements: list[Arrangement],
+    modes: tuple[str, ...],
+    known: Known,
+    best: Candidate,
+    several: int,
+) -> list[Candidate]:
+    """The first ones of the known shapes one by one, each with its best numbers, those that the search finds about as
+    fast as the best of all: with those who stayed in it, or who stay in the best one now."""
     found = list[Candidate]()
     for among, staying in known.shapes[:several] if several > 1 else ():
         some = [a for a in arrangements if a.staying in (staying, best.placement.arrangement.staying)]
-        found += sorted(_best(setting, some, Only(modes, among=among), _as_it_runs(setting), CLOSE * best.searched), key=lambda c: c.searched)[:1]
+        found += sorted(
+            _best(setting, some, Only(modes, among=among), _as_it_runs(setting), CLOSE * best.searched),
+            key=lambda c: c.searched,
+        )[:1]
     return found
 
 
-def _any(setting: Setting, arrangements: list[Arrangement], only: Only, ceiling: float, branches: int = 0) -> list[Candidate]:
+def _any(
+    setting: Setting, arrangements: list[Arrangement], only: Only, ceiling: float, branches: int = 0
+) -> list[Candidate]:
     """A plan of another arrangement, where those that promise most have none."""
-    return next((found for a in arrangements if (found := _best(setting, [a], only, _as_it_runs(setting), ceiling, branches))), [])
+    return next(
+        (found for a in arrangements if (found := _best(setting, [a], only, _as_it_runs(setting), ceiling, branches))),
+        [],
+    )
 
 
 def _as_it_runs(setting: Setting) -> Search:
-    """`guess`, where whoever never waits takes turns as a whole only. Of turns in micro-batches the search promises what no run keeps, up to two fifths less:
-    of the few plans of a quick answer none would be left that is as good as it says."""
+    """`guess`, where whoever never waits time-shares as a whole only. Of turns in micro-batches the search promises
+    what no run keeps, up to two fifths less: of the few plans of a quick answer none would be left that is as good as
+    it says."""
 
     def search(problem: Problem, ceiling: float, only: Only) -> list[Found]:
         return guess(replace(problem, whole=setting.unceasing), ceiling, only)
@@ -237,24 +314,26 @@ def _as_it_runs(setting: Setting) -> Search:
     return search
 
 
-def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:
-    """Of everybody one after another, each on the devices that suit it best, and of the switches of those who leave: roughly, which set may stay."""
+def _seconds_time_shared(setting: Setting, arrangement: Arrangement) -> float:
+    """Of everybody one after another, each on the devices that suit it best, and of the switches of those who leave:
+    roughly, which set may stay.
+    """
     total = 0.0
-    for i, unit in enumerate(setting.units):
+    for i, stage in enumerate(setting.stages):
         total += float(setting.tables.of(i, arrangement.staying & ~(1 << i), arrangement.forms)[0].min())
         if not arrangement.staying >> i & 1:
-            total += sum(setting.switch_seconds(unit))
+            total += sum(setting.switch_seconds(stage))
     return total
 
 
 def _structures(setting: Setting, modes: tuple[str, ...]) -> Iterator[Only]:
     """Everything; turns only; streams only; and each last composition by itself."""
     yield Only(modes)
-    if len(setting.units) == 1 or len(modes) == 1:
+    if len(setting.stages) == 1 or len(modes) == 1:
         return
     yield Only((TEMPORAL,))
     yield Only((SPATIAL,))
-    if len(setting.units) <= EVERY_CUT:
+    if len(setting.stages) <= EVERY_CUT:
         problem = setting.problem(setting.arrangements()[0])
         for cut in Cuts.shared(problem).of(problem.everyone):
             for kind in BOTH:
@@ -262,9 +341,16 @@ def _structures(setting: Setting, modes: tuple[str, ...]) -> Iterator[Only]:
 
 
 def _best(
-    setting: Setting, arrangements: list[Arrangement], only: Only, search: Search | None = None, best: float = np.inf, branches: int | None = None
+    setting: Setting,
+    arrangements: list[Arrangement],
+    only: Only,
+    search: Search | None = None,
+    best: float = np.inf,
+    branches: int | None = None,
 ) -> list[Candidate]:
-    """The best plans of one structure over all arrangements: those that the search cannot tell apart are followed. ``best``: seconds known so far."""
+    """The best plans of one structure over all arrangements: those that the search cannot tell apart are followed.
+    ``best``: seconds known so far.
+    """
     searched = []
     for arrangement in arrangements:
         for used, plan in counted(setting, arrangement, best * CLOSE, only, search):
@@ -275,12 +361,18 @@ def _best(
             for used, plan in branched(setting, arrangement, best, only, search, branches):
                 best = min(best, plan.searched)
                 searched.append((used, plan))
-    return [Candidate.of(setting, used, plan.tree, plan.searched) for used, plan in searched if plan.searched <= best * CLOSE]
+    return [
+        Candidate.of(setting, used, plan.tree, plan.searched)
+        for used, plan in searched
+        if plan.searched <= best * CLOSE
+    ]
 
 
 # --- improvement ------------------------------------------------------------------------------------------------
 def improved(candidate: Candidate, most: int | None = None) -> Candidate:
-    """Moves devices between parts while the followed seconds fall: the search's model of a stream is not exact. ``most``: neighbours that are looked at."""
+    """Moves devices between parts while the followed seconds fall: the search's model of a stream is not exact.
+    ``most``: neighbours that are looked at.
+    """
     setting, best = candidate.placement.setting, candidate
     problem = setting.problem(candidate.placement.arrangement)
     if not problem.once:

@@ -1,7 +1,7 @@
 """Why a plan won or lost, in a line, and where its seconds rest on what is not known.
 
-Where a plan's seconds rest on ranks of a worker going on together, as data-parallel ones do: ranks that take items by themselves may take another time.
-And where the search knows less than the simulation.
+Where a plan's seconds rest on ranks of a worker going on together, as data-parallel ones do: ranks that take items by
+themselves may take another time. And where the search knows less than the simulation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from rlinf_lab.planning.costs.base import of_a_rank
 from rlinf_lab.planning.forecast.per_rank import by_rank
-from rlinf_lab.planning.placement.budget import Unit
+from rlinf_lab.planning.placement.budget import Stage
 from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Forms, allowed
 from rlinf_lab.planning.placement.infeasible import on_each
 from rlinf_lab.planning.placement.placement import Placement, Seat
@@ -35,67 +35,84 @@ def caveats(placement: Placement) -> tuple[str, ...]:
     found, simulated = [], by_rank(placement)
     for name, seat in placement.seats.items():
         setting = placement.setting
-        unit = setting.units[setting.home[name]].members
-        alone = len(unit) == 1
+        stage = setting.stages[setting.home[name]].members
+        alone = len(stage) == 1
         if setting.profile.workers[name].in_turn:
             order = " and then ".join(producer for producer, _ in setting.profile.workers[name].in_turn)
             found.append(
-                f"{name} takes all of {order}: plans are simulated so, but looked for as if it took a batch of each at a time; where one of those it waits for "
-                f"takes turns with another, a run may be faster than said"
+                f"{name} takes all of {order}: plans are simulated so, but looked for as if it took a batch of each at "
+                "a time; where one of those it waits for "
+                f"time-shares with another, a run may be faster than said"
             )
-        fed = any(e.consumer == name and e.producer not in unit for e in setting.profile.edges)  # who begins a cycle waits for nobody's items
-        if setting.profile.workers[name].starts_on_device and fed and not seat.stays and (others := _on_its_devices(placement, seat, unit)):
+        # who begins a cycle waits for nobody's items
+        fed = any(e.consumer == name and e.producer not in stage for e in setting.profile.edges)
+        if (
+            setting.profile.workers[name].starts_on_device
+            and fed
+            and not seat.stays
+            and (others := _on_its_devices(placement, seat, stage))
+        ):
             # In a cycle somebody has to put before it reads, so only who is in none is told to read first.
             advice = ". Next: read the inbox first, and compute then" if alone else ""
             found.append(
-                f"{name} computes, or may compute, before its first get, so it takes its devices from {' and '.join(others)} before its input is there, and "
+                f"{name} computes, or may compute, before its first get, so it takes its devices from "
+                f"{' and '.join(others)} before its input is there, and "
                 f"once more when it is: plans are simulated so, but looked for as if it came once{advice}"
             )
         if seat.ranks > 1 and name in simulated and (said := _one_by_one(placement, seat)):
             found.append(f"{name}: {said}")
-        if seat.ranks > 1 and alone and name not in simulated and setting.profile.workers[name].kind != "generation":  # whose ranks stream in the forecast too
-            found += [f"{name}: {said}" for said in (_uneven(placement, name, seat), _staggered(placement, seat)) if said]
+        # whose ranks stream in the forecast too
+        if seat.ranks > 1 and alone and name not in simulated and setting.profile.workers[name].kind != "generation":
+            found += [
+                f"{name}: {said}" for said in (_uneven(placement, name, seat), _staggered(placement, seat)) if said
+            ]
     return tuple(found)
 
 
-def _on_its_devices(placement: Placement, seat: Seat, unit: Sequence[str]) -> list[str]:
+def _on_its_devices(placement: Placement, seat: Seat, stage: Sequence[str]) -> list[str]:
     """Others, outside its cell, that use some of the devices of a worker."""
-    return [n for n, other in placement.seats.items() if n not in unit and set(other.devices) & set(seat.devices)]
+    return [n for n, other in placement.seats.items() if n not in stage and set(other.devices) & set(seat.devices)]
 
 
 def _uneven(placement: Placement, name: str, seat: Seat) -> str:
-    """Items that do not divide by the ranks: in each batch the rank with most items decides, in all of them together, or in all iterations, it need not."""
+    """Items that do not divide by the ranks: in each batch the rank with most items decides, in all of them together,
+    or in all iterations, it need not.
+    """
     setting, ranks = placement.setting, np.array([seat.ranks])
     if name in setting.sources:  # who has most is counted, in an iteration
         return ""
-    items, unit = setting.profile.items, setting.profile.unit(name)
-    alone = float(of_a_rank(items, ranks, unit)[0])
+    items, group_size = setting.profile.items, setting.profile.group_size(name)
+    alone = float(of_a_rank(items, ranks, group_size)[0])
     if name in setting.in_whole_calls:  # whose calls are as in a run: only iterations that overlap are not
         less = 1 - items / seat.ranks / alone
         if not setting.overlap or less < WORTH:
             return ""
-        what = f"{items / unit:.3g} groups" if unit > 1 else f"{items:.4g} items"
+        what = f"{items / group_size:.3g} groups" if group_size > 1 else f"{items:.4g} items"
         return (
-            f"{what} of an iteration do not divide by {seat.ranks} ranks, and each iteration is counted with the rank that has most; where iterations overlap "
+            f"{what} of an iteration do not divide by {seat.ranks} ranks, and each iteration is counted with the rank "
+            "that has most; where iterations overlap "
             f"another one may have most in the next, and the worker needs up to {100 * less:.0f} % less"
         )
-    together = float(seat.micro_batches * of_a_rank(items / seat.micro_batches, ranks, unit)[0])
+    together = float(seat.micro_batches * of_a_rank(items / seat.micro_batches, ranks, group_size)[0])
     less = 1 - alone / together
     if less < WORTH:
         return ""
     return (
-        f"micro-batches of {items / seat.micro_batches:.3g} items do not divide by {seat.ranks} ranks, which are counted as going on together, micro-batch by "
+        f"micro-batches of {items / seat.micro_batches:.3g} items do not divide by {seat.ranks} ranks, which are "
+        "counted as going on together, micro-batch by "
         "micro-batch; ranks that "
         f"take items by themselves may need up to {100 * less:.0f} % less"
     )
 
 
 def _one_by_one(placement: Placement, seat: Seat) -> str:
-    """Ranks that take turns with a source, and begin with what it hands over while it goes on."""
+    """Ranks that time-share with a source, and begin with what it hands over while it goes on."""
     setting, devices = placement.setting, set(seat.devices)
     fed = {setting.home[e.consumer] for e in setting.profile.edges}
     calls = placement.number_of_calls(seat) * seat.ranks
-    for name in (e.producer for e in setting.profile.edges if e.consumer == seat.worker and setting.home[e.producer] not in fed):
+    for name in (
+        e.producer for e in setting.profile.edges if e.consumer == seat.worker and setting.home[e.producer] not in fed
+    ):
         source = placement.seats[name]
         if source.micro_batches < calls and devices & set(source.devices) and devices - set(source.devices):
             how = "everything at once" if source.micro_batches == 1 else f"{source.micro_batches} parts"
@@ -113,7 +130,10 @@ def _staggered(placement: Placement, seat: Seat) -> str:
     several = [n for n, some in there.items() if some != own and any(not some & other for other in there.values())]
     if not several:
         return ""
-    return f"takes turns with {' and '.join(several)}, each on some of its devices; counted as beginning when all are free, where ranks may begin one by one"
+    return (
+        f"time-shares with {' and '.join(several)}, each on some of its devices; counted as beginning when all are "
+        "free, where ranks may begin one by one"
+    )
 
 
 SHOWN = 0.02  # share of a bubble's cause that is worth a word
@@ -121,8 +141,9 @@ AS_FAST = 1.0005  # 0.0 % slower
 
 
 def reason(candidate: Candidate, seconds: float, best: float, timeline: Timeline | None, bound: Bound | None) -> str:
-    """Why a plan is where it is: how much slower, and where its devices' time goes. ``seconds``: those that are shown, of the simulation where there is
-    one, which knows links and messages; ``best``: of the fastest plan. ``bound``: given for that one."""
+    """Why a plan is where it is: how much slower, and where its devices' time goes. ``seconds``: those that are shown,
+    of the simulation where there is one, which knows links and messages; ``best``: of the fastest plan. ``bound``:
+    given for that one."""
     if bound is not None:
         above = round(100 * (seconds / bound.seconds - 1)) if bound.seconds else 0
         return f"fastest; {above} % above the lower bound" + _idle(candidate, seconds, timeline)
@@ -136,7 +157,11 @@ def _idle(candidate: Candidate, seconds: float, timeline: Timeline | None) -> st
     if timeline is None:
         return said
     bubbles = timeline.bubbles()
-    worst = [f"{cause} {100 * share:.0f} %" for cause, share in zip(bubbles["cause"], bubbles["share"], strict=True) if share >= SHOWN][:2]
+    worst = [
+        f"{cause} {100 * share:.0f} %"
+        for cause, share in zip(bubbles["cause"], bubbles["share"], strict=True)
+        if share >= SHOWN
+    ][:2]
     return said + (f"; idle: {', '.join(worst)}" if worst else "")
 
 
@@ -144,10 +169,10 @@ def _turns(candidate: Candidate, seconds: float) -> str:
     """One after another on the devices; who works on the host does so meanwhile."""
     if candidate.placement.mode != TEMPORAL:
         return ""
-    units, seats = candidate.placement.setting.units, candidate.placement.seats
+    stages, seats = candidate.placement.setting.stages, candidate.placement.seats
     parts: dict[bool, list[str]] = {False: [], True: []}
     for u, w in sorted(candidate.streamed.work.items(), key=lambda item: item[1].starts[0]):
-        parts[any(seats[m].devices for m in units[u].members)].append(f"{units[u].name} {w.busy:.4g} s")
+        parts[any(seats[m].devices for m in stages[u].members)].append(f"{stages[u].name} {w.busy:.4g} s")
     handing = candidate.streamed.handing
     other = candidate.seconds - handing - sum(w.busy for w in candidate.streamed.work.values())
     switching = f", handing over {handing:.3g} s" if handing > 1e-3 * candidate.seconds else ""
@@ -160,15 +185,15 @@ def _turns(candidate: Candidate, seconds: float) -> str:
 
 
 def _waiting(candidate: Candidate, seconds: float) -> str:
-    """The unit with devices of its own that wastes most of them."""
+    """The stage with devices of its own that wastes most of them."""
     placement, found = candidate.placement, []
-    for unit in candidate.streamed.work:
-        names = placement.setting.units[unit].members
+    for stage in candidate.streamed.work:
+        names = placement.setting.stages[stage].members
         devices = {d for m in names for d in placement.seats[m].devices}
         shared = any(devices & set(s.devices) for m, s in placement.seats.items() if m not in names)
         if devices and not shared:
-            idle = max(0.0, 1 - _worked(candidate, unit) / (len(devices) * seconds)) if seconds else 0.0
-            found.append((idle * len(devices), idle, placement.setting.units[unit].name, len(devices)))
+            idle = max(0.0, 1 - _worked(candidate, stage) / (len(devices) * seconds)) if seconds else 0.0
+            found.append((idle * len(devices), idle, placement.setting.stages[stage].name, len(devices)))
     if not found:
         return ""
     _, idle, name, count = max(found)
@@ -176,30 +201,38 @@ def _waiting(candidate: Candidate, seconds: float) -> str:
     return f"; {who} {100 * idle:.0f} % of the time"
 
 
-def _worked(candidate: Candidate, unit: int) -> float:
-    """Device seconds for which a unit works in an iteration. Members of a cell that sit apart work for as long as each takes, not as long as the cell."""
+def _worked(candidate: Candidate, stage: int) -> float:
+    """Device seconds for which a stage works in an iteration. Members of a cell that sit apart work for as long as each
+    takes, not as long as the cell.
+    """
     placement = candidate.placement
-    names = placement.setting.units[unit].members
+    names = placement.setting.stages[stage].members
     seats = [placement.seats[m] for m in names]
-    if placement.arrangement.forms[unit] != APART:
-        return candidate.streamed.work[unit].busy * len({d for seat in seats for d in seat.devices})
+    if placement.arrangement.forms[stage] != APART:
+        return candidate.streamed.work[stage].busy * len({d for seat in seats for d in seat.devices})
     return sum(placement.member_seconds(s.worker) * s.micro_batches * s.sub_batches * len(s.devices) for s in seats)
 
 
 def why_no(setting: Setting, kind: str) -> str:
     """Why there is no plan of a mode."""
-    if len(setting.units) == 1:
-        return _nobody_else(setting.units[0])
-    split = next((u for i, u in enumerate(setting.units) if not _together(setting, i)), None)
+    if len(setting.stages) == 1:
+        return _nobody_else(setting.stages[0])
+    split = next((u for i, u in enumerate(setting.stages) if not _together(setting, i)), None)
     if kind == "spatial":
-        fewest = {u.name: _fewest(setting, i) for i, u in enumerate(setting.units)}
+        fewest = {u.name: _fewest(setting, i) for i, u in enumerate(setting.stages)}
         needs = " + ".join(f"{n} {name}" for name, n in fewest.items())
         if sum(fewest.values()) > setting.totals[-1]:
-            return f"devices of their own for all need {needs} = {sum(fewest.values())} devices, {setting.totals[-1]} are there."
-    elif kind == "hybrid" and len(setting.units) == 2:
-        return "two that take turns or stream are no mixture; it takes three."
+            return (
+                f"devices of their own for all need {needs} = {sum(fewest.values())} devices, {setting.totals[-1]} are "
+                "there."
+            )
+    elif kind == "hybrid" and len(setting.stages) == 2:
+        return "two that time-share or stream are no mixture; it takes three."
     elif kind == "temporal" and split is not None:
-        return f"{_all(split)} cannot sit on the same devices{_no_number(setting, split)}, and apart they stream to each other."
+        return (
+            f"{_all(split)} cannot sit on the same devices{_no_number(setting, split)}, and apart they stream to each "
+            "other."
+        )
     elif not _somebody_shares(setting, kind):
         return "no two have room on the same devices: " + shortage(setting).said
     elif kind == "temporal" and shortage(setting).gib > min(map(setting.cap, setting.kinds)):
@@ -207,42 +240,49 @@ def why_no(setting: Setting, kind: str) -> str:
     return ("no mixture" if kind == "hybrid" else "none") + " was found that is different from the others."
 
 
-def _all(unit: Unit) -> str:
-    return f"{', '.join(unit.members[:-1])} and {unit.members[-1]}"
+def _all(stage: Stage) -> str:
+    return f"{', '.join(stage.members[:-1])} and {stage.members[-1]}"
 
 
-def _nobody_else(unit: Unit) -> str:
-    if len(unit.members) == 1:
+def _nobody_else(stage: Stage) -> str:
+    if len(stage.members) == 1:
         return "the flow has one worker to place."
-    return f"{_all(unit)} answer each other step by step and are placed as one; there is nobody else to take turns or to stream with."
+    return (
+        f"{_all(stage)} answer each other step by step and are placed as one; there is nobody else to time-share or to "
+        "stream with."
+    )
 
 
-def _together(setting: Setting, unit: int) -> bool:
-    """Whether all members of a unit fit on the same devices, with nobody else there."""
-    if len(setting.units[unit].members) == 1:
+def _together(setting: Setting, stage: int) -> bool:
+    """Whether all members of a stage fit on the same devices, with nobody else there."""
+    if len(setting.stages[stage].members) == 1:
         return True
-    forms = Forms(tuple(TOGETHER if i == unit else SINGLE for i in range(len(setting.units))))
-    return bool(np.isfinite(setting.tables.of(unit, 0, forms)).any())
+    forms = Forms(tuple(TOGETHER if i == stage else SINGLE for i in range(len(setting.stages))))
+    return bool(np.isfinite(setting.tables.of(stage, 0, forms)).any())
 
 
-def _no_number(setting: Setting, unit: Unit) -> str:
+def _no_number(setting: Setting, stage: Stage) -> str:
     """Of a cell whose members cannot share devices: whether that is because of how many each may have."""
     devices = np.arange(1, max(setting.counts) + 1)
-    workers = [setting.profile.workers[m] for m in unit.members]
+    workers = [setting.profile.workers[m] for m in stage.members]
     common = np.all([allowed(w, devices) for w in workers if w.resource == "device"], axis=0)
     return "" if np.any(common) else " (no number of devices suits all of them)"
 
 
 def _somebody_shares(setting: Setting, kind: str) -> bool:
-    """Whether any two units on devices may take turns on the same ones, one of them perhaps leaving."""
+    """Whether any two stages on devices may time-share on the same ones, one of them perhaps leaving."""
     forms = [f for f in {a.forms for a in setting.arrangements()} if kind == "hybrid" or APART not in f.of]
-    stays = [any(not setting.profile.workers[m].offloadable for m in u.members) for u in setting.units]
-    on_devices = [i for i, u in enumerate(setting.units) if any(setting.profile.workers[m].resource == "device" for m in u.members)]
+    stays = [any(not setting.profile.workers[m].offloadable for m in u.members) for u in setting.stages]
+    on_devices = [
+        i
+        for i, u in enumerate(setting.stages)
+        if any(setting.profile.workers[m].resource == "device" for m in u.members)
+    ]
 
-    def fits(unit: int, beside: int) -> bool:
+    def fits(stage: int, beside: int) -> bool:
         """Beside a cell whose members sit apart, perhaps on the devices of one of them only."""
-        some = [replace(f, meeting=frozenset()) if f[beside] == APART or f[unit] == APART else f for f in forms]
-        return any(np.isfinite(setting.tables.of(unit, 1 << beside if stays[beside] else 0, f)).any() for f in some)
+        some = [replace(f, meeting=frozenset()) if f[beside] == APART or f[stage] == APART else f for f in forms]
+        return any(np.isfinite(setting.tables.of(stage, 1 << beside if stays[beside] else 0, f)).any() for f in some)
 
     pairs = list(itertools.combinations(on_devices, 2))
     return not pairs or any(fits(i, j) and fits(j, i) for i, j in pairs)
@@ -250,7 +290,9 @@ def _somebody_shares(setting: Setting, kind: str) -> bool:
 
 @dataclass(frozen=True)
 class Shortage:
-    """Why nothing fits: ``said`` in a sentence; with ``gib`` on each device all could take turns on the most devices that each can have."""
+    """Why nothing fits: ``said`` in a sentence; with ``gib`` on each device all could time-share on the most devices
+    that each can have.
+    """
 
     said: str
     gib: float
@@ -259,7 +301,12 @@ class Shortage:
 def shortage(setting: Setting) -> Shortage:
     """What stands against every plan of turns: who keeps how much, and what works beside it."""
     workers = setting.profile.workers
-    most = {m: _most(setting, m, max(setting.counts)) for u in setting.units for m in u.members if workers[m].resource == "device"}
+    most = {
+        m: _most(setting, m, max(setting.counts))
+        for u in setting.stages
+        for m in u.members
+        if workers[m].resource == "device"
+    }
     if not most:
         return Shortage("all workers are on the host.", 0.0)
     keeps = {m: _keeps(setting, m, n) for m, n in most.items() if not workers[m].offloadable}
@@ -269,44 +316,70 @@ def shortage(setting: Setting) -> Shortage:
     gib = together[short]
     others = ", ".join(f"{s!r} keeps {g:.3g} GiB" for s, g in keeps.items() if s != short and g > 0)
     if len(setting.kinds) > 1:
-        return Shortage(_short_of_kinds(setting, list(most)) or _short_somewhere(setting, short, most[short], others), gib)
+        return Shortage(
+            _short_of_kinds(setting, list(most)) or _short_somewhere(setting, short, most[short], others), gib
+        )
     same = _twice(setting, {short, *keeps})
-    beside = f" while {others} there (offloadable: false{f', {same:.3g} GiB of it the same weights' if same else ''})" if others else ""
+    beside = (
+        f" while {others} there (offloadable: false{f', {same:.3g} GiB of it the same weights' if same else ''})"
+        if others
+        else ""
+    )
     cap = setting.cap(setting.kinds[0])
-    return Shortage(f"{short!r} needs {needs[short]:.3g} GiB {on_each(most[short])}{beside}, and a device has {cap:g} GiB.", gib)
+    return Shortage(
+        f"{short!r} needs {needs[short]:.3g} GiB {on_each(most[short])}{beside}, and a device has {cap:g} GiB.", gib
+    )
 
 
 def _short_somewhere(setting: Setting, name: str, devices: int, others: str) -> str:
     """Where each would find a kind of device, but not all of them."""
     there = ", ".join(f"{kind} {setting.cap(kind):g} GiB" for kind in setting.kinds)
     beside = f"; {others} (offloadable: false) where they sit" if others else ""
-    return f"{name!r} needs {_needs(setting, name, devices):.3g} GiB {on_each(devices)}{beside}. There are {there} on a device."
+    return (
+        f"{name!r} needs {_needs(setting, name, devices):.3g} GiB {on_each(devices)}{beside}. There are {there} on a "
+        "device."
+    )
 
 
 def _short_of_kinds(setting: Setting, names: list[str]) -> str:
-    """Of several kinds of devices: the worker for whom, beside those that can stay nowhere else, none will do; "" where there is none."""
+    """Of several kinds of devices: the worker for whom, beside those that can stay nowhere else, none will do; "" where
+    there is none.
+    """
     homes = {m: [k for k in setting.kinds if _missing(setting, m, k, {}) <= ROUNDING] for m in names}
     bound = {m: homes[m][0] for m in names if len(homes[m]) == 1 and not setting.profile.workers[m].offloadable}
     worst = max(names, key=lambda m: min(_missing(setting, m, k, bound) for k in setting.kinds))
     if min(_missing(setting, worst, k, bound) for k in setting.kinds) <= ROUNDING:
         return ""
-    return f"{worst!r} fits on no kind of device: {'; '.join(_short_of(setting, worst, k, bound) for k in setting.kinds)}."
+    return (
+        f"{worst!r} fits on no kind of device: {'; '.join(_short_of(setting, worst, k, bound) for k in setting.kinds)}."
+    )
 
 
 def _short_of(setting: Setting, name: str, kind: str, bound: Mapping[str, str]) -> str:
     devices, there = _most(setting, name, setting.devices[kind]), setting.devices[kind]
     if not devices:
         return f"of {kind} there are {there}, too few for its ranks"
-    kept = [f"{m!r} keeps {_keeps(setting, m, _most(setting, m, there)):.3g} GiB (offloadable: false)" for m, k in bound.items() if k == kind and m != name]
+    kept = [
+        f"{m!r} keeps {_keeps(setting, m, _most(setting, m, there)):.3g} GiB (offloadable: false)"
+        for m, k in bound.items()
+        if k == kind and m != name
+    ]
     beside = f", where {', '.join(kept)}" if kept else ""
-    return f"on each of {devices} {kind} it needs {_needs(setting, name, devices):.3g} GiB of {setting.cap(kind):g}{beside}"
+    return (
+        f"on each of {devices} {kind} it needs {_needs(setting, name, devices):.3g} GiB of "
+        f"{setting.cap(kind):g}{beside}"
+    )
 
 
 def _missing(setting: Setting, name: str, kind: str, bound: Mapping[str, str]) -> float:
-    """GiB that a worker is short of on a kind of device, beside those that are ``bound`` to it; inf where there are too few of them."""
+    """GiB that a worker is short of on a kind of device, beside those that are ``bound`` to it; inf where there are too
+    few of them.
+    """
     devices = _most(setting, name, setting.devices[kind])
     there = [m for m, k in bound.items() if k == kind and m != name]
-    kept = sum(_keeps(setting, m, _most(setting, m, setting.devices[kind])) for m in there) - _twice(setting, [name, *there])
+    kept = sum(_keeps(setting, m, _most(setting, m, setting.devices[kind])) for m in there) - _twice(
+        setting, [name, *there]
+    )
     return _needs(setting, name, devices) + kept - setting.cap(kind) if devices else math.inf
 
 
@@ -317,7 +390,14 @@ def _twice(setting: Setting, names: Collection[str]) -> float:
 
 def _needs(setting: Setting, name: str, devices: int) -> float:
     """GiB on each of so many devices, with the finest micro-batches."""
-    return float(memory.needed(setting.profile.workers[name], np.array([devices]), setting.fewest_items(name), setting.profile.unit(name))[0])
+    return float(
+        memory.needed(
+            setting.profile.workers[name],
+            np.array([devices]),
+            setting.fewest_items(name),
+            setting.profile.group_size(name),
+        )[0]
+    )
 
 
 def _keeps(setting: Setting, name: str, devices: int) -> float:
@@ -332,11 +412,14 @@ def _most(setting: Setting, name: str, there: int) -> int:
 
 def fewest_apart(setting: Setting) -> int:
     """The fewest devices on which all could sit on devices of their own."""
-    return sum(_fewest(setting, i) for i in range(len(setting.units)))
+    return sum(_fewest(setting, i) for i in range(len(setting.stages)))
 
 
-def _fewest(setting: Setting, unit: int) -> int:
-    """Devices that a unit needs at least, in any of its forms, alone there."""
-    forms = [TOGETHER, APART] if len(setting.units[unit].members) > 1 else [SINGLE]
-    rows = [setting.tables.of(unit, 0, Forms(tuple(f if i == unit else SINGLE for i in range(len(setting.units))))) for f in forms]
+def _fewest(setting: Setting, stage: int) -> int:
+    """Devices that a stage needs at least, in any of its forms, alone there."""
+    forms = [TOGETHER, APART] if len(setting.stages[stage].members) > 1 else [SINGLE]
+    rows = [
+        setting.tables.of(stage, 0, Forms(tuple(f if i == stage else SINGLE for i in range(len(setting.stages)))))
+        for f in forms
+    ]
     return int(setting.totals[np.isfinite(rows).any(axis=(0, 1))].min())  # somewhere it fits: `Setting.check`

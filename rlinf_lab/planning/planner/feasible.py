@@ -21,9 +21,11 @@ MOST_GIB = 10**9
 LOOKED_AT = 512  # devices up to which every one of the next numbers is tried
 
 
-def of_modes(setting: Setting, modes: tuple[str, ...], quick: bool, known: Known = NOTHING, several: int = 1) -> list[Candidate]:
+def of_modes(
+    setting: Setting, modes: tuple[str, ...], quick: bool, known: Known = NOTHING, several: int = 1
+) -> list[Candidate]:
     """The candidates among plans of these modes. ``known``, ``several``: of `candidates`."""
-    free = "hybrid" in modes or len(modes) > 1 or len(setting.units) < len(setting.profile.workers)
+    free = "hybrid" in modes or len(modes) > 1 or len(setting.stages) < len(setting.profile.workers)
     found = candidates(setting, BOTH if free else (modes[0],), quick, known, several=several)
     return [c for c in found if c.placement.mode in (*modes, "alone")]
 
@@ -59,11 +61,17 @@ class Wish:
 
     def candidates(self) -> list[Candidate]:
         """Plans, quickly found. Raises `Unplaceable` where somebody fits nowhere."""
-        return of_modes(Setting.of(self.profile, self.devices, self.micro_batches, self.rule, self.staleness), self.modes, quick=True)
+        return of_modes(
+            Setting.of(self.profile, self.devices, self.micro_batches, self.rule, self.staleness),
+            self.modes,
+            quick=True,
+        )
 
 
 def nearest(wish: Wish, gib: float | None = None, count: int | None = None) -> str:
-    """What to change so that there is a plan. Each way was tried. ``gib``, ``count``: memory and devices that are likely to do."""
+    """What to change so that there is a plan. Each way was tried. ``gib``, ``count``: memory and devices that are
+    likely to do.
+    """
     found = []
     if wish.modes != MODES and wish.is_possible(modes=MODES):
         found.append(f"modes={MODES}")
@@ -84,7 +92,9 @@ def _both(wish: Wish) -> str:
 
 
 def _least_memory(wish: Wish, likely: float | None) -> float | None:
-    """GiB of a device with which there is a plan, and with one percent less there is none; None when memory is not what is missing."""
+    """GiB of a device with which there is a plan, and with one percent less there is none; None when memory is not what
+    is missing.
+    """
 
     def does(gib: float) -> bool:
         return wish.is_possible(profile=limited(wish.profile, gib))
@@ -113,7 +123,9 @@ def _between(low: float, high: float, does: Callable[[float], bool]) -> float:
 
 
 def _least_devices(wish: Wish, likely: int | None) -> Mapping[str, int] | None:
-    """With the fewest more of one kind, among the numbers that are tried: also of one that the profile knows and that was not asked for."""
+    """With the fewest more of one kind, among the numbers that are tried: also of one that the profile knows and that
+    was not asked for.
+    """
     found = []
     others = {} if "" in wish.devices else {k.name: 0 for k in wish.profile.kinds if k.name not in wish.devices}
     for kind, there in {**wish.devices, **others}.items():
@@ -121,7 +133,13 @@ def _least_devices(wish: Wish, likely: int | None) -> Mapping[str, int] | None:
         def does(number: int, kind: str = kind) -> bool:
             return number <= MOST_DEVICES and wish.is_possible(devices={**wish.devices, kind: number})
 
-        if kind in wish.devices and likely is not None and likely > there and does(likely) and (likely == there + 1 or not does(likely - 1)):
+        if (
+            kind in wish.devices
+            and likely is not None
+            and likely > there
+            and does(likely)
+            and (likely == there + 1 or not does(likely - 1))
+        ):
             found.append((likely - there, {**wish.devices, kind: likely}))
             continue
         near = range(there + 1, there + 9) if there <= LOOKED_AT else ()

@@ -1,4 +1,6 @@
-"""One iteration of a plan as bars: who occupies which devices from when to when. From the micro-batches that were followed, or from the simulated timeline."""
+"""One iteration of a plan as bars: who occupies which devices from when to when. From the micro-batches that were
+followed, or from the simulated timeline.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ Bar = tuple[float, float, float, float, int, int]
 
 @dataclass(frozen=True)
 class Gantt:
-    """``bars``: shape (n, 6), float32: start and end [s], first lane and the one behind the last, worker, `BUSY` or `SWITCHING`.
+    """``bars``: shape (n, 6), float32: start and end [s], first lane and the one behind the last, worker, `BUSY` or
+    `SWITCHING`.
 
     Lanes are the devices in order, then one for each worker that has none. ``seconds``: the end of the iteration.
     """
@@ -35,13 +38,16 @@ class Gantt:
 
 
 def gantt(planned: Planned) -> Gantt:
-    """Of the iteration that a run settles to; with staleness of the time between the ends of two, in which several are under way."""
+    """Of the iteration that a run settles to; with staleness of the time between the ends of two, in which several are
+    under way.
+    """
     placement = planned.candidate.placement
-    workers = tuple(sorted(placement.seats, key=lambda n: not len(placement.seats[n].devices)))  # as a timeline has them, and so in its colours
+    # as a timeline has them, and so in its colours
+    workers = tuple(sorted(placement.seats, key=lambda n: not len(placement.seats[n].devices)))
     devices = sum(placement.setting.counts)
     hosts = [n for n, s in placement.seats.items() if not len(s.devices)]
-    lanes = {n: (s.devices.start, s.devices.stop) if len(s.devices) else (devices + hosts.index(n), devices + hosts.index(n) + 1)
-             for n, s in placement.seats.items()}  # fmt: skip
+    lanes = {n: (s.devices.start, s.devices.stop) for n, s in placement.seats.items()}
+    lanes |= {n: (devices + i, devices + i + 1) for i, n in enumerate(hosts)}
     bars = _followed(planned, workers, lanes) if planned.simulated is None else _simulated(planned, workers, lanes)
     table = np.array(bars, np.float32).reshape(-1, 6)
     return Gantt(table, devices + len(hosts), devices, workers, planned.seconds)
@@ -50,15 +56,19 @@ def gantt(planned: Planned) -> Gantt:
 def _followed(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tuple[int, int]]) -> list[Bar]:
     placement = planned.candidate.placement
     found = list[Bar]()
-    for unit, work in planned.candidate.streamed.work.items():
-        members = placement.setting.units[unit].members
+    for stage, work in planned.candidate.streamed.work.items():
+        members = placement.setting.stages[stage].members
         together = len(members) > 1 and len({lanes[m] for m in members}) == 1
         for i, name in enumerate(members):
             low, high = lanes[name]
-            parts = len(members) if together else 1  # they take turns step by step, too finely to be seen: each has its part of the height
+            # they time-share step by step, too finely to be seen: each has its part of the height
+            parts = len(members) if together else 1
             at = i if together else 0
             first, last = low + (high - low) * at / parts, low + (high - low) * (at + 1) / parts
-            found += [(start, end, first, last, workers.index(name), BUSY) for start, end in _melted(work, planned.seconds, placement.setting.overlap > 0)]
+            found += [
+                (start, end, first, last, workers.index(name), BUSY)
+                for start, end in _melted(work, planned.seconds, placement.setting.overlap > 0)
+            ]
     return found
 
 
@@ -69,8 +79,8 @@ def _melted(work: Work, seconds: float, overlap: bool) -> list[tuple[float, floa
 
 
 def _together(work: Work, seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    """What goes on between the ends of two iterations where several are under way: the work of one that was followed and, each ``seconds`` earlier, of the
-    next ones."""
+    """What goes on between the ends of two iterations where several are under way: the work of one that was followed
+    and, each ``seconds`` earlier, of the next ones."""
     lengths = np.minimum(work.ends - work.starts, seconds)
     starts = np.mod(work.starts, seconds) if seconds else work.starts
     over = np.maximum(starts + lengths - seconds, 0.0)
@@ -96,7 +106,10 @@ def _simulated(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tupl
         for kind, of in kinds.items():
             rows = own[np.isin(own["kind"], of)]
             rows = rows[np.argsort(rows["start"], kind="stable")]
-            starts, ends = (np.maximum(rows["start"], origin) - origin) / 1e9, (np.minimum(rows["end"], end) - origin) / 1e9
+            starts, ends = (
+                (np.maximum(rows["start"], origin) - origin) / 1e9,
+                (np.minimum(rows["end"], end) - origin) / 1e9,
+            )
             bars = _merged(starts, ends, (end - origin) / 1e9)
             if len(bars) < len(rows):
                 melted += range(len(found), len(found) + len(bars))
@@ -105,8 +118,9 @@ def _simulated(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tupl
 
 
 def _told_apart(bars: list[Bar], melted: list[int], least: float) -> list[Bar]:
-    """Bars of several workers on one lane at the same time, for ``least`` seconds or longer, were turns too fine to be seen: each has its part of the height.
-    Nobody else works on a lane at the same time, so only ``melted`` ones, those of workers whose spans were joined, are looked at."""
+    """Bars of several workers on one lane at the same time, for ``least`` seconds or longer, were turns too fine to be
+    seen: each has its part of the height. Nobody else works on a lane at the same time, so only ``melted`` ones, those
+    of workers whose spans were joined, are looked at."""
     lanes: dict[int, list[int]] = {}
     for i in melted:
         for lane in range(int(bars[i][2]), int(bars[i][3])):
@@ -128,7 +142,9 @@ def _told_apart(bars: list[Bar], melted: list[int], least: float) -> list[Bar]:
         alike = len({bars[k][2:4] for k in beside.get(i, ())}) <= 1
         at, parts = there.index(worker), len(there)
         for low, high in [(first, stop)] if alike else [(lane, lane + 1) for lane in range(int(first), int(stop))]:
-            found.append((start, end, low + (high - low) * at / parts, low + (high - low) * (at + 1) / parts, worker, kind))
+            found.append(
+                (start, end, low + (high - low) * at / parts, low + (high - low) * (at + 1) / parts, worker, kind)
+            )
     return found
 
 

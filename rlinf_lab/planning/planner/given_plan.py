@@ -2,11 +2,11 @@
 
 A plan by hand may cut what circulates in a cell into other batches than the search: what its members take in those.
 
-Such a plan is made by hand, edited, or read from a file. A plan that the search wrote and nobody edited says how it was found
-(`planning.placement.provenance`). Of any other one, who sits where, in which batches and who leaves its devices is read
-off the plan; from whose devices are whose follows who takes turns with whom and who streams. What has no place in such
+Such a plan is made by hand, edited, or read from a file. A plan that the search wrote and nobody edited says how it was
+found (`planning.placement.provenance`). Of any other one, who sits where, in which batches and who is offloaded is read
+off the plan; from whose devices are whose follows who time-shares with whom and who streams. What has no place in such
 a plan is refused in words. An executor's own fields (capacities, priorities, units of memory) are not simulated: queues
-are unbounded, and whoever has units of ``memory`` leaves its devices while others work there.
+are unbounded, and whoever has units of ``memory`` is offloaded while others work there.
 """
 
 from __future__ import annotations
@@ -41,19 +41,23 @@ from rlinf_lab.workflow.graph import WorkflowGraph
 
 
 def in_given_batches(setting: Setting, graph: WorkflowGraph, plan: ExecutionPlan) -> Profile:
-    """The profile, in which a member of a cell takes for all items of a step what it takes for them in the batches of the plan."""
+    """The profile, in which a member of a cell takes for all items of a step what it takes for them in the batches of
+    the plan.
+    """
     profile = setting.profile
     changed = {name: _in_parts(setting, name, part) for name, part in _parts(setting, graph, plan)}
     return profile.replace(workers={**profile.workers, **changed}) if changed else profile
 
 
 def _parts(setting: Setting, graph: WorkflowGraph, plan: ExecutionPlan) -> Iterator[tuple[str, float]]:
-    """(worker, which part of the cell's items a batch of all its ranks is), of those that the search would give other batches."""
-    for i, unit in enumerate(setting.units):
+    """(worker, which part of the cell's items a batch of all its ranks is), of those that the search would give other
+    batches.
+    """
+    for i, stage in enumerate(setting.stages):
         tokens = setting.cell(i).tokens
-        for name in unit.members if tokens > 1 else ():
-            inside = [e for e in graph.edges if e.consumer == name and e.producer in unit.members and not e.keyed]
-            if name == head(setting.profile, unit.members) or not inside:
+        for name in stage.members if tokens > 1 else ():
+            inside = [e for e in graph.edges if e.consumer == name and e.producer in stage.members and not e.keyed]
+            if name == head(setting.profile, stage.members) or not inside:
                 continue
             ranks = plan.ranks(name)
             found = batch_of_tokens(tokens, ranks, is_head=False)
@@ -63,14 +67,16 @@ def _parts(setting: Setting, graph: WorkflowGraph, plan: ExecutionPlan) -> Itera
 
 
 def _in_parts(setting: Setting, name: str, part: float) -> WorkerProfile:
-    """As if all items of a step took what they take in batches of a part of them, on each number of devices that was measured, beside whom it was."""
+    """As if all items of a step took what they take in batches of a part of them, on each number of devices that was
+    measured, beside whom it was.
+    """
     worker, items = setting.profile.workers[name], float(setting.profile.items)
     groups: dict[tuple[str, tuple[str, ...]], list[Sample]] = {}
     for sample in worker.samples:
         groups.setdefault((sample.kind, sample.beside), []).append(sample)
     made = []
     for same in groups.values():
-        model = fit_worker(replace(worker, samples=tuple(same)), setting.profile.unit(name))
+        model = fit_worker(replace(worker, samples=tuple(same)), setting.profile.group_size(name))
         largest = {s.devices: s for s in sorted(same, key=lambda s: s.items)}  # its peak counts
         for devices, sample in largest.items():
             seconds = float(model.seconds(np.array([devices]), items * part)[0]) / part
@@ -96,9 +102,11 @@ class Seated(Placement):
 def as_given(
     profile: Profile, graph: WorkflowGraph, plan: ExecutionPlan, devices: Mapping[str, int], rule: str = "fitted"
 ) -> tuple[Candidate, tuple[str, ...]]:
-    """(the plan as a candidate, names of its devices in the candidate's order). ``devices``: of each kind, in the order of the plan's.
+    """(the plan as a candidate, names of its devices in the candidate's order). ``devices``: of each kind, in the order
+    of the plan's.
 
-    Raises `PlanError` naming the worker that the profile allows no such place, what does not fit, or what cannot be simulated from a profile.
+    Raises `PlanError` naming the worker that the profile allows no such place, what does not fit, or what cannot be
+    simulated from a profile.
     """
     plan.validate(graph)
     if plan.origin and (candidate := _as_found(profile, graph, plan, devices, rule)) is not None:
@@ -108,20 +116,31 @@ def as_given(
         profile, setting = changed, Setting.of(changed, devices, MICRO_BATCHES, rule, plan.staleness)
     reader = _Reader(setting, graph, plan)
     if not reader.is_coarse():
-        reader = _Reader(Setting.of(profile, devices, min(MAX_MICRO_BATCHES, profile.items), rule, plan.staleness), graph, plan)
+        reader = _Reader(
+            Setting.of(profile, devices, min(MAX_MICRO_BATCHES, profile.items), rule, plan.staleness), graph, plan
+        )
     return reader.candidate()
 
 
-def _as_found(profile: Profile, graph: WorkflowGraph, plan: ExecutionPlan, devices: Mapping[str, int], rule: str) -> Candidate | None:
+def _as_found(
+    profile: Profile, graph: WorkflowGraph, plan: ExecutionPlan, devices: Mapping[str, int], rule: str
+) -> Candidate | None:
     """The plan of the search that it was, if that still makes this very plan (nobody has edited it) and fits."""
     micro_batches = plan.origin.get("micro_batches", 0)
     setting = Setting.of(
-        profile, devices, micro_batches if isinstance(micro_batches, int) and 1 <= micro_batches <= MAX_MICRO_BATCHES else MICRO_BATCHES, rule, plan.staleness
+        profile,
+        devices,
+        micro_batches if isinstance(micro_batches, int) and 1 <= micro_batches <= MAX_MICRO_BATCHES else MICRO_BATCHES,
+        rule,
+        plan.staleness,
     )
     try:
         placement = found_by(plan.origin, setting)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise PlanError(f"Plan {plan.name!r}: origin is not what a search wrote ({error!r}). Next: without origin it is read from the rest.") from error
+        raise PlanError(
+            f"Plan {plan.name!r}: origin is not what a search wrote ({error!r}). Next: without origin it is read from "
+            "the rest."
+        ) from error
     if placement is None or placement.misfit() or execution_plan(placement, graph, plan.devices, plan.name) != plan:
         return None
     candidate = Candidate.of(placement.setting, placement.arrangement, placement.tree)
@@ -138,37 +157,62 @@ class _Reader:
         order = self._renumbered()
         self.names = tuple(plan.devices[d] for d in order)
         place = {d: i for i, d in enumerate(order)}
-        self.where = {n: self._neighbours(n, sorted(place[d] for d in set(itertools.chain(*plan.placements[n])))) for n in self.profile.workers}
+        self.where = {
+            n: self._neighbours(n, sorted(place[d] for d in set(itertools.chain(*plan.placements[n]))))
+            for n in self.profile.workers
+        }
         self.edges = {(e.producer, e.consumer): e for e in graph.edges}
 
     def is_coarse(self) -> bool:
         """Whether no batch is finer than the micro-batches of the setting."""
-        return all(self._micro_batch_at(e, self.setting.granularities - 1) <= max(1, c) for e in self.profile.edges if (c := self._asked(e)))
+        return all(
+            self._micro_batch_at(e, self.setting.granularities - 1) <= max(1, c)
+            for e in self.profile.edges
+            if (c := self._asked(e))
+        )
 
     def candidate(self) -> tuple[Candidate, tuple[str, ...]]:
-        """Of all trees and micro-batches that the plan may stand for those with which it is that plan, and of these the fastest."""
+        """Of all trees and micro-batches that the plan may stand for those with which it is that plan, and of these the
+        fastest.
+        """
         setting = self.setting
-        forms = Forms(tuple(map(self._form, range(len(setting.units)))), windows=tuple(sorted(map(self._window, self.profile.workers), key=lambda w: w[0])))
-        staying = sum(1 << i for i, unit in enumerate(setting.units) if self._stays(unit.members))
+        forms = Forms(
+            tuple(map(self._form, range(len(setting.stages)))),
+            windows=tuple(sorted(map(self._window, self.profile.workers), key=lambda w: w[0])),
+        )
+        staying = sum(1 << i for i, stage in enumerate(setting.stages) if self._stays(stage.members))
         seats = {name: self._seat(name, 0, bool(staying >> setting.home[name] & 1)) for name in self.profile.workers}
         bare = Seated(setting, Arrangement(staying, forms), self._leaf(0), seats)
         arrangement = Arrangement(staying, replace(forms, meeting=bare.meetings))
         problem = setting.problem(arrangement)
         found: list[tuple[int, float, Seated]] = []
-        for tree in itertools.islice(itertools.chain.from_iterable(map(self._in_micro_batches, self._trees(problem))), MOST):
+        for tree in itertools.islice(
+            itertools.chain.from_iterable(map(self._in_micro_batches, self._trees(problem))), MOST
+        ):
             there = {n.worker: 2**n.grain for n in nodes(tree) if isinstance(n, Leaf)}
-            placed = Seated(setting, arrangement, tree, {n: replace(s, micro_batches=there[setting.home[n]]) for n, s in seats.items()})
+            placed = Seated(
+                setting,
+                arrangement,
+                tree,
+                {n: replace(s, micro_batches=there[setting.home[n]]) for n, s in seats.items()},
+            )
             found.append((self._missed(placed), evaluate(tree, problem), placed))
         found.sort(key=lambda f: f[:2])
-        best = next(((seconds, placed) for _, seconds, placed in found if math.isfinite(seconds) and not placed.misfit()), None)
+        best = next(
+            ((seconds, placed) for _, seconds, placed in found if math.isfinite(seconds) and not placed.misfit()), None
+        )
         if best is None:
             raise PlanError(self._refused(found[0][2]))
         return Candidate(best[1], best[0], follow(best[1])), self.names
 
     def _missed(self, placement: Placement) -> int:
         """Channels whose batches would be others than the plan's, and whether who comes first would be."""
-        asked = [(self.edges[e.producer, e.consumer], n) for e in self.profile.edges if (n := self._asked(e)) is not None]
-        return sum(micro_batch_between(placement, edge) != n for edge, n in asked) + (priorities(placement, self.graph) != self.plan.priorities)
+        asked = [
+            (self.edges[e.producer, e.consumer], n) for e in self.profile.edges if (n := self._asked(e)) is not None
+        ]
+        return sum(micro_batch_between(placement, edge) != n for edge, n in asked) + (
+            priorities(placement, self.graph) != self.plan.priorities
+        )
 
     def _refused(self, placement: Placement) -> str:
         """Nothing fits, or the models tell no seconds."""
@@ -188,15 +232,27 @@ class _Reader:
         where = f"Plan {self.plan.name!r}: placements[{name!r}]"
         if worker.resource == "host":
             if used:
-                raise PlanError(f"{where} is on {len(set(used))} devices, but the profile has it on the host. Next: [[]], or resource: 'device'.")
+                raise PlanError(
+                    f"{where} is on {len(set(used))} devices, but the profile has it on the host. Next: [[]], or "
+                    "resource: 'device'."
+                )
             return
         sizes = {len(rank) for rank in ranks}
         if sizes != {each}:
-            raise PlanError(f"{where} has ranks of {listing([str(n) for n in sorted(sizes)])} devices; the profile says {each} a rank. Next: {each} in each.")
+            raise PlanError(
+                f"{where} has ranks of {listing([str(n) for n in sorted(sizes)])} devices; the profile says {each} a "
+                f"rank. Next: {each} in each."
+            )
         if not worker.ranks.allows(len(used)):
-            raise PlanError(f"{where} has {len(ranks)} ranks, which the profile does not allow: {worker.ranks}. Next: {self._allowed(name, len(used))}.")
+            raise PlanError(
+                f"{where} has {len(ranks)} ranks, which the profile does not allow: {worker.ranks}. Next: "
+                f"{self._allowed(name, len(used))}."
+            )
         if worker.devices not in (None, len(used)):
-            raise PlanError(f"{where} is on {len(used)} devices; the profile pins it to {worker.devices}. Next: {worker.devices}, or no pin.")
+            raise PlanError(
+                f"{where} is on {len(used)} devices; the profile pins it to {worker.devices}. Next: {worker.devices}, "
+                "or no pin."
+            )
 
     def _allowed(self, name: str, devices: int) -> str:
         rule, there = self.profile.workers[name].ranks, len(self.plan.devices)
@@ -204,7 +260,9 @@ class _Reader:
         return f"{near} devices" if near else f"more than {there} devices"
 
     def _renumbered(self) -> list[int]:
-        """The devices in an order in which each worker has neighbours, if that is easily found; devices of a kind stay together."""
+        """The devices in an order in which each worker has neighbours, if that is easily found; devices of a kind stay
+        together.
+        """
         used = [{d for rank in ranks for d in rank} for ranks in self.plan.placements.values()]
         if all(max(u) - min(u) + 1 == len(u) for u in used if u):
             return list(range(len(self.plan.devices)))
@@ -220,12 +278,16 @@ class _Reader:
         if len(found) > len(there):
             names = [self.names[d] for d in there]
             raise PlanError(
-                f"Plan {self.plan.name!r}: {name!r} is on {listing(names[:8])}, of which others have some in a way that is neither turns nor streams: such a "
+                f"Plan {self.plan.name!r}: {name!r} is on {listing(names[:8])}, of which others have some in a way "
+                "that is neither turns nor streams: such a "
                 f"plan cannot be simulated from a profile. Next: devices that lie side by side, or lab.run(flow, plan)."
             )
         ends = list(itertools.accumulate(self.setting.counts))
         if found and len({int(np.searchsorted(ends, d, side="right")) for d in (found[0], found[-1])}) > 1:
-            raise PlanError(f"Plan {self.plan.name!r}: {name!r} is on devices of several kinds, which no profile tells. Next: one kind for each worker.")
+            raise PlanError(
+                f"Plan {self.plan.name!r}: {name!r} is on devices of several kinds, which no profile tells. Next: one "
+                "kind for each worker."
+            )
         return found
 
     def _counts(self, devices: range) -> tuple[int, ...]:
@@ -237,8 +299,8 @@ class _Reader:
         n = len(self.where[name])
         return (name, Window(n, n)) if n else (name, Window())
 
-    def _form(self, unit: int) -> str:
-        members = self.setting.units[unit].members
+    def _form(self, stage: int) -> str:
+        members = self.setting.stages[stage].members
         if len(members) == 1:
             return SINGLE
         used = [set(self.where[m]) for m in members if self.where[m]]
@@ -247,7 +309,8 @@ class _Reader:
         if sum(map(len, used)) == len(set().union(*used)):
             return APART
         raise PlanError(
-            f"Plan {self.plan.name!r}: {listing(members)} answer each other and share some of their devices, not all: from a profile such a plan cannot be "
+            f"Plan {self.plan.name!r}: {listing(members)} answer each other and share some of their devices, not all: "
+            "from a profile such a plan cannot be "
             f"simulated. Next: the same devices for all of them, or devices of their own."
         )
 
@@ -256,14 +319,23 @@ class _Reader:
         if leaving and not all(self.profile.workers[m].offloadable for m in leaving):
             fixed = next(m for m in leaving if not self.profile.workers[m].offloadable)
             where = f"profile.workers.{fixed}.offloadable"
-            raise PlanError(f"Plan {self.plan.name!r}: {fixed!r} leaves its devices (memory), but {where} is false. Next: memory 0.")
+            raise PlanError(
+                f"Plan {self.plan.name!r}: {fixed!r} is offloaded (memory), but {where} is false. Next: memory 0."
+            )
         return not leaving
 
     # --- in which batches --------------------------------------------------------------------------------------
     def _asked(self, edge: EdgeProfile) -> int | None:
-        """Items or groups of one batch of a rank of the consumer, 0 for everything; None where batches do not say into how many calls it divides its work."""
+        """Items or groups of one batch of a rank of the consumer, 0 for everything; None where batches do not say into
+        how many calls it divides its work.
+        """
         setting, there = self.setting, self.edges.get((edge.producer, edge.consumer))
-        if setting.home[edge.producer] == setting.home[edge.consumer] or setting.begins_with_all(edge.consumer) or edge.value or there is None:
+        if (
+            setting.home[edge.producer] == setting.home[edge.consumer]
+            or setting.begins_with_all(edge.consumer)
+            or edge.value
+            or there is None
+        ):
             return None
         return self.plan.micro_batches.get(there.channel, 0) or (None if edge.whole else 0)
 
@@ -271,7 +343,10 @@ class _Reader:
         """What the search's plans have there, as `to_execution_plan.micro_batch_between`."""
         part = 2.0**-grain
         if edge.consumer in self.setting.in_whole_calls:
-            part = float(self.setting.calls(edge.consumer, 2**grain, len(self.plan.placements[edge.consumer])).full) / self.profile.items
+            part = (
+                float(self.setting.calls(edge.consumer, 2**grain, len(self.plan.placements[edge.consumer])).full)
+                / self.profile.items
+            )
         return self._share(edge, part)
 
     def _share(self, edge: EdgeProfile, part: float = 1.0) -> int:
@@ -280,19 +355,22 @@ class _Reader:
         passing = items / self.edges[edge.producer, edge.consumer].group
         return max(1, math.ceil(passing * part / len(self.plan.placements[edge.consumer]) - ROUNDING))
 
-    def _grains(self, unit: int) -> list[int]:
-        """The work of an iteration is divided into 2^grain micro-batches: those that make the calls that are asked for; of who is handed nothing in batches
-        all.
+    def _grains(self, stage: int) -> list[int]:
+        """The work of an iteration is divided into 2^grain micro-batches: those that make the calls that are asked for;
+        of who is handed nothing in batches all.
         """
         found: dict[EdgeProfile, list[int]] = {}
         for edge in self.profile.edges:
-            if self.setting.home[edge.consumer] == unit and (asked := self._asked(edge)) is not None:
+            if self.setting.home[edge.consumer] == stage and (asked := self._asked(edge)) is not None:
                 found[edge] = self._grains_of(edge, asked)
-        common = set.intersection(*map(set, found.values())) if found else set(range(self.setting.finest_call[unit] + 1))
+        common = (
+            set.intersection(*map(set, found.values())) if found else set(range(self.setting.finest_call[stage] + 1))
+        )
         if not common:
             calls = ", ".join(f"{2 ** grains[0]} of what {e.producer} makes" for e, grains in found.items())
             raise PlanError(
-                f"Plan {self.plan.name!r}: the micro-batches of what {self.setting.units[unit].name!r} takes make different numbers of calls: {calls}. "
+                f"Plan {self.plan.name!r}: the micro-batches of what {self.setting.stages[stage].name!r} takes make "
+                f"different numbers of calls: {calls}. "
                 f"Next: micro-batches that make as many of each."
             )
         return sorted(common)
@@ -305,7 +383,8 @@ class _Reader:
         if asked not in sizes.values():
             near = sorted(sorted(set(sizes.values()), key=lambda n: abs(n - asked))[:2])
             raise PlanError(
-                f"Plan {self.plan.name!r}: micro_batches[{self.edges[edge.producer, edge.consumer].channel!r}] is {asked}; from a profile plans are simulated "
+                f"Plan {self.plan.name!r}: micro_batches[{self.edges[edge.producer, edge.consumer].channel!r}] is "
+                f"{asked}; from a profile plans are simulated "
                 f"in 1, 2, 4, ... micro-batches. Next: {' or '.join(map(str, near))}."
             )
         return [g for g, size in sizes.items() if size == asked]
@@ -316,24 +395,32 @@ class _Reader:
         return Seat(name, devices, ranks, 2**grain, self._sub_batches(name), stays or not devices)
 
     def _sub_batches(self, name: str) -> int:
-        """Those of its cell; where the plan says nothing and the profile knows one number only, on devices of their own, that one."""
-        members = self.setting.units[self.setting.home[name]].members
+        """Those of its cell; where the plan says nothing and the profile knows one number only, on devices of their
+        own, that one.
+        """
+        members = self.setting.stages[self.setting.home[name]].members
         known = self.setting.cell(self.setting.home[name]).sub_batches
         given = {m: n for m in members if (n := self.plan.tokens(m)) > 1} if len(members) > 1 else {}
         if len(set(given.values())) > 1:
             numbers = f"sub_batches of {listing(list(given))} are {listing(list(map(str, given.values())))}"
-            raise PlanError(f"Plan {self.plan.name!r}: {numbers}; members of a cell have as many. Next: one number for all of them.")
+            raise PlanError(
+                f"Plan {self.plan.name!r}: {numbers}; members of a cell have as many. Next: one number for all of them."
+            )
         apart = len(members) > 1 and self._form(self.setting.home[name]) == APART
         return max(given.values(), default=known[0] if apart and len(known) == 1 else 1)
 
     # --- the tree ------------------------------------------------------------------------------------------------
     def _trees(self, problem: Problem) -> Iterator[Tree]:
-        """Who has devices in common takes turns, the others stream: all such trees, those first in which most edges are what the plan makes of them."""
+        """Who has devices in common time-shares, the others stream: all such trees, those first in which most edges are
+        what the plan makes of them.
+        """
         cuts, known = Cuts.shared(problem), dict[int, list[tuple[int, Tree]]]()
 
         def some(leaves: int) -> list[tuple[int, Tree]]:
             if leaves not in known:
-                found: list[tuple[int, Tree]] = [(0, self._leaf(leaves.bit_length() - 1))] if not leaves & (leaves - 1) else []
+                found: list[tuple[int, Tree]] = (
+                    [(0, self._leaf(leaves.bit_length() - 1))] if not leaves & (leaves - 1) else []
+                )
                 for cut in cuts.of(leaves) if not found else ():
                     for (wrong, before), (more, after) in itertools.product(some(cut.before), some(cut.after)):
                         missed, tree = self._composed(cut, before, after)
@@ -345,31 +432,43 @@ class _Reader:
         return (tree for wrong, tree in trees if wrong == trees[0][0])
 
     def _in_micro_batches(self, tree: Tree) -> Iterator[Tree]:
-        """A tree with all the micro-batches that the plan may stand for: of who is handed nothing in batches as many as others have; turns once, or for each
-        micro-batch.
+        """A tree with all the micro-batches that the plan may stand for: of who is handed nothing in batches as many as
+        others have; turns once, or for each micro-batch.
         """
-        units = range(len(self.setting.units))
-        asked = {u: grains for u in units if len(grains := self._grains(u)) <= self.setting.finest_call[u]}
+        stages = range(len(self.setting.stages))
+        asked = {u: grains for u in stages if len(grains := self._grains(u)) <= self.setting.finest_call[u]}
         some = {g for grains in asked.values() for g in (grains[0], grains[-1])}
-        choices = [sorted({*asked[u][:1], *asked[u][-1:]} if u in asked else {0, *(g for g in some if g <= self.setting.finest_call[u])}) for u in units]
+        choices = [
+            sorted(
+                {*asked[u][:1], *asked[u][-1:]}
+                if u in asked
+                else {0, *(g for g in some if g <= self.setting.finest_call[u])}
+            )
+            for u in stages
+        ]
         for chosen in itertools.product(*choices):
             for once in (True, False):
                 yield _grained(tree, chosen, once)
 
-    def _leaf(self, unit: int) -> Leaf:
-        members = self.setting.units[unit].members
+    def _leaf(self, stage: int) -> Leaf:
+        members = self.setting.stages[stage].members
         used = {self.where[m] for m in members if self.where[m]}
         counts = [self._counts(devices) for devices in used] or [(0,) * len(self.setting.counts)]
-        return Leaf(unit, tuple(map(sum, zip(*counts, strict=True))), 0)
+        return Leaf(stage, tuple(map(sum, zip(*counts, strict=True))), 0)
 
     def _composed(self, cut: Cut, before: Tree, after: Tree) -> tuple[int, Composed]:
         """(edges that would be turns although producer and consumer have no device in common, the composition)."""
-        units = self.setting.units
-        devices = [{d for i, u in enumerate(units) if part >> i & 1 for m in u.members for d in self.where[m]} for part in (cut.before, cut.after)]
+        stages = self.setting.stages
+        devices = [
+            {d for i, u in enumerate(stages) if part >> i & 1 for m in u.members for d in self.where[m]}
+            for part in (cut.before, cut.after)
+        ]
         shared = devices[0] & devices[1]
         kind = TEMPORAL if shared else SPATIAL
         home, where = self.setting.home, self.where
-        crossing = [e for e in self.profile.edges if cut.before >> home[e.producer] & 1 and cut.after >> home[e.consumer] & 1]
+        crossing = [
+            e for e in self.profile.edges if cut.before >> home[e.producer] & 1 and cut.after >> home[e.consumer] & 1
+        ]
         apart = sum(not set(where[e.producer]) & set(where[e.consumer]) for e in crossing) if shared else 0
         ends = list(itertools.accumulate(self.setting.counts))
         kinds = [int(np.searchsorted(ends, d, side="right")) for d in devices[0] | devices[1]]
@@ -381,4 +480,9 @@ def _grained(tree: Tree, grains: Sequence[int], once: bool) -> Tree:
     if isinstance(tree, Leaf):
         return replace(tree, grain=grains[tree.worker])
     before, after = (_grained(part, grains, once) for part in tree.parts())
-    return replace(tree, before=before, after=after, grain=0 if once and tree.kind == TEMPORAL else min(tree.grain, before.grain, after.grain))
+    return replace(
+        tree,
+        before=before,
+        after=after,
+        grain=0 if once and tree.kind == TEMPORAL else min(tree.grain, before.grain, after.grain),
+    )

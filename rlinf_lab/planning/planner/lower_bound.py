@@ -1,4 +1,6 @@
-"""A lower bound: seconds between iterations that no plan can beat under the profile's cost models, whatever it shares and streams."""
+"""A lower bound: seconds between iterations that no plan can beat under the profile's cost models, whatever it shares
+and streams.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import numpy as np
 
 from rlinf_lab.planning.costs import GenerationModel
 from rlinf_lab.planning.placement.cell_order import is_ring, order, rounds
-from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Company, Forms
+from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Colocated, Forms
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.profile.handovers import tail
 from rlinf_lab.planning.profile.profile import EdgeProfile
@@ -26,54 +28,73 @@ class Bound:
 
 
 def lower_bound(setting: Setting, known: float = np.inf) -> Bound:
-    """The largest of three bounds. ``known``: seconds of a plan; only device counts that could beat it count as work."""
-    busy = [busy_seconds(setting, unit) for unit in range(len(setting.units))]
-    work = sum(_device_seconds(setting, unit, known) for unit in range(len(setting.units)))
-    steady = [float(np.minimum(rows, _of_ranks(setting, unit)).min()) for unit, rows in enumerate(busy)]
+    """The largest of three bounds. ``known``: seconds of a plan; only device counts that could beat it
+    count as work.
+    """
+    busy = [busy_seconds(setting, stage) for stage in range(len(setting.stages))]
+    work = sum(_device_seconds(setting, stage, known) for stage in range(len(setting.stages)))
+    steady = [float(np.minimum(rows, _of_ranks(setting, stage)).min()) for stage, rows in enumerate(busy)]
     slowest = max(range(len(busy)), key=steady.__getitem__)
     found = [
         Bound(work / setting.totals[-1], f"all workers together need {work:.4g} device seconds"),
-        Bound(steady[slowest], f"{setting.units[slowest].name} alone takes as long on the devices that suit it best"),
+        Bound(steady[slowest], f"{setting.stages[slowest].name} alone takes as long on the devices that suit it best"),
         _chain(setting, busy),
     ]
     best, handing = max(found, key=lambda b: b.seconds), 0.0 if setting.overlap else tail(setting.profile)
     return Bound(best.seconds + handing, f"{best.why}, and handing over {handing:.4g} s") if handing else best
 
 
-def _device_seconds(setting: Setting, unit: int, known: float) -> float:
-    """Fewest device seconds of an iteration: what the members of a cell compute, each on devices that could beat ``known``."""
-    names = setting.units[unit].members
-    calibration = setting.cell(unit).calibration if len(names) > 1 else 1.0
-    return calibration * sum(_of_worker(setting, unit, name, known / calibration) for name in names)
+def _device_seconds(setting: Setting, stage: int, known: float) -> float:
+    """Fewest device seconds of an iteration: what the members of a cell compute, each on devices that could beat
+    ``known``.
+    """
+    names = setting.stages[stage].members
+    calibration = setting.cell(stage).calibration if len(names) > 1 else 1.0
+    return calibration * sum(_of_worker(setting, stage, name, known / calibration) for name in names)
 
 
-def _of_worker(setting: Setting, unit: int, name: str, known: float) -> float:
-    busy, occupied = np.minimum(_least(setting, unit, name), _of_ranks(setting, unit, at_once=False)), _occupied(setting, unit, name)
-    # A plan of ``known`` seconds may be a little above what the search says of it, or below by the nanoseconds to which a simulation rounds.
+def _of_worker(setting: Setting, stage: int, name: str, known: float) -> float:
+    busy, occupied = (
+        np.minimum(_least(setting, stage, name), _of_ranks(setting, stage, at_once=False)),
+        _occupied(setting, stage, name),
+    )
+    # A plan of ``known`` seconds may be a little above what the search says of it, or below by the nanoseconds to which
+    # a simulation rounds.
     quick = np.isfinite(busy) & (busy <= max(known * ROUNDED, busy.min()))
     return float((np.minimum(busy, occupied)[quick] * setting.totals[quick]).min())
 
 
-def _least(setting: Setting, unit: int, name: str) -> np.ndarray:
-    """Least seconds that a worker computes in an iteration, in any micro-batches and sub-batches, for each number of devices."""
-    company, cell = Company(0, Forms((SINGLE,) * len(setting.units)), (name,)), len(setting.units[unit].members) > 1
-    ways, micro_batches = sorted({1, *setting.cell(unit).sub_batches} if cell else {1}), 2.0 ** np.arange(setting.granularities)[:, None]
-    return np.asarray(np.min([k * micro_batches * setting.tables.member_rows(name, k, company) for k in ways], axis=(0, 1)))
-
-
-def _of_ranks(setting: Setting, unit: int, at_once: bool = True) -> np.ndarray:
-    """Seconds of an iteration for each number of devices where ranks of a worker need not have as many items in each, for iterations overlap: five items of two
-    ranks are two and a half. inf: no rank can have another share.
-
-    For the work (not ``at_once``) that is so in every iteration: a rank that has fewer ends sooner, and others have its device. Where iterations overlap, and
-    with m calls of an iteration, of any size, R ranks take m / R of them each, and the largest call lies within the 1 + staleness iterations that are under way
-    (which matters to who waits for them). Between whole items a model is a line.
+def _least(setting: Setting, stage: int, name: str) -> np.ndarray:
+    """Least seconds that a worker computes in an iteration, in any micro-batches and sub-batches, for each number of
+    devices.
     """
-    found, names = np.full(setting.shape, np.inf), setting.units[unit].members
+    colocated, cell = (
+        Colocated(0, Forms((SINGLE,) * len(setting.stages)), (name,)),
+        len(setting.stages[stage].members) > 1,
+    )
+    ways, micro_batches = (
+        sorted({1, *setting.cell(stage).sub_batches} if cell else {1}),
+        2.0 ** np.arange(setting.granularities)[:, None],
+    )
+    return np.asarray(
+        np.min([k * micro_batches * setting.tables.member_rows(name, k, colocated) for k in ways], axis=(0, 1))
+    )
+
+
+def _of_ranks(setting: Setting, stage: int, at_once: bool = True) -> np.ndarray:
+    """Seconds of an iteration for each number of devices where ranks of a worker need not have as many items in each,
+    for iterations overlap: five items of two ranks are two and a half. inf: no rank can have another share.
+
+    For the work (not ``at_once``) that is so in every iteration: a rank that has fewer ends sooner, and others have its
+    device. Where iterations overlap, and with m calls of an iteration, of any size, R ranks take m / R of them each,
+    and the largest call lies within the 1 + staleness iterations that are under way (which matters to who waits for
+    them). Between whole items a model is a line.
+    """
+    found, names = np.full(setting.shape, np.inf), setting.stages[stage].members
     worker = setting.profile.workers[names[0]]
     if len(names) > 1 or (at_once and not setting.overlap) or worker.kind == "generation" or worker.resource == "host":
         return found.ravel()
-    group, items, under_way = setting.profile.unit(names[0]), setting.profile.items, 1 + setting.overlap
+    group, items, under_way = setting.profile.group_size(names[0]), setting.profile.items, 1 + setting.overlap
     for axis, kind in enumerate(setting.kinds):
         devices = np.arange(1, setting.counts[axis] + 1)
         ranks, model = np.maximum(devices // worker.ranks.devices_per_rank, 1), setting.models[names[0], kind]
@@ -90,25 +111,36 @@ def _of_ranks(setting: Setting, unit: int, at_once: bool = True) -> np.ndarray:
             ways.append(seconds * np.maximum(calls / ranks, 1 / under_way if at_once else 0.0))
         only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
         found[only] = worker.calls * np.min(ways, axis=0)
-    return np.where(np.isfinite(busy_seconds(setting, unit)), found.ravel(), np.inf)
+    return np.where(np.isfinite(busy_seconds(setting, stage)), found.ravel(), np.inf)
 
 
-def _occupied(setting: Setting, unit: int, name: str) -> np.ndarray:
+def _occupied(setting: Setting, stage: int, name: str) -> np.ndarray:
     """Seconds for which a worker keeps others off its devices, for each number of them; inf: as long as it is busy.
 
-    A generator's ranks end one by one. Where the next iteration begins meanwhile, or somebody who needs none of its responses or can begin with the first
-    ones, they are not lost. The mean rank ends no earlier than the mean response, which takes no longer with more devices.
+    A generator's ranks end one by one. Where the next iteration begins meanwhile, or somebody who needs none of its
+    responses or can begin with the first ones, they are not lost. The mean rank ends no earlier than the mean response,
+    which takes no longer with more devices.
     """
     found = np.full(setting.shape, np.inf)
-    if setting.overlap or not _is_alone(setting, unit):
+    if setting.overlap or not _is_alone(setting, stage):
         worker = setting.profile.workers[name]
         for axis, kind in enumerate(setting.kinds):
-            model, counts = setting.models[name, kind], np.unique(np.geomspace(1, setting.counts[axis], GRID).astype(int))
+            model, counts = (
+                setting.models[name, kind],
+                np.unique(np.geomspace(1, setting.counts[axis], GRID).astype(int)),
+            )
             if isinstance(model, GenerationModel):
-                slots = setting.tables.running(name, kind, counts, setting.profile.items, Company(0, Forms(()), (name,)))
-                means = [_mean_response(setting, model, int(n), None if slots is None else float(slots[i])) for i, n in enumerate(counts)]
+                slots = setting.tables.running(
+                    name, kind, counts, setting.profile.items, Colocated(0, Forms(()), (name,))
+                )
+                means = [
+                    _mean_response(setting, model, int(n), None if slots is None else float(slots[i]))
+                    for i, n in enumerate(counts)
+                ]
                 only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
-                found[only] = worker.calls * np.array(means)[np.searchsorted(counts, np.arange(1, setting.counts[axis] + 1))]
+                found[only] = (
+                    worker.calls * np.array(means)[np.searchsorted(counts, np.arange(1, setting.counts[axis] + 1))]
+                )
     return found.ravel()
 
 
@@ -119,12 +151,14 @@ def _mean_response(setting: Setting, model: GenerationModel, devices: int, slots
     return float(times[:-1].sum() / ATOMS)
 
 
-def _is_alone(setting: Setting, unit: int) -> bool:
-    """Whether every other unit has ended before this one begins, or begins when it has ended, for somebody on the way waits for everything."""
+def _is_alone(setting: Setting, stage: int) -> bool:
+    """Whether every other stage has ended before this one begins, or begins when it has ended, for somebody on the way
+    waits for everything.
+    """
     pairs = {(setting.home[e.producer], setting.home[e.consumer], setting.whole(e)) for e in setting.profile.edges}
-    after: dict[bool, set[int]] = {False: {unit}, True: set()}  # fed by it, and those of them that wait for everything
-    before: dict[bool, set[int]] = {False: {unit}, True: set()}
-    for _ in setting.units:
+    after: dict[bool, set[int]] = {False: {stage}, True: set()}  # fed by it, and those of them that wait for everything
+    before: dict[bool, set[int]] = {False: {stage}, True: set()}
+    for _ in setting.stages:
         for p, c, whole in pairs:
             if p in after[False] and p != c:
                 after[False].add(c)
@@ -132,25 +166,30 @@ def _is_alone(setting: Setting, unit: int) -> bool:
             if c in before[False] and p != c:
                 before[False].add(p)
                 before[True] |= {p} if whole or c in before[True] else set()
-    return len({unit} | after[True] | before[True]) == len(setting.units)
+    return len({stage} | after[True] | before[True]) == len(setting.stages)
 
 
-def busy_seconds(setting: Setting, unit: int) -> np.ndarray:
+def busy_seconds(setting: Setting, stage: int) -> np.ndarray:
     """Least seconds of an iteration on each number of devices, with the best micro-batches and alone there."""
-    members = setting.units[unit].members
-    if not is_ring(setting.profile, members):  # not all members wait for each other in every step; apart, each has a number of devices of its own
-        return np.asarray(np.max([_on_at_most(setting, _least(setting, unit, m)) for m in members], axis=0))
+    members = setting.stages[stage].members
+    # not all members wait for each other in every step; apart, each has a number of devices of its own
+    if not is_ring(setting.profile, members):
+        return np.asarray(np.max([_on_at_most(setting, _least(setting, stage, m)) for m in members], axis=0))
     forms = [TOGETHER, APART] if len(members) > 1 else [SINGLE]
-    rows = [setting.tables.of(unit, 0, Forms(tuple(f if i == unit else SINGLE for i in range(len(setting.units))))) for f in forms]
+    rows = [
+        setting.tables.of(stage, 0, Forms(tuple(f if i == stage else SINGLE for i in range(len(setting.stages)))))
+        for f in forms
+    ]
     micro_batches = 2.0 ** np.arange(setting.granularities)[:, None]
     found = np.min([np.min(r * micro_batches, axis=0) for r in rows], axis=0)
     return np.asarray(found)
 
 
-def _outside(setting: Setting, unit: int, member: str, entering: bool) -> float:
-    """Which part of a cell's seconds others of it may be busy before a member has its first inputs (``entering``), or after its last outputs: in a ring
-    those before it, or after it, in one step; without one those who are some steps ahead or behind."""
-    profile, members = setting.profile, setting.units[unit].members
+def _outside(setting: Setting, stage: int, member: str, entering: bool) -> float:
+    """Which part of a cell's seconds others of it may be busy before a member has its first inputs (``entering``), or
+    after its last outputs: in a ring those before it, or after it, in one step; without one those who are some steps
+    ahead or behind."""
+    profile, members = setting.profile, setting.stages[stage].members
     if len(members) == 1:
         return 0.0
     in_order, ring = order(profile, members), is_ring(profile, members)
@@ -180,18 +219,20 @@ def _chain(setting: Setting, busy: list[np.ndarray]) -> Bound:
     """Workers that wait for the whole batch of the one before come one after another, even if each had all devices."""
     ends: list[float] = []
     paths: list[tuple[int, ...]] = []
-    for unit in range(len(setting.units)):
-        own = float(busy[unit].min())
-        found: list[tuple[float, tuple[int, ...]]] = [(own, (unit,))]
+    for stage in range(len(setting.stages)):
+        own = float(busy[stage].min())
+        found: list[tuple[float, tuple[int, ...]]] = [(own, (stage,))]
         for edge in setting.profile.edges:
             before = setting.home[edge.producer]
-            if setting.home[edge.consumer] == unit and before != unit and setting.finest(edge) == 0:
-                left = ends[before] - float(busy[before].min()) * _outside(setting, before, edge.producer, entering=False)
-                after = own * (1 - _outside(setting, unit, edge.consumer, entering=True)) * _still(setting, edge)
-                found.append((left + after, (*paths[before], unit)))
+            if setting.home[edge.consumer] == stage and before != stage and setting.finest(edge) == 0:
+                left = ends[before] - float(busy[before].min()) * _outside(
+                    setting, before, edge.producer, entering=False
+                )
+                after = own * (1 - _outside(setting, stage, edge.consumer, entering=True)) * _still(setting, edge)
+                found.append((left + after, (*paths[before], stage)))
         best = max(found, key=lambda f: f[0])
         ends.append(best[0])
         paths.append(best[1])
     end = max(range(len(ends)), key=ends.__getitem__)
-    path = " then ".join(setting.units[u].name for u in paths[end])
+    path = " then ".join(setting.stages[u].name for u in paths[end])
     return Bound(ends[end] / (1 + setting.overlap), f"{path}, each waiting for the whole batch")

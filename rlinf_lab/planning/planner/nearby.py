@@ -1,5 +1,5 @@
-"""Plans near a plan: other numbers of devices, other micro-batches, another order of turns. The search's and the scheduler's seconds differ by a little, so the
-best plan of the one is near the best one of the other."""
+"""Plans near a plan: other numbers of devices, other micro-batches, another order of turns. The search's and the
+scheduler's seconds differ by a little, so the best plan of the one is near the best one of the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def fitting(placement: Placement, tree: Tree) -> tuple[Placement, float] | None:
 
 
 def neighbours(placement: Placement) -> Iterator[Tree]:
-    """Trees that differ in the order of two parts, in the micro-batches of one part, or in the devices of one or two leaves."""
+    """Trees that differ in the order of two parts, in the micro-batches of one part, or in the devices of one or two
+    leaves.
+    """
     problem = placement.setting.problem(placement.arrangement)
     yield from reordered(placement.tree, problem)
     yield from in_other_micro_batches(placement.tree, problem)
@@ -30,7 +32,9 @@ def neighbours(placement: Placement) -> Iterator[Tree]:
 
 
 def resized(tree: Tree, problem: Problem, beside: dict[int, int]) -> Iterator[Tree]:
-    """One leaf has the next larger or smaller useful number of devices, and perhaps another one makes room or takes what is left."""
+    """One leaf has the next larger or smaller useful number of devices, and perhaps another one makes room or takes
+    what is left.
+    """
     leaves = [n for n in nodes(tree) if isinstance(n, Leaf)]
     if len(problem.devices) > 1:
         return
@@ -49,8 +53,9 @@ def resized(tree: Tree, problem: Problem, beside: dict[int, int]) -> Iterator[Tr
 
 
 def in_other_micro_batches(tree: Tree, problem: Problem) -> Iterator[Tree]:
-    """One part that streams, with those within it that have the same micro-batches, has twice as many or half as many, or as many as there may be. Not where
-    somebody takes turns: in which micro-batches, the search knows, and a simulation lets ranks that have ended theirs begin with another turn."""
+    """One part that streams, with those within it that have the same micro-batches, has twice as many or half as many,
+    or as many as there may be. Not where somebody time-shares: in which micro-batches, the search knows, and a
+    simulation lets ranks that have ended theirs begin with another turn."""
     for node in nodes(tree):
         if not _streams(tree, node):
             continue
@@ -69,11 +74,21 @@ def reordered(tree: Tree, problem: Problem) -> Iterator[Tree]:
         if not _linked(problem, node.before, node.after):
             yield _replaced(tree, node, replace(node, before=node.after, after=node.before))
         later = node.after
-        if isinstance(later, Composed) and later.kind == TEMPORAL and later.grain == node.grain and not _linked(problem, node.before, later.before):
+        if (
+            isinstance(later, Composed)
+            and later.kind == TEMPORAL
+            and later.grain == node.grain
+            and not _linked(problem, node.before, later.before)
+        ):
             rest = replace(later, before=node.before, devices=_most(node.before, later.after))
             yield _replaced(tree, node, replace(node, before=later.before, after=rest))
         first = node.before
-        if isinstance(first, Composed) and first.kind == TEMPORAL and first.grain == node.grain and not _linked(problem, first.after, node.after):
+        if (
+            isinstance(first, Composed)
+            and first.kind == TEMPORAL
+            and first.grain == node.grain
+            and not _linked(problem, first.after, node.after)
+        ):
             start = replace(first, after=node.after, devices=_most(first.before, node.after))
             yield _replaced(tree, node, replace(node, before=start, after=first.after))
 
@@ -86,7 +101,9 @@ def _streams(tree: Tree, node: Tree) -> bool:
 
 
 def _linked(problem: Problem, a: Tree, b: Tree) -> bool:
-    return any((a.leaves >> p & 1 and b.leaves >> c & 1) or (b.leaves >> p & 1 and a.leaves >> c & 1) for p, c in problem.edges)
+    return any(
+        (a.leaves >> p & 1 and b.leaves >> c & 1) or (b.leaves >> p & 1 and a.leaves >> c & 1) for p, c in problem.edges
+    )
 
 
 def _most(a: Tree, b: Tree) -> tuple[int, ...]:
@@ -99,7 +116,9 @@ def _grain_above(tree: Tree, node: Tree) -> int:
 
 
 def _finest(node: Tree, problem: Problem) -> int:
-    """Micro-batches that all edges within allow, all of a leaf; the whole where somebody is called once and takes turns."""
+    """Micro-batches that all edges within allow, all of a leaf; the whole where somebody is called once and
+    time-shares.
+    """
     if isinstance(node, Leaf):
         return problem.granularities - 1
     crossing = [g for (p, c), g in problem.edges.items() if node.before.leaves >> p & 1 and node.after.leaves >> c & 1]
@@ -111,7 +130,9 @@ def _with_grain(node: Tree, grain: int) -> Tree:
     """Finer: whoever is coarser within becomes as fine; coarser: whoever has the same micro-batches does, too."""
     if isinstance(node, Leaf):
         return replace(node, grain=grain)
-    before, after = (_with_grain(part, grain) if part.grain < grain or part.grain == node.grain else part for part in node.parts())
+    before, after = (
+        _with_grain(part, grain) if part.grain < grain or part.grain == node.grain else part for part in node.parts()
+    )
     return replace(node, before=before, after=after, grain=grain)
 
 

@@ -44,7 +44,9 @@ ABOUT = "~ followed micro-batch by micro-batch, not simulated"
 
 @dataclass(frozen=True)
 class Planned:
-    """One plan. ``seconds`` of an iteration: simulated, where that was done, else followed micro-batch by micro-batch. ``known``: what was found beside it."""
+    """One plan. ``seconds`` of an iteration: simulated, where that was done, else followed micro-batch by micro-batch.
+    ``known``: what was found beside it.
+    """
 
     name: str
     candidate: Candidate
@@ -70,17 +72,27 @@ class Planned:
 
     @property
     def shape(self) -> str:
-        """Who shares and who streams: `>` one after another on the same devices, `|` at the same time on devices of their own."""
+        """Who shares and who streams: `>` one after another on the same devices, `|` at the same time on devices of
+        their own.
+        """
         return self.candidate.placement.shape
 
     @property
     def placement(self) -> Mapping[str, dict[str, Any]]:
-        """For each worker: devices, ranks, micro-batches of an iteration, sub_batches, and whether it stays on its devices."""
+        """For each worker: devices, ranks, micro-batches of an iteration, sub_batches, and whether it stays on its
+        devices.
+        """
         there = self.candidate.placement
         return {
-            name: {"devices": len(s.devices), "ranks": s.ranks, "micro_batches": there.number_of_calls(s), "sub_batches": s.sub_batches, "stays": s.stays}
+            name: {
+                "devices": len(s.devices),
+                "ranks": s.ranks,
+                "micro_batches": there.number_of_calls(s),
+                "sub_batches": s.sub_batches,
+                "stays": s.stays,
+            }
             for name, s in there.seats.items()
-        }  # fmt: skip
+        }
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -89,14 +101,20 @@ class Planned:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another time; who may have one rank only."""
+        """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another
+        time; who may have one rank only.
+        """
         placement = self.candidate.placement
-        told = [s for s in splits(placement.setting.profile, self.graph) if s.sure or placement.seats[s.worker].ranks > 1]
+        told = [
+            s for s in splits(placement.setting.profile, self.graph) if s.sure or placement.seats[s.worker].ranks > 1
+        ]
         return (*caveats(placement), *(f"{split}. Next: {split.advice}" for split in told))
 
     @cached_property
     def _one_by_one(self) -> tuple[str, ...]:
-        """Where iterations overlap: what it would change if sources put items one by one, simulated. A profile does not say when within a call items appear."""
+        """Where iterations overlap: what it would change if sources put items one by one, simulated. A profile does not
+        say when within a call items appear.
+        """
         placement = self.candidate.placement
         sources = sorted(placement.setting.sources)
         if self.simulated is None or not placement.setting.overlap or not sources:
@@ -105,14 +123,17 @@ class Planned:
         if abs(seconds - self.simulated) <= WORTH * self.simulated:
             return ()
         return (
-            f"{' and '.join(sources)}: simulated as handing over items in the plan's micro-batches, to all ranks at a time; where items are put one by one, "
+            f"{' and '.join(sources)}: simulated as handing over items in the plan's micro-batches, to all ranks at a "
+            "time; where items are put one by one, "
             "and ranks "
             f"begin with theirs in another turn, an iteration takes about {seconds:.4g} s",
         )
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The predicted timeline of so many iterations as it takes to settle: two, or with staleness a few that overlap."""
+        """The predicted timeline of so many iterations as it takes to settle: two, or with staleness a few that
+        overlap.
+        """
         return steady(self.candidate.placement, self.devices)
 
     @cached_property
@@ -121,7 +142,9 @@ class Planned:
         return execution_plan(self.candidate.placement, self.graph, self.devices, self.name)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON, as `ExecutionPlan.save` does: what `load` reads. Its seconds are not in it; `planned` tells them again."""
+        """Write the plan as JSON, as `ExecutionPlan.save` does: what `load` reads. Its seconds are not in it; `planned`
+        tells them again.
+        """
         self.execution.save(path)
 
     @staticmethod
@@ -133,8 +156,12 @@ class Planned:
         """What is different in another plan, as of `ExecutionPlan.diff`."""
         return self.execution.diff(other)
 
-    def simulate(self, iterations: int = 10, noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()) -> Timeline:
-        """A longer forecast; ``noise``: relative standard deviation of every duration. ``outages``: `lab.Outage.of("cuda:3", 100, 160)`: from, to [s]."""
+    def simulate(
+        self, iterations: int = 10, noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()
+    ) -> Timeline:
+        """A longer forecast; ``noise``: relative standard deviation of every duration. ``outages``:
+        `lab.Outage.of("cuda:3", 100, 160)`: from, to [s].
+        """
         return forecast(self.candidate.placement, iterations, self.devices, noise, seed, outages)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,8 +169,8 @@ class Planned:
         return {key: value for key, value in self.__dict__.items() if key not in ("timeline", "_one_by_one")}
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "mode": self.mode, "shape": self.shape, "seconds": self.seconds, "seconds_are": self.seconds_are,
-                "workers": dict(self.placement), "reason": self.reason}  # fmt: skip
+        fields = ("name", "mode", "shape", "seconds", "seconds_are")
+        return {**{f: getattr(self, f) for f in fields}, "workers": dict(self.placement), "reason": self.reason}
 
     def __repr__(self) -> str:
         lines = [f"{self.name}: {_about(self)}{self.seconds:.4g} s an iteration, {self.shape}"]
@@ -156,12 +183,15 @@ class Planned:
 
         from rlinf_lab.timeline.draw.svg import shown_html
 
-        return f"<div><pre>{escape(repr(self))}</pre>{'' if self.simulated is None else shown_html(self.timeline._scene(960, 'device'))}</div>"
+        picture = "" if self.simulated is None else shown_html(self.timeline._scene(960, "device"))
+        return f"<div><pre>{escape(repr(self))}</pre>{picture}</div>"
 
 
 @dataclass(frozen=True)
 class Plans(Sequence[Planned]):
-    """Plans, fastest first; ``bound``: seconds that no plan can beat; ``refused``: modes without a plan, and why; ``quick``: as of `plan`."""
+    """Plans, fastest first; ``bound``: seconds that no plan can beat; ``refused``: modes without a plan, and why;
+    ``quick``: as of `plan`.
+    """
 
     ranked: tuple[Planned, ...]
     bound: Bound
@@ -184,10 +214,14 @@ class Plans(Sequence[Planned]):
         """By position, or by name; a mode (``"spatial"``) gives its fastest plan."""
         if isinstance(which, (slice, int)):
             if isinstance(which, int) and not -len(self) <= which < len(self):
-                raise IndexError(f"plans[{which}]: there are {len(self)}, plans[0] is the fastest. Next: plans[{len(self) - 1}].")
+                raise IndexError(
+                    f"plans[{which}]: there are {len(self)}, plans[0] is the fastest. Next: plans[{len(self) - 1}]."
+                )
             return self.ranked[which]
         if not isinstance(which, str):
-            raise PlanError(f"plans[{shown(which)}]: a position, a name, a mode or a shape. Next: plans[{self.ranked[0].name!r}].")
+            raise PlanError(
+                f"plans[{shown(which)}]: a position, a name, a mode or a shape. Next: plans[{self.ranked[0].name!r}]."
+            )
         for plan in self.ranked:
             if which in (plan.name, plan.mode, plan.shape):
                 return plan
@@ -209,31 +243,40 @@ class Plans(Sequence[Planned]):
     def _resting_on(self) -> list[str]:
         found = [f"profile is stale: {s}" for s in self.profile.stale()]
         placement = self.best.candidate.placement
-        for i, unit in enumerate(placement.setting.units):
+        for i, stage in enumerate(placement.setting.stages):
             estimate = placement.estimate(i)
             if estimate.basis not in (MEASURED, INTERPOLATED) or estimate.relative >= BEYOND:
-                found.append(f"{unit.name}: {estimate.basis}, {_good(estimate)}" + f" ({estimate.note})" * bool(estimate.note))
+                found.append(
+                    f"{stage.name}: {estimate.basis}, {_good(estimate)}" + f" ({estimate.note})" * bool(estimate.note)
+                )
         setting, problem = placement.setting, placement.setting.problem(placement.arrangement)
         orders = Orders.of(problem)
         if not orders.is_grouped and not is_exact(problem, setting.ways_to_stay):
             found.append(
-                f"{len(setting.units)} workers on {_budget(self.devices)} are more than an exact search can look at: plans were looked for on evenly spaced "
-                f"numbers of devices and then near the best, and a somewhat faster one may exist; the lower bound holds for all. "
+                f"{len(setting.stages)} workers on {_budget(self.devices)} are more than an exact search can look at: "
+                "plans were looked for on evenly spaced "
+                "numbers of devices and then near the best, and a somewhat faster one may exist; the lower bound "
+                "holds for all. "
                 f"Next: fewer devices or workers for an exact search (any {FEW_LEAVES} workers on {FEW_COUNTS} devices)"
             )
         if not orders.all:
-            groups = f", cut between {GROUPS} groups of neighbours and each group in one way" if orders.is_grouped else ""
+            groups = (
+                f", cut between {GROUPS} groups of neighbours and each group in one way" if orders.is_grouped else ""
+            )
             found.append(
-                f"{len(placement.setting.units)} workers can be composed in more ways than can be searched: they were looked at in one order, producers before "
+                f"{len(placement.setting.stages)} workers can be composed in more ways than can be searched: they were "
+                "looked at in one order, producers before "
                 f"consumers{groups}, and a faster plan may exist; the lower bound holds for all. "
-                f"Next: one worker where several do the same, for an exact search (any {FEW_LEAVES} workers, a chain of {LONG})"
+                f"Next: one worker where several do the same, for an exact search (any {FEW_LEAVES} workers, a chain "
+                f"of {LONG})"
             )
         return found
 
     def to_dict(self, notes: Sequence[str] | None = None) -> dict[str, Any]:
         """What `to_json` writes; ``notes``: others than those of these plans."""
         return {
-            "profile": self.profile.name, "devices": dict(self.devices) if len(self.devices) > 1 else next(iter(self.devices.values())),
+            "profile": self.profile.name,
+            "devices": dict(self.devices) if len(self.devices) > 1 else next(iter(self.devices.values())),
             "lower_bound_s": self.bound.seconds, "plans": [p.to_dict() for p in self.ranked],
             "refused": [{"mode": mode, "reason": why} for mode, why in self.refused.items()],
             "notes": list(self.notes if notes is None else notes),
@@ -243,7 +286,9 @@ class Plans(Sequence[Planned]):
         return json.dumps(self.to_dict(), indent=1)
 
     def to_pandas(self) -> Any:
-        """One row per plan: name, mode, shape, seconds and whether they are simulated or followed, devices of each worker, reason."""
+        """One row per plan: name, mode, shape, seconds and whether they are simulated or followed, devices of each
+        worker, reason.
+        """
         import pandas as pd
 
         rows = [
@@ -266,7 +311,10 @@ class Plans(Sequence[Planned]):
         lines = [f"{counted(len(self.ranked), 'plan')} for {self.profile.name!r} on {_budget(self.devices)}; {least}"]
         for plan in self.ranked:
             places = ", ".join(f"{w} {at['devices']}" for w, at in plan.placement.items())
-            lines.append(f"  {plan.name:<{width}}  {_about(plan) + format(plan.seconds, '.4g'):>10} s  {plan.shape}  [{places}]  {plan.reason}")
+            lines.append(
+                f"  {plan.name:<{width}}  {_about(plan) + format(plan.seconds, '.4g'):>10} s  {plan.shape}  [{places}] "
+                f" {plan.reason}"
+            )
         lines += [f"  {mode:<{width}}  no plan: {why}" for mode, why in self.refused.items()]
         return "\n".join([*lines, *(f"  {legend}" for legend in self._legend()), *(f"  note: {n}" for n in self.notes)])
 
@@ -278,21 +326,29 @@ class Plans(Sequence[Planned]):
 
         widths = {p.name: 90 * self.best.seconds / p.seconds if p.seconds else 90 for p in self.ranked}
         rows = "".join(
-            f"<tr><td style='text-align:left'>{'<b>' * (p is self.best)}{escape(p.name)}{'</b>' * (p is self.best)}</td><td>{_about(p)}{p.seconds:.4g}</td>"
-            f"<td style='text-align:left'><span style='display:inline-block;height:.7em;background:#1e69b4;width:{widths[p.name]:.0f}px'></span></td>"
+            "<tr><td "
+            f"style='text-align:left'>{'<b>' * (p is self.best)}{escape(p.name)}{'</b>' * (p is self.best)}</td>"
+            f"<td>{_about(p)}{p.seconds:.4g}</td>"
+            "<td style='text-align:left'><span "
+            f"style='display:inline-block;height:.7em;background:#1e69b4;width:{widths[p.name]:.0f}px'></span></td>"
             f"<td style='text-align:left'>{escape(p.shape)}</td>"
-            f"<td style='text-align:left'>{escape(', '.join(f'{w} {_place(at)}' for w, at in p.placement.items()))}</td>"
+            "<td "
+            f"style='text-align:left'>{escape(', '.join(f'{w} {_place(at)}' for w, at in p.placement.items()))}</td>"
             f"<td style='text-align:left'>{escape(p.reason)}</td></tr>"
             for p in self.ranked
         )
         rows += "".join(
-            f"<tr><td style='text-align:left'>{escape(m)}</td><td>–</td><td></td><td colspan=3 style='text-align:left'>{escape(w)}</td></tr>"
+            f"<tr><td style='text-align:left'>{escape(m)}</td><td>–</td><td></td><td colspan=3 "
+            f"style='text-align:left'>{escape(w)}</td></tr>"
             for m, w in self.refused.items()
         )
-        head = "".join(f"<th style='text-align:left'>{h}</th>" for h in ("plan", "seconds", "speed", "shape", "devices", "why"))
+        head = "".join(
+            f"<th style='text-align:left'>{h}</th>" for h in ("plan", "seconds", "speed", "shape", "devices", "why")
+        )
         notes = "".join(f"<br><small>{escape(n)}</small>" for n in (*self._legend(), *self.notes))
         return (
-            f"<div><b>{counted(len(self.ranked), 'plan')}</b> for {escape(self.profile.name)} on {escape(_budget(self.devices))}; none can take less than "
+            f"<div><b>{counted(len(self.ranked), 'plan')}</b> for {escape(self.profile.name)} on "
+            f"{escape(_budget(self.devices))}; none can take less than "
             f"{self.bound.seconds:.4g} s ({escape(self.bound.why)})<table><tr>{head}</tr>{rows}</table>{notes}</div>"
         )
 
@@ -314,11 +370,12 @@ def plan(
     """Search for plans and rank them.
 
     ``what``: a profile, or a workflow and its ``profile``; then ``plans.best`` is what `lab.run` takes.
-    ``devices``: how many, how many of each kind, or their names, of several kinds by kind (``{"H": ["cuda:0"], "R": ["node1/cuda:0"]}``).
-    ``memory_gib`` of one device (default: the profile's). ``staleness``: how many iterations old a rollout's weights may be. ``micro_batches``: most
-    micro-batches of an iteration. ``rule``: ``"rlinf"`` for the public tool's cost rule.
-    ``modes``: leave some out. ``simulate``: run the first few through the scheduler in virtual time and rank by that. ``quick``: only the best
-    plan of all, of turns and of streams, for sliders.
+    ``devices``: how many, how many of each kind, or their names, of several kinds by kind (``{"H": ["cuda:0"], "R":
+    ["node1/cuda:0"]}``). ``memory_gib`` of one device (default: the profile's). ``staleness``: how many iterations old
+    a rollout's weights may be. ``micro_batches``: most micro-batches of an iteration. ``rule``: ``"rlinf"`` for the
+    public tool's cost rule.
+    ``modes``: leave some out. ``simulate``: run the first few through the scheduler in virtual time and rank by that.
+    ``quick``: only the best plan of all, of turns and of streams, for sliders.
 
     Raises `PlanError` when a worker fits nowhere, naming it, its limit and the nearest thing that would work.
     """
@@ -349,15 +406,21 @@ def planned(
     memory_gib: float | None = None,
     rule: str = "fitted",
 ) -> Planned:
-    """What a plan of yours (made by hand, edited, read from a file) would take under a profile: as one of `plan`, simulated, not searched.
+    """What a plan of yours (made by hand, edited, read from a file) would take under a profile: as one of `plan`,
+    simulated, not searched.
 
-    ``what``, ``profile``, ``memory_gib``, ``rule``: as of `plan`. ``devices``: how many of each kind, where there are several (in the order of the plan's).
+    ``what``, ``profile``, ``memory_gib``, ``rule``: as of `plan`. ``devices``: how many of each kind, where there are
+    several (in the order of the plan's).
 
-    Raises `PlanError` where the plan does not fit the workflow, the profile or the devices' memory, naming the worker or channel.
+    Raises `PlanError` where the plan does not fit the workflow, the profile or the devices' memory, naming the worker
+    or channel.
     """
     profile, graph = _given(what, profile)
     if not isinstance(plan, ExecutionPlan):
-        raise PlanError(f"planned({shown(what)}, {shown(plan)}): an ExecutionPlan is needed. Next: ExecutionPlan.from_json(text), or plans.best.execution.")
+        raise PlanError(
+            f"planned({shown(what)}, {shown(plan)}): an ExecutionPlan is needed. Next: ExecutionPlan.from_json(text), "
+            "or plans.best.execution."
+        )
     counts = _counts_of(profile, plan, devices)
     if memory_gib is not None:
         number("memory_gib", memory_gib, 0, MOST_GIB, above=True)
@@ -366,7 +429,13 @@ def planned(
         candidate, names = as_given(profile, graph, plan, counts, rule)
     except Unplaceable as error:  # the plan has its devices: only memory can be asked for
         gib, wanted = error.refusal.gib, error.refusal.devices
-        advice = f"memory_gib={gib}" if gib is not None else f"a plan on {counted(wanted, 'device')}" if wanted else "a plan for this profile"
+        advice = (
+            f"memory_gib={gib}"
+            if gib is not None
+            else f"a plan on {counted(wanted, 'device')}"
+            if wanted
+            else "a plan for this profile"
+        )
         raise PlanError(f"{error.refusal.said} Next: {advice}.") from None
     timeline = steady(candidate.placement, names)
     _, seconds = settled(timeline, plan.staleness)
@@ -380,12 +449,17 @@ def _counts_of(profile: Profile, plan: ExecutionPlan, devices: Any) -> dict[str,
     kinds, there = [k.name for k in profile.kinds] or [""], len(plan.devices)
     if devices is None and len(kinds) > 1:
         raise PlanError(
-            f"The profile has the kinds {', '.join(kinds)}, and plan {plan.name!r} does not say which of its {there} devices are of which. "
+            f"The profile has the kinds {', '.join(kinds)}, and plan {plan.name!r} does not say which of its {there} "
+            "devices are of which. "
             f"Next: devices={{{kinds[0]!r}: {there}}}."
         )
-    counts = {kinds[0]: there} if devices is None else dict(devices) if isinstance(devices, Mapping) else {kinds[0]: devices}
+    counts = (
+        {kinds[0]: there} if devices is None else dict(devices) if isinstance(devices, Mapping) else {kinds[0]: devices}
+    )
     if all(isinstance(n, int) for n in counts.values()) and sum(counts.values()) != there:
-        raise PlanError(f"devices is {shown(devices)}, but plan {plan.name!r} has {there}. Next: {there}, or a plan for as many.")
+        raise PlanError(
+            f"devices is {shown(devices)}, but plan {plan.name!r} has {there}. Next: {there}, or a plan for as many."
+        )
     return counts
 
 
@@ -398,17 +472,27 @@ def searched(
     quick: bool = False,
     known: Known = NOTHING,
 ) -> Plans:
-    """`plan` of what was checked. ``names`` of the devices; with none they are ``cuda:0`` and so on. ``known``: of `candidates`."""
+    """`plan` of what was checked. ``names`` of the devices; with none they are ``cuda:0`` and so on. ``known``: of
+    `candidates`.
+    """
     found = of_modes(setting, modes, quick, known, 1 if quick or not simulate else SEVERAL)
     if not found:
-        raise PlanError(f"No plan for {setting.profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why_none(setting, modes)}")
+        raise PlanError(
+            f"No plan for {setting.profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: "
+            f"{why_none(setting, modes)}"
+        )
     devices = names or device_names(found[0].placement)
     return replace(_ranked(setting, ranking(found, devices, simulate), graph, devices, modes), quick=quick)
 
 
 def simulated_one_by_one(plans: Plans) -> Iterator[Plans]:
-    """The same plans, the first one simulated, then the first two, and so on, ranked by that: no others are searched or looked at beside them."""
-    first, modes = plans.best, tuple(m for m in MODES if m in plans.refused or any(p.mode in (m, "alone") for p in plans))
+    """The same plans, the first one simulated, then the first two, and so on, ranked by that: no others are searched or
+    looked at beside them.
+    """
+    first, modes = (
+        plans.best,
+        tuple(m for m in MODES if m in plans.refused or any(p.mode in (m, "alone") for p in plans)),
+    )
     some = [Shown(p.candidate, p.seconds, None if p.simulated is None else p.timeline) for p in plans]
     for i, one in enumerate(some):
         if one.timeline is None:
@@ -421,14 +505,20 @@ def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
     if isinstance(what, Profile) and profile is None:
         return what, graph_of(what)
     if not isinstance(what, Workflow):
-        raise PlanError(f"plan() takes a Profile, or a Workflow and its profile, not {shown(what)}. Next: plan(flow, 8, profile).")
+        raise PlanError(
+            f"plan() takes a Profile, or a Workflow and its profile, not {shown(what)}. Next: plan(flow, 8, profile)."
+        )
     if not isinstance(profile, Profile):
-        raise PlanError(f"plan({what.name!r}, ...) needs profile=. Next: profile=lab.profile(flow), or Profile.load(path).")
+        raise PlanError(
+            f"plan({what.name!r}, ...) needs profile=. Next: profile=lab.profile(flow), or Profile.load(path)."
+        )
     same_workers(profile, what.graph)
     return of_flow(profile, what.graph), what.graph
 
 
-def _ranked(setting: Setting, some: Sequence[Shown], graph: WorkflowGraph, devices: tuple[str, ...], modes: tuple[str, ...]) -> Plans:
+def _ranked(
+    setting: Setting, some: Sequence[Shown], graph: WorkflowGraph, devices: tuple[str, ...], modes: tuple[str, ...]
+) -> Plans:
     best, known = some[0], Known.of([one.candidate for one in some])
     bound = lower_bound(setting, best.seconds)
     ranked: list[Planned] = []
@@ -452,7 +542,11 @@ def _good(estimate: CostEstimate) -> str:
     """How good an estimate is, for people."""
     if estimate.relative < 1:
         return f"good to {100 * estimate.relative:.0f} %"
-    return f"may be off by a factor of {1 + estimate.relative:.2g}" if estimate.relative < ANY_FACTOR else "may be off by any factor"
+    return (
+        f"may be off by a factor of {1 + estimate.relative:.2g}"
+        if estimate.relative < ANY_FACTOR
+        else "may be off by any factor"
+    )
 
 
 def _about(plan: Planned) -> str:

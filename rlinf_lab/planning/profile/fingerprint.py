@@ -22,7 +22,9 @@ class Fingerprint:
     processor: str = rule("", doc="model name of the CPU")
     cores: int = rule(0, low=0, doc="cores that may be used")
     devices: tuple[str, ...] = rule((), doc="names of the accelerators, such as 'NVIDIA H100'")
-    measured: tuple[str, ...] = rule((), doc="arguments and code of the iteration and of each worker, 'name: ...'; none: not compared")
+    measured: tuple[str, ...] = rule(
+        (), doc="arguments and code of the iteration and of each worker, 'name: ...'; none: not compared"
+    )
 
     @classmethod
     def here(cls, devices: Collection[str] | None = None) -> Fingerprint:
@@ -35,10 +37,14 @@ class Fingerprint:
                 versions[package] = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
                 continue
-        return cls(versions, _processor(), len(os.sched_getaffinity(0)), tuple(_accelerators() if devices is None else devices))
+        return cls(
+            versions, _processor(), len(os.sched_getaffinity(0)), tuple(_accelerators() if devices is None else devices)
+        )
 
     def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """One sentence for each thing that changed. ``self`` was measured on its accelerators, if on any; the other must have such ones."""
+        """One sentence for each thing that changed. ``self`` was measured on its accelerators, if on any; the other
+        must have such ones.
+        """
         found = []
         if self.processor != other.processor:
             found.append(f"processor was {self.processor!r}, is {other.processor!r}")
@@ -53,7 +59,12 @@ class Fingerprint:
         return tuple(found)
 
     def __str__(self) -> str:
-        return ", ".join([*filter(None, [_counted(self.devices)]), f"{self.processor or 'unknown processor'} with {self.cores} cores"])
+        return ", ".join(
+            [
+                *filter(None, [_counted(self.devices)]),
+                f"{self.processor or 'unknown processor'} with {self.cores} cores",
+            ]
+        )
 
 
 def _accelerators() -> list[str]:
@@ -62,7 +73,9 @@ def _accelerators() -> list[str]:
 
     try:
         pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())
+        ]
     except pynvml.NVMLError:
         return []
 
@@ -77,4 +90,7 @@ def _processor() -> str:
     """Linux says more than `platform`, which often gives the architecture only."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor() or platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )

@@ -1,8 +1,10 @@
-"""Values that go from call to call: new weights from a learner to a rollout, a batch from a loader to whoever works on it.
+"""Values that go from call to call: new weights from a learner to a rollout, a batch from a loader to whoever works on
+it.
 
-A call without a channel that comes after everything its worker streams, and is given a value of another worker (or gives its own to such a call), is a
-*handover*: `Profile.handovers`. Any other call that is given a value of another worker begins when that worker has ended: an edge of the whole batch. For what
-the loop waits by itself, every later call has waited.
+A call without a channel that comes after everything its worker streams, and is given a value of another worker (or
+gives its own to such a call), is a *handover*: `Profile.handovers`. Any other call that is given a value of another
+worker begins when that worker has ended: an edge of the whole batch. For what the loop waits by itself, every later
+call has waited.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ class Handing(Protocol):
 
 @dataclass(frozen=True)
 class Values:
-    """Of a workflow. ``handovers``: (worker, method, workers that have ended before), in program order; ``edges``: (producer, consumer) of values that the
-    consumer waits for before it works; ``left_out``: what neither can say, for people."""
+    """Of a workflow. ``handovers``: (worker, method, workers that have ended before), in program order; ``edges``:
+    (producer, consumer) of values that the consumer waits for before it works; ``left_out``: what neither can say, for
+    people."""
 
     handovers: tuple[tuple[str, str, tuple[str, ...]], ...]
     edges: tuple[tuple[str, str], ...]
@@ -91,7 +94,9 @@ def _edges(graph: WorkflowGraph, handovers: set[int]) -> tuple[tuple[tuple[str, 
 
 
 def _before(graph: WorkflowGraph, i: int) -> tuple[int, ...]:
-    """Earlier calls that have ended when a call begins: whose values it is given, and for which the loop itself waits first."""
+    """Earlier calls that have ended when a call begins: whose values it is given, and for which the loop itself waits
+    first.
+    """
     return (*graph.program[i].after, *(step.call for step in graph.loop if step.kind == "wait" and step.before <= i))
 
 
@@ -117,7 +122,9 @@ def handed_over(profile: Handing, ends: Mapping[str, float]) -> dict[str, float]
 
 
 def tail(profile: Handing) -> float:
-    """Seconds by which the last handover ends later than everything else, at least: of chains that begin where all streams end."""
+    """Seconds by which the last handover ends later than everything else, at least: of chains that begin where all
+    streams end.
+    """
     if not profile.handovers:
         return 0.0
     ends = {w: 0.0 if above >= set(profile.workers) else -math.inf for w, above in _upstream(profile).items()}
@@ -125,19 +132,25 @@ def tail(profile: Handing) -> float:
 
 
 def is_closed(profile: Handing) -> bool:
-    """Whether a handover ends each iteration before the next one can begin, whatever staleness allows: who feeds all others is handed a value by the last."""
+    """Whether a handover ends each iteration before the next one can begin, whatever staleness allows: who feeds all
+    others is handed a value by the last.
+    """
     if not profile.handovers:
         return False
     upstream, everyone = _upstream(profile), set(profile.workers)
     ended = {w: set(above) for w, above in upstream.items()}
     for h in profile.handovers:
         ended[h.worker] |= set().union(*(ended[w] for w in h.after))
-    return any(ended[h.worker] == everyone and all(h.worker in above for above in upstream.values()) for h in profile.handovers)
+    return any(
+        ended[h.worker] == everyone and all(h.worker in above for above in upstream.values()) for h in profile.handovers
+    )
 
 
 def _upstream(profile: Handing) -> dict[str, set[str]]:
     """Of each worker those whose items come to it, through others too, and itself."""
-    before: dict[str, Sequence[str]] = {w: [e.producer for e in profile.edges if e.consumer == w] for w in profile.workers}
+    before: dict[str, Sequence[str]] = {
+        w: [e.producer for e in profile.edges if e.consumer == w] for w in profile.workers
+    }
     found = {}
     for worker in profile.workers:
         seen, open_ = {worker}, [worker]

@@ -1,5 +1,7 @@
 # ruff: noqa: RUF009 (rule() makes dataclass fields)
-"""What a profile is made of: measurements of a worker, its ranks and memory, edges, cells, links, kinds of devices. See `planning.profile.profile`."""
+"""What a profile is made of: measurements of a worker, its ranks and memory, edges, cells, links, kinds of devices. See
+`planning.profile.profile`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Sample:
     seconds: float = rule(low=0, high=1e9, unit="s", doc="duration of the call")
     beside: tuple[str, ...] = rule((), doc="workers that occupied the same devices meanwhile (they leave less memory)")
     peak_gib: float | None = rule(None, low=0, high=1e9, unit="GiB", doc="most memory of one device during the call")
-    outputs: tuple[tuple[float, float], ...] = rule((), doc="(seconds since the start, fraction of the outputs that had appeared)")
+    outputs: tuple[tuple[float, float], ...] = rule(
+        (), doc="(seconds since the start, fraction of the outputs that had appeared)"
+    )
     kind: str = rule("", doc="kind of device it was measured on; empty: the first of profile.kinds")
 
     def scaled(self, factor: float) -> Sample:
@@ -33,7 +37,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class RankRule:
-    """Which numbers of ranks a worker can have. A device count is valid when ``devices / devices_per_rank`` is such a number."""
+    """Which numbers of ranks a worker can have. A device count is valid when ``devices / devices_per_rank`` is such a
+    number.
+    """
 
     devices_per_rank: int = rule(1, low=1, high=1_000_000, doc="model-parallel size")
     divides: int = rule(0, low=0, high=10**12, doc="the number of ranks must divide this (0: no such rule)")
@@ -55,7 +61,9 @@ class RankRule:
     def __str__(self) -> str:
         some = [f"{self.devices_per_rank} device{'s' * (self.devices_per_rank > 1)} a rank"]
         some += [f"ranks: {' or '.join(map(str, sorted(self.counts)))}"] * bool(self.counts)
-        some += [f"a number of ranks that divides {self.divides}"] * bool(self.divides) + [f"at most {self.most} ranks"] * bool(self.most)
+        some += [f"a number of ranks that divides {self.divides}"] * bool(self.divides) + [
+            f"at most {self.most} ranks"
+        ] * bool(self.most)
         return ", ".join(some)
 
 
@@ -63,11 +71,27 @@ class RankRule:
 class Memory:
     """Bytes on each device of a worker."""
 
-    resident_gib: float = rule(0.0, low=0, high=1e9, unit="GiB", doc="as long as the worker is on the device: weights, optimiser, scene")
-    per_item_gib: float = rule(0.0, low=0, high=1e9, unit="GiB", doc="for each item that a device holds at once during a call")
-    sharded: bool = rule(False, doc="resident_gib is the total, divided over the devices (else each device holds all of it)")
-    shared_gib: float = rule(0.0, low=0, high=1e9, unit="GiB", doc="besides resident_gib, on each device: weights that it holds together with others")
-    shared_as: str = rule("", doc="which weights those are: who has the same name here holds them too; a device has them once, however many of these are there")
+    resident_gib: float = rule(
+        0.0, low=0, high=1e9, unit="GiB", doc="as long as the worker is on the device: weights, optimiser, scene"
+    )
+    per_item_gib: float = rule(
+        0.0, low=0, high=1e9, unit="GiB", doc="for each item that a device holds at once during a call"
+    )
+    sharded: bool = rule(
+        False, doc="resident_gib is the total, divided over the devices (else each device holds all of it)"
+    )
+    shared_gib: float = rule(
+        0.0,
+        low=0,
+        high=1e9,
+        unit="GiB",
+        doc="besides resident_gib, on each device: weights that it holds together with others",
+    )
+    shared_as: str = rule(
+        "",
+        doc="which weights those are: who has the same name here holds them too; a device has them once, however many "
+        "of these are there",
+    )
 
 
 @dataclass(frozen=True)
@@ -87,27 +111,54 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Distribution of response lengths: a completion curve of a measured run, token quantiles, or a mean and a maximum."""
+    """Distribution of response lengths: a completion curve of a measured run, token quantiles, or a mean
+    and a maximum.
+    """
 
     max_tokens: float = rule(low=1, high=1e9, unit="tokens", doc="longest response")
-    completion: tuple[tuple[float, float], ...] = rule((), doc="(seconds, fraction finished) of a run with all requests started at once")
+    completion: tuple[tuple[float, float], ...] = rule(
+        (), doc="(seconds, fraction finished) of a run with all requests started at once"
+    )
     quantiles: tuple[tuple[float, float], ...] = rule((), doc="(tokens, fraction of responses not longer)")
-    mean_tokens: float | None = rule(None, above=0, unit="tokens", doc="mean length, with nothing else known: a log-normal cut at max_tokens")
+    mean_tokens: float | None = rule(
+        None, above=0, unit="tokens", doc="mean length, with nothing else known: a log-normal cut at max_tokens"
+    )
     sigma: float = rule(0.65, above=0, high=10, doc="spread of that log-normal (of the logarithm)")
-    group_correlation: float = rule(0.0, low=0, high=1, doc="how alike the lengths of one group are (0 independent, 1 equal)")
+    group_correlation: float = rule(
+        0.0, low=0, high=1, doc="how alike the lengths of one group are (0 independent, 1 equal)"
+    )
     prompt_tokens: float = rule(0.0, low=0, high=1e9, unit="tokens", doc="mean prompt length")
-    factor: float = rule(1.0, above=0, high=1e6, doc="what if: responses so many times as long as those that were measured")
-    tail: float = rule(1.0, low=0, high=16, doc="what if: ratio to the median length, to this power (0 all equal, 1 as measured, 2 a longer tail)")
+    factor: float = rule(
+        1.0, above=0, high=1e6, doc="what if: responses so many times as long as those that were measured"
+    )
+    tail: float = rule(
+        1.0,
+        low=0,
+        high=16,
+        doc="what if: ratio to the median length, to this power (0 all equal, 1 as measured, 2 a longer tail)",
+    )
 
 
 @dataclass(frozen=True)
 class WorkerProfile:
     """One worker. ``kind`` chooses its cost model: batch, generation or simulator."""
 
-    samples: tuple[Sample, ...] = rule(doc="measurements; two device counts or sizes let the model tell fixed cost from scaling")
+    samples: tuple[Sample, ...] = rule(
+        doc="measurements; two device counts or sizes let the model tell fixed cost from scaling"
+    )
     kind: str = rule("batch", choices=KINDS, doc="cost model")
-    calls: float = rule(1.0, above=0, high=1e9, doc="calls of an iteration, each with the sample's items (steps of an episode); below 1: in some of them")
-    exponent: float | None = rule(None, low=0, high=2, doc="where samples do not tell: seconds fall with devices to this power (of a generator this part)")
+    calls: float = rule(
+        1.0,
+        above=0,
+        high=1e9,
+        doc="calls of an iteration, each with the sample's items (steps of an episode); below 1: in some of them",
+    )
+    exponent: float | None = rule(
+        None,
+        low=0,
+        high=2,
+        doc="where samples do not tell: seconds fall with devices to this power (of a generator this part)",
+    )
     ranks: RankRule = rule(RankRule(), doc="valid numbers of ranks")
     memory: Memory = rule(Memory(), doc="bytes on a device")
     onload_s: float = rule(0.0, low=0, high=1e9, unit="s", doc="coming to the device")
@@ -118,9 +169,13 @@ class WorkerProfile:
     lengths: Lengths | None = rule(None, doc="generation: response lengths")
     model: ModelShape | None = rule(None, doc="generation: identifies the load part from one measurement")
     in_turn: tuple[tuple[str, float], ...] = rule(
-        (), doc="(producer, part of the seconds), in order, where all of one input is taken before the next; empty: a batch of each at a time"
+        (),
+        doc="(producer, part of the seconds), in order, where all of one input is taken before the next; empty: a "
+        "batch of each at a time",
     )
-    starts_on_device: bool = rule(False, doc="takes its devices before its first items are there: its method computes before its first get")
+    starts_on_device: bool = rule(
+        False, doc="takes its devices before its first items are there: its method computes before its first get"
+    )
     max_running: int | None = rule(None, low=1, high=10**9, doc="generation: most sequences of one rank at once")
 
 
@@ -130,13 +185,29 @@ class EdgeProfile:
 
     producer: str = rule(doc="worker that puts")
     consumer: str = rule(doc="worker that gets")
-    group: int = rule(1, low=1, high=10**9, doc="so many items of one key are needed together (responses to one prompt)")
-    whole: bool = rule(False, doc="the consumer is handed everything of the iteration at once, each rank its share (on-policy training)")
-    value: bool = rule(False, doc="with whole: a value that a call is given, no channel; the consumer only starts when the producer has ended")
-    items: float | None = rule(None, above=0, high=1e12, doc="items of an iteration that pass, where it is not the profile's number")
+    group: int = rule(
+        1, low=1, high=10**9, doc="so many items of one key are needed together (responses to one prompt)"
+    )
+    whole: bool = rule(
+        False,
+        doc="the consumer is handed everything of the iteration at once, each rank its share (on-policy training)",
+    )
+    value: bool = rule(
+        False,
+        doc="with whole: a value that a call is given, no channel; "
+        "the consumer only starts when the producer has ended",
+    )
+    items: float | None = rule(
+        None, above=0, high=1e12, doc="items of an iteration that pass, where it is not the profile's number"
+    )
 
-    at_end: bool = rule(False, doc="the producer puts all of the iteration at its end; the consumer may work on it in batches of its own")
-    item_mib: float | None = rule(None, low=0, high=1e9, unit="MiB", doc="what one item occupies on its way; null: moving it costs nothing")
+    at_end: bool = rule(
+        False,
+        doc="the producer puts all of the iteration at its end; the consumer may work on it in batches of its own",
+    )
+    item_mib: float | None = rule(
+        None, low=0, high=1e9, unit="MiB", doc="what one item occupies on its way; null: moving it costs nothing"
+    )
 
     @property
     def channel(self) -> str:
@@ -147,12 +218,17 @@ class EdgeProfile:
 
 @dataclass(frozen=True)
 class Handover:
-    """A call once an iteration that streams nothing: it gives a value to another worker, or is given one (new weights), after all that its worker streams."""
+    """A call once an iteration that streams nothing: it gives a value to another worker, or is given one (new weights),
+    after all that its worker streams.
+    """
 
     worker: str = rule(doc="worker that is called")
     method: str = rule(doc="its method: the name of its spans in a run")
     seconds: float = rule(low=0, high=1e9, unit="s", doc="duration of the call, on however many devices")
-    after: tuple[str, ...] = rule((), doc="workers whose values it is given: they have ended, and the handovers of theirs that are listed before it")
+    after: tuple[str, ...] = rule(
+        (),
+        doc="workers whose values it is given: they have ended, and the handovers of theirs that are listed before it",
+    )
 
 
 @dataclass(frozen=True)
@@ -160,11 +236,20 @@ class Cell:
     """What is known of a cycle of workers beyond its members."""
 
     members: tuple[str, ...] = rule(doc="the workers of the cycle")
-    sub_batches: tuple[int, ...] = rule((1, 2), doc="numbers of sub-batches to consider where members sit apart; one alone: so many, whatever a plan says")
-    tokens: int = rule(
-        1, low=1, high=10**9, doc="items in the cell at a time, of all ranks of its head, which puts them together and waits for all, whatever a plan says"
+    sub_batches: tuple[int, ...] = rule(
+        (1, 2),
+        doc="numbers of sub-batches to consider where members sit apart; one alone: so many, whatever a plan says",
     )
-    calibration: float = rule(1.0, above=0, high=1e6, doc="measured seconds over the sum of the steps, where that is known")
+    tokens: int = rule(
+        1,
+        low=1,
+        high=10**9,
+        doc="items in the cell at a time, of all ranks of its head, which puts them together and waits for all, "
+        "whatever a plan says",
+    )
+    calibration: float = rule(
+        1.0, above=0, high=1e6, doc="measured seconds over the sum of the steps, where that is known"
+    )
 
 
 @dataclass(frozen=True)
@@ -180,7 +265,9 @@ class Message:
     """What a small item costs that goes from one process to another, each way."""
 
     transport: str = rule(choices=("unix", "tcp"), doc="within a node, or between nodes")
-    latency_s: float = rule(low=0, high=1e9, unit="s", doc="from its put until its reader goes on, while both do nothing else")
+    latency_s: float = rule(
+        low=0, high=1e9, unit="s", doc="from its put until its reader goes on, while both do nothing else"
+    )
     busy_s: float = rule(0.0, low=0, high=1e9, unit="s", doc="computing at each end: packing and waking, unpacking")
 
 
@@ -189,5 +276,9 @@ class DeviceKind:
     """One kind of device, where there are several."""
 
     name: str = rule(doc="such as 'h100'")
-    speed: float = rule(1.0, low=1e-6, high=1e6, doc="relative to the first kind, for workers without samples on this kind")
-    memory_gib: float | None = rule(None, above=0, high=1e9, unit="GiB", doc="memory of one such device; null: device_memory_gib")
+    speed: float = rule(
+        1.0, low=1e-6, high=1e6, doc="relative to the first kind, for workers without samples on this kind"
+    )
+    memory_gib: float | None = rule(
+        None, above=0, high=1e9, unit="GiB", doc="memory of one such device; null: device_memory_gib"
+    )

@@ -1,8 +1,9 @@
 # ruff: noqa: RUF009 (rule() makes dataclass fields)
 """A profile: what the workers of a workflow cost, as data. JSON with units, measured, written by hand or edited.
 
-Units are in the names: ``_s`` seconds, ``_gib`` gibibytes of one device, ``items`` counts of one iteration. `docs/profile.md` explains
-every field with examples; `rlinf_lab.planning.costs` fits models to it; `rlinf_lab.planning.search` plans with them.
+Units are in the names: ``_s`` seconds, ``_gib`` gibibytes of one device, ``items`` counts of one iteration.
+`docs/profile.md` explains every field with examples; `rlinf_lab.planning.costs` fits models to it;
+`rlinf_lab.planning.search` plans with them.
 
 >>> profile = Profile.from_dict({
 ...     "name": "two stages", "items": 64,
@@ -58,13 +59,21 @@ class Profile:
     name: str = rule("profile", doc="for people")
     format: str = rule(FORMAT, choices=(FORMAT,), doc="version of this file format")
     cells: tuple[Cell, ...] = rule((), doc="more about cycles")
-    handovers: tuple[Handover, ...] = rule((), doc="calls that hand over values after the streams (new weights), in the order in which they are made")
-    kinds: tuple[DeviceKind, ...] = rule((), doc="kinds of devices; the first is what samples and memory mean by default")
-    device_memory_gib: float | None = rule(None, above=0, high=1e9, unit="GiB", doc="memory of one device; null: everything fits")
+    handovers: tuple[Handover, ...] = rule(
+        (), doc="calls that hand over values after the streams (new weights), in the order in which they are made"
+    )
+    kinds: tuple[DeviceKind, ...] = rule(
+        (), doc="kinds of devices; the first is what samples and memory mean by default"
+    )
+    device_memory_gib: float | None = rule(
+        None, above=0, high=1e9, unit="GiB", doc="memory of one device; null: everything fits"
+    )
     link: Link | None = rule(None, doc="between devices, for edges with item_mib; null: moving items costs nothing")
     messages: tuple[Message, ...] = rule((), doc="between processes, for each transport; none: a message costs nothing")
     weights: str = rule("equal", choices=("equal", "tokens"), doc="what a generated item weighs downstream")
-    fingerprint: Fingerprint | None = rule(None, doc="where it was measured; null when that is not known (written by hand, read off a timeline)")
+    fingerprint: Fingerprint | None = rule(
+        None, doc="where it was measured; null when that is not known (written by hand, read off a timeline)"
+    )
     notes: tuple[str, ...] = rule((), doc="for people")
 
     def __post_init__(self) -> None:
@@ -73,7 +82,9 @@ class Profile:
     # --- JSON ---------------------------------------------------------------------------------------------
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
-        """A checked profile. `UnknownNameError` or `ConfigError` naming the field (``workers.learner.samples[0].seconds``)."""
+        """A checked profile. `UnknownNameError` or `ConfigError` naming the field
+        (``workers.learner.samples[0].seconds``).
+        """
         return read(cls, data, "profile")
 
     @classmethod
@@ -84,16 +95,22 @@ class Profile:
     def _parsed(cls, text: str, it: str) -> Profile:
         """``it``: what to call the text."""
         if not isinstance(text, str):
-            raise ConfigError(f"Profile.from_json({shown(text)}): JSON as text is needed. Next: Profile.load(path) reads a file.")
+            raise ConfigError(
+                f"Profile.from_json({shown(text)}): JSON as text is needed. Next: Profile.load(path) reads a file."
+            )
         try:
             data = json.loads(text, object_pairs_hook=distinct("profile", ConfigError))
         except json.JSONDecodeError as error:
             found = f"{error.msg} at line {error.lineno}, column {error.colno}" if text.strip() else "it is empty"
-            raise ConfigError(f"{it} is not JSON: {found}. Next: mend it there; docs/profile.md has examples.") from error
+            raise ConfigError(
+                f"{it} is not JSON: {found}. Next: mend it there; docs/profile.md has examples."
+            ) from error
         except ConfigError:
             raise
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-            raise ConfigError(f"{it} is not JSON that can be read: {error}. Next: a file that profile.save(path) wrote.") from error
+            raise ConfigError(
+                f"{it} is not JSON that can be read: {error}. Next: a file that profile.save(path) wrote."
+            ) from error
         return cls.from_dict(data)
 
     @classmethod
@@ -119,35 +136,54 @@ class Profile:
         return dataclasses.replace(self, **changes)
 
     def with_worker(self, name: str, **changes: Any) -> Profile:
-        """A copy in which fields of one worker are changed. `UnknownNameError` for a worker or field that there is not."""
+        """A copy in which fields of one worker are changed. `UnknownNameError` for a worker or field that
+        there is not.
+        """
         known("worker", name, self.workers, "profile.workers")
         for field in changes:
-            known("worker field", field, [f.name for f in dataclasses.fields(self.workers[name])], f"profile.with_worker({name!r}, {field}=...)")
+            known(
+                "worker field",
+                field,
+                [f.name for f in dataclasses.fields(self.workers[name])],
+                f"profile.with_worker({name!r}, {field}=...)",
+            )
         changed = dataclasses.replace(self.workers[name], **changes)
         return self.replace(workers={**self.workers, name: changed})
 
-    def unit(self, worker: str) -> int:
-        """In groups of how many its items come to a worker, or a source of batches makes them: a rank has whole ones."""
+    def group_size(self, worker: str) -> int:
+        """In groups of how many its items come to a worker, or a source of batches makes them: a rank has
+        whole ones.
+        """
         fed = [e.group for e in self.edges if e.consumer == worker]
         made = [e.group for e in self.edges if e.producer == worker and self.workers[worker].kind == "batch"]
         return max(fed or made, default=1)
 
     def scaled(self, worker: str, factor: float) -> Profile:
-        """A copy in which every second of a worker's samples is multiplied: an error of measurement, or a faster device."""
+        """A copy in which every second of a worker's samples is multiplied: an error of measurement, or a faster
+        device.
+        """
         known("worker", worker, self.workers, "profile.workers")
         if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 <= factor < float("inf"):
-            raise ConfigError(f"scaled({worker!r}, {shown(factor)}): a factor, at least 0; 1.1 for ten percent more. Next: scaled({worker!r}, 1.1).")
+            raise ConfigError(
+                f"scaled({worker!r}, {shown(factor)}): a factor, at least 0; 1.1 for ten percent more. Next: "
+                f"scaled({worker!r}, 1.1)."
+            )
         return self.with_worker(worker, samples=tuple(s.scaled(factor) for s in self.workers[worker].samples))
 
     def stale(self, here: Fingerprint | None = None) -> tuple[str, ...]:
-        """What differs between the machine that measured and this one; empty when the profile is fresh (or was written by hand)."""
+        """What differs between the machine that measured and this one; empty when the profile is fresh (or was written
+        by hand).
+        """
         return () if self.fingerprint is None else self.fingerprint.differences(here or Fingerprint.here())
 
     def __repr__(self) -> str:
         origin = "no fingerprint" if self.fingerprint is None else f"measured on {self.fingerprint}"
         lines = [f"Profile {self.name!r}: {self.items} items an iteration, {origin}"]
         for name, w in self.workers.items():
-            sizes = "; ".join(f"{s.seconds:g} s for {s.items:g} on {s.devices}" + f" beside {'+'.join(s.beside)}" * bool(s.beside) for s in w.samples)
+            sizes = "; ".join(
+                f"{s.seconds:g} s for {s.items:g} on {s.devices}" + f" beside {'+'.join(s.beside)}" * bool(s.beside)
+                for s in w.samples
+            )
             calls = f", {w.calls:g} calls" if w.calls != 1 else ""
             lines.append(f"  {name:<12} {w.kind}{calls}: {sizes}")
         for e in self.edges:
@@ -155,9 +191,15 @@ class Profile:
             lines.append(f"  {e.producer} --> {e.consumer}" + f" ({habits})" * bool(habits))
         for c in self.cells:
             kept = f"{c.tokens} items go round together, or " if c.tokens > 1 else ""
-            lines.append(f"  cell {' + '.join(c.members)}: {kept}sub-batches {' or '.join(map(str, c.sub_batches))}".replace(", or sub-batches 1", ""))
+            lines.append(
+                f"  cell {' + '.join(c.members)}: {kept}sub-batches {' or '.join(map(str, c.sub_batches))}".replace(
+                    ", or sub-batches 1", ""
+                )
+            )
         for h in self.handovers:
-            lines.append(f"  then {h.worker}.{h.method}(): {h.seconds:g} s" + f", after {listing(list(h.after))}" * bool(h.after))
+            lines.append(
+                f"  then {h.worker}.{h.method}(): {h.seconds:g} s" + f", after {listing(list(h.after))}" * bool(h.after)
+            )
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
@@ -169,10 +211,15 @@ class Profile:
             f"<td>{w.memory.resident_gib:.4g} GiB</td><td>{w.onload_s:.4g} / {w.offload_s:.4g} s</td></tr>"
             for n, w in self.workers.items()
         )
-        head = "".join(f"<th>{h}</th>" for h in ("worker", "model", "samples", "seconds", "resident", "onload / offload"))
+        head = "".join(
+            f"<th>{h}</th>" for h in ("worker", "model", "samples", "seconds", "resident", "onload / offload")
+        )
         habits = [f"{e.producer} to {e.consumer}: {said}" for e in self.edges if (said := _habits(e))]
         notes = "".join(f"<br><small>{escape(note)}</small>" for note in (*habits, *self.notes))
-        return f"<div><b>Profile {escape(self.name)}</b>, {self.items} items<table><tr>{head}</tr>{rows}</table>{notes}</div>"
+        return (
+            f"<div><b>Profile {escape(self.name)}</b>, {self.items} "
+            f"items<table><tr>{head}</tr>{rows}</table>{notes}</div>"
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -189,12 +236,15 @@ def _plain(value: Any) -> Any:
 
 
 __all__ = [
-    "Cell", "DeviceKind", "EdgeProfile", "Fingerprint", "Handover", "Lengths", "Link", "Memory", "Message", "ModelShape", "Profile", "RankRule", "Sample",
+    "Cell", "DeviceKind", "EdgeProfile", "Fingerprint", "Handover", "Lengths", "Link", "Memory", "Message",
+    "ModelShape", "Profile", "RankRule", "Sample",
     "WorkerProfile",
 ]  # fmt: skip
 
 
 def _habits(edge: EdgeProfile) -> str:
     """How items pass where they do not just stream."""
-    notes = [f"groups of {edge.group}"] * (edge.group > 1) + ["its value first" if edge.value else "whole batch first"] * edge.whole
+    notes = [f"groups of {edge.group}"] * (edge.group > 1) + [
+        "its value first" if edge.value else "whole batch first"
+    ] * edge.whole
     return ", ".join(notes + ["all at the end"] * edge.at_end)

@@ -14,11 +14,12 @@ ROUNDING = 1e-9
 
 
 class Split(NamedTuple):
-    """A worker that takes items of ``source`` (``taken``: in groups of so many) and puts them into ``target`` in groups of ``group``, all of one by one rank.
+    """A worker that takes items of ``source`` (``taken``: in groups of so many) and puts them into ``target`` in groups
+    of ``group``, all of one by one rank.
 
-    ``sure``: several ranks would each have a part of a group, for they take batches as they come, and one item in makes one out. Else nobody knows but the
-    run. ``declared``: whether the profile says how many items come and go. ``shares``: so many groups are handed out at once, in equal shares; 0 where
-    items come in batches.
+    ``sure``: several ranks would each have a part of a group, for they take batches as they come, and one item in makes
+    one out. Else nobody knows but the run. ``declared``: whether the profile says how many items come and go.
+    ``shares``: so many groups are handed out at once, in equal shares; 0 where items come in batches.
     """
 
     worker: str
@@ -33,13 +34,19 @@ class Split(NamedTuple):
     def __str__(self) -> str:
         if not self.sure:
             return (
-                f"{self.worker!r} puts groups of {self.group} into {self.target!r}, from several ranks: whether what each gets of {self.source!r} is whole "
+                f"{self.worker!r} puts groups of {self.group} into {self.target!r}, from several ranks: whether what "
+                f"each gets of {self.source!r} is whole "
                 f"groups is in its code, and a run ends with an error that names the group where it is not"
-                + (f" (the number of ranks divides the {self.shares} groups, so that equal shares can be whole)" if self.shares else "")
+                + (
+                    f" (the number of ranks divides the {self.shares} groups, so that equal shares can be whole)"
+                    if self.shares
+                    else ""
+                )
             )
         taken = "items" if self.taken == 1 else f"groups of {self.taken}"
         return (
-            f"{self.worker!r} has one rank: it takes {taken} of {self.source!r} in batches as they come and puts as many items into {self.target!r}, in groups "
+            f"{self.worker!r} has one rank: it takes {taken} of {self.source!r} in batches as they come and puts as "
+            f"many items into {self.target!r}, in groups "
             f"of {self.group}, of which several ranks would each have a part"
         )
 
@@ -47,12 +54,19 @@ class Split(NamedTuple):
     def advice(self) -> str:
         if not self.sure:
             return f"nothing, where the items of a group come together; else let {self.worker!r} have one rank"
-        counts = "" if self.declared else ", or, where one item of it makes a whole group, say in the profile how many pass there ('items' of its edge)"
+        counts = (
+            ""
+            if self.declared
+            else ", or, where one item of it makes a whole group, say in the profile how many pass there ('items' of "
+            "its edge)"
+        )
         return f"declare channel {self.source!r} with group={self.group}{counts}"
 
 
 def of_flow(profile: Profile, graph: WorkflowGraph) -> Profile:
-    """The profile with who takes its devices before its input is there, and one rank for who would split groups. `PlanError` where it may not have one."""
+    """The profile with who takes its devices before its input is there, and one rank for who would split groups.
+    `PlanError` where it may not have one.
+    """
     for name, worker in profile.workers.items():
         early = begins_at_once(graph, name)
         if early != worker.starts_on_device:
@@ -66,7 +80,11 @@ def of_flow(profile: Profile, graph: WorkflowGraph) -> Profile:
         if worker.resource == "host":
             continue  # one rank anyway
         if not worker.ranks.allows(one) or worker.devices not in (None, one):
-            pinned = f"profile.workers.{split.worker}.devices is {worker.devices}" if worker.devices not in (None, one) else f"its ranks are {worker.ranks}"
+            pinned = (
+                f"profile.workers.{split.worker}.devices is {worker.devices}"
+                if worker.devices not in (None, one)
+                else f"its ranks are {worker.ranks}"
+            )
             raise PlanError(f"{split}, but {pinned}. Next: {split.advice}; or let it have one rank.")
         profile = profile.with_worker(split.worker, ranks=dataclasses.replace(worker.ranks, counts=(1,)))
     return profile
@@ -86,7 +104,9 @@ def splits(profile: Profile, graph: WorkflowGraph) -> list[Split]:
 
 
 def _splits(profile: Profile, graph: WorkflowGraph) -> Iterator[Split]:
-    """What the loop itself feeds, and what comes from a worker's own cell, is not counted in a profile: with it nothing is sure."""
+    """What the loop itself feeds, and what comes from a worker's own cell, is not counted in a profile: with it nothing
+    is sure.
+    """
     known = {(e.producer, e.consumer): e for e in profile.edges}
     for step in graph.program:
         for target in step.call.writes:
@@ -101,15 +121,23 @@ def _splits(profile: Profile, graph: WorkflowGraph) -> Iterator[Split]:
             makes = {c: passing / sum(_items(profile, e) for e in edges) for c, edges in into.items()}
             if any(_has_whole(graph, c, group, makes[c]) for c in counted):
                 continue
-            sure = len(counted) == len(fed) and all(_is_one_by_one(graph, step.call, c, group, makes[c]) for c in counted)
+            sure = len(counted) == len(fed) and all(
+                _is_one_by_one(graph, step.call, c, group, makes[c]) for c in counted
+            )
             source = next(iter(counted))
             declared = any(e is not None and e.items is not None for e in (*out, *into[source]))
-            shares = round(passing / group) if len(fed) == 1 and graph.channel(source).whole and _is_whole(passing / group) else 0
+            shares = (
+                round(passing / group)
+                if len(fed) == 1 and graph.channel(source).whole and _is_whole(passing / group)
+                else 0
+            )
             yield Split(step.worker, source, target, graph.channel(source).group, group, sure, declared, shares)
 
 
 def _in_equal_shares(profile: Profile, split: Split) -> Profile:
-    """The profile with a number of ranks of which each has a share of whole groups, where it says nothing of that number."""
+    """The profile with a number of ranks of which each has a share of whole groups, where it says nothing of that
+    number.
+    """
     worker = profile.workers[split.worker]
     free = worker.devices is None and not worker.ranks.counts and not worker.ranks.divides
     if not split.shares or not free:
@@ -118,20 +146,27 @@ def _in_equal_shares(profile: Profile, split: Split) -> Profile:
 
 
 def _has_whole(graph: WorkflowGraph, channel: str, group: int, makes: float) -> bool:
-    """Whether what a rank gets at once is, or makes, whole groups: a key, groups (of which some may be dropped), an item that makes so many."""
+    """Whether what a rank gets at once is, or makes, whole groups: a key, groups (of which some may be dropped), an
+    item that makes so many.
+    """
     spec = graph.channel(channel)
     return spec.keyed or spec.group % group == 0 or _is_whole(makes * spec.group / group)
 
 
 def _is_one_by_one(graph: WorkflowGraph, call: Call, channel: str, group: int, makes: float) -> bool:
-    """Whether a worker takes batches as they come (not everything, nor as many as it asks for) and puts one item for each. Other counts leave it open: where
-    an item makes a group, and most of the groups are dropped, less than a group comes of each."""
+    """Whether a worker takes batches as they come (not everything, nor as many as it asks for) and puts one item for
+    each. Other counts leave it open: where an item makes a group, and most of the groups are dropped, less than a group
+    comes of each."""
     return channel in call.batched and not graph.channel(channel).whole and abs(makes - 1) <= ROUNDING
 
 
 def _feeders(graph: WorkflowGraph, channel: str, worker: str) -> list[str]:
     """Who puts into a channel that a worker reads: neither the loop, nor members of its cell."""
-    return [p for p in graph.producers(channel) if p != DRIVER and not any(p in cell and worker in cell for cell in graph.cells)]
+    return [
+        p
+        for p in graph.producers(channel)
+        if p != DRIVER and not any(p in cell and worker in cell for cell in graph.cells)
+    ]
 
 
 def _items(profile: Profile, edge: EdgeProfile | None) -> float:

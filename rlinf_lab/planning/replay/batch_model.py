@@ -1,10 +1,12 @@
-"""What a call that reads batches does: phases of gets, what each batch costs, when it puts; and how that is learnt from a record.
+"""What a call that reads batches does: phases of gets, what each batch costs, when it puts; and how that is learnt from
+a record.
 
-A phase is a channel read on its own (``for batch in inbox``, or one ``get_all()``), or several in step: for each batch of the first one a get of
-each of the others (``for batch in left: right.get(len(batch))``). Gets in any other order are refused: what they wait for is not known.
+A phase is a channel read on its own (``for batch in inbox``, or one ``get_all()``), or several in step: for each batch
+of the first one a get of each of the others (``for batch in left: right.get(len(batch))``). Gets in any other order are
+refused: what they wait for is not known.
 
-Whether a get asked for the plan's micro-batch or for a number of its own is seen by its sizes. Where that number is the very micro-batch of the measured plan,
-it counts as the micro-batch.
+Whether a get asked for the plan's micro-batch or for a number of its own is seen by its sizes. Where that number is the
+very micro-batch of the measured plan, it counts as the micro-batch.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from rlinf_lab.workflow.graph import Step
 class Work:
     """What happens between two gets, for n items: ``fixed + each * n`` nanoseconds and puts.
 
-    ``per_item`` and ``once``: items put into each channel, for each item taken and whatever was taken. ``head``: part of the time before the first
-    put, ``tail``: after the last one.
+    ``per_item`` and ``once``: items put into each channel, for each item taken and whatever was taken. ``head``: part
+    of the time before the first put, ``tail``: after the last one.
     """
 
     fixed: float = 0.0
@@ -48,10 +50,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Phase:
-    """``channels``: the first one counts the batches, ``ratios``: of each further one, items for each of the first's. ``works``: after each get.
+    """``channels``: the first one counts the batches, ``ratios``: of each further one, items for each of the first's.
+    ``works``: after each get.
 
-    ``asks``: what each get asks for: None for the plan's micro-batch, `ALL`, or a number; of one get only when not ``streams``. ``sizes``: batches of
-    every recorded call that is no stream. ``closing``: channels whose end is looked at after the first one's. ``after``: what follows.
+    ``asks``: what each get asks for: None for the plan's micro-batch, `ALL`, or a number; of one get only when not
+    ``streams``. ``sizes``: batches of every recorded call that is no stream. ``closing``: channels whose end is looked
+    at after the first one's. ``after``: what follows.
     """
 
     channels: tuple[str, ...]
@@ -82,20 +86,28 @@ class Consumption:
                 continue
             if moved:
                 raise PlanError(
-                    f"{self.name}() takes {_some(phase.sizes)} items of channel {first!r} on each of {measured.plan.ranks(worker)} ranks; how many it would "
-                    f"take on {layout.plan.ranks(worker)} is not known. Next: a plan with as many ranks of {worker!r}, or measure this one."
+                    f"{self.name}() takes {_some(phase.sizes)} items of channel {first!r} on each of "
+                    f"{measured.plan.ranks(worker)} ranks; how many it would "
+                    f"take on {layout.plan.ranks(worker)} is not known. Next: a plan with as many ranks of {worker!r}, "
+                    "or measure this one."
                 )
             micro_batch = measured.plan.micro_batch(first)
-            if micro_batch != layout.plan.micro_batch(first) and any(n == micro_batch for sizes in phase.sizes for n in sizes):
+            if micro_batch != layout.plan.micro_batch(first) and any(
+                n == micro_batch for sizes in phase.sizes for n in sizes
+            ):
                 raise PlanError(
-                    f"{self.name}() took one batch of {micro_batch} items of channel {first!r}, the micro-batch of the measured plan; whether it asked for a "
+                    f"{self.name}() took one batch of {micro_batch} items of channel {first!r}, the micro-batch of the "
+                    "measured plan; whether it asked for a "
                     "micro-batch or for "
-                    f"{micro_batch} items is not known. Next: the same micro-batch for {first!r}, or measure plan {layout.plan.name!r}."
+                    f"{micro_batch} items is not known. Next: the same micro-batch for {first!r}, or measure plan "
+                    f"{layout.plan.name!r}."
                 )
 
-    def script(self, slots: Callable[[str, int], Sequence[int]], tokens: Callable[[Turn, str, int], list[int]]) -> Callable[[Turn], Script]:
-        """``slots``: for a channel and a rank the keys that it answers to, in turn. ``tokens``: the keys of the n items that a rank has just got from a
-        channel, ``[]`` where they have none; those it answers to instead."""
+    def script(
+        self, slots: Callable[[str, int], Sequence[int]], tokens: Callable[[Turn, str, int], list[int]]
+    ) -> Callable[[Turn], Script]:
+        """``slots``: for a channel and a rank the keys that it answers to, in turn. ``tokens``: the keys of the n items
+        that a rank has just got from a channel, ``[]`` where they have none; those it answers to instead."""
         turns = itertools.count()
 
         def consume(turn: Turn) -> Script:
@@ -184,14 +196,19 @@ def learn(step: Step, records: Records, recorded: Sequence[Recorded], measured: 
     name = f"{step.worker}.{step.call.method}"
     cuts = [cut(r.operations) for r in recorded]
     shapes = [tuple(tuple(channels) for channels, _ in components(parts)) for _, parts in cuts]
-    filled = {shape for shape, (_, parts) in zip(shapes, cuts, strict=True) if any(op[2] for op, _ in parts)}  # a rank that came too late says nothing
+    # a rank that came too late says nothing
+    filled = {shape for shape, (_, parts) in zip(shapes, cuts, strict=True) if any(op[2] for op, _ in parts)}
     if len(filled) > 1:
         raise _irregular(name, "in one iteration other than in another")
     shape = next(iter(filled), shapes[0])
     notes: list[str] = []
     phases = []
     for i, channels in enumerate(shape):
-        calls = [(r, components(parts)[i][1]) for r, own, (_, parts) in zip(recorded, shapes, cuts, strict=True) if own == shape]
+        calls = [
+            (r, components(parts)[i][1])
+            for r, own, (_, parts) in zip(recorded, shapes, cuts, strict=True)
+            if own == shape
+        ]
         phases.append(_phase(name, step, channels, calls, records, measured, notes))
     lead = Work(_middle([_spent(ops) for ops, _ in cuts]), once=_counts([ops for ops, _ in cuts]))
     return Consumption(name, lead, tuple(phases), tuple(notes))
@@ -227,13 +244,21 @@ def components(parts: Sequence[tuple[O, list[O]]]) -> list[tuple[list[str], list
 
 def _irregular(name: str, how: str) -> PlanError:
     return PlanError(
-        f"{name}() reads its channels in an order that is not understood ({how}), so what it waits for under another plan is not known. "
-        f"Next: read one channel after the other, or for each batch of the first a fixed share of the others; or run the plan."
+        f"{name}() reads its channels in an order that is not understood ({how}), so what it waits for under another "
+        "plan is not known. "
+        "Next: read one channel after the other, or for each batch of the first a fixed share of the others; or run "
+        "the plan."
     )
 
 
 def _phase(
-    name: str, step: Step, channels: Sequence[str], calls: Sequence[tuple[Recorded, list[Part]]], records: Records, measured: Layout, notes: list[str]
+    name: str,
+    step: Step,
+    channels: Sequence[str],
+    calls: Sequence[tuple[Recorded, list[Part]]],
+    records: Records,
+    measured: Layout,
+    notes: list[str],
 ) -> Phase:
     primary = channels[0]
     rounds: list[list[Part]] = []
@@ -252,7 +277,11 @@ def _phase(
     for r in rounds:
         n, further = r[0][0][2], [p[0] for p in r[1:]]
         if any(abs(op[2] - ratio * n) >= 1 for op, ratio in zip(further, ratios, strict=True)):
-            raise _irregular(name, f"{n} items of {primary!r} with {', '.join(f'{op[2]} of {op[1]!r}' for op in further)}, elsewhere in another relation")
+            raise _irregular(
+                name,
+                f"{n} items of {primary!r} with {', '.join(f'{op[2]} of {op[1]!r}' for op in further)}, elsewhere in "
+                "another relation",
+            )
     streams = any(end and end[0][0][1] == primary for end in ends)
     own = [[r[0][0][2] for r in _rounds(parts, primary)] for _, parts in calls]
     asks = _asked(name, step, primary, own, streams, calls, records, measured, notes)
@@ -274,7 +303,8 @@ def _rounds(parts: Sequence[Part], primary: str) -> list[list[Part]]:
 
 
 def _asked(
-    name: str, step: Step, channel: str, sizes: Sequence[Sequence[int]], streams: bool, calls: Sequence[tuple[Recorded, list[Part]]],
+    name: str, step: Step, channel: str, sizes: Sequence[Sequence[int]], streams: bool,
+    calls: Sequence[tuple[Recorded, list[Part]]],
     records: Records, measured: Layout, notes: list[str],
 ) -> int | None:  # fmt: skip
     """What the gets of a phase ask for: the plan's micro-batch (None), everything, or a number of their own."""
@@ -282,21 +312,31 @@ def _asked(
     if measured.graph.channel(channel).whole:
         return ALL
     if not streams:
-        return ALL if all(_are_shares(taken, ranks) and sum(taken) == records.passed.get((i, channel)) for i, taken in _taken(sizes, calls).items()) else None
+        return (
+            ALL
+            if all(
+                _are_shares(taken, ranks) and sum(taken) == records.passed.get((i, channel))
+                for i, taken in _taken(sizes, calls).items()
+            )
+            else None
+        )
     micro_batch, capacity = measured.plan.micro_batch(channel), measured.capacity(channel)
     own = {n for s in sizes for n in s[:-1]}
     largest = max((n for s in sizes for n in s), default=0)
     if largest > micro_batch:
         return largest
-    if largest == micro_batch or own - {largest}:  # the usual loop over batches; whoever asks for a number gets it, until the end
+    # the usual loop over batches; whoever asks for a number gets it, until the end
+    if largest == micro_batch or own - {largest}:
         return None
-    # A batch shorter than the micro-batch also comes of a channel that is full; one number again and again, other than what it holds, was asked for.
+    # A batch shorter than the micro-batch also comes of a channel that is full; one number again and again, other than
+    # what it holds, was asked for.
     if own and largest != capacity:
         return largest
     most = max((records.passed.get((r.iteration, channel), 0) for r, _ in calls), default=0)
     if largest < (-(-most // ranks) if micro_batch == ALL else most):
         notes.append(
-            f"{name}: took {largest} items of channel {channel!r} where the plan's micro-batch is {'everything' if micro_batch == ALL else micro_batch}; "
+            f"{name}: took {largest} items of channel {channel!r} where the plan's micro-batch is "
+            f"{'everything' if micro_batch == ALL else micro_batch}; "
             "whether it asks "
             f"for a number of its own cannot be seen, assumed not"
         )
@@ -330,7 +370,9 @@ def _work(name: str, samples: Sequence[tuple[int, list[Operation]]], notes: list
 
 
 def fit(sizes: np.ndarray, spent: np.ndarray) -> tuple[float, float, str]:
-    """(fixed, each, note): nanoseconds of a batch of n items, least squares. Neither part may be negative; the note says where one came out so."""
+    """(fixed, each, note): nanoseconds of a batch of n items, least squares. Neither part may be negative; the note
+    says where one came out so.
+    """
     mean = float(spent.mean()) if len(spent) else 0.0
     if len(np.unique(sizes)) < 2:
         return mean, 0.0, ""
@@ -340,12 +382,26 @@ def fit(sizes: np.ndarray, spent: np.ndarray) -> tuple[float, float, str]:
         slight = -each * (high - low) <= SLIGHT * mean
         ends = [float(spent[sizes == n].mean()) / 1e9 for n in (low, high)]
         seen = f"batches of {low} items took {ends[0]:.3g} s, of {high} items {ends[1]:.3g} s"
-        return mean, 0.0, "" if slight else f"larger batches were not slower ({seen}); every batch is assumed to take the mean, {mean / 1e9:.3g} s"
+        return (
+            mean,
+            0.0,
+            ""
+            if slight
+            else f"larger batches were not slower ({seen}); "
+            f"every batch is assumed to take the mean, {mean / 1e9:.3g} s",
+        )
     if fixed < 0:
         slight = -fixed <= SLIGHT * mean
         through = float((sizes * spent).sum() / (sizes * sizes).sum())
-        seen = f"a straight line through the measured batches of {low} to {high} items would give {fixed / 1e9:.3g} s for none"
-        return 0.0, through, "" if slight else f"{seen}; assumed to grow with the items alone, {through / 1e9:.3g} s each"
+        seen = (
+            f"a straight line through the measured batches of {low} to {high} items would give {fixed / 1e9:.3g} s for "
+            "none"
+        )
+        return (
+            0.0,
+            through,
+            "" if slight else f"{seen}; assumed to grow with the items alone, {through / 1e9:.3g} s each",
+        )
     return fixed, each, ""
 
 
@@ -359,7 +415,9 @@ def _moments(parts: Sequence[Sequence[Operation]]) -> tuple[float, float]:
     return (head / total, tail / total) if total else (1.0, 0.0)
 
 
-def _following(parts: Sequence[Sequence[Operation]], totals: Sequence[int]) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]]:
+def _following(
+    parts: Sequence[Sequence[Operation]], totals: Sequence[int]
+) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]]:
     """Puts after a phase: for each item taken where they are as many or a multiple, else so many whatever was taken."""
     per_item, once = [], []
     for channel, count in _counts(parts):

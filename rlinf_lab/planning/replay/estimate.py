@@ -1,17 +1,19 @@
 """Durations from a finished run, so that other plans can be simulated before they are run.
 
-Every call of the workflow gets one of five descriptions, read off its spans (the first iteration left out because it warms up caches):
+Every call of the workflow gets one of five descriptions, read off its spans (the first iteration left out because it
+warms up caches):
 
-- *token holder*: it reads a keyed channel (a simulator). Its sequence of runs, gets and puts for one token is replayed, token
-  by token; a plan may move tokens between ranks and sub-batches, but not change how many there are.
-- *consumer*: it reads batches (a policy, a learner, a join); see `batch_model`. A batch of n items takes ``fixed + each * n`` nanoseconds, least
-  squares over the batches seen; `Estimate.notes` says where that is a guess.
+- *token holder*: it reads a keyed channel (a simulator). Its sequence of runs, gets and puts for one token is replayed,
+  token by token; a plan may move tokens between ranks and sub-batches, but not change how many there are.
+- *consumer*: it reads batches (a policy, a learner, a join); see `batch_model`. A batch of n items takes ``fixed + each
+  * n`` nanoseconds, least squares over the batches seen; `Estimate.notes` says where that is a guess.
 - *head* of a cell in which nothing is keyed; see `loop_script`.
-- *source*: it only writes (a generator). Its runs and puts are replayed in order, so that consumers start as early as they would.
+- *source*: it only writes (a generator). Its runs and puts are replayed in order, so that consumers start as early as
+  they would.
 - *plain*: it neither reads nor writes (setting weights). Its total time.
 
-What the loop itself puts, gets and waits for is replayed between its calls; what it computes meanwhile is part of `Estimate.overhead`. A plan
-about which the record says nothing is refused with a `PlanError` that names the call.
+What the loop itself puts, gets and waits for is replayed between its calls; what it computes meanwhile is part of
+`Estimate.overhead`. A plan about which the record says nothing is refused with a `PlanError` that names the call.
 """
 
 from __future__ import annotations
@@ -42,15 +44,16 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, Step, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
-SIMULATED = 4  # iterations of a prediction: recorded calls of different length take turns
+SIMULATED = 4  # iterations of a prediction: recorded calls of different length time-share
 
 
 @dataclass(frozen=True)
 class Estimate:
     """What the calls of a workflow cost, from a run under ``measured``. ``notes``: where a number is a guess, and why.
 
-    ``messages``: what messages between processes cost (`Profile.messages`), with the flights that the measured run had; plans are then predicted for an
-    executor of processes. ``in_processes``: whether the measured run was one. ``crowding``: see `stretched`.
+    ``messages``: what messages between processes cost (`Profile.messages`), with the flights that the measured run had;
+    plans are then predicted for an executor of processes. ``in_processes``: whether the measured run was one.
+    ``crowding``: see `stretched`.
     """
 
     graph: WorkflowGraph
@@ -81,33 +84,48 @@ class Estimate:
             before = Hops(checked_layout(self.graph, self.measured), self.messages) if self.in_processes else None
             calls = [replace(c, script=hops.carried(c.worker, c.script, before)) for c in calls]
             loop = hops.carried(DRIVER, loop, before)
-        return stretched(Simulator(self.graph, plan, self._switch_ns(plan), flights=hops).simulate(calls, iterations, loop), self.crowding)
+        return stretched(
+            Simulator(self.graph, plan, self._switch_ns(plan), flights=hops).simulate(calls, iterations, loop),
+            self.crowding,
+        )
 
     def iteration_seconds(self, plan: ExecutionPlan) -> float:
         """Predicted seconds of one iteration under ``plan``.
 
-        Scaled so that the measured plan comes out as measured: waking threads up is not simulated, nor are messages whose cost is not known.
+        Scaled so that the measured plan comes out as measured: waking threads up is not simulated, nor are messages
+        whose cost is not known.
         """
         return self.overhead * self.simulate(plan, SIMULATED).elapsed_ns / SIMULATED / 1e9
 
     @cached_property
     def overhead(self) -> float:
         """Measured seconds over simulated seconds of the measured plan."""
-        return self.measured_seconds / (self._simulated(self.measured, SIMULATED, self.in_processes).elapsed_ns / SIMULATED / 1e9)
+        return self.measured_seconds / (
+            self._simulated(self.measured, SIMULATED, self.in_processes).elapsed_ns / SIMULATED / 1e9
+        )
 
     def __repr__(self) -> str:
-        head = f"Estimate of workflow {self.graph.name!r} from a run under plan {self.measured.name!r}: {self.measured_seconds:.4g} s an iteration"
-        lines = [f"  {step.worker + '.' + step.call.method:<24} {_busy_seconds(self.calls[i]):.4g} s on each rank" for i, step in enumerate(self.graph.program)]
+        head = (
+            f"Estimate of workflow {self.graph.name!r} from a run under plan {self.measured.name!r}: "
+            f"{self.measured_seconds:.4g} s an iteration"
+        )
+        lines = [
+            f"  {step.worker + '.' + step.call.method:<24} {_busy_seconds(self.calls[i]):.4g} s on each rank"
+            for i, step in enumerate(self.graph.program)
+        ]
         return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
 
     def _switch_ns(self, plan: ExecutionPlan) -> dict[str, tuple[int, int]]:
-        """Who never left in the measured run is taken to leave as fast as it came; who never came, under a plan that makes it, is refused."""
+        """Who never left in the measured run is taken to leave as fast as it came; who never came, under a plan that
+        makes it, is refused.
+        """
         found = {}
         for worker, need in plan.memory.items():
             on, off = self.switches[worker]
             if plan.device_memory is not None and need and on is None and any(plan.placements[worker]):
                 raise PlanError(
-                    f"Plan {plan.name!r} may move {worker!r} off its devices and back; in the measured run it stayed, so what that costs is not known. "
+                    f"Plan {plan.name!r} may move {worker!r} off its devices and back; in the measured run it stayed, "
+                    "so what that costs is not known. "
                     f"Next: measure under a plan with device_memory={plan.device_memory}, or predict plans without it."
                 )
             if on is not None:
@@ -118,7 +136,9 @@ class Estimate:
         found, waiting = [], _Waiting(layout, flights)
         for number, step in enumerate(self.graph.program):
             made, script = step.call, self._script(number, step, layout, waiting)
-            found.append(SimCall(step.worker, made.method, script, made.reads, made.writes, step.after, made.starts_on_device))
+            found.append(
+                SimCall(step.worker, made.method, script, made.reads, made.writes, step.after, made.starts_on_device)
+            )
         return found
 
     def _script(self, number: int, step: Step, layout: Layout, waiting: _Waiting) -> Callable[[Turn], Script]:
@@ -140,19 +160,27 @@ class Estimate:
 
         return plain
 
-    def _token_holder(self, recorded: Sequence[Recorded], worker: str, layout: Layout, waiting: _Waiting) -> Callable[[Turn], Script]:
+    def _token_holder(
+        self, recorded: Sequence[Recorded], worker: str, layout: Layout, waiting: _Waiting
+    ) -> Callable[[Turn], Script]:
         tokens, before = layout.plan.tokens(worker), self.measured.tokens(worker)
         total, was = tokens * layout.plan.ranks(worker), before * self.measured.ranks(worker)
         if total != was:
             raise PlanError(
-                f"Plan {layout.plan.name!r}: {worker!r} would hold {total} tokens (ranks x sub-batches), but {was} were measured; how "
-                f"long a token of another size takes is not known. Next: choose ranks and sub_batches with {was} tokens, or measure."
+                f"Plan {layout.plan.name!r}: {worker!r} would hold {total} tokens (ranks x sub-batches), but {was} "
+                "were measured; how "
+                f"long a token of another size takes is not known. Next: choose ranks and sub_batches with {was} "
+                "tokens, or measure."
             )
-        patterns = [_one_token(r, before, k) for r in recorded for k in range(before)]  # by iteration and token, whichever rank held it
+        # by iteration and token, whichever rank held it
+        patterns = [_one_token(r, before, k) for r in recorded for k in range(before)]
 
         def script(turn: Turn) -> Script:
-            # As it happened, call by call, rather than on average: where ranks wait for each other, the slower step counts.
-            of_tokens = [patterns[(turn.iteration * total + turn.rank * tokens + k) % len(patterns)] for k in range(tokens)]
+            # As it happened, call by call, rather than on average: where ranks wait for each other, the slower step
+            # counts.
+            of_tokens = [
+                patterns[(turn.iteration * total + turn.rank * tokens + k) % len(patterns)] for k in range(tokens)
+            ]
             steps = [_steps(p) for p in of_tokens]
             for i in range(max(len(s) for s in steps)):
                 for k in range(tokens):
@@ -171,13 +199,15 @@ class Estimate:
         ranks, before = layout.plan.ranks(step.worker), self.measured.ranks(step.worker)
         if ranks != before:
             raise PlanError(
-                f"Plan {layout.plan.name!r}: {step.worker}.{step.call.method}() makes items on {before} ranks in the measured run; how many each of {ranks} "
+                f"Plan {layout.plan.name!r}: {step.worker}.{step.call.method}() makes items on {before} ranks in the "
+                f"measured run; how many each of {ranks} "
                 f"would make is not known. Next: {before} ranks of {step.worker!r}, or measure this plan."
             )
         for channel in step.call.writes:
             if self.graph.channel(channel).keyed:
                 raise PlanError(
-                    f"{step.worker}.{step.call.method}() puts into the keyed channel {channel!r} without reading one; its spans do not say with which keys. "
+                    f"{step.worker}.{step.call.method}() puts into the keyed channel {channel!r} without reading one; "
+                    "its spans do not say with which keys. "
                     f"Next: run plan {layout.plan.name!r} instead of predicting it."
                 )
         calls = itertools.count()
@@ -189,7 +219,9 @@ class Estimate:
         return source
 
     def _slots(self, channel: str, rank: int, layout: Layout) -> Sequence[int]:
-        """The keys of a channel that a rank answers to, in turn: those of its unit when fused, else all; none for a channel without keys."""
+        """The keys of a channel that a rank answers to, in turn: those of its unit when fused, else all; none for a
+        channel without keys.
+        """
         if not self.graph.channel(channel).keyed:
             return ()
         consumer = self.graph.consumers(channel)[0]
@@ -199,9 +231,11 @@ class Estimate:
 
 
 class _Waiting:
-    """The tokens of cells on their way to whoever answers them: items have no contents here, but an answer goes to the key that asked.
+    """The tokens of cells on their way to whoever answers them: items have no contents here, but an answer goes to the
+    key that asked.
 
-    In the order in which they arrive; of two that block at the same time the order may be the other one, which changes nobody's seconds.
+    In the order in which they arrive; of two that block at the same time the order may be the other one, which changes
+    nobody's seconds.
     """
 
     def __init__(self, layout: Layout, flights: Flights | None) -> None:
@@ -211,7 +245,10 @@ class _Waiting:
         self._numbers = itertools.count()
 
     def add(self, turn: Turn, worker: str, channel: str, key: int, n: int) -> None:
-        queue, flight = self._queue(turn, channel), 0 if self._flights is None else self._flights.put_ns(worker, turn.rank, channel)
+        queue, flight = (
+            self._queue(turn, channel),
+            0 if self._flights is None else self._flights.put_ns(worker, turn.rank, channel),
+        )
         arriving, untaken = self._queues.setdefault(queue, []), self._untaken.setdefault(queue, set())
         for _ in range(n):
             entry = turn.now() + flight, next(self._numbers), key
@@ -224,7 +261,11 @@ class _Waiting:
         arriving, untaken = self._queues.get(queue, []), self._untaken.get(queue, set())
         found = []
         for number in range(turn.first(), turn.first() + n):
-            entry = arriving[number] if number < len(arriving) and arriving[number] in untaken else min(untaken, default=None)
+            entry = (
+                arriving[number]
+                if number < len(arriving) and arriving[number] in untaken
+                else min(untaken, default=None)
+            )
             if entry is not None:
                 untaken.remove(entry)
                 found.append(entry[2])
@@ -235,21 +276,24 @@ class _Waiting:
 
 
 def estimate(
-    flow: Workflow | WorkflowGraph, plan: ExecutionPlan | None = None, timeline: Timeline | None = None, iterations: Collection[int] | None = None,
+    flow: Workflow | WorkflowGraph, plan: ExecutionPlan | None = None, timeline: Timeline | None = None,
+    iterations: Collection[int] | None = None,
     messages: Sequence[Message] = (), crowding: Sequence[float] = (),
 ) -> Estimate:  # fmt: skip
     """Read the cost of every call of a workflow off a timeline that was recorded under ``plan``.
 
-    ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms up. ``messages``: what messages
-    between processes cost (``profile.messages``, or `rlinf_lab.message_costs`), for predicting plans that an executor of processes will run. How long they
-    fly is read off the run where cells sent any; without ``messages`` they then cost no computing. ``crowding``: how many times longer
-    work takes when 1, 2, ... cores are busy (`rlinf_lab.crowding`), for machines whose cores slow each other down.
+    ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms
+    up. ``messages``: what messages between processes cost (``profile.messages``, or `rlinf_lab.message_costs`), for
+    predicting plans that an executor of processes will run. How long they fly is read off the run where cells sent any;
+    without ``messages`` they then cost no computing. ``crowding``: how many times longer work takes when 1, 2, ...
+    cores are busy (`rlinf_lab.crowding`), for machines whose cores slow each other down.
 
     Raises `PlanError` naming the call whose record cannot be understood.
     """
     if plan is None or not isinstance(timeline, Timeline):
         raise PlanError(
-            f"estimate({shown(flow)}, plan={shown(plan)}, timeline={shown(timeline)}): costs are read off a finished run; the plan and the Timeline of that "
+            f"estimate({shown(flow)}, plan={shown(plan)}, timeline={shown(timeline)}): costs are read off a finished "
+            "run; the plan and the Timeline of that "
             f"run are needed. Next: run = lab.run(flow, plan, 4); run.wait(); lab.estimate(flow, plan, run.timeline)."
         )
     measured, timeline = checked_layout(flow, plan), timeline.snapshot()
@@ -262,18 +306,34 @@ def estimate(
             consumers[number] = learn(step, records, records.calls[number], measured)
         for channel in step.call.writes:
             if graph.channel(channel).keyed and DRIVER in graph.consumers(channel):
-                raise PlanError(f"The loop of workflow {graph.name!r} reads the keyed channel {channel!r}: that cannot be predicted. Next: run the plan.")
+                raise PlanError(
+                    f"The loop of workflow {graph.name!r} reads the keyed channel {channel!r}: that cannot be "
+                    "predicted. Next: run the plan."
+                )
     seconds, over = timeline.iterations().set_index("iteration")["seconds"], whole_iterations(timeline) or set()
     warm = sorted(i for i in over if iterations is None or i in iterations)[1:]
-    in_processes = any(row.track.worker in graph.workers and row.track.host not in ("local", "simulated") for row in timeline.rows())
+    in_processes = any(
+        row.track.worker in graph.workers and row.track.host not in ("local", "simulated") for row in timeline.rows()
+    )
     costs, median = seen_messages(graph, timeline, warm, messages), float(seconds.loc[warm].median())
-    return Estimate(graph, plan, records.calls, records.loop, consumers, records.switches, median, costs, in_processes, checked_factors(crowding))
+    return Estimate(
+        graph,
+        plan,
+        records.calls,
+        records.loop,
+        consumers,
+        records.switches,
+        median,
+        costs,
+        in_processes,
+        checked_factors(crowding),
+    )
 
 
 def _one_token(recorded: Recorded, tokens: int, k: int) -> list[Operation]:
     """Of a rank that treats ``tokens`` tokens in turn: what it did for the k-th of them.
 
-    They take turns from get to get. What is put before the first get and after the last step is put token by token.
+    They time-share from get to get. What is put before the first get and after the last step is put token by token.
     """
     operations = list(recorded.operations)
     gets = [i for i, op in enumerate(operations) if op[0] == SpanKind.GET]

@@ -1,12 +1,13 @@
 """A finished run's loop as scripts: its calls, the rounds of cells without keys, messages that were under way.
 
-How long messages between processes were under way in a finished run, where somebody waited for them: between the members of a cell.
+How long messages between processes were under way in a finished run, where somebody waited for them: between the
+members of a cell.
 put ── sent ──────> heard ── woken ──> get
        TRANSFER span        to the end of the reader's GET span
 
-Who begins the rounds of a cell in which no channel is keyed, replayed from a finished run: its runs, puts and gets, one after the other.
-Averages would not do: each round puts what the round before got back, and the last one puts nothing. What it gets between two puts is one get of as many
-items, in whatever batches others answer.
+Who begins the rounds of a cell in which no channel is keyed, replayed from a finished run: its runs, puts and gets, one
+after the other. Averages would not do: each round puts what the round before got back, and the last one puts nothing.
+What it gets between two puts is one get of as many items, in whatever batches others answer.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import LoopStep, Step, WorkflowGraph
 
 
-def seen_messages(graph: WorkflowGraph, timeline: Timeline, iterations: Collection[int], known: Sequence[Message]) -> tuple[Message, ...]:
-    """``known`` costs of messages, with the flights that this run had where it had any; without known ones they cost no computing.
+def seen_messages(
+    graph: WorkflowGraph, timeline: Timeline, iterations: Collection[int], known: Sequence[Message]
+) -> tuple[Message, ...]:
+    """``known`` costs of messages, with the flights that this run had where it had any; without known ones they cost no
+    computing.
 
-    The mean over all messages: a cell goes round after round, and what its rounds take adds up. The time to wake the reader up is a median: some
-    gets wait for other items, too.
+    The mean over all messages: a cell goes round after round, and what its rounds take adds up. The time to wake the
+    reader up is a median: some gets wait for other items, too.
     """
     inside = {e.channel for cell in graph.cells for e in graph.edges if e.producer in cell and e.consumer in cell}
     spans = [s for s in timeline.rows() if s.channel in inside and s.iteration in iterations]
@@ -96,7 +100,9 @@ def _gets(step: LoopStep, items: Sequence[int]) -> Script:
 
 
 def is_replayed(graph: WorkflowGraph, step: Step, recorded: Sequence[Recorded]) -> bool:
-    """Whether each record of a call puts into the cell of its worker before it gets anything from it, and no key tells what it waits for."""
+    """Whether each record of a call puts into the cell of its worker before it gets anything from it, and no key tells
+    what it waits for.
+    """
     inner = _inside(graph, step.worker)
     if not inner or any(graph.channel(c).keyed for c in step.call.reads):
         return False
@@ -104,13 +110,18 @@ def is_replayed(graph: WorkflowGraph, step: Step, recorded: Sequence[Recorded]) 
     return bool(firsts) and all(kind == SpanKind.PUT for kind in firsts)
 
 
-def replayed(graph: WorkflowGraph, step: Step, recorded: Sequence[Recorded], measured: ExecutionPlan, plan: ExecutionPlan) -> Callable[[Turn], Script]:
-    """The script. Raises `PlanError` where another plan would have it do something else: other ranks, or other batches of what it is fed."""
+def replayed(
+    graph: WorkflowGraph, step: Step, recorded: Sequence[Recorded], measured: ExecutionPlan, plan: ExecutionPlan
+) -> Callable[[Turn], Script]:
+    """The script. Raises `PlanError` where another plan would have it do something else: other ranks, or other batches
+    of what it is fed.
+    """
     name = f"{step.worker}.{step.call.method}()"
     ranks, before = plan.ranks(step.worker), measured.ranks(step.worker)
     if ranks != before:
         raise PlanError(
-            f"Plan {plan.name!r}: {name} begins the rounds of a cell on {before} ranks in the measured run; what each of {ranks} would put is not known. "
+            f"Plan {plan.name!r}: {name} begins the rounds of a cell on {before} ranks in the measured run; what each "
+            f"of {ranks} would put is not known. "
             f"Next: {before} ranks of {step.worker!r}, or measure this plan."
         )
     inner = _inside(graph, step.worker)
@@ -121,8 +132,10 @@ def replayed(graph: WorkflowGraph, step: Step, recorded: Sequence[Recorded], mea
             and not all(_first(r.operations, channel, inner) for r in recorded)
         ):
             raise PlanError(
-                f"Plan {plan.name!r}: {name} is not seen to take all of channel {channel!r} before its cell goes round, and this plan has other "
-                f"batches of it ({plan.micro_batches.get(channel, 0) or 'all'}, not {measured.micro_batches.get(channel, 0) or 'all'}). Next: the same "
+                f"Plan {plan.name!r}: {name} is not seen to take all of channel {channel!r} before its cell goes "
+                "round, and this plan has other "
+                f"batches of it ({plan.micro_batches.get(channel, 0) or 'all'}, not "
+                f"{measured.micro_batches.get(channel, 0) or 'all'}). Next: the same "
                 "micro-batch, or measure "
                 f"this plan."
             )
@@ -147,8 +160,8 @@ def _inside(graph: WorkflowGraph, worker: str) -> set[str]:
 
 
 def _first(operations: Sequence[Operation], channel: str, inner: Collection[str]) -> bool:
-    """Whether everything of a channel was taken before anything of the cell was moved, and it is sure that a part would not have done: there were several
-    batches, or it met the end."""
+    """Whether everything of a channel was taken before anything of the cell was moved, and it is sure that a part would
+    not have done: there were several batches, or it met the end."""
     begun = next((i for i, op in enumerate(operations) if op[1] in inner), len(operations))
     gets = [(i, op[2]) for i, op in enumerate(operations) if op[1] == channel]
     before = [n for i, n in gets if i < begun]

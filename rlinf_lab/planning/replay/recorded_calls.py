@@ -1,7 +1,8 @@
-"""One call of a finished run once more, as a script: what its ranks did for which items, and for other batches of the same items.
+"""One call of a finished run once more, as a script: what its ranks did for which items, and for other batches of the
+same items.
 
-A batch that was taken before does again what it did. Another one takes what its items took: where runs lie between an item's puts, those runs; else an
-equal part of what its batch took beyond what every batch takes (`batch_model.fit`).
+A batch that was taken before does again what it did. Another one takes what its items took: where runs lie between an
+item's puts, those runs; else an equal part of what its batch took beyond what every batch takes (`batch_model.fit`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from rlinf_lab.workflow.graph import DRIVER, Step
 
 
 class Deed(NamedTuple):
-    """One operation of a recorded call, as `run_record.Operation`, and more. ``first``: number of its item; ``key``: of its queue, -1 for none."""
+    """One operation of a recorded call, as `run_record.Operation`, and more. ``first``: number of its item; ``key``: of
+    its queue, -1 for none.
+    """
 
     kind: SpanKind
     channel: str
@@ -42,7 +45,9 @@ Part = Sequence[Deed]
 
 @dataclass(frozen=True)
 class Batch:
-    """``items``: their numbers in the queue of the first channel; ``parts``: after the get of each channel of the phase."""
+    """``items``: their numbers in the queue of the first channel; ``parts``: after the get of each channel of the
+    phase.
+    """
 
     items: tuple[int, ...]
     parts: tuple[Part, ...]
@@ -57,7 +62,9 @@ class Pieces:
         self._of = {(queue, item): (batch, place) for queue, batch in batches for place, item in enumerate(batch.items)}
         found = [batch for _, batch in batches]
         self.guessed = False  # whether another batch has been asked for, and what it takes is not surely known
-        self._costs = tuple(_Costs([(len(b.items), b.parts[k]) for b in found]) for k in range(len(found[0].parts) if found else 0))
+        self._costs = tuple(
+            _Costs([(len(b.items), b.parts[k]) for b in found]) for k in range(len(found[0].parts) if found else 0)
+        )
 
     def parts(self, queue: Hashable, items: Sequence[int]) -> tuple[Part, ...]:
         """What a batch of these items does after each of its gets. Raises `PlanError` for an item that nobody took."""
@@ -66,7 +73,10 @@ class Pieces:
         if whole.items == tuple(items):
             return whole.parts
         self.guessed = self.guessed or not all(costs.are_known for costs in self._costs)
-        return tuple(costs.composed([(batch.parts[k], len(batch.items), place) for batch, place in found]) for k, costs in enumerate(self._costs))
+        return tuple(
+            costs.composed([(batch.parts[k], len(batch.items), place) for batch, place in found])
+            for k, costs in enumerate(self._costs)
+        )
 
     def _taken(self, queue: Hashable, item: int) -> tuple[Batch, int]:
         if (queue, item) not in self._of:
@@ -88,7 +98,9 @@ class _Costs:
         else:
             lines = [fit(sizes, times[:, end])[:2] for end in (0, 1)]
             self._fixed = (lines[0][0], lines[1][0])
-            off = [abs(times[:, end] - fixed - each * sizes).max(initial=0.0) for end, (fixed, each) in enumerate(lines)]
+            off = [
+                abs(times[:, end] - fixed - each * sizes).max(initial=0.0) for end, (fixed, each) in enumerate(lines)
+            ]
             self.are_known = len(set(sizes)) > 1 and max(off) <= SLIGHT * times.sum(1).mean()
 
     def composed(self, items: Sequence[tuple[Part, int, int]]) -> Part:
@@ -220,7 +232,11 @@ class CallAgain:
         consumption = self._consumption
         for i, phase in enumerate(consumption.phases if consumption else ()):
             of_ranks = self._phases[i].items()
-            batches = [(self._queue(it, phase.channels[0], rank), self._answering(b, it, rank, phase, keys)) for (it, rank), t in of_ranks for b in t.batches]
+            batches = [
+                (self._queue(it, phase.channels[0], rank), self._answering(b, it, rank, phase, keys))
+                for (it, rank), t in of_ranks
+                for b in t.batches
+            ]
             self._pieces.append(Pieces(self.name, batches))
 
     @property
@@ -230,7 +246,10 @@ class CallAgain:
     def questions(self) -> Iterator[list[int | None]]:
         """For each phase what its gets may have asked for instead of what `learn` takes for likely."""
         for i, phase in enumerate(self._consumption.phases if self._consumption else ()):
-            micro_batch, capacity = self._layout.plan.micro_batch(phase.channels[0]), self._layout.capacity(phase.channels[0])
+            micro_batch, capacity = (
+                self._layout.plan.micro_batch(phase.channels[0]),
+                self._layout.capacity(phase.channels[0]),
+            )
             sizes = [[len(b.items) for b in taken.batches] for taken in self._phases[i].values()]
             most = max((n for of_rank in sizes for n in of_rank), default=0)
             before_last = {n for of_rank in sizes for n in of_rank[:-1]}
@@ -272,7 +291,10 @@ class CallAgain:
             return batch
         queue = self._queue(iteration, phase.channels[0], rank)
         asked = {id(deed): keys.get((queue, item), -1) for deed, item in _answers(batch)}
-        return Batch(batch.items, tuple([d._replace(key=asked[id(d)]) if d.channel in keyed else d for d in part] for part in batch.parts))
+        return Batch(
+            batch.items,
+            tuple([d._replace(key=asked[id(d)]) if d.channel in keyed else d for d in part] for part in batch.parts),
+        )
 
     # --- scripts ---------------------------------------------------------------------------------------------------
     def script(self, items: Items, times: Times) -> Callable[[Turn], Script]:
@@ -296,7 +318,9 @@ class CallAgain:
             assert self._consumption is not None
             mine = turn.iteration, turn.rank
             yield from done(turn, self._lead.get(mine, ()))
-            for phase, ask_for, pieces, taken in zip(self._consumption.phases, self.asks, self._pieces, self._phases, strict=True):
+            for phase, ask_for, pieces, taken in zip(
+                self._consumption.phases, self.asks, self._pieces, self._phases, strict=True
+            ):
                 total, here = 0, taken.get(mine, _Taken([], ()))
                 queue = self._queue(turn.iteration, phase.channels[0], turn.rank)
                 for ask in self._asks(phase, ask_for, here):
@@ -318,14 +342,19 @@ class CallAgain:
         return same if self._consumption is None else consume
 
     def _asks(self, phase: Phase, ask_for: int | None, here: _Taken) -> Iterator[int | None]:
-        """What the gets of a phase ask for. Who takes a fixed number of batches asks for as many items as it got, or for the plan's micro-batch."""
+        """What the gets of a phase ask for. Who takes a fixed number of batches asks for as many items as it got, or
+        for the plan's micro-batch.
+        """
         if phase.streams:
             while True:
                 yield ask_for
         if phase.asks == ALL:
             yield ALL
             return
-        micro_batch, capacity = self._layout.plan.micro_batch(phase.channels[0]), self._layout.capacity(phase.channels[0])
+        micro_batch, capacity = (
+            self._layout.plan.micro_batch(phase.channels[0]),
+            self._layout.capacity(phase.channels[0]),
+        )
         for batch in here.batches:
             n = len(batch.items)
             cut_short = n < micro_batch and capacity is not None and capacity < micro_batch
@@ -341,7 +370,12 @@ def _taken(body: Sequence[tuple[Deed, list[Deed]]], channels: int) -> _Taken:
     batches = []
     for i in range(0, len(rounds), channels):
         first = rounds[i][0]
-        batches.append(Batch(tuple(range(first.first, first.first + first.items)), tuple(part for _, part in rounds[i : i + channels])))
+        batches.append(
+            Batch(
+                tuple(range(first.first, first.first + first.items)),
+                tuple(part for _, part in rounds[i : i + channels]),
+            )
+        )
     return _Taken(batches, after)
 
 

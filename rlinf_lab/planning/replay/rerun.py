@@ -1,10 +1,13 @@
-"""A finished run once more, in virtual time and with some of its work faster: the same scheduler, the same plan, the recorded durations.
+"""A finished run once more, in virtual time and with some of its work faster: the same scheduler, the same plan, the
+recorded durations.
 
-What a rank did is cut at its gets. Items keep their identity: whoever takes an item does what was done for it (`recorded_calls`), wherever it is in its
-queue now and whichever rank takes it; an answer goes to the key that asked. So who takes what, how large batches are, who waits for a device and
-which channel is full is decided anew, by the scheduler of a run. What a call does before it reads and after the end of its input is that of the rank.
+What a rank did is cut at its gets. Items keep their identity: whoever takes an item does what was done for it
+(`recorded_calls`), wherever it is in its queue now and whichever rank takes it; an answer goes to the key that asked.
+So who takes what, how large batches are, who waits for a device and which channel is full is decided anew, by the
+scheduler of a run. What a call does before it reads and after the end of its input is that of the rank.
 
-A run about which its record does not tell enough is refused with a `PlanError`; so is one that comes out otherwise than it was recorded.
+A run about which its record does not tell enough is refused with a `PlanError`; so is one that comes out otherwise than
+it was recorded.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from rlinf_lab.workflow.graph import DRIVER
 
 @dataclass(frozen=True)
 class Rerun:
-    """How a timeline of a run under ``layout`` answers what a faster worker brings: see `rlinf_lab.timeline.critical.gains.Rerun`."""
+    """How a timeline of a run under ``layout`` answers what a faster worker brings: see
+    `rlinf_lab.timeline.critical.gains.Rerun`.
+    """
 
     layout: Layout
 
@@ -47,9 +52,14 @@ def _refuse(layout: Layout) -> None:
     for spec in graph.channels:
         producers, consumers = graph.producers(spec.name), graph.consumers(spec.name)
         if not spec.is_fifo or spec.weight is not None or spec.group > 1:
-            raise PlanError(f"channel {spec.name!r} has an order, weights or groups of its own, which spans do not tell")
+            raise PlanError(
+                f"channel {spec.name!r} has an order, weights or groups of its own, which spans do not tell"
+            )
         if DRIVER in producers and len(producers) > 1:
-            raise PlanError(f"channel {spec.name!r} is filled by the loop and by workers, and spans do not tell which items are whose")
+            raise PlanError(
+                f"channel {spec.name!r} is filled by the loop and by workers, and spans do not tell which items are "
+                "whose"
+            )
         if spec.keyed and DRIVER in (*producers, *consumers):
             raise PlanError(f"the loop uses the keyed channel {spec.name!r}, and spans do not tell with which keys")
 
@@ -61,9 +71,12 @@ class _Record:
         self._layout, self._iterations = layout, len(iterations)
         records = read_all(layout.graph, timeline, iterations)
         place = {iteration: i for i, iteration in enumerate(iterations)}
-        self._calls = [CallAgain(layout, records, place, number, step) for number, step in enumerate(layout.graph.program)]
+        self._calls = [
+            CallAgain(layout, records, place, number, step) for number, step in enumerate(layout.graph.program)
+        ]
         keys: Keys = {}
-        for _ in self._calls if any(c.keyed for c in layout.graph.channels) else ():  # once for each step on the way back to who asked
+        # once for each step on the way back to who asked
+        for _ in self._calls if any(c.keyed for c in layout.graph.channels) else ():
             before = dict(keys)
             for made in self._calls:
                 made.learn_keys(keys)
@@ -73,12 +86,18 @@ class _Record:
             made.close(keys)
         self._loop = loop_script(layout.graph, records.loop)
         self._switches = {w: (on or 0, (on or 0) if off is None else off) for w, (on, off) in records.switches.items()}
-        self._stayed = [w for w, (_, off) in records.switches.items() if off is None and layout.plan.memory.get(w) and any(layout.plan.placements[w])]
+        self._stayed = [
+            w
+            for w, (_, off) in records.switches.items()
+            if off is None and layout.plan.memory.get(w) and any(layout.plan.placements[w])
+        ]
         self._simulator = Simulator(layout.graph, layout.plan, self._switches)
         self._ask_as_recorded(timeline, iterations)
 
     def _ask_as_recorded(self, timeline: SpanStore, iterations: Sequence[int]) -> None:
-        """Spans say what a get brought, not what it asked for. Where several questions bring that, the one with which the run comes out most as it was."""
+        """Spans say what a get brought, not what it asked for. Where several questions bring that, the one with which
+        the run comes out most as it was.
+        """
         open_ = [(made, i, ask) for made in self._calls for i, asks in enumerate(made.questions()) for ask in asks]
         if open_:
             wanted = _outcome(timeline, {iteration: i for i, iteration in enumerate(iterations)})
@@ -98,7 +117,9 @@ class _Record:
         """Gets that came out otherwise, and nanoseconds that the whole is longer or shorter."""
         gets, took = wanted
         try:
-            now, takes = _outcome(self._simulate(lambda worker, rank, name: 1.0), {i: i for i in range(self._iterations)})
+            now, takes = _outcome(
+                self._simulate(lambda worker, rank, name: 1.0), {i: i for i in range(self._iterations)}
+            )
         except RlinfLabError:  # what so asks comes to no end
             return gets.total() + 1, 0
         return (gets - now).total(), abs(takes - took)
@@ -109,15 +130,30 @@ class _Record:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        found = [f"batches of {made.name} are made up otherwise than recorded, what their items take is estimated" for made in self._calls if made.is_guessed]
+        found = [
+            f"batches of {made.name} are made up otherwise than recorded, what their items take is estimated"
+            for made in self._calls
+            if made.is_guessed
+        ]
         if self._stayed and self._layout.plan.device_memory is not None:
-            found.append(f"how long {', '.join(self._stayed)} takes to leave its devices was not recorded; as long as to come is assumed")
+            found.append(
+                f"how long {', '.join(self._stayed)} takes to be offloaded was not recorded; as long as to come is "
+                "assumed"
+            )
         return tuple(dict.fromkeys(found))
 
     def _simulate(self, times: Times) -> SpanStore:
         items = Items()
         calls = [
-            SimCall(step.worker, step.call.method, made.script(items, times), step.call.reads, step.call.writes, step.after, step.call.starts_on_device)
+            SimCall(
+                step.worker,
+                step.call.method,
+                made.script(items, times),
+                step.call.reads,
+                step.call.writes,
+                step.after,
+                step.call.starts_on_device,
+            )
             for made, step in zip(self._calls, self._layout.graph.program, strict=True)
         ]
         return self._simulator.simulate(calls, self._iterations, self._loop, items.stored)

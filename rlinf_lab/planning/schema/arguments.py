@@ -1,4 +1,6 @@
-"""Numbers and names that somebody gives: checked where they come in, so that no error of numpy or of the standard library comes out."""
+"""Numbers and names that somebody gives: checked where they come in, so that no error of numpy or of the standard
+library comes out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ MOST_DEVICES = 8192
 MOST_STALENESS = 64  # iterations
 MAX_MICRO_BATCHES = 8192
 MOST_ITERATIONS = 10_000  # of a simulation
-_NO_NAMES = "devices is {}; give a number, a number of each kind, or names (of each kind: {{'H': ['cuda:0'], 'R': ['cuda:1']}}). Next: ['cuda:0', 'cuda:1']."
+_NO_NAMES = (
+    "devices is {}; give a number, a number of each kind, or names (of each kind: {{'H': ['cuda:0'], 'R': "
+    "['cuda:1']}}). Next: ['cuda:0', 'cuda:1']."
+)
 
 
 def whole(what: str, value: Any, low: int, high: int, why: str = "", of: str = "") -> int:
@@ -49,11 +54,16 @@ def _nearest(value: Any, low: int, high: int) -> int:
 
 
 def names_and_counts(devices: Any) -> tuple[tuple[str, ...], Any]:
-    """Of devices that are given by number or by name, perhaps kind by kind: (names, or none; how many, or how many of each kind: not checked)."""
+    """Of devices that are given by number or by name, perhaps kind by kind: (names, or none; how many, or how many of
+    each kind: not checked).
+    """
     if isinstance(devices, Mapping):
         listed = [kind for kind, some in devices.items() if _is_list(some)]
         if listed and len(listed) < len(devices):
-            raise PlanError(f"devices is {shown(devices)}; give a number of each kind, or names of each kind. Next: {{{listed[0]!r}: ['cuda:0'], ...}}.")
+            raise PlanError(
+                f"devices is {shown(devices)}; give a number of each kind, or names of each kind. Next: "
+                f"{{{listed[0]!r}: ['cuda:0'], ...}}."
+            )
         names = tuple(itertools.chain.from_iterable(_names(devices[kind]) for kind in listed))
         return names, {kind: len(devices[kind]) for kind in listed} if listed else devices
     if not _is_list(devices):

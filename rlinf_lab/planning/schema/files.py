@@ -19,14 +19,21 @@ def read_text(path: Any, what: str, error: type[RlinfLabError]) -> str:
             folder = file if file.is_dir() else file.parent
             near = sorted(p.name for p in folder.glob("*.json") if p.is_file())[:5] if folder.is_dir() else []
             advice = "one of these" if near else f"a file that {what}.save(path) wrote"
-            raise error(f"No {what} at {str(path)!r}{' (a folder)' * file.is_dir()}. JSON files there: {listing(near)}. Next: {advice}.")
+            raise error(
+                f"No {what} at {str(path)!r}{' (a folder)' * file.is_dir()}. JSON files there: {listing(near)}. Next: "
+                f"{advice}."
+            )
         return file.read_text(encoding="utf-8-sig")  # some editors begin with a mark of the encoding
     except UnicodeDecodeError as problem:
-        raise error(f"{str(path)!r} is no JSON: byte {problem.start} is no text. Next: a file that {what}.save(path) wrote.") from problem
+        raise error(
+            f"{str(path)!r} is no JSON: byte {problem.start} is no text. Next: a file that {what}.save(path) wrote."
+        ) from problem
     except (OSError, ValueError) as problem:
         if isinstance(problem, error):
             raise
-        raise error(f"The {what} {str(path)!r} cannot be read: {problem}. Next: a file that {what}.save(path) wrote.") from problem
+        raise error(
+            f"The {what} {str(path)!r} cannot be read: {problem}. Next: a file that {what}.save(path) wrote."
+        ) from problem
 
 
 def write_text(path: Any, text: str, what: str, error: type[RlinfLabError]) -> None:
@@ -36,7 +43,9 @@ def write_text(path: Any, text: str, what: str, error: type[RlinfLabError]) -> N
         with whole(file) as target:
             target.write_text(text + "\n", encoding="utf-8")
     except (OSError, ValueError) as problem:
-        raise error(f"The {what} cannot be written to {str(path)!r}: {problem}. Next: a name in a folder that exists.") from problem
+        raise error(
+            f"The {what} cannot be written to {str(path)!r}: {problem}. Next: a name in a folder that exists."
+        ) from problem
 
 
 def as_path(path: Any, what: str, error: type[RlinfLabError]) -> Path:

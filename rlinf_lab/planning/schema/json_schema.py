@@ -1,4 +1,6 @@
-"""From JSON to frozen dataclasses, with errors that name the field. The dataclass is the schema: types, bounds, units, texts."""
+"""From JSON to frozen dataclasses, with errors that name the field. The dataclass is the schema: types, bounds, units,
+texts.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,14 @@ _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 
 
 def rule(
-    default: Any = dataclasses.MISSING, *, doc: str = "", unit: str = "", low: float | None = None, above: float | None = None,
-    high: float | None = None, choices: Collection[str] = (),
+    default: Any = dataclasses.MISSING,
+    *,
+    doc: str = "",
+    unit: str = "",
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    choices: Collection[str] = (),
 ) -> Any:
     """A dataclass field with its bounds: ``low`` <= value <= ``high``, value > ``above``, one of ``choices``."""
     metadata = {"doc": doc, "unit": unit, "low": low, "above": above, "high": high, "choices": tuple(choices)}
@@ -39,14 +47,19 @@ def listing(names: Collection[str]) -> str:
 
 
 def distinct(what: str, error: type[RlinfLabError]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    """For ``json.loads(object_pairs_hook=...)``: raises ``error`` for an object of ``what`` that gives a name twice: one of the two would count for nothing."""
+    """For ``json.loads(object_pairs_hook=...)``: raises ``error`` for an object of ``what`` that gives a name twice:
+    one of the two would count for nothing.
+    """
 
     def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise error(f"The {what} gives {shown(twice)} twice in one object: {listing([shown(n) for n in names[:8]])}. Next: one of the two.")
+            raise error(
+                f"The {what} gives {shown(twice)} twice in one object: {listing([shown(n) for n in names[:8]])}. Next: "
+                "one of the two."
+            )
         return found
 
     return made
@@ -67,7 +80,10 @@ def read(cls: type, data: Any, where: str) -> Any:
             values[name] = _value(hints[name], data[name], f"{where}.{name}")
         elif f.default is dataclasses.MISSING:
             unit = f" [{f.metadata['unit']}]" if f.metadata.get("unit") else ""
-            raise ConfigError(f"{where}.{name} is missing: {f.metadata.get('doc', '')}{unit}.{_next(hints[name], f.metadata, f'{name!r}: ')}")
+            raise ConfigError(
+                f"{where}.{name} is missing: "
+                f"{f.metadata.get('doc', '')}{unit}.{_next(hints[name], f.metadata, f'{name!r}: ')}"
+            )
     return cls(**values)
 
 
@@ -81,7 +97,9 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return _tuple(arguments, value, where)
     if origin is not None:  # Mapping[str, X]
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {shown(value)}; it must be an object, by name. Next: {{'a name': {_such(arguments[1])}}}.")
+            raise ConfigError(
+                f"{where} is {shown(value)}; it must be an object, by name. Next: {{'a name': {_such(arguments[1])}}}."
+            )
         return {str(k): _value(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(kind):
         return read(typing.cast(type, kind), value, where)
@@ -94,7 +112,9 @@ def _tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...
     if arguments[-1] is Ellipsis:
         return tuple(_value(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if len(value) != len(arguments):
-        raise ConfigError(f"{where} is {shown(value)}; it must have {len(arguments)} entries. Next: such as {_example(arguments)}.")
+        raise ConfigError(
+            f"{where} is {shown(value)}; it must have {len(arguments)} entries. Next: such as {_example(arguments)}."
+        )
     return tuple(_value(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True)))
 
 
@@ -115,7 +135,8 @@ def _such(kind: Any) -> str:
 def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = _float(value, where)
-    if kind is int and isinstance(value, float) and value.is_integer():  # JSON and its schemas know numbers only: 64.0 is a whole one
+    # JSON and its schemas know numbers only: 64.0 is a whole one
+    if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}. Next: {_nearby(kind, value)}.")
@@ -140,7 +161,9 @@ def _float(value: Any, where: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ConfigError(f"{where} is {shown(value)}; it must be a number below {sys.float_info.max:.1e}. Next: a smaller one.") from None
+        raise ConfigError(
+            f"{where} is {shown(value)}; it must be a number below {sys.float_info.max:.1e}. Next: a smaller one."
+        ) from None
 
 
 def check(value: Any, where: str) -> None:
@@ -172,20 +195,30 @@ def _typed(kind: Any, value: Any, where: str) -> None:
             raise ConfigError(f"{where} is {shown(value)}; it must be a tuple. Next: ({_such(arguments[0])},).")
         kinds = itertools.repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
         if arguments[-1] is not Ellipsis and len(value) != len(arguments):
-            raise ConfigError(f"{where} is {shown(value)}; it must have {len(arguments)} entries. Next: such as {_example(arguments)}, as a tuple.")
+            raise ConfigError(
+                f"{where} is {shown(value)}; it must have {len(arguments)} entries. Next: such as "
+                f"{_example(arguments)}, as a tuple."
+            )
         for i, (one, item) in enumerate(zip(kinds, value, strict=False)):
             _typed(one, item, f"{where}[{i}]")
     elif origin is not None:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {shown(value)}; it must be a mapping, by name. Next: {{'a name': {_such(arguments[1])}}}.")
+            raise ConfigError(
+                f"{where} is {shown(value)}; it must be a mapping, by name. Next: {{'a name': {_such(arguments[1])}}}."
+            )
         for key, item in value.items():
             if not isinstance(key, str) or not key:
-                raise ConfigError(f"{where} has the name {shown(key)}; names are texts of at least one letter. Next: another name.")
+                raise ConfigError(
+                    f"{where} has the name {shown(key)}; names are texts of at least one letter. Next: another name."
+                )
             _writable(key, f"a name in {where}")
             _typed(arguments[1], item, f"{where}.{key}")
     elif dataclasses.is_dataclass(kind):
         if not isinstance(value, typing.cast(type, kind)):
-            raise ConfigError(f"{where} is {shown(value)}; it must be a {getattr(kind, '__name__', kind)}. Next: {getattr(kind, '__name__', kind)}(...).")
+            raise ConfigError(
+                f"{where} is {shown(value)}; it must be a {getattr(kind, '__name__', kind)}. Next: "
+                f"{getattr(kind, '__name__', kind)}(...)."
+            )
     else:
         of = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
         if not isinstance(value, of) or (isinstance(value, bool) and kind is not bool):
@@ -201,7 +234,10 @@ def _writable(text: str, where: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{where} is {shown(text)}, whose character {error.start} is no character. Next: write it in full, or leave it out.") from None
+        raise ConfigError(
+            f"{where} is {shown(text)}, whose character {error.start} is no character. Next: write it in full, or "
+            "leave it out."
+        ) from None
 
 
 def _bounded(value: Any, where: str, bounds: Mapping[str, Any]) -> None:
@@ -268,7 +304,12 @@ def _schema_of(kind: Any) -> dict[str, Any]:
     if origin is tuple:
         if arguments[-1] is Ellipsis:
             return {"type": "array", "items": _schema_of(arguments[0])}
-        return {"type": "array", "prefixItems": [_schema_of(a) for a in arguments], "minItems": len(arguments), "maxItems": len(arguments)}
+        return {
+            "type": "array",
+            "prefixItems": [_schema_of(a) for a in arguments],
+            "minItems": len(arguments),
+            "maxItems": len(arguments),
+        }
     if origin is not None:
         return {"type": "object", "additionalProperties": _schema_of(arguments[1])}
     if dataclasses.is_dataclass(kind):

@@ -1,7 +1,9 @@
-"""How a search over many device counts is done in a few seconds: over all of them, or over evenly spaced ones first and then those near the best plan.
+"""How a search over many device counts is done in a few seconds: over all of them, or over evenly spaced ones first and
+then those near the best plan.
 
-Measured on chains of 4 to 20 leaves and 16 to 256 devices: an exact search takes about 5e-8 s for each of cuts^1.5 * counts^2.5. Each front has points for all
-counts, pairs of points are composed, and what comes of them is compared. Parts are searched anew for every set of those who stay beside them, where it matters.
+Measured on chains of 4 to 20 leaves and 16 to 256 devices: an exact search takes about 5e-8 s for each of cuts^1.5 *
+counts^2.5. Each front has points for all counts, pairs of points are composed, and what comes of them is compared.
+Parts are searched anew for every set of those who stay beside them, where it matters.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from rlinf_lab.planning.search.solver import Found, Only, near, solve, stepwise,
 
 Search = Callable[[Problem, float, Only], list[Found]]
 
-PAIRS = 250_000  # of device counts of two leaves; of more, some are looked at: at 4,096 devices seconds instead of minutes
+# of device counts of two leaves; of more, some are looked at: at 4,096 devices seconds instead of minutes
+PAIRS = 250_000
 FEW_COUNTS = 64  # of so many, and `FEW_LEAVES`, all are looked at in any case
 SMOOTH = 4  # leaves up to which only `PAIRS` counts: exact, or nearly, however many devices
 WORK = 1.2e8  # cuts^1.5 * counts^2.5: about six seconds
@@ -25,8 +28,8 @@ FEWEST, MOST = 8, 64  # spaced counts
 
 
 def search_of(problem: Problem, only: Only, searches: int = 1) -> Search:
-    """``searches``: how many such problems are searched, of different sets of those who stay. In turns alone all counts are looked at: numbers of devices do
-    not add up there."""
+    """``searches``: how many such problems are searched, of different sets of those who stay. Time-shared alone all
+    counts are looked at: numbers of devices do not add up there."""
     if SPATIAL not in only.kinds:
         return solve
     if (units := spaced(problem, searches)) is not None:
@@ -40,7 +43,9 @@ def is_exact(problem: Problem, searches: int = 1) -> bool:
 
 
 def spaced(problem: Problem, searches: int = 1) -> int | None:
-    """On how many evenly spaced numbers of devices plans are looked for, before those near the best; None: the search is no such long one."""
+    """On how many evenly spaced numbers of devices plans are looked for, before those near the best; None: the search
+    is no such long one.
+    """
     counts = _counts(problem)
     if len(counts) <= SMOOTH or (len(counts) <= FEW_LEAVES and counts[-2] <= FEW_COUNTS):
         return None
@@ -55,8 +60,12 @@ def spaced(problem: Problem, searches: int = 1) -> int | None:
 
 
 def _counts(problem: Problem) -> list[int]:
-    """How many device counts matter to each leaf, in rising order; of several kinds of devices all are always looked at."""
-    return sorted(len(useful_counts(problem, v)) for v in range(len(problem.names))) if len(problem.devices) == 1 else []
+    """How many device counts matter to each leaf, in rising order; of several kinds of devices all are always looked
+    at.
+    """
+    return (
+        sorted(len(useful_counts(problem, v)) for v in range(len(problem.names))) if len(problem.devices) == 1 else []
+    )
 
 
 def _is_dense(counts: list[int]) -> bool:

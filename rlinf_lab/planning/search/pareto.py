@@ -1,9 +1,12 @@
-"""Fronts: what a part of a plan can do, as points (granularity, devices, fill, period), none of one granularity worse than another in all three.
+"""Fronts: what a part of a plan can do, as points (granularity, devices, fill, period), none of one granularity worse
+than another in all three.
 
-*Fill*: seconds from a micro-batch's arrival to its departure. *Period*: seconds between micro-batches that are fed without pause. One number is not enough: a
-part with the shorter fill wins where another part is the bottleneck, one with the shorter period where it is the bottleneck itself.
+*Fill*: seconds from a micro-batch's arrival to its departure. *Period*: seconds between micro-batches that are fed
+without pause. One number is not enough: a part with the shorter fill wins where another part is the bottleneck, one
+with the shorter period where it is the bottleneck itself.
 
-The points of all granularities are in one front, so that numpy is asked once for all of them: most fronts have a dozen points for each.
+The points of all granularities are in one front, so that numpy is asked once for all of them: most fronts have a dozen
+points for each.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ NONE.flags.writeable = False
 
 
 @dataclass(frozen=True)
-class Front:
-    """Points in order of ``code``, then ``fill``. ``code``: the flat index into an array of shape (granularities, codes of devices).
+class ParetoFront:
+    """Points in order of ``code``, then ``fill``. ``code``: the flat index into an array of shape (granularities, codes
+    of devices).
 
-    A point may be of micro-batches finer than its own, several of which pass as one: ``grain`` is the granularity in which it was composed. ``option`` numbers
-    how it was composed, of points ``left`` and ``right`` of the parts' fronts.
+    A point may be of micro-batches finer than its own, several of which pass as one: ``grain`` is the granularity in
+    which it was composed. ``option`` numbers how it was composed, of points ``left`` and ``right`` of the parts'
+    fronts.
     """
 
     code: np.ndarray
@@ -41,32 +46,43 @@ class Front:
     def __len__(self) -> int:
         return len(self.code)
 
-    def take(self, which: np.ndarray | slice) -> Front:
-        return Front(*(a[which] for a in self._columns()))
+    def take(self, which: np.ndarray | slice) -> ParetoFront:
+        return ParetoFront(*(a[which] for a in self._columns()))
 
-    def upto(self, g: int, codes: int) -> Front:
+    def upto(self, g: int, codes: int) -> ParetoFront:
         """Points of granularities up to ``g``, where each has so many ``codes`` of devices."""
         end = int(self.code.searchsorted((g + 1) * codes))
         return self if end == len(self.code) else self.take(slice(end))
 
     @classmethod
-    def joined(cls, fronts: list[Front]) -> Front:
+    def joined(cls, fronts: list[ParetoFront]) -> ParetoFront:
         if len(fronts) == 1:
             return fronts[0]
         return cls(*(np.concatenate(c) for c in zip(*(f._columns() for f in fronts), strict=True))) if fronts else EMPTY
 
     @classmethod
     def of(
-        cls, code: np.ndarray, fill: np.ndarray, period: np.ndarray, option: int, left: np.ndarray | int, right: np.ndarray | int, grain: np.ndarray | int = 0
-    ) -> Front:
+        cls,
+        code: np.ndarray,
+        fill: np.ndarray,
+        period: np.ndarray,
+        option: int,
+        left: np.ndarray | int,
+        right: np.ndarray | int,
+        grain: np.ndarray | int = 0,
+    ) -> ParetoFront:
         """Numbers stand for all points."""
         none = NONE[: len(code)] if len(code) <= len(NONE) else np.zeros(len(code), np.int64)
-        columns = (c if not isinstance(c, int) else np.full(len(code), c) if c else none for c in (option, left, right, grain))
+        columns = (
+            c if not isinstance(c, int) else np.full(len(code), c) if c else none for c in (option, left, right, grain)
+        )
         return cls(code, fill, period, *columns)
 
     def falling(self, granularities: int, codes: int) -> np.ndarray:
         """By granularity: whether more devices always make it better, each point being as good as those on fewer."""
-        worse = (self.code[1:] == self.code[:-1]) | (self.fill[1:] > self.fill[:-1]) | (self.period[1:] > self.period[:-1])
+        worse = (
+            (self.code[1:] == self.code[:-1]) | (self.fill[1:] > self.fill[:-1]) | (self.period[1:] > self.period[:-1])
+        )
         g = self.code // codes
         found = np.ones(granularities, bool)
         found[g[1:][worse & (g[1:] == g[:-1])]] = False
@@ -86,14 +102,16 @@ class Front:
         if len(shape) == 1:
             fits = devices <= code
         else:
-            fits = np.all(np.array(np.unravel_index(devices, shape)) <= np.array(np.unravel_index(code, shape))[:, None], axis=0)
+            fits = np.all(
+                np.array(np.unravel_index(devices, shape)) <= np.array(np.unravel_index(code, shape))[:, None], axis=0
+            )
         return start + int(np.argmin(np.where(fits, fill, np.inf)))
 
     def _columns(self) -> tuple[np.ndarray, ...]:
         return self.code, self.fill, self.period, self.option, self.left, self.right, self.grain
 
 
-EMPTY = Front(*(np.empty(0, t) for t in (np.int64, float, float, np.int64, np.int64, np.int64, np.int64)))
+EMPTY = ParetoFront(*(np.empty(0, t) for t in (np.int64, float, float, np.int64, np.int64, np.int64, np.int64)))
 
 
 def within(values: np.ndarray, shape: Counts) -> np.ndarray:
@@ -134,8 +152,10 @@ def lower(values: np.ndarray, shape: Counts) -> np.ndarray:
     return found
 
 
-def pareto(front: Front, shape: Counts) -> Front:
-    """Without the points that another one is as good as in fill and period on the same devices, and most of those that one on fewer devices is."""
+def pareto(front: ParetoFront, shape: Counts) -> ParetoFront:
+    """Without the points that another one is as good as in fill and period on the same devices, and most of those that
+    one on fewer devices is.
+    """
     return front.take(undominated(front.code, front.fill, front.period, shape))
 
 
@@ -156,12 +176,14 @@ def undominated(code: np.ndarray, fill: np.ndarray, period: np.ndarray, shape: C
         return kept
     codes = math.prod(shape)
     parts = np.split(kept, code[kept].searchsorted(np.arange(1, int(code[kept[-1]]) // codes + 1) * codes))
-    return np.concatenate([p[_cheapest(code[p] % codes, fill[p], period[p], shape)] if len(p) > WORTH else p for p in parts])
+    return np.concatenate(
+        [p[_cheapest(code[p] % codes, fill[p], period[p], shape)] if len(p) > WORTH else p for p in parts]
+    )
 
 
 def spread(code: np.ndarray, most: int) -> np.ndarray:
-    """Of points in the order of their codes, those of one code by fill: at most so many of each code and one more, evenly spaced, the first and the last among
-    them."""
+    """Of points in the order of their codes, those of one code by fill: at most so many of each code and one more,
+    evenly spaced, the first and the last among them."""
     first = np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(code)])
     size = np.diff(np.append(first, len(code)))
     place, of = np.arange(len(code)) - np.repeat(first, size), np.repeat(size, size)

@@ -1,4 +1,6 @@
-"""A plan as a tree: who shares devices in time, who streams to whom on devices of their own, and in which micro-batches."""
+"""A plan as a tree: who shares devices in time, who streams to whom on devices of their own, and in which
+micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from rlinf_lab.planning.search.problem import Counts, Cuts, Problem
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf on ``devices`` of each kind; ``grain`` g: called with a 2^g-th of the items at once; ``option``: which bound of its stream counts."""
+    """One leaf on ``devices`` of each kind; ``grain`` g: called with a 2^g-th of the items at once; ``option``: which
+    bound of its stream counts.
+    """
 
     worker: int
     devices: Counts
@@ -28,7 +32,9 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Composed:
-    """Two parts. ``kind`` temporal: one after the other on the same devices; spatial: at the same time on devices of their own, in 2^grain micro-batches."""
+    """Two parts. ``kind`` temporal: one after the other on the same devices; spatial: at the same time on devices of
+    their own, in 2^grain micro-batches.
+    """
 
     kind: str
     before: Tree
@@ -79,7 +85,9 @@ def mode(tree: Tree) -> str:
 
 
 def shape(tree: Tree, names: Sequence[str]) -> str:
-    """Who shares and who streams, without numbers: ``(rollout | reward) > learner``; `>` one after another, `|` at the same time."""
+    """Who shares and who streams, without numbers: ``(rollout | reward) > learner``; `>` one after another, `|` at the
+    same time.
+    """
     if isinstance(tree, Leaf):
         return names[tree.worker]
     parts = [p for part in tree.parts() for p in _flat(part, tree.kind)]
@@ -95,12 +103,14 @@ def _flat(tree: Tree, kind: str) -> list[Tree]:
     return [tree]
 
 
-def company(tree: Tree, staying: int, beside: int = 0) -> dict[int, int]:
-    """For each leaf, the staying leaves with which it shares devices (a mask): those on the other side of a temporal node above it."""
+def colocated(tree: Tree, staying: int, beside: int = 0) -> dict[int, int]:
+    """For each leaf, the staying leaves with which it shares devices (a mask): those on the other side of a temporal
+    node above it.
+    """
     if isinstance(tree, Leaf):
         return {tree.worker: beside}
     others = (tree.after.leaves & staying, tree.before.leaves & staying) if tree.kind == TEMPORAL else (0, 0)
-    return company(tree.before, staying, beside | others[0]) | company(tree.after, staying, beside | others[1])
+    return colocated(tree.before, staying, beside | others[0]) | colocated(tree.after, staying, beside | others[1])
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ def evaluate(tree: Tree, problem: Problem) -> float:
 
 def numbers(tree: Tree, problem: Problem) -> Numbers:
     """Fill and period of a whole iteration."""
-    return _lifted(tree, problem, Cuts.shared(problem), company(tree, problem.staying), 0)
+    return _lifted(tree, problem, Cuts.shared(problem), colocated(tree, problem.staying), 0)
 
 
 def _lifted(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int], grain: int) -> Numbers:
@@ -135,7 +145,9 @@ def _lifted(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int], gr
 def _own(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int]) -> Numbers:
     if isinstance(tree, Leaf):
         code = sum(n * s for n, s in zip(tree.devices, _strides(problem), strict=True))
-        fill, period = (float(rows[tree.option, tree.grain, code]) for rows in problem.numbers(tree.worker, beside[tree.worker]))
+        fill, period = (
+            float(rows[tree.option, tree.grain, code]) for rows in problem.numbers(tree.worker, beside[tree.worker])
+        )
         return Numbers(fill, period, tree.devices)
     a, b = (_lifted(part, problem, cuts, beside, tree.grain) for part in tree.parts())
     before, after = tree.before.leaves, tree.after.leaves

@@ -1,7 +1,9 @@
-"""What a plan search is asked, as numbers: no workers, no profile, no roles. `planning.placement.search_space` makes it from a profile.
+"""What a plan search is asked, as numbers: no workers, no profile, no roles. `planning.placement.search_space` makes it
+from a profile.
 
-*Granularity* g: the items of an iteration flow in 2^g equal micro-batches. A *leaf* is what is placed as one: a worker, or a cell of workers. ``table``
-tells the seconds of one micro-batch for every number of devices; everything else follows by composition (`search.solver`).
+*Granularity* g: the items of an iteration flow in 2^g equal micro-batches. A *leaf* is what is placed as one: a worker,
+or a cell of workers. ``table`` tells the seconds of one micro-batch for every number of devices; everything else
+follows by composition (`search.solver`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import numpy as np
 Counts = tuple[int, ...]
 MOST_CUTS = 6_305  # of a graph, in all its parts: those of eight leaves without an edge; of ten a search took minutes
 FEW_LEAVES = 8  # which have no more
-LONG = 20  # leaves whose cuts are all looked at, where they are no more than that: of a chain the work grows with the cube of its length
+# leaves whose cuts are all looked at, where they are no more than that: of a chain the work grows with the cube of its
+# length
+LONG = 20
 GROUPS = 8  # of neighbours, in which more leaves than that are cut
 
 
@@ -25,21 +29,28 @@ GROUPS = 8  # of neighbours, in which more leaves than that are cut
 class Problem:
     """``names``: of the leaves, by index; sets of leaves are bit masks of these indices.
 
-    ``devices``: how many there are of each kind. A count of devices is a *code*: the flat index into an array of shape ``devices + 1``.
+    ``devices``: how many there are of each kind. A count of devices is a *code*: the flat index into an array of shape
+    ``devices + 1``.
     ``edges``: (producer, consumer) and the finest granularity at which items may cross (0: the whole batch first).
     ``granularities``: 0 to this number minus 1.
-    ``table``: (leaf, mask of leaves that stay on the same devices) to seconds of a micro-batch, shape (granularities, codes), inf where impossible.
-    ``streams``: the same for leaves called ``once``, whose micro-batches do not come evenly: (fill, period) pairs of shape (options, granularities, codes).
-    Each pair bounds the stream: micro-batch j has left after ``fill + j * period``. Small periods have long fills; which pair counts depends on the consumer.
+    ``table``: (leaf, mask of leaves that stay on the same devices) to seconds of a micro-batch, shape (granularities,
+    codes), inf where impossible.
+    ``streams``: the same for leaves called ``once``, whose micro-batches do not come evenly: (fill, period) pairs of
+    shape (options, granularities, codes). Each pair bounds the stream: micro-batch j has left after ``fill + j *
+    period``. Small periods have long fills; which pair counts depends on the consumer.
     ``onload``, ``offload``: seconds of each leaf to come to its devices and to leave them.
-    ``staying``: leaves that never leave their devices (they cost no switch, but the memory of whoever shares the devices).
-    ``once``: leaves that are called once an iteration and stream their outputs: they take turns with others only as a whole.
+    ``staying``: leaves that never are offloaded (they cost no switch, but the memory of whoever shares the devices).
+    ``once``: leaves that are called once an iteration and stream their outputs: they time-share with others only as a
+    whole.
     ``staleness``: how many iterations old the weights of a rollout may be; 0 waits for the end of each iteration.
-    ``apart``: for each leaf those with which it shall have no device in common (empty: nobody). Two parts that take turns have some device in common.
-    ``common``: for (leaf, another one that holds some of the same weights) seconds of the first to come where the other one goes, and to leave where it comes:
-    what both hold stays there.
-    ``whole``: other leaves that take turns as a whole only: they never wait, and so give their devices to nobody before their end.
-    ``minded``: for each leaf those of ``staying`` beside which its seconds may be others (None: all of them): parts are searched once for all the rest.
+    ``apart``: for each leaf those with which it shall have no device in common (empty: nobody). Two parts that
+    time-share have some device in common.
+    ``common``: for (leaf, another one that holds some of the same weights) seconds of the first to come where the other
+    one goes, and to leave where it comes: what both hold stays there.
+    ``whole``: other leaves that time-share as a whole only: they never wait, and so give their devices to nobody before
+    their end.
+    ``minded``: for each leaf those of ``staying`` beside which its seconds may be others (None: all of them): parts are
+    searched once for all the rest.
     """
 
     names: tuple[str, ...]
@@ -85,7 +96,9 @@ class Problem:
         return tuple(int(n) for n in np.unravel_index(code, self.shape))
 
     def numbers(self, leaf: int, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """(fill, period) of a leaf, each of shape (options, granularities, codes). Equal where each micro-batch is a call of its own."""
+        """(fill, period) of a leaf, each of shape (options, granularities, codes). Equal where each micro-batch is a
+        call of its own.
+        """
         if self.streams is not None and self.once >> leaf & 1:
             return self.streams(leaf, context)
         seconds = self.table(leaf, context)[None]
@@ -94,35 +107,44 @@ class Problem:
     def iteration(self, fill: np.ndarray | float, period: np.ndarray | float) -> np.ndarray:
         """Seconds between iterations of a plan with these numbers for a whole iteration as one micro-batch.
 
-        The next one begins when its devices are free (``period``) and the one ``staleness + 1`` before it has ended (``fill``).
+        The next one begins when its devices are free (``period``) and the one ``staleness + 1`` before it has ended
+        (``fill``).
         """
         return np.asarray(np.maximum(period, fill / (1 + self.staleness)))
 
     def at_least(self, g: int | np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
         """Seconds between iterations of any plan in which 2^g micro-batches pass through a part with these numbers.
 
-        With the smaller of the two as the period: below a temporal node the part starts afresh for every micro-batch, and ``period`` may exceed ``fill``.
+        With the smaller of the two as the period: below a temporal node the part starts afresh for every micro-batch,
+        and ``period`` may exceed ``fill``.
         """
         least = np.minimum(fill, period)
         return np.maximum(2.0**g * least, (fill + (2.0**g - 1) * least) / (1 + self.staleness))
 
-    def may_take_turns(self, cut: Cut) -> bool:
+    def may_time_share(self, cut: Cut) -> bool:
         """Whether somebody of the one part may share a device with somebody of the other."""
         return not self.apart or any(cut.after & ~self.apart[v] for v in members(cut.before))
 
     def switch(self, leaving: int, coming: int, cuts: Cuts) -> float:
-        """Seconds from the last work of one set to the first of another: its sinks leave, the other's sources come, each at the same time. What who leaves
-        holds together with who comes, or with somebody of the other set who is there all the time, does not move."""
+        """Seconds from the last work of one set to the first of another: its sinks leave, the other's sources come,
+        each at the same time. What who leaves holds together with who comes, or with somebody of the other set who is
+        there all the time, does not move."""
         sinks, sources = cuts.ends(leaving)[1], cuts.ends(coming)[0]
-        off = [self._moved(v, 1, self.offload[v], sources | coming & self.staying) for v in members(sinks & ~self.staying)]
-        on = [self._moved(v, 0, self.onload[v], sinks | leaving & self.staying) for v in members(sources & ~self.staying)]
+        off = [
+            self._moved(v, 1, self.offload[v], sources | coming & self.staying) for v in members(sinks & ~self.staying)
+        ]
+        on = [
+            self._moved(v, 0, self.onload[v], sinks | leaving & self.staying) for v in members(sources & ~self.staying)
+        ]
         return max(off, default=0.0) + max(on, default=0.0)
 
     def _moved(self, leaf: int, which: int, seconds: float, others: int) -> float:
         """Seconds of a leaf to come (0) or leave (1), where these come or leave in its place."""
         if not self.common:
             return seconds
-        return min([seconds, *(self.common[leaf, other][which] for other in members(others) if (leaf, other) in self.common)])
+        return min(
+            [seconds, *(self.common[leaf, other][which] for other in members(others) if (leaf, other) in self.common)]
+        )
 
 
 @dataclass(frozen=True)
@@ -156,7 +178,9 @@ class Cuts:
         return self._orders.is_grouped
 
     def of(self, leaves: int) -> tuple[Cut, ...]:
-        """Every way to cut a set, smaller upstream parts first; where the graph has too many, those of one order of its leaves (`Orders`)."""
+        """Every way to cut a set, smaller upstream parts first; where the graph has too many, those of one order of its
+        leaves (`Orders`).
+        """
         if leaves not in self._known:
             found = [self._cut(part, leaves & ~part) for part in self._orders.upstream(leaves)]
             found.sort(key=lambda c: (c.before.bit_count(), c.before))
@@ -177,9 +201,10 @@ class Cuts:
 
 
 class Orders:
-    """In which orders the leaves of a graph may stand: any in which producers come before consumers, or one of these, where they have more cuts than can be
-    looked at (they grow threefold with every leaf that no edge holds). Of more than `LONG` leaves, one order is cut between groups of neighbours, and each
-    group in one way: who comes first, and the rest."""
+    """In which orders the leaves of a graph may stand: any in which producers come before consumers, or one of these,
+    where they have more cuts than can be looked at (they grow threefold with every leaf that no edge holds). Of more
+    than `LONG` leaves, one order is cut between groups of neighbours, and each group in one way: who comes first, and
+    the rest."""
 
     def __init__(self, edges: frozenset[tuple[int, int]], count: int) -> None:
         self.producers = [sum(1 << p for p, c in edges if c == v) for v in range(count)]
@@ -203,7 +228,9 @@ class Orders:
         found = self._closed(leaves, self._first if self.all else self._in_one_order)
         if not self.is_grouped:
             return found
-        return [part for part in found if not any(part & group and leaves & ~part & group for group in self._groups)] or found[:1]
+        return [
+            part for part in found if not any(part & group and leaves & ~part & group for group in self._groups)
+        ] or found[:1]
 
     @property
     def is_grouped(self) -> bool:
@@ -226,7 +253,9 @@ class Orders:
     def _groups(self) -> list[int]:
         """Neighbours in the order, about as many in each."""
         count = len(self._order)
-        return [sum(1 << v for v in self._order[i * count // GROUPS : (i + 1) * count // GROUPS]) for i in range(GROUPS)]
+        return [
+            sum(1 << v for v in self._order[i * count // GROUPS : (i + 1) * count // GROUPS]) for i in range(GROUPS)
+        ]
 
     @cached_property
     def _in_one_order(self) -> list[int]:

@@ -1,7 +1,8 @@
-"""Everybody in turns on the same devices: nothing but the order is left to find.
+"""Everybody time-shared on the same devices: nothing but the order is left to find.
 
-Each leaf has the number of devices that suits it best, and beside it stay all that stay, whatever the order; so its seconds are one number, and what the
-order decides are the switches. The best order of a set is the best one of two parts and the switch between: a few numbers where `solver` has fronts.
+Each leaf has the number of devices that suits it best, and beside it stay all that stay, whatever the order; so its
+seconds are one number, and what the order decides are the switches. The best order of a set is the best one of two
+parts and the switch between: a few numbers where `solver` has fronts.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ Switch = Callable[[Cut], tuple[float, float]]
 
 
 class Turns:
-    """``leaves``: seconds and place of each leaf, None where it has none; ``cuts`` of a set and ``switches`` (there, back) of a cut, in seconds."""
+    """``leaves``: seconds and place of each leaf, None where it has none; ``cuts`` of a set and ``switches`` (there,
+    back) of a cut, in seconds.
+    """
 
-    def __init__(self, problem: Problem, leaves: list[tuple[float, Leaf] | None], cuts: Cutting, switches: Switch) -> None:
+    def __init__(
+        self, problem: Problem, leaves: list[tuple[float, Leaf] | None], cuts: Cutting, switches: Switch
+    ) -> None:
         self._problem, self._leaves, self._cuts, self._switches = problem, leaves, cuts, switches
         self._known: dict[int, tuple[float, Cut] | None] = {}
 

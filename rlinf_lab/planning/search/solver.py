@@ -1,13 +1,16 @@
 """The search itself: exact, by composition of fronts, pruned by what the best plan so far needs.
 
-For a set of leaves, a granularity and the leaves that stay on the same devices, the front of (devices, fill, period) is made from
+For a set of leaves, a granularity and the leaves that stay on the same devices, the front of (devices, fill, period) is
+made from
 
 - a leaf: fill = period = seconds of a micro-batch;
 - a finer granularity: 2^k of its micro-batches, fill + (2^k - 1) * period and 2^k * period;
 - a cut in time, on the same devices: fills add up with the switch between; the period adds the switch back;
-- a cut in space, on devices of their own: fills add up where an edge links the parts, the larger one counts where none does; periods: the larger one.
+- a cut in space, on devices of their own: fills add up where an edge links the parts, the larger one counts where none
+  does; periods: the larger one.
 
-On chains this is exact for streams of equal micro-batches. On branching graphs the fill is an upper bound (the two parts' longest paths may not meet).
+On chains this is exact for streams of equal micro-batches. On branching graphs the fill is an upper bound (the two
+parts' longest paths may not meet).
 
 Source: RLinf (arXiv 2509.15965), algorithm 1, which keeps one number for a set and cuts one topological order only.
 """
@@ -22,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlinf_lab.planning.cancellation import check
-from rlinf_lab.planning.search.pareto import EMPTY, Front, lower, spread, undominated, within
+from rlinf_lab.planning.search.pareto import EMPTY, ParetoFront, lower, spread, undominated, within
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, compositions, evaluate, leaf_of
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
 from rlinf_lab.planning.search.sequential import Turns
@@ -31,14 +34,18 @@ from rlinf_lab.planning.search.structure import Outline
 EXACT = 1 + 1e-12  # ties with the best so far are kept
 FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
 SEVERAL = 5  # leaves, of which a search over all cuts takes longer than a few over those of one plan
-BESIDE = 2  # on either side of a good plan's counts, in streams alone: the more devices the faster, and few other plans are as good with other counts
-COARSEST, CLOSE_BY, NEARER = 8, 3, 4  # of a stepwise search: counts to begin with, how many on either side of a plan's, how much nearer each time
+# on either side of a good plan's counts, in streams alone: the more devices the faster, and few other plans are as good
+# with other counts
+BESIDE = 2
+# of a stepwise search: counts to begin with, how many on either side of a plan's, how much nearer each time
+COARSEST, CLOSE_BY, NEARER = 8, 3, 4
 UNITS = 128  # of devices, evenly spaced, that are looked at where there are very many
 BLOCK = 4_000_000  # pairs looked at together
 MODERATE = 256  # device counts of a leaf up to which a coarse search alone gives a bound that is worth its time
 MANY = 2_000  # more points than these are sorted out at once
 SOME = 400  # of more points than these some are left out in a stepwise search
-SPREAD = 2  # points of each number of devices that are kept of so many, where leaves are cut in groups, and in a stepwise search
+# points of each number of devices that are kept of so many, where leaves are cut in groups, and in a stepwise search
+SPREAD = 2
 AT_ONCE = 8_000  # points of one granularity or another that are compared together
 ALL = 10_000  # pairs of points that are all looked at
 LEAF = -1
@@ -55,8 +62,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Only:
-    """What is looked for: ``kinds`` of composition, the ``last`` one (its kind and the leaves before it), None: any, plans ``unlike`` an outline, and plans of
-    compositions ``among`` some (of `plan_tree.compositions`)."""
+    """What is looked for: ``kinds`` of composition, the ``last`` one (its kind and the leaves before it), None: any,
+    plans ``unlike`` an outline, and plans of compositions ``among`` some (of `plan_tree.compositions`)."""
 
     kinds: tuple[str, ...] = BOTH
     last: tuple[str, int] | None = None
@@ -64,7 +71,9 @@ class Only:
     among: frozenset[tuple[str, int, int]] | None = None
 
 
-_Key = tuple[int, int, int]  # of a front: leaves, those that stay on the same devices, of which plans (0: of all, 1: unlike the outline; `variety`: of a form)
+# of a front: leaves, those that stay on the same devices, of which plans (0: of all, 1: unlike the outline; `variety`:
+# of a form)
+_Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -77,9 +86,11 @@ class _Way:
 
 
 def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list[Found]:
-    """The best plan for every way to make the last composition, fastest first; the first one is optimal. Empty when no plan is possible.
+    """The best plan for every way to make the last composition, fastest first; the first one is optimal. Empty when no
+    plan is possible.
 
-    ``ceiling``: plans that take longer are of no interest, and plans not much slower than the best may be missing below it.
+    ``ceiling``: plans that take longer are of no interest, and plans not much slower than the best may be missing below
+    it.
     """
     several = SPATIAL in only.kinds and problem.everyone.bit_count() > 1
     if several and np.isinf(ceiling) and any(len(useful_counts(problem, v)) > FEW for v in range(len(problem.names))):
@@ -89,8 +100,9 @@ def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
 
 
 def near(problem: Problem, ceiling: float = np.inf, only: Only = Only(), units: int = UNITS) -> list[Found]:
-    """As `solve`, but over some device counts: so many evenly spaced ones, so that they add up, then finer ones near the best plan. For many devices of one
-    kind on which seconds fall smoothly: nearly the best plan in a fraction of the time."""
+    """As `solve`, but over some device counts: so many evenly spaced ones, so that they add up, then finer ones near
+    the best plan. For many devices of one kind on which seconds fall smoothly: nearly the best plan in a fraction of
+    the time."""
     useful = [useful_counts(problem, v) for v in range(len(problem.names))]
     unit = -(-problem.most // units)
     chosen = [_thinned(codes, np.arange(problem.most, 0, -unit)) for codes in useful]
@@ -106,15 +118,19 @@ def near(problem: Problem, ceiling: float = np.inf, only: Only = Only(), units: 
 
 
 def stepwise(problem: Problem, ceiling: float = np.inf, only: Only = Only(), units: int = UNITS) -> list[Found]:
-    """For many leaves: over ``units`` evenly spaced device counts, then over a few on either side of those of the best plan, nearer and nearer.
+    """For many leaves: over ``units`` evenly spaced device counts, then over a few on either side of those of the best
+    plan, nearer and nearer.
 
-    All are multiples of a power of two, so that they add up to few numbers; of each number few points are kept. Leaves have all their cuts.
+    All are multiples of a power of two, so that they add up to few numbers; of each number few points are kept. Leaves
+    have all their cuts.
     """
     useful, found = [useful_counts(problem, v) for v in range(len(problem.names))], list[Found]()
 
     def look(wanted: list[np.ndarray]) -> list[Found]:
         chosen = [_thinned(codes, numbers) for codes, numbers in zip(useful, wanted, strict=True)]
-        plans = _Solver(_with_counts(problem, chosen), min([ceiling, *(f.seconds for f in found[:1])]), only, few=True).plans()
+        plans = _Solver(
+            _with_counts(problem, chosen), min([ceiling, *(f.seconds for f in found[:1])]), only, few=True
+        ).plans()
         return sorted([*found, *plans], key=lambda f: f.seconds)
 
     unit = 1 << max(0, (problem.most // COARSEST).bit_length() - 1)
@@ -138,13 +154,16 @@ def _thinned(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse: bool = False) -> list[Found]:
-    """Good plans, fastest first: a search over few device counts, then (unless ``coarse``) over counts nearer and nearer to those that it chose."""
+    """Good plans, fastest first: a search over few device counts, then (unless ``coarse``) over counts nearer and
+    nearer to those that it chose.
+    """
     if problem.everyone.bit_count() == 1 or SPATIAL not in only.kinds:
         return solve(problem, ceiling, only)  # quick enough: on the same devices numbers of devices do not add up
     useful = [useful_counts(problem, v) for v in range(len(problem.names))]
     if not all(len(codes) for codes in useful):
         return []
-    # Who needs no devices works beside the others: to have it take turns with somebody is hardly ever better, and twice the work.
+    # Who needs no devices works beside the others: to have it time-share with somebody is hardly ever better, and twice
+    # the work.
     aside = sum(1 << v for v, codes in enumerate(useful) if not codes.any())
     strides = [-(-len(codes) // FEW) for codes in useful]
     chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
@@ -156,7 +175,10 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
         beside = BESIDE if several and TEMPORAL not in only.kinds else CLOSER
         chosen = _around(problem, useful, found[0].tree, strides, beside)
         if several:  # another plan may be better with counts near those of the first look
-            chosen = [np.union1d(*both) for both in zip(chosen, _around(problem, useful, before, strides, beside), strict=True)]
+            chosen = [
+                np.union1d(*both)
+                for both in zip(chosen, _around(problem, useful, before, strides, beside), strict=True)
+            ]
         plans, wrong = _look(problem, chosen, found[0].seconds, only, aside, wrong)
         if not plans:
             break
@@ -164,15 +186,25 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
     return found
 
 
-def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0, wrong: float = np.inf) -> tuple[list[Found], float]:
+def _look(
+    problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0, wrong: float = np.inf
+) -> tuple[list[Found], float]:
     """Over some device counts of each leaf, fastest first.
 
-    First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in truth, there is none faster. Not where a
-    plan that is not was found before, of ``wrong`` seconds, and may be found again. The second value: the same for the next look.
+    First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in
+    truth, there is none faster. Not where a plan that is not was found before, of ``wrong`` seconds, and may be found
+    again. The second value: the same for the next look.
     """
     some = _with_counts(problem, chosen)
-    if (wrong == np.inf or ceiling < wrong) and len(chosen) >= SEVERAL and some.staying and (some.minded is None or any(some.minded)):
-        alone = sorted(_Solver(replace(some, minded=(0,) * len(some.names)), ceiling, only, aside).plans(), key=lambda f: f.seconds)[:1]
+    if (
+        (wrong == np.inf or ceiling < wrong)
+        and len(chosen) >= SEVERAL
+        and some.staying
+        and (some.minded is None or any(some.minded))
+    ):
+        alone = sorted(
+            _Solver(replace(some, minded=(0,) * len(some.names)), ceiling, only, aside).plans(), key=lambda f: f.seconds
+        )[:1]
         seconds = min((evaluate(f.tree, some) for f in alone), default=np.inf)
         if not alone or seconds <= alone[0].seconds * EXACT:
             return alone, wrong
@@ -180,9 +212,11 @@ def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only
     return sorted(_Solver(some, ceiling, only, aside).plans(), key=lambda f: f.seconds), wrong
 
 
-def _nearer(problem: Problem, useful: list[np.ndarray], strides: list[int], found: list[Found], only: Only, seen: set[object]) -> list[Found]:
-    """With the best plan of the first one's compositions, over counts nearer and nearer: quickly found, and then little else is worth keeping. ``seen``: where
-    it was looked at before."""
+def _nearer(
+    problem: Problem, useful: list[np.ndarray], strides: list[int], found: list[Found], only: Only, seen: set[object]
+) -> list[Found]:
+    """With the best plan of the first one's compositions, over counts nearer and nearer: quickly found, and then little
+    else is worth keeping. ``seen``: where it was looked at before."""
     found, only = list(found), replace(only, among=compositions(found[0].tree))
     while max(strides) > 1:
         strides = [max(1, stride // CLOSER) for stride in strides]
@@ -193,7 +227,9 @@ def _nearer(problem: Problem, useful: list[np.ndarray], strides: list[int], foun
     return found
 
 
-def _around(problem: Problem, useful: list[np.ndarray], tree: Tree, strides: list[int], many: int = CLOSER) -> list[np.ndarray]:
+def _around(
+    problem: Problem, useful: list[np.ndarray], tree: Tree, strides: list[int], many: int = CLOSER
+) -> list[np.ndarray]:
     """Of the useful counts of each leaf so many on either side of a plan's, and the largest."""
     chosen = []
     for v, codes in enumerate(useful):
@@ -235,14 +271,22 @@ class _Solver:
     """Fronts by `_Key`, of all granularities."""
 
     def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0, few: bool = False) -> None:
-        """``aside``: leaves that take no turns, unless ``only`` asks for it. ``few``: of large fronts only some points of each number of devices are kept."""
-        self.problem, self.ceiling, self.kinds, self.last, self.unlike = problem, ceiling * EXACT, only.kinds, only.last, only.unlike
+        """``aside``: leaves that take no turns, unless ``only`` asks for it. ``few``: of large fronts only some points
+        of each number of devices are kept.
+        """
+        self.problem, self.ceiling, self.kinds, self.last, self.unlike = (
+            problem,
+            ceiling * EXACT,
+            only.kinds,
+            only.last,
+            only.unlike,
+        )
         self._among = only.among
         self._aside = 0 if only != Only() else aside
         self.cuts = Cuts.shared(problem)
         self._kept = SOME if few else MANY if self.cuts.is_grouped else None
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-        self._fronts: dict[_Key, Front] = {}
+        self._fronts: dict[_Key, ParetoFront] = {}
         self._least: dict[_Key, np.ndarray] = {}
         self._falling: dict[_Key, np.ndarray] = {}
         self._ways: dict[tuple[int, int], list[_Way]] = {}
@@ -255,8 +299,10 @@ class _Solver:
         self._seconds: dict[Cut, tuple[float, float]] = {}
         self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
-        self._times = np.maximum(self._scale / self._scale[:, None], 1.0)  # micro-batches of a granularity (second axis) in one of another
-        self._finer = np.where(np.tri(problem.granularities, k=-1, dtype=bool), np.inf, 0.0)  # inf where the first is finer
+        # micro-batches of a granularity (second axis) in one of another
+        self._times = np.maximum(self._scale / self._scale[:, None], 1.0)
+        # inf where the first is finer
+        self._finer = np.where(np.tri(problem.granularities, k=-1, dtype=bool), np.inf, 0.0)
         self._areas, self._fewest = zip(*(self._least_needs(v) for v in range(len(problem.names))), strict=True)
 
     # --- the whole ---------------------------------------------------------------------------------------
@@ -269,19 +315,19 @@ class _Solver:
         if everyone.bit_count() == 1:
             return self._alone()
         if self.kinds == (TEMPORAL,) and self.unlike is None:
-            return self._in_turns()
+            return self._time_shared()
         found = []
         for way in self._ways_of(everyone, self.unlike is not None):
             if self.last is not None and self.last != (way.kind, way.cut.before):
                 continue
             check()
-            best = self._best_in_turns(way) if way.kind == TEMPORAL else self._best_side_by_side(way)
+            best = self._best_time_shared(way) if way.kind == TEMPORAL else self._best_side_by_side(way)
             if best is not None and best[0] <= self.ceiling:
                 seconds, g, left, right = best
                 found.append(Found(seconds, self._composed(way, g, 0, left, right, problem.most)))
         return found
 
-    def _in_turns(self) -> list[Found]:
+    def _time_shared(self) -> list[Found]:
         """Where there is nothing else: each is beside all others, and its seconds are one number."""
         ceiling, self.ceiling = self.ceiling, np.inf  # each has one number: there are no points to leave out
         leaves: list[tuple[float, Leaf] | None] = []
@@ -289,7 +335,11 @@ class _Solver:
             check()
             beside = self.problem.staying & ~(1 << v) & self._minded(1 << v)
             front = self._front(1 << v, beside)
-            point = front.best_at(0, self.problem.most, self.problem.shape) if front.code.searchsorted(self.problem.codes) else None
+            point = (
+                front.best_at(0, self.problem.most, self.problem.shape)
+                if front.code.searchsorted(self.problem.codes)
+                else None
+            )
             leaf = None if point is None else self._tree(1 << v, beside, 0, point)
             leaves.append((float(front.fill[point]), leaf) if isinstance(leaf, Leaf) else None)
         turns = Turns(self.problem, leaves, lambda some: [way.cut for way in self._ways_of(some, 0)], self._switches)
@@ -306,7 +356,7 @@ class _Solver:
         best = int(np.argmin(seconds))
         return [Found(float(seconds[best]), self._tree(1, 0, 0, best))]
 
-    def _best_in_turns(self, way: _Way) -> tuple[float, int, int, int] | None:
+    def _best_time_shared(self, way: _Way) -> tuple[float, int, int, int] | None:
         """(seconds, granularity, point before, point after) of the best way to compose everything like this."""
         parts = self._least_fills(way, 0)
         if parts is None:
@@ -320,7 +370,7 @@ class _Solver:
         seconds = self.problem.iteration(fill + (micro_batches - 1) * (fill + back), micro_batches * (fill + back))
         best = int(np.argmin(seconds))
         g = int(possible[best])
-        return float(seconds[best]), g, *self._points_in_turns(way, 0, g, self.problem.most)
+        return float(seconds[best]), g, *self._points_time_shared(way, 0, g, self.problem.most)
 
     def _best_side_by_side(self, way: _Way) -> tuple[float, int, int, int] | None:
         problem = self.problem
@@ -336,14 +386,22 @@ class _Solver:
 
     # --- parts -------------------------------------------------------------------------------------------
     def _ways_of(self, leaves: int, which: int) -> list[_Way]:
-        """Every way to compose a set. A plan is unlike the outline where it has another composition, or where a part is unlike it."""
+        """Every way to compose a set. A plan is unlike the outline where it has another composition, or where a part is
+        unlike it.
+        """
         key = (leaves, which)
         if key not in self._ways:
             found = []
             for cut in self.cuts.of(leaves):
                 for kind in self.kinds:
-                    aside = kind == TEMPORAL and (self._is_aside(cut) or not self.problem.may_take_turns(cut))
-                    again = kind == SPATIAL and not cut.linked and cut.before > cut.after and leaves != self.problem.everyone  # the other way round
+                    aside = kind == TEMPORAL and (self._is_aside(cut) or not self.problem.may_time_share(cut))
+                    # the other way round
+                    again = (
+                        kind == SPATIAL
+                        and not cut.linked
+                        and cut.before > cut.after
+                        and leaves != self.problem.everyone
+                    )
                     if self._among is not None:
                         again = (kind, cut.before, cut.after) not in self._among
                     if not aside and not again:
@@ -352,7 +410,7 @@ class _Solver:
             self._ways[key] = found
         return self._ways[key]
 
-    def _front(self, leaves: int, context: int, which: int = 0) -> Front:
+    def _front(self, leaves: int, context: int, which: int = 0) -> ParetoFront:
         key = (leaves, context, which)
         if key not in self._fronts:
             if leaves.bit_count() > 1:
@@ -363,37 +421,45 @@ class _Solver:
                 self._fronts[key] = (self._leaf if leaves & self.problem.once else self._call)(leaves, context)
         return self._fronts[key]
 
-    def _leaf(self, leaves: int, context: int) -> Front:
+    def _leaf(self, leaves: int, context: int) -> ParetoFront:
         options = []
         for number, (fill, period) in enumerate(zip(*self._numbers(leaves.bit_length() - 1, context), strict=True)):
             code = np.flatnonzero(lower(fill, self.problem.shape) | lower(period, self.problem.shape))
-            options.append(Front.of(code, fill.reshape(-1)[code], period.reshape(-1)[code], LEAF, number, 0, code // self.problem.codes))
+            options.append(
+                ParetoFront.of(
+                    code, fill.reshape(-1)[code], period.reshape(-1)[code], LEAF, number, 0, code // self.problem.codes
+                )
+            )
         return self._with_finer(leaves, options)
 
-    def _call(self, leaves: int, context: int) -> Front:
-        """A leaf with calls for each micro-batch: fill and period are one number, and so the better of a micro-batch at once and of two halves."""
-        rows, scale = self._numbers(leaves.bit_length() - 1, context)[1][0], self._scale[:, None]  # powers of two: nothing is rounded
+    def _call(self, leaves: int, context: int) -> ParetoFront:
+        """A leaf with calls for each micro-batch: fill and period are one number, and so the better of a micro-batch at
+        once and of two halves.
+        """
+        # powers of two: nothing is rounded
+        rows, scale = self._numbers(leaves.bit_length() - 1, context)[1][0], self._scale[:, None]
         best = np.minimum.accumulate((scale * rows)[::-1])[::-1] / scale
-        at_once = np.where(rows <= best * EXACT, np.arange(len(rows))[:, None], len(rows))  # as good at once as in halves: then at once
+        # as good at once as in halves: then at once
+        at_once = np.where(rows <= best * EXACT, np.arange(len(rows))[:, None], len(rows))
         grain = np.minimum.accumulate(at_once[::-1])[::-1]
         code = np.flatnonzero(lower(best, self.problem.shape))
         seconds = best.reshape(-1)[code]
         useful = self._useful(leaves, code, seconds, seconds)
         code, seconds = code[useful], seconds[useful]
-        return Front.of(code, seconds, seconds, LEAF, 0, 0, grain.reshape(-1)[code])
+        return ParetoFront.of(code, seconds, seconds, LEAF, 0, 0, grain.reshape(-1)[code])
 
-    def _composite(self, leaves: int, context: int, which: int) -> Front:
+    def _composite(self, leaves: int, context: int, which: int) -> ParetoFront:
         options = []
         for way in self._ways_of(leaves, which):
             check()
             options += self._temporal(way, context) if way.kind == TEMPORAL else self._spatial(leaves, way, context)
         return self._with_finer(leaves, options)
 
-    def _with_finer(self, leaves: int, options: list[Front]) -> Front:
-        """The useful ones of some points, and of these with the micro-batches of finer granularities passing as one. Of equal points the first and coarsest
-        stays.
+    def _with_finer(self, leaves: int, options: list[ParetoFront]) -> ParetoFront:
+        """The useful ones of some points, and of these with the micro-batches of finer granularities passing as one. Of
+        equal points the first and coarsest stays.
         """
-        made = self._best_of(leaves, Front.joined(options))
+        made = self._best_of(leaves, ParetoFront.joined(options))
         if not len(made) or self.problem.granularities == 1:
             return made
         copies = made.grain + 1
@@ -401,14 +467,27 @@ class _Solver:
         finer = np.arange(len(point)) - np.repeat(np.cumsum(copies) - copies, copies)
         micro_batches, period = self._scale[finer], made.period[point]
         code, fill = made.code[point] - finer * self.problem.codes, made.fill[point] + (micro_batches - 1) * period
-        return self._best_of(leaves, Front(code, fill, micro_batches * period, made.option[point], made.left[point], made.right[point], made.grain[point]))
+        return self._best_of(
+            leaves,
+            ParetoFront(
+                code,
+                fill,
+                micro_batches * period,
+                made.option[point],
+                made.left[point],
+                made.right[point],
+                made.grain[point],
+            ),
+        )
 
-    def _best_of(self, leaves: int, front: Front) -> Front:
+    def _best_of(self, leaves: int, front: ParetoFront) -> ParetoFront:
         useful = self._useful(leaves, front.code, front.fill, front.period)
         best = useful[undominated(front.code[useful], front.fill[useful], front.period[useful], self.problem.shape)]
-        return front.take(best[spread(front.code[best], SPREAD)] if self._kept is not None and len(best) > self._kept else best)
+        return front.take(
+            best[spread(front.code[best], SPREAD)] if self._kept is not None and len(best) > self._kept else best
+        )
 
-    def _temporal(self, way: _Way, context: int) -> list[Front]:
+    def _temporal(self, way: _Way, context: int) -> list[ParetoFront]:
         parts = self._least_fills(way, context)
         if parts is None:
             return []
@@ -416,20 +495,24 @@ class _Solver:
         there, back = self._switches(way.cut)
         code = np.flatnonzero(lower(least, self.problem.shape))
         fill = least.reshape(-1)[code] + there
-        return [Front.of(code, fill, fill + back, self._option(way), 0, 0, code // self.problem.codes)]
+        return [ParetoFront.of(code, fill, fill + back, self._option(way), 0, 0, code // self.problem.codes)]
 
-    def _spatial(self, leaves: int, way: _Way, context: int) -> list[Front]:
-        option, found, codes = self._option(way), list[Front](), self.problem.codes
+    def _spatial(self, leaves: int, way: _Way, context: int) -> list[ParetoFront]:
+        option, found, codes = self._option(way), list[ParetoFront](), self.problem.codes
         for before, after, i, j, g in self._pairs(way, context, self._others(leaves)[0]):
             fill, period = _side_by_side(before, after, i, j, way.cut.linked)
             code = before.code[i] + after.code[j] - g * codes
-            made = Front.of(code, fill, period, option, i, j, g)
-            found.append(made.take(self._useful(leaves, code, fill, period)) if len(made) > MANY else made)  # few are looked at together
+            made = ParetoFront.of(code, fill, period, option, i, j, g)
+            # few are looked at together
+            found.append(made.take(self._useful(leaves, code, fill, period)) if len(made) > MANY else made)
         return found
 
-    def _pairs(self, way: _Way, context: int, limit: int) -> Iterator[tuple[Front, Front, np.ndarray, np.ndarray, np.ndarray]]:
-        """Both parts, and pairs of points of one granularity that fit on the devices together, as index arrays in blocks, with their granularities: all that
-        use at most ``limit`` devices; of those that use more (and are only ever given all devices), all that may be the best."""
+    def _pairs(
+        self, way: _Way, context: int, limit: int
+    ) -> Iterator[tuple[ParetoFront, ParetoFront, np.ndarray, np.ndarray, np.ndarray]]:
+        """Both parts, and pairs of points of one granularity that fit on the devices together, as index arrays in
+        blocks, with their granularities: all that use at most ``limit`` devices; of those that use more (and are only
+        ever given all devices), all that may be the best."""
         problem, finest = self.problem, self._finest(way)
         keys = self._parts(way, context)
         before = self._front(*keys[0]).upto(finest, problem.codes)
@@ -447,7 +530,9 @@ class _Solver:
             if len(i):
                 yield before, after, i, j, g[i]
 
-    def _pairs_of_many(self, before: Front, after: Front, keys: tuple[_Key, _Key], g: np.ndarray, limit: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _pairs_of_many(
+        self, before: ParetoFront, after: ParetoFront, keys: tuple[_Key, _Key], g: np.ndarray, limit: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Where more devices make a part better, it gets all that the other one leaves."""
         codes, most = self.problem.codes, self.problem.most
         one, other = (self._falls(key) for key in keys)
@@ -457,7 +542,7 @@ class _Solver:
         chosen = np.flatnonzero((one & ~other)[after.code // codes])
         yield _largest(after, before, most, chosen, codes)[::-1]
 
-    def _pairs_of_kinds(self, before: Front, after: Front) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _pairs_of_kinds(self, before: ParetoFront, after: ParetoFront) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         shape, codes = self.problem.shape, self.problem.codes
         a, b = (np.array(np.unravel_index(f.code % codes, shape)) for f in (before, after))
         g, h = before.code // codes, after.code // codes
@@ -478,29 +563,38 @@ class _Solver:
         least = np.minimum(fill, period)
         # A part holds its devices for as long as it works, and everybody else needs device seconds as well.
         devices = problem.totals[code - g * problem.codes]
-        good = np.where(devices <= limit, devices, problem.totals[-1]) * (self._scale[g] * least) + elsewhere <= problem.totals[-1] * self.ceiling
+        good = (
+            np.where(devices <= limit, devices, problem.totals[-1]) * (self._scale[g] * least) + elsewhere
+            <= problem.totals[-1] * self.ceiling
+        )
         if TEMPORAL not in self.kinds:  # nobody has all
             good &= devices <= limit
         good &= problem.at_least(g, fill, period) <= self.ceiling
         found = np.asarray(good.nonzero()[0])
         linked = self._linked(leaves)
         together = linked and len(found) * len(linked) * problem.granularities <= AT_ONCE
-        ways = {some: float(self._of_leaves(leaves, some)[2].max()) for some in ([linked] if together else [(v,) for v in linked])}
+        ways = {
+            some: float(self._of_leaves(leaves, some)[2].max())
+            for some in ([linked] if together else [(v,) for v in linked])
+        }
         turns = fill[found] + (self._scale[g[found]] - 1) * least[found]
         kept, hard = np.ones(len(found), bool), np.arange(len(found))
         for some, alone in sorted(ways.items(), key=lambda way: -way[1]):
-            # Most points are good enough where all take turns, and then beside all who take less as well.
+            # Most points are good enough where all time-share, and then beside all who take less as well.
             hard = hard[~((turns[hard] + alone) / (1 + problem.staleness) <= self.ceiling)]
             if not len(hard):
                 break
-            near = self._least_with(leaves, some, *(column[found[hard]] for column in (code, g, fill, period))) <= self.ceiling
+            near = (
+                self._least_with(leaves, some, *(column[found[hard]] for column in (code, g, fill, period)))
+                <= self.ceiling
+            )
             kept[hard[~near]] = False
             hard = hard[near]
         return np.asarray(found[kept])
 
     def _linked(self, leaves: int) -> tuple[int, ...]:
-        """Leaves from which a way of edges leads to one of a set, or from one of it to them, and that are not in it. What cuts make holds all leaves of such a
-        way, so wherever the two ends are cut apart an edge is, too."""
+        """Leaves from which a way of edges leads to one of a set, or from one of it to them, and that are not in it.
+        What cuts make holds all leaves of such a way, so wherever the two ends are cut apart an edge is, too."""
         if leaves not in self._neighbours:
             reached = 0
             for pairs in (self.problem.edges, [edge[::-1] for edge in self.problem.edges]):
@@ -512,11 +606,15 @@ class _Solver:
             self._neighbours[leaves] = members(reached & ~leaves)
         return self._neighbours[leaves]
 
-    def _least_with(self, part: int, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
-        """Seconds between iterations of any plan with a part of these numbers and these leaves, each of which is linked to it.
+    def _least_with(
+        self, part: int, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray
+    ) -> np.ndarray:
+        """Seconds between iterations of any plan with a part of these numbers and these leaves, each of which is linked
+        to it.
 
-        Either the two take turns, somewhere above: then their seconds add up. Or they have devices of their own, and meet in a composition of granularity h,
-        not finer than the part's: there their fills add up, and 2^h micro-batches follow each other no closer than the slower one of the two allows.
+        Either the two time-share, somewhere above: then their seconds add up. Or they have devices of their own, and
+        meet in a composition of granularity h, not finer than the part's: there their fills add up, and 2^h
+        micro-batches follow each other no closer than the slower one of the two allows.
         """
         problem, scale = self.problem, self._scale
         fills, followed, alone = self._of_leaves(part, leaves)
@@ -541,7 +639,9 @@ class _Solver:
         return self._least_of[part, leaves]
 
     def _least_beside(self, part: int, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """`_least_numbers` by the devices that a part leaves: in streams alone nobody takes turns, and all others need some of them, too."""
+        """`_least_numbers` by the devices that a part leaves: in streams alone nobody time-shares, and all others need
+        some of them, too.
+        """
         fills, followed, alone = self._least_numbers(leaf)
         if TEMPORAL in self.kinds:
             return fills, followed, alone
@@ -552,18 +652,21 @@ class _Solver:
         return fills, followed, np.inf
 
     def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """Of a leaf on at most so many devices, in its own micro-batches or in finer ones, of shape (granularities, codes): the shortest fill, and the shortest
-        in which its last micro-batch can have left; and the shortest period of a whole iteration."""
+        """Of a leaf on at most so many devices, in its own micro-batches or in finer ones, of shape (granularities,
+        codes): the shortest fill, and the shortest in which its last micro-batch can have left; and the shortest period
+        of a whole iteration."""
         if leaf not in self._shortest:
             fill, period = self._numbers(leaf, 0)
             least = np.minimum(fill, period)
             some = np.isfinite(least).any(axis=(0, 1)).nonzero()[0]  # few numbers of devices, mostly
             fill, least = fill[:, None, :, some], least[:, :, some]
-            more = np.where(np.isfinite(least), least, 0.0)[:, None] * (self._times[..., None] - 1)  # no micro-batches of inf seconds times zero
+            # no micro-batches of inf seconds times zero
+            more = np.where(np.isfinite(least), least, 0.0)[:, None] * (self._times[..., None] - 1)
             fills, periods = np.full((2, *period.shape[1:]), np.inf)
             fills[:, some] = (fill + more + self._finer[..., None]).min(axis=(0, 2))
             micro_batches = self._scale[:, None]
-            periods[:, some] = np.minimum.accumulate((micro_batches * least.min(axis=0))[::-1])[::-1] / micro_batches  # powers of two: nothing is rounded
+            # powers of two: nothing is rounded
+            periods[:, some] = np.minimum.accumulate((micro_batches * least.min(axis=0))[::-1])[::-1] / micro_batches
             fills, periods = within(fills, self.problem.shape), within(periods, self.problem.shape)
             followed = fills.copy()
             followed[1:] += (self._scale[1:, None] - 1) * periods[1:]  # one micro-batch is followed by none
@@ -571,8 +674,8 @@ class _Solver:
         return self._shortest[leaf]
 
     def _others(self, leaves: int) -> tuple[int, float]:
-        """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody else has devices beside it, in streams
-        alone everybody else."""
+        """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody
+        else has devices beside it, in streams alone everybody else."""
         if leaves not in self._beside:
             others = [v for v in range(len(self._areas)) if not leaves >> v & 1]
             fewest = [self._fewest[v] for v in others]
@@ -583,15 +686,16 @@ class _Solver:
     def _least_needs(self, leaf: int) -> tuple[float, float]:
         """(fewest device seconds, fewest devices) of a leaf in an iteration that is as short as the best so far."""
         fill, period = self._numbers(leaf, 0)
-        busy = np.minimum(fill, period).min(axis=0) * self._scale[:, None]  # least seconds that it holds its devices, shape (granularities, codes)
+        # least seconds that it holds its devices, shape (granularities, codes)
+        busy = np.minimum(fill, period).min(axis=0) * self._scale[:, None]
         possible = np.isfinite(busy) & (busy <= self.ceiling)
         totals = np.broadcast_to(self.problem.totals, busy.shape)[possible]
         return float((busy[possible] * totals).min(initial=np.inf)), float(totals.min()) if len(totals) else np.inf
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, way: _Way) -> int:
-        """Leaves that are called once an iteration take turns as a whole only, and so do some others; so does everybody where nobody streams: each in as many
-        calls as suit it, and the switches once."""
+        """Leaves that are called once an iteration time-share as a whole only, and so do some others; so does everybody
+        where nobody streams: each in as many calls as suit it, and the switches once."""
         whole = SPATIAL not in self.kinds or (way.cut.before | way.cut.after) & (self.problem.once | self.problem.whole)
         return 0 if way.kind == TEMPORAL and whole else way.cut.finest
 
@@ -605,7 +709,7 @@ class _Solver:
         return (left, before & self._minded(left), way.which[0]), (right, after & self._minded(right), way.which[1])
 
     def _minded(self, leaves: int) -> int:
-        """Those whose company may matter to some of a set: beside the others its front is the same."""
+        """Those whose co-location may matter to some of a set: beside the others its front is the same."""
         if self.problem.minded is None:
             return self.problem.everyone
         if leaves not in self._minds:
@@ -620,7 +724,10 @@ class _Solver:
 
     def _switches(self, cut: Cut) -> tuple[float, float]:
         if cut not in self._seconds:
-            self._seconds[cut] = self.problem.switch(cut.before, cut.after, self.cuts), self.problem.switch(cut.after, cut.before, self.cuts)
+            self._seconds[cut] = (
+                self.problem.switch(cut.before, cut.after, self.cuts),
+                self.problem.switch(cut.after, cut.before, self.cuts),
+            )
         return self._seconds[cut]
 
     def _least_fills(self, way: _Way, context: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -660,10 +767,10 @@ class _Solver:
             return Leaf(leaves.bit_length() - 1, self.problem.counts(code), g, left)
         way = self._options[option]
         if way.kind == TEMPORAL:
-            left, right = self._points_in_turns(way, context, g, code)
+            left, right = self._points_time_shared(way, context, g, code)
         return self._composed(way, g, context, left, right, code)
 
-    def _points_in_turns(self, way: _Way, context: int, g: int, code: int) -> tuple[int, int]:
+    def _points_time_shared(self, way: _Way, context: int, g: int, code: int) -> tuple[int, int]:
         before, after = (self._front(*key).best_at(g, code, self.problem.shape) for key in self._parts(way, context))
         return before, after
 
@@ -672,27 +779,41 @@ class _Solver:
         return Composed(way.kind, self._tree(*before, left), self._tree(*after, right), self.problem.counts(code), g)
 
 
-def _side_by_side(before: Front, after: Front, i: np.ndarray, j: np.ndarray, linked: bool) -> tuple[np.ndarray, np.ndarray]:
+def _side_by_side(
+    before: ParetoFront, after: ParetoFront, i: np.ndarray, j: np.ndarray, linked: bool
+) -> tuple[np.ndarray, np.ndarray]:
     a, b = before.fill[i], after.fill[j]
     return a + b if linked else np.maximum(a, b), np.maximum(before.period[i], after.period[j])
 
 
-def _fitting(before: Front, after: Front, most: int | np.ndarray, first: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All pairs of one granularity on at most so many devices of one kind. ``first``: code of no devices in the granularity of each point before."""
+def _fitting(
+    before: ParetoFront, after: ParetoFront, most: int | np.ndarray, first: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All pairs of one granularity on at most so many devices of one kind. ``first``: code of no devices in the
+    granularity of each point before.
+    """
     start = after.code.searchsorted(first)
     count = np.maximum(after.code.searchsorted(2 * first + most - before.code, side="right") - start, 0)
     ends = np.cumsum(count)
     at, points = 0, np.arange(len(before))
     while at < len(before):
-        to = len(before) if ends[-1] <= BLOCK else max(at + 1, int(np.searchsorted(ends, (ends[at - 1] if at else 0) + BLOCK, side="right")))
+        to = (
+            len(before)
+            if ends[-1] <= BLOCK
+            else max(at + 1, int(np.searchsorted(ends, (ends[at - 1] if at else 0) + BLOCK, side="right")))
+        )
         some = count[at:to]
         i = np.repeat(points[at:to], some)
         yield i, np.arange(len(i)) + np.repeat(start[at:to] - np.cumsum(some) + some, some)
         at = to
 
 
-def _largest(one: Front, other: Front, most: int, chosen: np.ndarray, codes: int) -> tuple[np.ndarray, np.ndarray]:
-    """One pair for each of the ``chosen`` points of one part, with all the devices that it leaves to the other, whose numbers fall with devices."""
+def _largest(
+    one: ParetoFront, other: ParetoFront, most: int, chosen: np.ndarray, codes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """One pair for each of the ``chosen`` points of one part, with all the devices that it leaves to the other, whose
+    numbers fall with devices.
+    """
     code = one.code[chosen]
     first = code // codes * codes
     j = other.code.searchsorted(2 * first + most - code, side="right") - 1

@@ -1,4 +1,6 @@
-"""What two plans have in common whatever their numbers: who takes turns with whom, and who streams to whom on devices of their own."""
+"""What two plans have in common whatever their numbers: who time-shares with whom, and who streams to whom on devices
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ Form = Any
 
 @dataclass(frozen=True)
 class Outline:
-    """The ``form`` of a plan; turns of parts without a link have no order. Who works on the host has its place as well: whether it waits for all or streams
-    makes other plans, with other seconds."""
+    """The ``form`` of a plan; turns of parts without a link have no order. Who works on the host has its place as well:
+    whether it waits for all or streams makes other plans, with other seconds."""
 
     form: Form
     links: frozenset[tuple[int, int]]
@@ -30,7 +32,9 @@ class Outline:
 
     def has(self, kind: str, cut: Cut) -> bool:
         """Whether a plan with this outline may have this composition, its parts being as the outline has them."""
-        before, after, both = (self._within(self.form, leaves) for leaves in (cut.before, cut.after, cut.before | cut.after))
+        before, after, both = (
+            self._within(self.form, leaves) for leaves in (cut.before, cut.after, cut.before | cut.after)
+        )
         return bool(self.joined(kind, before, after) == both)
 
     def _of(self, tree: Tree) -> Form:
@@ -56,7 +60,7 @@ class Outline:
         return (kind, frozenset(parts) if kind == SPATIAL else tuple(self._ordered(parts)))
 
     def _ordered(self, parts: list[Form]) -> list[Form]:
-        """As they take turns, of those that are not linked the one with the first leaf first."""
+        """As they time-share, of those that are not linked the one with the first leaf first."""
         left, found = list(parts), list[Form]()
         while left:
             free = [p for i, p in enumerate(left) if not any(self._linked(_leaves(p), _leaves(q)) for q in left[:i])]

@@ -1,4 +1,6 @@
-"""Plans of other structures that are about as fast as the best one: for whoever ranks plans by other seconds than the search's."""
+"""Plans of other structures that are about as fast as the best one: for whoever ranks plans by other seconds than the
+search's.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.planning.search.pareto import Front
+from rlinf_lab.planning.search.pareto import ParetoFront
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, compositions
 from rlinf_lab.planning.search.problem import Problem
 from rlinf_lab.planning.search.solver import FEW, Found, Only, _side_by_side, _Solver, _Way, _with_counts, useful_counts
@@ -17,9 +19,11 @@ EVERY_FORM = 5  # leaves, of which all forms are looked at in 0.1 s or so; of se
 
 
 def varied(problem: Problem, ceiling: float) -> list[Found]:
-    """Over few device counts, for every form (`structure.Form`) the best plan that takes no longer than ``ceiling`` (seconds), fastest first.
+    """Over few device counts, for every form (`structure.Form`) the best plan that takes no longer than ``ceiling``
+    (seconds), fastest first.
 
-    Of more than `EVERY_FORM` leaves some: for every last composition and every way to compose its two parts that is better than the others in some number.
+    Of more than `EVERY_FORM` leaves some: for every last composition and every way to compose its two parts that is
+    better than the others in some number.
     """
     if problem.everyone.bit_count() == 1:
         return []
@@ -36,8 +40,9 @@ def varied(problem: Problem, ceiling: float) -> list[Found]:
 
 
 class _EveryForm(_Solver):
-    """Each form of a set has a front of its own (the third number of a key). In one front of all, a form that another one beats in every number has no points,
-    and no plan is made of it: slower by the search's seconds, but not always by those of a simulation."""
+    """Each form of a set has a front of its own (the third number of a key). In one front of all, a form that another
+    one beats in every number has no points, and no plan is made of it: slower by the search's seconds, but not always
+    by those of a simulation."""
 
     def each(self) -> Iterator[Found]:
         if not np.isinf(self._areas).any():
@@ -46,9 +51,18 @@ class _EveryForm(_Solver):
 
     def _best(self, ways: list[_Way]) -> list[Found]:
         """The best plan of some ways to compose everything; none where it takes too long."""
-        made = [(best, way) for way in ways if (best := self._best_in_turns(way) if way.kind == TEMPORAL else self._best_side_by_side(way)) is not None]
+        made = [
+            (best, way)
+            for way in ways
+            if (best := self._best_time_shared(way) if way.kind == TEMPORAL else self._best_side_by_side(way))
+            is not None
+        ]
         (seconds, g, left, right), way = min(made, key=lambda m: m[0][0], default=((np.inf, 0, 0, 0), ways[0]))
-        return [Found(seconds, self._composed(way, g, 0, left, right, self.problem.most))] if seconds <= self.ceiling else []
+        return (
+            [Found(seconds, self._composed(way, g, 0, left, right, self.problem.most))]
+            if seconds <= self.ceiling
+            else []
+        )
 
     def _formed(self, leaves: int) -> dict[Form, list[_Way]]:
         """The forms of a set, each with the ways to compose it."""
@@ -56,7 +70,9 @@ class _EveryForm(_Solver):
         for way in self._ways_of(leaves, 0):
             for i, before in self._forms(way.cut.before):
                 for j, after in self._forms(way.cut.after):
-                    found.setdefault(self._outline.joined(way.kind, before, after), []).append(_Way(way.kind, way.cut, (i, j)))
+                    found.setdefault(self._outline.joined(way.kind, before, after), []).append(
+                        _Way(way.kind, way.cut, (i, j))
+                    )
         return found
 
     def _forms(self, leaves: int) -> list[tuple[int, Form]]:
@@ -82,7 +98,9 @@ class _EveryForm(_Solver):
 
 
 class _LastTwo(_Solver):
-    """The last composition and those of its two parts are all looked at; of their parts only the best ones are known."""
+    """The last composition and those of its two parts are all looked at; of their parts only the best ones
+    are known.
+    """
 
     def each(self) -> Iterator[Found]:
         if np.isinf(self._areas).any():
@@ -103,7 +121,10 @@ class _LastTwo(_Solver):
             some = some[np.argsort(seconds[some], kind="stable")]
             pairs = np.stack([before.option[i[some]], after.option[j[some]]])
             for k in some[np.unique(pairs, axis=1, return_index=True)[1]] if len(some) else ():
-                key, made = (int(before.option[i[k]]), int(after.option[j[k]])), (float(seconds[k]), int(g[k]), int(i[k]), int(j[k]))
+                key, made = (
+                    (int(before.option[i[k]]), int(after.option[j[k]])),
+                    (float(seconds[k]), int(g[k]), int(i[k]), int(j[k])),
+                )
                 best[key] = min(best.get(key, made), made)
         yield from best.values()
 
@@ -115,9 +136,18 @@ class _LastTwo(_Solver):
             for i in self._quickest(before, g):
                 for j in self._quickest(after, g):
                     fill = float(before.fill[i] + after.fill[j]) + there
-                    yield float(self.problem.iteration(fill + (micro_batches - 1) * (fill + back), micro_batches * (fill + back))), g, i, j
+                    yield (
+                        float(
+                            self.problem.iteration(
+                                fill + (micro_batches - 1) * (fill + back), micro_batches * (fill + back)
+                            )
+                        ),
+                        g,
+                        i,
+                        j,
+                    )
 
-    def _quickest(self, front: Front, g: int) -> list[int]:
+    def _quickest(self, front: ParetoFront, g: int) -> list[int]:
         """Of points of a granularity the one with the shortest fill for each way to compose them."""
         first, stop = front.code.searchsorted([g * self.problem.codes, (g + 1) * self.problem.codes]).tolist()
         best: dict[int, int] = {}

@@ -1,5 +1,6 @@
-"""Puts of a host in virtual time from which nothing follows for anybody else, done without the engine's instructions: most of an iteration's events, where
-workers hand over a batch item by item. What is written is what settling them one instant's round after another would have written."""
+"""Puts of a host in virtual time from which nothing follows for anybody else, done without the engine's instructions:
+most of an iteration's events, where workers hand over a batch item by item. What is written is what settling them one
+instant's round after another would have written."""
 
 from __future__ import annotations
 
@@ -20,21 +21,32 @@ _KIND_PUT, _pack = int(SpanKind.PUT), SPAN_STRUCT.pack
 
 
 class PutsInARow:
-    """``pending``: events, ``ready``: who goes on, ``spans``: what is written, all of one host, whose ``ranks`` these are."""
+    """``pending``: events, ``ready``: who goes on, ``spans``: what is written, all of one host, whose ``ranks`` these
+    are.
+    """
 
-    def __init__(self, engine: Engine, ranks: Sequence[Rank], pending: list[tuple[int, int, int, int]], ready: list[Rank], spans: bytearray) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        ranks: Sequence[Rank],
+        pending: list[tuple[int, int, int, int]],
+        ready: list[Rank],
+        spans: bytearray,
+    ) -> None:
         self._engine, self._ranks, self._pending, self._ready, self._write = engine, ranks, pending, ready, spans.extend
 
     def done(self, now: int) -> bool:
-        """Puts of one item each are pending, and nothing else. Whether they are done now, and with them as many that follow of the same ranks as nobody waits
-        for. The last one of each rank is not written yet."""
+        """Puts of one item each are pending, and nothing else. Whether they are done now, and with them as many that
+        follow of the same ranks as nobody waits for. The last one of each rank is not written yet."""
         if len(self._pending) == 1:
             p = self._ranks[self._pending[0][0]]
             rounds = self._engine.puts_at_once((p.index,), {p.queue: 1}, p.left + 1)
             if not rounds:
                 return False
             p.first = last = self._engine.channels[p.queue].tail - 1
-            spans = bytearray(_pack(now, now, 0, last - 1, p.track, p.method, p.channel, p.iteration, 1, _KIND_PUT) * (rounds - 1))
+            spans = bytearray(
+                _pack(now, now, 0, last - 1, p.track, p.method, p.channel, p.iteration, 1, _KIND_PUT) * (rounds - 1)
+            )
             if rounds > 2:
                 np.frombuffer(spans, SPAN_DTYPE)["flow"] = np.arange(last - rounds + 1, last)
             self._write(spans)
@@ -51,7 +63,9 @@ class PutsInARow:
                     p.first = number[p.queue]
                     number[p.queue] += 1
                     if left:
-                        self._write(_pack(now, now, 0, p.first, p.track, p.method, p.channel, p.iteration, 1, _KIND_PUT))
+                        self._write(
+                            _pack(now, now, 0, p.first, p.track, p.method, p.channel, p.iteration, 1, _KIND_PUT)
+                        )
             for p in putters:
                 self._go_on(p, rounds)
         self._pending.clear()

@@ -1,9 +1,10 @@
 """Messages between the hosts of a plan, in virtual time. Nobody holds a device while one flies, as in a run.
 
-    put ── flight ──> queue ──> get                        who puts goes on at once; what it has put is there later
-    get ── way ──> queue ── way ──> takes its devices      who asks a queue of another host waits for the way there and back
+    put ── flight ──> queue ──> get                    who puts goes on at once; what it has put is there later
+    get ── way ──> queue ── way ──> takes its devices  who asks a queue of another host waits for both ways
 
-A put that finds its channel full waits for room as ever, and its item is there at once then: the reader has enough to do until it would have come.
+A put that finds its channel full waits for room as ever, and its item is there at once then: the reader has enough to
+do until it would have come.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Flights(Protocol):
 
 
 class Member(Protocol):
-    """What is looked at of a simulated rank: numbers of its track, of its method's and its channel's name, of its iteration."""
+    """What is looked at of a simulated rank: numbers of its track, of its method's and its channel's name, of its
+    iteration.
+    """
 
     worker: str
     rank: int
@@ -51,7 +54,9 @@ class Member(Protocol):
 
 
 class UnderWay:
-    """What flies in a simulation. ``spans``: where those are packed. The rest returns when something is there; `land` then says what follows from it."""
+    """What flies in a simulation. ``spans``: where those are packed. The rest returns when something is there; `land`
+    then says what follows from it.
+    """
 
     def __init__(self, flights: Flights, engine: Engine, spans: bytearray) -> None:
         self._flights, self._engine, self._spans = flights, engine, spans
@@ -94,30 +99,40 @@ class UnderWay:
         places = []
         for _ in range(n):
             places.append(len(self._spans))
-            self._spans += SPAN_STRUCT.pack(now, now, 0, -1, p.track, p.method, p.channel, p.iteration, 1, int(SpanKind.PUT))
+            self._spans += SPAN_STRUCT.pack(
+                now, now, 0, -1, p.track, p.method, p.channel, p.iteration, 1, int(SpanKind.PUT)
+            )
         self._flying[queue] += n
         self._last[p.index, stream] = now + flight
         weights, ranks = p.machine.weights, p.machine.ranks
         return self._at(now + flight, lambda: self._arrive(queue, places, weights, ranks))
 
-    def _arrive(self, queue: int, places: Sequence[int], weights: Sequence[int] | None, ranks: Sequence[float] | None) -> Instructions:
+    def _arrive(
+        self, queue: int, places: Sequence[int], weights: Sequence[int] | None, ranks: Sequence[float] | None
+    ) -> Instructions:
         self._flying[queue] -= len(places)
         if queue not in self._engine.channels:  # its iteration is over: nobody has wanted it
             return []
-        first, instructions = self._engine.remote_put(queue, len(places), weights and list(weights) * len(places), ranks and list(ranks) * len(places))
+        first, instructions = self._engine.remote_put(
+            queue, len(places), weights and list(weights) * len(places), ranks and list(ranks) * len(places)
+        )
         for number, place in enumerate(places, first):
             self._spans[place + _FLOW : place + _FLOW + 8] = number.to_bytes(8, "little")
         return instructions
 
     def close(self, p: Member, stream: int, now: int) -> tuple[int, Instructions]:
-        """A producer has done: its stream hears of it behind the last item. (0, what follows) or (when, nothing yet)."""
+        """A producer has done: its stream hears of it behind the last item. (0, what follows) or (when,
+        nothing yet).
+        """
         when = self._last.pop((p.index, stream), 0)
         if when <= now:
             return 0, self._engine.close(stream)
         return self._at(when, lambda: self._engine.close(stream) if stream in self._engine.streams else []), []
 
     # --- gets ------------------------------------------------------------------------------------------------
-    def ask(self, asker: Member, queue: int, n: int, now: int, way: int, post: Callable[[tuple[int, int, int, int]], None]) -> int:
+    def ask(
+        self, asker: Member, queue: int, n: int, now: int, way: int, post: Callable[[tuple[int, int, int, int]], None]
+    ) -> int:
         """A get of another host sets out. When it is there; then the ``asker`` stands in line for its rank."""
 
         def landing() -> Instructions:
@@ -129,4 +144,6 @@ class UnderWay:
 
     def answer(self, p: Member, stub: int, first: int, n: int, now: int, way: int) -> int:
         """Items, or the news that there are no more, fly back to the rank that asked."""
-        return self._at(now + way, lambda: self._engine.granted(p.index, stub, first, n) if stub in self._engine.channels else [])
+        return self._at(
+            now + way, lambda: self._engine.granted(p.index, stub, first, n) if stub in self._engine.channels else []
+        )

@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 from rlinf_lab.planning.engine.engine import Process as EngineProcess
 from rlinf_lab.planning.simulator.scripts import Script, SimCall, Turn
 
-# What a rank is doing, that is, what its next wake-up means. Ordered: up to _PUTTING it is at a channel, from _IDLE on between calls.
+# What a rank is doing, that is, what its next wake-up means. Ordered: up to _PUTTING it is at a channel, from _IDLE on
+# between calls.
 GETTING, PUTTING, RUNNING, STARTING, VALUE, FILLING, DRIVING, AWAITING, ASKING, IDLE, ENDING = range(11)
 
 
 class Iteration:
-    """One that has begun and not ended. ``unended``: by position of a call, how many ranks have not done it. ``left_off``: channels of which calls that ended
-    because nobody reads what they write may have left something."""
+    """One that has begun and not ended. ``unended``: by position of a call, how many ranks have not done it.
+    ``left_off``: channels of which calls that ended because nobody reads what they write may have left something."""
 
     __slots__ = ("all_known", "in_body", "left_off", "start", "unended")
 
@@ -31,8 +32,10 @@ class Rank:
     """One rank of a worker, following scripts."""
 
     __slots__ = (
-        "away", "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "ends", "first", "index", "iteration", "left",
-        "lock_from", "lock_waited", "machine", "method", "moves", "number", "on_device", "ports", "queue", "rank", "send", "since", "slot", "start",
+        "away", "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "ends", "first",
+        "index", "iteration", "left",
+        "lock_from", "lock_waited", "machine", "method", "moves", "number", "on_device", "ports", "queue", "rank",
+        "send", "since", "slot", "start",
         "switch_from", "switching", "track", "value", "waits_for", "worker",
     )  # fmt: skip
 
@@ -46,7 +49,8 @@ class Rank:
         self.send: Callable[[Any], tuple[int, Any, int, int]] = _no_script
         self.doing = IDLE
         self.waits_for: list[int] = []  # positions of the calls whose values it still needs
-        self.ports: dict[Any, tuple[int, int, int]] = {}  # channel or (channel, key): queue, number of the name, micro-batch
+        # channel or (channel, key): queue, number of the name, micro-batch
+        self.ports: dict[Any, tuple[int, int, int]] = {}
         self.queue = self.left = self.value = 0
         self.channel = self.first = self.bound_round = -1
         self.start = self.since = self.bound_ns = self.lock_from = 0
@@ -55,7 +59,8 @@ class Rank:
         self.switch_from = 0
         self.moves = True  # whether its switch moves anything
         self.ends = False  # it is leaving
-        self.away: list[tuple[int, int, bool]] = []  # when one of its devices is not there, and whether what it does then is lost
+        # when one of its devices is not there, and whether what it does then is lost
+        self.away: list[tuple[int, int, bool]] = []
 
     @property
     def label(self) -> str:

@@ -30,14 +30,21 @@ Script = Generator[Op, int, None]
 def run(duration_ns: int) -> Op:
     """Occupy the devices for so many nanoseconds."""
     if type(duration_ns) is not int or duration_ns < 0:
-        raise WorkflowError(f"run({duration_ns!r}): a duration is a whole number of nanoseconds, not negative. Next: run(round(seconds * 1e9)).")
+        raise WorkflowError(
+            f"run({duration_ns!r}): a duration is a whole number of nanoseconds, not negative. Next: run(round(seconds "
+            "* 1e9))."
+        )
     return (RUN, None, duration_ns, -1)
 
 
 def get(channel: str, n: int | None = None, key: int = -1) -> Op:
-    """Take items: ``n`` of them, ``None`` for a micro-batch of the plan, `engine.ALL` for this rank's share of everything. Yields how many came."""
+    """Take items: ``n`` of them, ``None`` for a micro-batch of the plan, `engine.ALL` for this rank's share of
+    everything. Yields how many came.
+    """
     if n is not None and n < 1:
-        raise WorkflowError(f"get({channel!r}, {n!r}) asks for less than one item. Next: leave n out to get a micro-batch of the plan.")
+        raise WorkflowError(
+            f"get({channel!r}, {n!r}) asks for less than one item. Next: leave n out to get a micro-batch of the plan."
+        )
     return (GET, channel, n or 0, key)
 
 
@@ -49,7 +56,9 @@ def put(channel: str, n: int = 1, key: int = -1) -> Op:
 
 
 def weigh(weight: int | None, place: float | None = None) -> Op:
-    """What each item of this rank's puts weighs from here on; None: 1, and no weight is kept. ``place``: in the order of a channel that has one."""
+    """What each item of this rank's puts weighs from here on; None: 1, and no weight is kept. ``place``: in the order
+    of a channel that has one.
+    """
     return (WEIGH, place, -1 if weight is None else weight, -1)
 
 
@@ -70,9 +79,11 @@ def wait(number: int, part: bool = False) -> Op:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Who performs a call, and when. ``position`` of ``count``: its place among the ranks that take part in this iteration.
+    """Who performs a call, and when. ``position`` of ``count``: its place among the ranks that take part in this
+    iteration.
 
-    ``now()``: nanoseconds of virtual time. ``first()``: in its queue, the number of the first item that the last get brought.
+    ``now()``: nanoseconds of virtual time. ``first()``: in its queue, the number of the first item that the last get
+    brought.
     """
 
     rank: int
@@ -89,7 +100,9 @@ class Turn:
 
 @dataclass(frozen=True)
 class SimCall:
-    """One call of an iteration. ``script(turn)`` makes the generator; ``after``: positions of calls whose value it needs."""
+    """One call of an iteration. ``script(turn)`` makes the generator; ``after``: positions of calls whose value it
+    needs.
+    """
 
     worker: str
     method: str
@@ -106,7 +119,8 @@ class SimCall:
 
 @dataclass(frozen=True)
 class Outage:
-    """A device is away from ``start_ns`` to ``end_ns``: preempted, failed, or (from 0) not there yet. Ranks that use it wait.
+    """A device is away from ``start_ns`` to ``end_ns``: preempted, failed, or (from 0) not there yet. Ranks that use it
+    wait.
 
     ``lost``: what was being computed on it is lost and done again from its beginning; else it goes on where it was.
     """
@@ -119,13 +133,17 @@ class Outage:
     @classmethod
     def of(cls, device: str, start: float, end: float, lost: bool = False) -> Outage:
         """From seconds."""
-        at = [round(number(f"Outage of {shown(device)}: {what}", value, 0, 1e9) * 1e9) for what, value in (("start", start), ("end", end))]
+        at = [
+            round(number(f"Outage of {shown(device)}: {what}", value, 0, 1e9) * 1e9)
+            for what, value in (("start", start), ("end", end))
+        ]
         return cls(device, at[0], at[1], lost)
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_ns < self.end_ns:
             raise PlanError(
-                f"Outage of {self.device!r} from {self.start_ns} to {self.end_ns} ns: it must end after it begins, and not begin before 0. A device that "
+                f"Outage of {self.device!r} from {self.start_ns} to {self.end_ns} ns: it must end after it begins, and "
+                "not begin before 0. A device that "
                 f"never comes back leaves its ranks waiting for ever. Next: another plan without it."
             )
 
@@ -149,17 +167,30 @@ class Turnover:
 
 
 class SimFiller:
-    """A filler in the simulator; see `workflow.filler.Filler`. ``steps(rank)``: the nanoseconds of each step that it would take, one after another."""
+    """A filler in the simulator; see `workflow.filler.Filler`. ``steps(rank)``: the nanoseconds of each step that it
+    would take, one after another.
+    """
 
-    def __init__(self, name: str, on: str | Sequence[str], steps: Callable[[int], Iterable[int]], memory: int = 0, delays: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        on: str | Sequence[str],
+        steps: Callable[[int], Iterable[int]],
+        memory: int = 0,
+        delays: int = 1,
+    ) -> None:
         self.spec = FillerSpec.of(name, on, memory, delays)
         self.steps = steps
 
     def script(self, rank: int) -> Script:
-        """Each step waits for its gap first. A step of no duration would be taken for ever at one instant, so it is refused."""
+        """Each step waits for its gap first. A step of no duration would be taken for ever at one instant, so it is
+        refused.
+        """
         for duration_ns in self.steps(rank):
             if duration_ns == 0:
-                raise WorkflowError(f"A step of filler {self.spec.name!r} takes 0 ns. Next: whole numbers of nanoseconds, at least 1.")
+                raise WorkflowError(
+                    f"A step of filler {self.spec.name!r} takes 0 ns. Next: whole numbers of nanoseconds, at least 1."
+                )
             yield (GAP, None, 0, -1)
             yield run(duration_ns)
 

@@ -1,7 +1,8 @@
-"""Weights that several workers of a process hold, in virtual time: what of them is on a device, what of a switch is left.
+"""Weights that several workers of a process hold, in virtual time: what of them is on a device, what of a switch is
+left.
 
-The rules of `workers.residence`: what who leaves holds together with somebody who is there, or about to come, stays. Whoever leaves last takes it, whoever
-comes first brings it, and they move it one after another.
+The rules of `workers.residence`: what who leaves holds together with somebody who is there, or about to come, stays.
+Whoever leaves last takes it, whoever comes first brings it, and they move it one after another.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from rlinf_lab.planning.engine.state import Process
 
 
 class HeldTogether:
-    """``ranks``: processes by (worker, rank). ``shared``: for each weights, of each worker that holds them, which part of what it moves they are."""
+    """``ranks``: processes by (worker, rank). ``shared``: for each weights, of each worker that holds them, which part
+    of what it moves they are.
+    """
 
-    def __init__(self, engine: Engine, ranks: Mapping[tuple[str, int], int], shared: Sequence[Mapping[str, float]]) -> None:
+    def __init__(
+        self, engine: Engine, ranks: Mapping[tuple[str, int], int], shared: Sequence[Mapping[str, float]]
+    ) -> None:
         self._engine = engine
         self._held: dict[int, tuple[int, float]] = {}  # by process: number of the weights, and its part
         self._mates: dict[tuple[int, int], list[int]] = {}  # by weights and device: the processes there that hold them
@@ -37,7 +42,9 @@ class HeldTogether:
         self._engine.share(one, other, int(min(sizes)))
 
     def switched(self, process: Process, coming: bool, duration: int, now: int) -> tuple[int, bool]:
-        """A switch of this process begins, of so many nanoseconds where all of it moves: when it ends, and whether anything moves."""
+        """A switch of this process begins, of so many nanoseconds where all of it moves: when it ends, and whether
+        anything moves.
+        """
         held = self._held.get(process.index)
         if held is None:
             return now + duration, True
@@ -45,7 +52,10 @@ class HeldTogether:
         rest, start, whole = round(duration * (1 - part)), now, False
         for device in process.devices:
             at = number, device
-            is_there, others = at in self._there, any(i != process.index and self._engine.is_present(i) for i in self._mates[at])
+            is_there, others = (
+                at in self._there,
+                any(i != process.index and self._engine.is_present(i) for i in self._mates[at]),
+            )
             start = max(start, self._busy.get(at, now))
             if coming and not is_there:
                 self._there.add(at)

@@ -1,7 +1,7 @@
 """The engine in virtual time: the same scheduler that runs the workers, fed with durations instead of work.
 
-A call is described by a script (`planning.simulator.scripts`). With the durations that the workers really have, the simulated
-timeline is equal to that of the local executor with a mock clock, span by span (`tests/planning`).
+A call is described by a script (`planning.simulator.scripts`). With the durations that the workers really have, the
+simulated timeline is equal to that of the local executor with a mock clock, span by span (`tests/planning`).
 """
 
 from __future__ import annotations
@@ -37,22 +37,28 @@ from rlinf_lab.workflow.workflow import Workflow
 class Simulator:
     """Runs scripts under a plan in virtual time.
 
-    ``switch_ns``: for each worker (onload, offload) in nanoseconds, paid when the plan's memory makes it leave the device.
-    ``relieve``: let a channel exceed its capacity when nothing else can move (as the executors do); False raises instead.
+    ``switch_ns``: for each worker (onload, offload) in nanoseconds, paid when the plan's memory makes it leave the
+    device.
+    ``relieve``: let a channel exceed its capacity when nothing else can move (as the executors do); False raises
+    instead.
     ``outages``: when devices are away: preempted, failed, or not there yet. ``fillers``: work for the bubbles.
-    ``turnover``: ranks that come and go; ``absent``: ranks that are not there at first, by worker. ``flights``: of messages, where hosts are processes.
+    ``turnover``: ranks that come and go; ``absent``: ranks that are not there at first, by worker. ``flights``: of
+    messages, where hosts are processes.
     ``shared``: weights that several workers hold: of each of them, which part of what it moves they are (1: all of it).
     """
 
     def __init__(
-        self, flow: Workflow | WorkflowGraph, plan: ExecutionPlan, switch_ns: Mapping[str, tuple[int, int]] | None = None, relieve: bool = True,
+        self, flow: Workflow | WorkflowGraph, plan: ExecutionPlan,
+        switch_ns: Mapping[str, tuple[int, int]] | None = None, relieve: bool = True,
         outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (),
-        absent: Mapping[str, Sequence[int]] | None = None, flights: Flights | None = None, shared: Sequence[Mapping[str, float]] = (),
+        absent: Mapping[str, Sequence[int]] | None = None, flights: Flights | None = None,
+        shared: Sequence[Mapping[str, float]] = (),
     ) -> None:  # fmt: skip
         self.layout: Layout = checked_layout(flow, plan, [f.spec for f in fillers], absent)
         if flights is not None and (turnover or absent):
             raise PlanError(
-                f"Simulator of plan {plan.name!r}: flights= together with {'turnover=' if turnover else 'absent='}: who takes over what flies to a rank that "
+                f"Simulator of plan {plan.name!r}: flights= together with {'turnover=' if turnover else 'absent='}: "
+                "who takes over what flies to a rank that "
                 f"has left is not simulated. Next: one of them."
             )
         for change in turnover:
@@ -66,12 +72,17 @@ class Simulator:
         self.relieved = 0
 
     def simulate(
-        self, calls: Sequence[SimCall], iterations: int = 1, loop: Callable[[Turn], Script] | None = None, stored: Stored | None = None
+        self,
+        calls: Sequence[SimCall],
+        iterations: int = 1,
+        loop: Callable[[Turn], Script] | None = None,
+        stored: Stored | None = None,
     ) -> Timeline:
         """``iterations`` times the calls of one iteration; as many of them overlap as the plan's ``staleness`` allows.
 
-        ``loop``: the script of the iteration function itself: `call` for each position in ``calls``, `wait` for one of them, `put` and `get`
-        at channels of its own. Default: all calls, in order, at once. ``stored``: see `VirtualHost`.
+        ``loop``: the script of the iteration function itself: `call` for each position in ``calls``, `wait` for one of
+        them, `put` and `get` at channels of its own. Default: all calls, in order, at once. ``stored``: see
+        `VirtualHost`.
 
         Raises `DeadlockError`; `PlanError` for a loop that feeds or reads a channel, without its script.
         """
@@ -84,7 +95,8 @@ class Simulator:
         if loop is None:
             self._refuse_silent_loop()
         host = VirtualHost(
-            self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve, self._outages, self._fillers, self._turnover, self._flights,
+            self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve, self._outages,
+            self._fillers, self._turnover, self._flights,
             stored, self._shared,
         )  # fmt: skip
         timeline = Timeline(self.layout.plan.devices)
@@ -103,7 +115,26 @@ class Simulator:
             )
 
     def __repr__(self) -> str:
-        return f"Simulator(workflow {self.layout.graph.name!r} under plan {self.layout.plan.name!r}, {len(self.layout.plan.devices)} devices)"
+        return (
+            f"Simulator(workflow {self.layout.graph.name!r} under plan {self.layout.plan.name!r}, "
+            f"{len(self.layout.plan.devices)} devices)"
+        )
 
 
-__all__ = ["ALL", "DRIVER", "Op", "Outage", "Script", "SimCall", "SimFiller", "Simulator", "Turn", "Turnover", "call", "get", "put", "run", "wait"]
+__all__ = [
+    "ALL",
+    "DRIVER",
+    "Op",
+    "Outage",
+    "Script",
+    "SimCall",
+    "SimFiller",
+    "Simulator",
+    "Turn",
+    "Turnover",
+    "call",
+    "get",
+    "put",
+    "run",
+    "wait",
+]

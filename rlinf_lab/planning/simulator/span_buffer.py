@@ -26,11 +26,24 @@ class Rows:
     def track(self, worker: str, rank: int, devices: tuple[str, ...]) -> int:
         return self.tracks.setdefault(Track(worker, rank, devices, SIMULATED), len(self.tracks))
 
-    def add(self, track: int, kind: int, name: int, start: int, end: int, iteration: int, items: int = 0, channel: int = -1, flow: int = -1) -> None:
+    def add(
+        self,
+        track: int,
+        kind: int,
+        name: int,
+        start: int,
+        end: int,
+        iteration: int,
+        items: int = 0,
+        channel: int = -1,
+        flow: int = -1,
+    ) -> None:
         self.data += SPAN_STRUCT.pack(start, end, 0, flow, track, name, channel, iteration, items, kind)
 
     def batch(self, unnumbered: Iterable[str] = ()) -> SpanBatch:
-        """``unnumbered``: channels whose items are not taken in the order of their coming, so that no number joins a get to a put."""
+        """``unnumbered``: channels whose items are not taken in the order of their coming, so that no number joins a
+        get to a put.
+        """
         spans = np.frombuffer(self.data, SPAN_DTYPE)
         names = [self.names[c] for c in unnumbered if c in self.names]
         if names:

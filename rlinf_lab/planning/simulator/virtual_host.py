@@ -1,10 +1,11 @@
 """A host in virtual time: ranks that follow scripts instead of running code, driven by the engine of the executors.
 
-It is the counterpart of `runtime.host.host.Host` and keeps the same rules, so that with equal durations both write equal spans:
-all who can go on do so; then all timers of the instant fire; then the engine settles the events of the instant together;
-then time moves to the next timer.
+It is the counterpart of `runtime.host.host.Host` and keeps the same rules, so that with equal durations both write
+equal spans: all who can go on do so; then all timers of the instant fire; then the engine settles the events of the
+instant together; then time moves to the next timer.
 
-`_loop` and `_apply` take a microsecond or two for each operation: integers and tuples, no closures, rows packed in place.
+`_loop` and `_apply` take a microsecond or two for each operation: integers and tuples, no closures, rows packed in
+place.
 """
 
 from __future__ import annotations
@@ -62,25 +63,33 @@ from rlinf_lab.workflow.graph import DRIVER
 # Operations of the driver's own script, beside those that workers have.
 _BEGIN, _AWAIT, _END = 5, 6, 7
 
-# A timer is one integer: its time, then what it is for. An even slot is the timer of a rank, an odd one a switch of it; behind those of all ranks
-# come those that come and go (even), and one for all messages (odd).
+# A timer is one integer: its time, then what it is for. An even slot is the timer of a rank, an odd one a switch of it;
+# behind those of all ranks come those that come and go (even), and one for all messages (odd).
 _BITS = 32
 _SLOT = (1 << _BITS) - 1
 
 _EVENT_PUT, _EVENT_GET = int(Event.PUT), int(Event.GET)
 _DO_STORE, _DO_BOUND, _DO_RESUME = int(Do.STORE), int(Do.BOUND), int(Do.RESUME)
-_KIND_RUN, _KIND_GET, _KIND_PUT, _KIND_LOCK = int(SpanKind.RUN), int(SpanKind.GET), int(SpanKind.PUT), int(SpanKind.LOCK)
+_KIND_RUN, _KIND_GET, _KIND_PUT, _KIND_LOCK = (
+    int(SpanKind.RUN),
+    int(SpanKind.GET),
+    int(SpanKind.PUT),
+    int(SpanKind.LOCK),
+)
 
 Stored = Callable[[str, int, int], None]
 
 
 class VirtualHost:
-    """All ranks of a plan in one virtual time. ``switch_ns``: for each worker the nanoseconds to (come, leave). ``flights``: of messages between hosts.
-    ``stored(worker, rank, number)``: told when an item of that rank's put has entered its queue, with its number there. ``shared``: as `Simulator` has it."""
+    """All ranks of a plan in one virtual time. ``switch_ns``: for each worker the nanoseconds to (onload, offload).
+    ``flights``: of messages between hosts. ``stored(worker, rank, number)``: told when an item of that rank's put has
+    entered its queue, with its number there. ``shared``: as `Simulator` has it."""
 
     def __init__(
-        self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script], switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
-        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (), flights: Flights | None = None,
+        self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script],
+        switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
+        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (),
+        flights: Flights | None = None,
         stored: Stored | None = None, shared: Sequence[Mapping[str, float]] = (),
     ) -> None:  # fmt: skip
         self._stored = stored
@@ -96,7 +105,8 @@ class VirtualHost:
         self._ready: list[Rank] = []
         self._streams: dict[tuple[str, int, int], int] = {}
         self._queues: dict[tuple[str, int, int, int], int] = {}
-        self._values: dict[tuple[int, int], list[Rank] | None] = {}  # (iteration, position): who waits; None: it is there
+        # (iteration, position): who waits; None: it is there
+        self._values: dict[tuple[int, int], list[Rank] | None] = {}
         self._open: dict[int, Iteration] = {}
         self._made: list[int] = []  # positions of the calls that the loop has made in its present iteration
         self._sealed: set[str] = set()
@@ -120,7 +130,8 @@ class VirtualHost:
         self._absent = set(layout.absent)
         self._turnover = sorted(turnover, key=lambda t: t.at_ns)
         self._elastic = bool(turnover or layout.absent)
-        self._takers: dict[tuple[int, int], list[int]] = {}  # (iteration, position): the ranks that take part, first those that began
+        # (iteration, position): the ranks that take part, first those that began
+        self._takers: dict[tuple[int, int], list[int]] = {}
         self._began: dict[tuple[int, int], int] = {}  # how many those are
         self._shards = {c.name: layout.sharded(c.name) for c in layout.graph.channels}
         self._shared = {c.name: layout.is_shared(c.name) for c in layout.graph.channels}
@@ -128,7 +139,9 @@ class VirtualHost:
         self._capacities = {c.name: layout.capacity(c.name) for c in layout.graph.channels}
         self._under_way = None if flights is None else UnderWay(flights, self._engine, self.rows.data)
         self._askers: dict[int, Rank] = {} if flights is None else {p.index: self._asker(p) for p in list(self.ranks)}
-        self._micro_batches = {c.name: ALL if (n := layout.plan.micro_batch(c.name)) == ALL else -n for c in layout.graph.channels}
+        self._micro_batches = {
+            c.name: ALL if (n := layout.plan.micro_batch(c.name)) == ALL else -n for c in layout.graph.channels
+        }
 
     def run(self, iterations: int) -> SpanBatch:
         """The spans of so many iterations. Raises `DeadlockError`."""
@@ -150,7 +163,9 @@ class VirtualHost:
 
     # --- the driver ----------------------------------------------------------------------------------------
     def _drive(self, iterations: int) -> Generator[tuple[int, Any, int, int], Any, None]:
-        """The user's loop: its own script, once for each iteration; when there are too many of them, it waits for the oldest."""
+        """The user's loop: its own script, once for each iteration; when there are too many of them, it waits for the
+        oldest.
+        """
         staleness = self.layout.plan.staleness
         for iteration in range(iterations):
             yield from self._until(partial(self._are_over, iteration - staleness - 1))
@@ -191,7 +206,9 @@ class VirtualHost:
 
     def _has_ended(self, iteration: int, number: int, part: bool) -> bool:
         """A call of this iteration; ``part``: on rank 0."""
-        return number not in self._open[iteration].unended or (part and self._values.get((iteration, number), ()) is None)
+        return number not in self._open[iteration].unended or (
+            part and self._values.get((iteration, number), ()) is None
+        )
 
     def _are_over(self, latest: int) -> bool:
         """This iteration and all before it."""
@@ -209,18 +226,30 @@ class VirtualHost:
 
     def _submit(self, iteration: int, number: int) -> None:
         call = self.calls[number]
-        members = [p for p in self._of[call.worker] if (p.worker, p.rank) not in self._absent] if self._absent else self._of[call.worker]
+        members = (
+            [p for p in self._of[call.worker] if (p.worker, p.rank) not in self._absent]
+            if self._absent
+            else self._of[call.worker]
+        )
         self._made.append(number)
         if self._elastic:
             self._takers[iteration, number], self._began[iteration, number] = [p.rank for p in members], len(members)
         self._open[iteration].unended[number] = len(members)
         for position, p in enumerate(members):
-            p.calls.append((number, call, Turn(p.rank, iteration, position, len(members), self._clock, partial(getattr, p, "first"))))
+            p.calls.append(
+                (
+                    number,
+                    call,
+                    Turn(p.rank, iteration, position, len(members), self._clock, partial(getattr, p, "first")),
+                )
+            )
             if p.doing == IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
                 self._wake(p)
 
     def _above(self, channels: Iterable[str]) -> set[str]:
-        """These channels and all from which they are fed: no producer can come any more once the loop waits for them."""
+        """These channels and all from which they are fed: no producer can come any more once the loop waits
+        for them.
+        """
         found: set[str] = set()
         open_ = list(channels)
         while open_:
@@ -266,21 +295,33 @@ class VirtualHost:
     def _stream(self, channel: str, iteration: int, shard: int) -> int:
         name = (channel, iteration, shard)
         if name not in self._streams:
-            self._streams[name] = self._engine.open_stream(self._capacities[channel], name, self.layout.graph.channel(channel).whole)
+            self._streams[name] = self._engine.open_stream(
+                self._capacities[channel], name, self.layout.graph.channel(channel).whole
+            )
         return self._streams[name]
 
     def _port(self, p: Rank, channel: str, key: int) -> tuple[int, int, int]:
         """Queue, number of the channel's name and micro-batch, remembered for the rest of the call."""
         if self._keyed[channel] != (key >= 0):
-            need = "is keyed. Next: give key=" if self._keyed[channel] else "has no keys. Next: leave key= out, or declare it keyed=True"
+            need = (
+                "is keyed. Next: give key="
+                if self._keyed[channel]
+                else "has no keys. Next: leave key= out, or declare it keyed=True"
+            )
             raise WorkflowError(f"The script of {p.label}: channel {channel!r} {need}.")
         name = (channel, p.iteration, p.rank if self._shards[channel] else 0, key)
         if name not in self._queues:
             order = self.layout.graph.channel(channel).taken_by
-            self._queues[name] = self._engine.open_channel(self._stream(*name[:3]), own=not self._shared[channel], order=order)
+            self._queues[name] = self._engine.open_channel(
+                self._stream(*name[:3]), own=not self._shared[channel], order=order
+            )
             if name[:2] in self._unwanted.discarded:
                 self._engine.abandon(self._queues[name])
-        port = p.ports[channel if key < 0 else (channel, key)] = self._queues[name], self.rows.name(channel), self._micro_batches[channel]
+        port = p.ports[channel if key < 0 else (channel, key)] = (
+            self._queues[name],
+            self.rows.name(channel),
+            self._micro_batches[channel],
+        )
         return port
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -294,7 +335,9 @@ class VirtualHost:
             return
         p.number, p.call, turn = p.calls.popleft()
         p.iteration, p.method, p.ports = turn.iteration, self.rows.name(p.call.method), {}
-        p.machine.part = self.layout.part(p.worker, turn.position, self._began.get((turn.iteration, p.number), turn.count))
+        p.machine.part = self.layout.part(
+            p.worker, turn.position, self._began.get((turn.iteration, p.number), turn.count)
+        )
         p.send = p.call.script(turn).send
         p.waits_for, p.start = list(p.call.after), self.now
         self._await_values(p)
@@ -369,7 +412,9 @@ class VirtualHost:
         due = now + 1 << _BITS  # timers below it are due
         limit = 2 * len(ranks)  # the timers of ranks are below, those of their coming and going from here on
         flies = self._flies if self._under_way is not None else None
-        in_a_row = None if self._stored is not None else PutsInARow(self._engine, ranks, pending, ready, self.rows.data).done
+        in_a_row = (
+            None if self._stored is not None else PutsInARow(self._engine, ranks, pending, ready, self.rows.data).done
+        )
         discarded, in_vain = self._unwanted.discarded, self._unwanted.ends
         wanted = wanted_now()  # `cancellation.check`, without its calls
         while True:
@@ -385,7 +430,9 @@ class VirtualHost:
                     p.since = now
                     if doing == GETTING:
                         value = p.value
-                        write(pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, value, _KIND_GET))
+                        write(
+                            pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, value, _KIND_GET)
+                        )
                     else:
                         write(pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, 1, _KIND_PUT))
                         if p.left:
@@ -416,7 +463,9 @@ class VirtualHost:
                 if kind == PUT and discarded and in_vain(p, self._open):
                     self._end(p)
                     continue
-                queue, p.channel, micro_batch = p.ports.get(channel if key < 0 else (channel, key)) or self._port(p, channel, key)
+                queue, p.channel, micro_batch = p.ports.get(channel if key < 0 else (channel, key)) or self._port(
+                    p, channel, key
+                )
                 if p.on_device and now > p.since:
                     write(pack(p.since, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_RUN))
                 p.start = p.lock_from = now
@@ -458,14 +507,20 @@ class VirtualHost:
                     raise Abandoned
                 self.now = now = timers[0] >> _BITS
                 due = now + 1 << _BITS
-            elif self._relieve and self._engine.is_waiting() and ((out := self._unwanted.relieve(self.ranks[0].iteration, self._open, self._made)) or ready):
+            elif (
+                self._relieve
+                and self._engine.is_waiting()
+                and ((out := self._unwanted.relieve(self.ranks[0].iteration, self._open, self._made)) or ready)
+            ):
                 self.relieved += bool(out)
                 apply(out)
             else:
                 return
 
     def _around(self, p: Rank, n: int) -> int:
-        """When a run of ``n`` nanoseconds that begins now ends, around the times at which a device of the rank is away; writes those down."""
+        """When a run of ``n`` nanoseconds that begins now ends, around the times at which a device of the rank is away;
+        writes those down.
+        """
         at, left = self.now, n
         for start, end, lost in p.away:
             if end <= at or not p.on_device:
@@ -583,7 +638,9 @@ class VirtualHost:
 
     def _close(self, p: Rank, stream: int) -> None:
         """A producer of a stream has done."""
-        when, instructions = (0, self._engine.close(stream)) if self._under_way is None else self._under_way.close(p, stream, self.now)
+        when, instructions = (
+            (0, self._engine.close(stream)) if self._under_way is None else self._under_way.close(p, stream, self.now)
+        )
         self._apply(instructions)
         if when:
             self._later(when)
@@ -638,7 +695,7 @@ class VirtualHost:
             p.deferred = False
             self._ready.append(p)
 
-    # --- ranks that come and go (the rules of `runtime.host.elastic.turnover`) ----------------------------------------------
+    # --- ranks that come and go (the rules of `runtime.host.elastic.turnover`) ----------------------------------------
     def _turn_over(self, change: Turnover) -> None:
         member = change.worker, change.rank
         p = self._of[change.worker][change.rank]
@@ -677,7 +734,13 @@ class VirtualHost:
             return
         takers.append(p.rank)
         unended[number] += 1
-        p.calls.append((number, call, Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, partial(getattr, p, "first"))))
+        p.calls.append(
+            (
+                number,
+                call,
+                Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, partial(getattr, p, "first")),
+            )
+        )
         if p.doing == IDLE and len(p.calls) == 1:
             self._wake(p)
 
@@ -707,5 +770,9 @@ class VirtualHost:
             found.append(Wait(p.label, f"{what} ({why})", tuple(on)))
         for p in self.ranks:
             if p.doing == VALUE:
-                found.append(Wait(p.label, "the value of a call", tuple(dict.fromkeys(self.calls[i].worker for i in p.waits_for))))
+                found.append(
+                    Wait(
+                        p.label, "the value of a call", tuple(dict.fromkeys(self.calls[i].worker for i in p.waits_for))
+                    )
+                )
         return found

@@ -1,8 +1,10 @@
-"""The process of one device host of the processes executor, and how the driver speaks with it while it is set up and ended.
+"""The process of one device host of the processes executor, and how the driver speaks with it while it is set up and
+ended.
 
-Both ends hold one socket. A request is answered by a thread of its own, for `stop` must get through while `start` still waits. When the
-stream ends the child ends: nobody is left to work for. The driver's end is closed in processes that it forks (`links`), so its death is noticed.
-A worker that holds the interpreter's lock lets no thread see that: a second socket, on which nothing is said, has Linux kill the child when the driver is gone.
+Both ends hold one socket. A request is answered by a thread of its own, for `stop` must get through while `start` still
+waits. When the stream ends the child ends: nobody is left to work for. The driver's end is closed in processes that it
+forks (`links`), so its death is noticed. A worker that holds the interpreter's lock lets no thread see that: a second
+socket, on which nothing is said, has Linux kill the child when the driver is gone.
 """
 
 from __future__ import annotations
@@ -27,11 +29,16 @@ from rlinf_lab.runtime.transport.links import close_when_forked
 
 DEATH_SECONDS = 3.0
 _HEAD = struct.Struct("<Qq")  # of a message: bytes, and the number of the request
-_START = "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.executors.child import main; main({fd}, {leash}, {name!r})"
+_START = (
+    "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.executors.child import main; main({fd}, {leash}, "
+    "{name!r})"
+)
 
 
 class ChildDied(Exception):
-    """The process of a host has ended before it could answer. ``status``: as `subprocess.Popen.returncode`, None if that is not known yet."""
+    """The process of a host has ended before it could answer. ``status``: as `subprocess.Popen.returncode`, None if
+    that is not known yet.
+    """
 
     def __init__(self, host: str, status: int | None) -> None:
         super().__init__(host, status)
@@ -47,9 +54,15 @@ class Child:
         (mine, theirs), (leash, end) = socket.socketpair(), socket.socketpair()
         with theirs, end:
             passed = [theirs.fileno(), end.fileno()]
-            command = [sys.executable, "-c", _START.format(paths=import_path(), fd=passed[0], leash=passed[1], name=name)]
+            command = [
+                sys.executable,
+                "-c",
+                _START.format(paths=import_path(), fd=passed[0], leash=passed[1], name=name),
+            ]
             try:
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed, env=dict(environment))
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, pass_fds=passed, env=dict(environment)
+                )
             except BaseException:
                 mine.close()
                 leash.close()
@@ -125,7 +138,9 @@ class Child:
 
 
 def _die_with(leash: socket.socket) -> None:
-    """Linux kills this process when the other end is closed, whatever its threads do. On other systems one that holds the interpreter's lock goes on."""
+    """Linux kills this process when the other end is closed, whatever its threads do. On other systems one that holds
+    the interpreter's lock goes on.
+    """
     if not hasattr(fcntl, "F_SETSIG"):
         return
     fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
@@ -178,13 +193,18 @@ def main(fd: int, end: int, name: str) -> None:
 
 
 def _answer(name: str, method: str, value: Any, error: BaseException | None) -> bytes:
-    """What a method returned or raised, as bytes that can be read again; else an error that says so. The call is answered whatever it was."""
+    """What a method returned or raised, as bytes that can be read again; else an error that says so. The call is
+    answered whatever it was.
+    """
     try:
         data = pickle.dumps((value, error))
         pickle.loads(data)
     except BaseException as problem:  # also a __reduce__ that leaves
         found = shown(value) if error is None else f"{type(error).__name__}: {said(error)}"
-        told = f"Host {name!r} could not answer {method}(): {found} cannot be sent to another process ({type(problem).__name__}: {said(problem)})."
+        told = (
+            f"Host {name!r} could not answer {method}(): {found} cannot be sent to another process "
+            f"({type(problem).__name__}: {said(problem)})."
+        )
         data = pickle.dumps((None, ExecutorError(told)))
     return data
 
@@ -193,7 +213,12 @@ def _settle(future: Future[Any], data: bytes, name: str) -> None:
     try:
         value, error = pickle.loads(data)
     except BaseException as problem:  # a class that only the child has: this answer is lost, the next ones are heard
-        value, error = None, ExecutorError(f"An answer of host {name!r} cannot be read here: {type(problem).__name__}: {said(problem)}.")
+        value, error = (
+            None,
+            ExecutorError(
+                f"An answer of host {name!r} cannot be read here: {type(problem).__name__}: {said(problem)}."
+            ),
+        )
     if error is not None:
         future.set_exception(error)
     else:

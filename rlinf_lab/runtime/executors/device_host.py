@@ -1,4 +1,6 @@
-"""A device host: one process for the worker ranks that share devices. An executor sets it up and ends it; messages go over links."""
+"""A device host: one process for the worker ranks that share devices. An executor sets it up and ends it; messages go
+over links.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from rlinf_lab.workflow.graph import DRIVER
 
 PUSH_SECONDS = 0.1
 BEAT = 5  # of that, while there is nothing to tell: a session that waits for its next step should cost next to nothing
-SWITCH_SECONDS = 0.0005  # a thread that has read messages gets the interpreter from a worker that computes: Python's own 5 ms are long on the way
+# a thread that has read messages gets the interpreter from a worker that computes: Python's own 5 ms are long on the
+# way
+SWITCH_SECONDS = 0.0005
 
 
 class DeviceHost:
@@ -58,7 +62,15 @@ class DeviceHost:
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send, self._sent)
         self.links: dict[str, Link] = {}
         ip = self.host.address = "127.0.0.1" if one_node else self._ip()
-        self._listener = Listener(name, self._receive, self._broken, self.host.unreadable, ip, self.host.heard_all, self.host.open_lookout(own_cores))
+        self._listener = Listener(
+            name,
+            self._receive,
+            self._broken,
+            self.host.unreadable,
+            ip,
+            self.host.heard_all,
+            self.host.open_lookout(own_cores),
+        )
         self._stop = threading.Event()
         self._told: dict[tuple[str, int], tuple[int, bool]] = {}  # of fillers: what the driver knows
         self._pusher: threading.Thread | None = None
@@ -78,16 +90,31 @@ class DeviceHost:
 
     # --- devices --------------------------------------------------------------------------------------------
     def _device_names(self) -> set[str]:
-        return {d for (w, r), h in self.place.items() if h == self.name and w != DRIVER for d in self.layout.device_names(w, r)}
+        return {
+            d
+            for (w, r), h in self.place.items()
+            if h == self.name and w != DRIVER
+            for d in self.layout.device_names(w, r)
+        }
 
     def _new_sampler(self) -> UtilisationSampler | None:
-        """Every host samples its own GPUs, under the plan's names; on a node other than the driver's, the first one the processors too."""
+        """Every host samples its own GPUs, under the plan's names; on a node other than the driver's, the first one the
+        processors too.
+        """
         node = Device.node_of(sorted(self._device_names()))
-        first = min(h for (w, r), h in self.place.items() if w != DRIVER and Device.node_of(self.layout.device_names(w, r)) == node)
+        first = min(
+            h
+            for (w, r), h in self.place.items()
+            if w != DRIVER and Device.node_of(self.layout.device_names(w, r)) == node
+        )
         mine = cores() if node and first == self.name else ()
         gpus = [Device.parse(name).local for name in self._gpus]
         prefix = f"node{node}/" if node else ""
-        return UtilisationSampler(self.recorder, prefix=prefix, cores=mine, gpus=gpus, tell=self._gpu_curves_missing) if mine or gpus else None
+        return (
+            UtilisationSampler(self.recorder, prefix=prefix, cores=mine, gpus=gpus, tell=self._gpu_curves_missing)
+            if mine or gpus
+            else None
+        )
 
     def _gpu_curves_missing(self, problem: str) -> None:
         protocol.gpu_curves_missing(self.host, self._device_names(), problem)
@@ -116,7 +143,8 @@ class DeviceHost:
         ways = ways._replace(ray_node=self._ray_node())
         for address in addresses:
             if address.host != self.name:
-                self.links = {**self.links, address.host: Link(address, self.name, ways)}  # anew: `stop` may be going through them
+                # anew: `stop` may be going through them
+                self.links = {**self.links, address.host: Link(address, self.name, ways)}
         return {name: link.transport for name, link in self.links.items()}
 
     def start(self, declarations: bytes) -> BaseException | None:
@@ -125,7 +153,8 @@ class DeviceHost:
             workers = pickle.loads(declarations)
         except ModuleNotFoundError as error:
             return WorkflowError(
-                f"A worker needs the module {error.name!r}, which host {self.name!r} cannot import. Next: install it on every node, or "
+                f"A worker needs the module {error.name!r}, which host {self.name!r} cannot import. Next: install it "
+                "on every node, or "
                 f"define the class in a notebook cell (it then travels by value)."
             )
         except BaseException as error:  # a module may do anything when it is imported, and leave, too
@@ -147,8 +176,10 @@ class DeviceHost:
             advice = "a higher limit (ulimit -n), or a plan with fewer hosts"
             return ExecutorError(f"Host {self.name!r} ({members}) may open no more files: {error}. Next: {advice}.")
         return ExecutorError(
-            f"Host {self.name!r} ({members}) could not read its workers: {type(error).__name__}: {said(error)}. Next: what a module does when it is run as a "
-            f"program (reading arguments, sys.exit) belongs under `if __name__ == '__main__':`, for every host imports the modules of its workers' classes "
+            f"Host {self.name!r} ({members}) could not read its workers: {type(error).__name__}: {said(error)}. Next: "
+            "what a module does when it is run as a "
+            "program (reading arguments, sys.exit) belongs under `if __name__ == '__main__':`, for every host imports "
+            "the modules of its workers' classes "
             f"and unpickles the arguments of their constructors.\n" + "".join(traceback.format_exception(error))
         )
 
@@ -170,7 +201,9 @@ class DeviceHost:
 
     # --- messages -------------------------------------------------------------------------------------------
     def _push(self) -> None:
-        """Send what was recorded, ten times a second; nobody has to ask. Twice a second where nothing has happened here and that was said."""
+        """Send what was recorded, ten times a second; nobody has to ask. Twice a second where nothing has happened here
+        and that was said.
+        """
         silent, quiet = 0, False
         while not self._stop.wait(PUSH_SECONDS):
             for link in self.links.values():
@@ -181,7 +214,9 @@ class DeviceHost:
                 self._tell()
 
     def _tell(self) -> bool:
-        """Push; whether the driver is still there. A batch that cannot be sent would be missing from a numbered sequence, so that is an error of the run."""
+        """Push; whether the driver is still there. A batch that cannot be sent would be missing from a numbered
+        sequence, so that is an error of the run.
+        """
         if "driver" not in self.links:  # stopped before the hosts were connected
             return False
         try:
@@ -189,7 +224,12 @@ class DeviceHost:
         except OSError:  # its end of the link says so to everyone
             return False
         except Exception as error:
-            self.host.report(ExecutorError(f"Host {self.name!r} cannot send its recording, which ends there: {type(error).__name__}: {said(error)}"))
+            self.host.report(
+                ExecutorError(
+                    f"Host {self.name!r} cannot send its recording, which ends there: "
+                    f"{type(error).__name__}: {said(error)}"
+                )
+            )
             self.host.flush()
             return False
         return True
@@ -198,9 +238,20 @@ class DeviceHost:
         self.host.write_down()
         batch = self.recorder.drain()
         metrics = [self.host.metrics.popleft() for _ in range(len(self.host.metrics))]
-        frames = {source: self.host.frames.pop(source) for source in list(self.host.frames)}  # one by one: workers go on writing
+        # one by one: workers go on writing
+        frames = {source: self.host.frames.pop(source) for source in list(self.host.frames)}
         host, told = self.host, news_of(self.host, self._told)
-        news = (self.name, batch.to_bytes(), metrics, frames, host.waits(), host.statistics(), host.is_quiet(), host.transports(), told)
+        news = (
+            self.name,
+            batch.to_bytes(),
+            metrics,
+            frames,
+            host.waits(),
+            host.statistics(),
+            host.is_quiet(),
+            host.transports(),
+            told,
+        )
         self.links["driver"].send(("news", *news))
 
     def _receive(self, message: tuple) -> None:
@@ -211,7 +262,8 @@ class DeviceHost:
             self.host.receive(message)
 
     def _send(self, host: str, message: tuple) -> None:
-        if host not in self.links and message[0] == "cut_off":  # while links are being opened: the driver, who asks all hosts to do that, finds out itself
+        # while links are being opened: the driver, who asks all hosts to do that, finds out itself
+        if host not in self.links and message[0] == "cut_off":
             return
         try:
             self.links[host].gather(message)

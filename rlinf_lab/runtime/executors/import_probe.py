@@ -1,4 +1,6 @@
-"""Whether workers can be made in another process of this machine: asked of one that is started for that as the hosts of a run are."""
+"""Whether workers can be made in another process of this machine: asked of one that is started for that as the hosts of
+a run are.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,47 @@ from rlinf_lab.runtime.executors.node_probe import NodeFacts, facts_here
 from rlinf_lab.runtime.transport.pickling import Packed
 
 SECONDS = 120.0  # for all imports
-_START = "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.executors.import_probe import answer; answer({fd})"
+_START = (
+    "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.executors.import_probe import answer; answer({fd})"
+)
 
 
 def facts_of_a_child(packed: Mapping[str, Packed]) -> NodeFacts:
-    """As `facts_here`, with what keeps a process that is no fork of this one from making these workers. Raises `PlanError` when it does not answer."""
+    """As `facts_here`, with what keeps a process that is no fork of this one from making these workers. Raises
+    `PlanError` when it does not answer.
+    """
     reading, writing = os.pipe()
     with open(reading, "rb") as answers:
         command = [sys.executable, "-c", _START.format(paths=import_path(), fd=writing)]
         try:
-            done = subprocess.run(command, input=pickle.dumps(dict(packed), protocol=5), pass_fds=[writing], capture_output=True, timeout=SECONDS)
+            done = subprocess.run(
+                command,
+                input=pickle.dumps(dict(packed), protocol=5),
+                pass_fds=[writing],
+                capture_output=True,
+                timeout=SECONDS,
+            )
         except subprocess.TimeoutExpired:
-            raise PlanError(f"a process that imports the workers' modules is not done after {SECONDS:g} s. Next: look at what they do at import.") from None
+            raise PlanError(
+                f"a process that imports the workers' modules is not done after {SECONDS:g} s. Next: look at what they "
+                "do at import."
+            ) from None
         finally:
             os.close(writing)
         said = answers.read()
     if not said:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise PlanError(f"a process that imports the workers' modules ended before it could answer ({last[0]}). Next: import them in a Python of its own.")
+        raise PlanError(
+            f"a process that imports the workers' modules ended before it could answer ({last[0]}). Next: import them "
+            "in a Python of its own."
+        )
     return dataclasses.replace(facts_here(), problems=pickle.loads(said))
 
 
 def answer(fd: int) -> None:
-    """In the child: what went wrong with each worker, into the pipe; a few hundred bytes, so that nobody needs to read meanwhile."""
+    """In the child: what went wrong with each worker, into the pipe; a few hundred bytes, so that nobody needs to read
+    meanwhile.
+    """
     packed: dict[str, Packed] = pickle.load(sys.stdin.buffer)
     problems = {name: problem[:300] for name, problem in list(facts_here(packed).problems.items())[:100]}
     with open(fd, "wb") as out:

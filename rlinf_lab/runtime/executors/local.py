@@ -26,12 +26,14 @@ from rlinf_lab.workflow.workflow import Workflow
 class LocalExecutor:
     """Threads in this process, one for each rank. See `session.Executor` for the methods.
 
-    ``emulate``: the plan may have more CPU slots than this machine has cores. With a ``clock`` of its own it may have any devices: time is made up.
+    ``emulate``: the plan may have more CPU slots than this machine has cores. With a ``clock`` of its own it may have
+    any devices: time is made up.
     ``fillers``: work for the bubbles; ``absent``: ranks that are not there at first (`Session.join`), by worker.
     """
 
     def __init__(
-        self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None, emulate: bool = False, fillers: Sequence[Filler] = (),
+        self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None, emulate: bool = False,
+        fillers: Sequence[Filler] = (),
         absent: Mapping[str, Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
         self.flow = flow
@@ -39,7 +41,10 @@ class LocalExecutor:
         self._declarations = {**flow.workers, **declarations_of(fillers)}
         elsewhere = [d for d in plan.devices if Device.parse(d).node]
         if elsewhere:
-            raise PlanError(f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the local executor has this process only. Next: executor='ray'.")
+            raise PlanError(
+                f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the local executor has this process only. Next: "
+                "executor='ray'."
+            )
         if clock is None:
             refuse_missing(plan, emulate)
         self.clock = clock or MonotonicClock()
@@ -51,7 +56,9 @@ class LocalExecutor:
         self.driver_host = Host("local", self.layout, place, self.clock, self.recorder)
 
     def __repr__(self) -> str:
-        return f"LocalExecutor({self.flow.name!r}, plan {self.layout.plan.name!r}, {len(self.layout.members) - 1} ranks)"
+        return (
+            f"LocalExecutor({self.flow.name!r}, plan {self.layout.plan.name!r}, {len(self.layout.members) - 1} ranks)"
+        )
 
     def start(self) -> None:
         self.driver_host.start(self._declarations, torch_device)

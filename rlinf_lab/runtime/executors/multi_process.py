@@ -1,11 +1,12 @@
-"""What executors with several processes have in common: one device host for each group of devices that worker ranks share.
+"""What executors with several processes have in common: one device host for each group of devices that worker ranks
+share.
 
         your loop ── driver host ══ links ══ host0 (cpu:0) ══ links ══ host1 (cpu:1)
                            │                      │                         │
                            └── create, connect, start, stop ────────────────┘
 
-Calls, items, credits, values and spans go straight from host to host, so nothing central is asked once per item. How a process
-comes into being, is asked and ends, the kinds of executor know: `ray_executor`, `processes`.
+Calls, items, credits, values and spans go straight from host to host, so nothing central is asked once per item. How a
+process comes into being, is asked and ends, the kinds of executor know: `ray_executor`, `processes`.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ BETWEEN_GPUS = ("ipc", "nccl", "host")
 
 
 class HostsExecutor:
-    """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has cores.
+    """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has
+    cores.
 
-    ``fillers``: work for the bubbles; each copy lives with the workers of its device. ``absent``: ranks that are not there at first (`Session.join`), by
-    worker; their hosts are, so that they come without a new connection. ``between_gpus``: how tensors on a GPU get to another process: ``"ipc"`` (they stay
-    there, where it sees that GPU, else copies through host memory), ``"nccl"`` (from GPU to GPU where it does not) or ``"host"`` (always copies).
+    ``fillers``: work for the bubbles; each copy lives with the workers of its device. ``absent``: ranks that are not
+    there at first (`Session.join`), by worker; their hosts are, so that they come without a new connection.
+    ``between_gpus``: how tensors on a GPU get to another process: ``"ipc"`` (they stay there, where it sees that GPU,
+    else copies through host memory), ``"nccl"`` (from GPU to GPU where it does not) or ``"host"`` (always copies).
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class HostsExecutor:
     ) -> None:  # fmt: skip
         if between_gpus not in BETWEEN_GPUS:
             known = " or ".join(map(repr, BETWEEN_GPUS))
-            raise ConfigError(f"between_gpus={shown(between_gpus)}: how tensors on a GPU get to other processes. Next: {known}.")
+            raise ConfigError(
+                f"between_gpus={shown(between_gpus)}: how tensors on a GPU get to other processes. Next: {known}."
+            )
         self.flow, self._between_gpus = flow, between_gpus
         self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
         self._emulate = emulate
@@ -70,7 +75,9 @@ class HostsExecutor:
         self.place = place_hosts(self.layout)
         self.hosts = sorted(set(self.place.values()) - {"driver"})
         self.recorder = Recorder("driver", MonotonicClock())
-        self.driver_host = Host("driver", self.layout, self.place, MonotonicClock(), self.recorder, self._send, self._sent)
+        self.driver_host = Host(
+            "driver", self.layout, self.place, MonotonicClock(), self.recorder, self._send, self._sent
+        )
         self._links: dict[str, Link] = {}
         self._pids: dict[str, int] = {}
         self._clocks = NodeClocks(time.monotonic_ns, self._ask_the_time)
@@ -79,7 +86,9 @@ class HostsExecutor:
         self._rounds = dict.fromkeys(self.hosts, 0)
         self._waits: dict[str, list[Wait]] = {}
         self._channels: dict[str, list[dict[str, Any]]] = {}
-        self._filled = {(f.name, r): Filled(f.name, r, device) for f in self.layout.fillers for r, device in enumerate(f.on)}
+        self._filled = {
+            (f.name, r): Filled(f.name, r, device) for f in self.layout.fillers for r, device in enumerate(f.on)
+        }
         self._transports: dict[str, list[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._listener: Listener | None = None
@@ -111,7 +120,9 @@ class HostsExecutor:
         raise NotImplementedError
 
     def _answer(self, asked: Any, seconds: float | None = None) -> Any:
-        """What the method returned. Raises what `_explained` understands when the process died, or says nothing for so many seconds."""
+        """What the method returned. Raises what `_explained` understands when the process died, or says nothing for so
+        many seconds.
+        """
         raise NotImplementedError
 
     def _as_they_come(self, asked: list[Any]) -> Iterator[Any]:
@@ -145,7 +156,9 @@ class HostsExecutor:
             self._prepare()
             driver, ip = self.driver_host, self._ip()
             driver.address = ip
-            self._listener = Listener("driver", self._receive, self._broken, driver.unreadable, ip, driver.heard_all, outlives=True)
+            self._listener = Listener(
+                "driver", self._receive, self._broken, driver.unreadable, ip, driver.heard_all, outlives=True
+            )
             payload = pack(self.layout, self.place, self._is_one_node())
             for name in self.hosts:
                 self._refuse_when_stopped()
@@ -173,7 +186,8 @@ class HostsExecutor:
             if self.driver_host.stopping or self._is_of_processes(error):
                 raise
             raise ExecutorError(
-                f"The {len(self.hosts) + 1} processes of the run could not be connected: {type(error).__name__}: {error}. Next: a higher limit of open files "
+                f"The {len(self.hosts) + 1} processes of the run could not be connected: {type(error).__name__}: "
+                f"{error}. Next: a higher limit of open files "
                 f"(ulimit -n; each needs some ten for every other one), or a plan with fewer hosts."
             ) from error
 
@@ -193,23 +207,33 @@ class HostsExecutor:
         far = dict(zip(self.hosts, self._ask_all("connect", addresses, ways), strict=True))
         self._tell_detours({"driver": {name: link.transport for name, link in self._links.items()}, **far}, ways)
         self._connected = True
-        for name in self._clocks.hosts():  # once this way, so that no span comes before the first answer; then over the link, which is faster
+        # once this way, so that no span comes before the first answer; then over the link, which is faster
+        for name in self._clocks.hosts():
             before = time.monotonic_ns()
             self._clocks.heard(name, before, self._answer(self._ask(name, "clock")))
             self._clocks.ask(name)
 
     def _tell_detours(self, transports: Mapping[str, Mapping[str, str]], ways: Ways) -> None:
         """Who reaches whom through Ray alone, though nobody has asked for that."""
-        pairs = [f"{name} to {other}" for name, to in transports.items() for other, transport in to.items() if transport == "ray"]
+        pairs = [
+            f"{name} to {other}"
+            for name, to in transports.items()
+            for other, transport in to.items()
+            if transport == "ray"
+        ]
         if pairs and ways.between_nodes != "ray":
             logging.getLogger("rlinf_lab").warning(
-                "No TCP connection can be opened from %s: what they say goes through calls of Ray, and large arrays through its object store, which takes "
-                "several times as long. Next: let TCP through between the nodes (lab.check names them), or between_nodes='ray' if it shall be so.",
+                "No TCP connection can be opened from %s: what they say goes through calls of Ray, and large arrays "
+                "through its object store, which takes "
+                "several times as long. Next: let TCP through between the nodes (lab.check names them), or "
+                "between_nodes='ray' if it shall be so.",
                 ", ".join(pairs),
             )  # fmt: skip
 
     def _set_up(self) -> BaseException | None:
-        """All hosts build their workers at once. The first problem is told when it comes: others may take minutes to load a model."""
+        """All hosts build their workers at once. The first problem is told when it comes: others may take minutes to
+        load a model.
+        """
         asked = [self._ask(name, "start", self._declarations) for name in self.hosts]
         return next((problem for one in self._as_they_come(asked) if (problem := self._answer(one)) is not None), None)
 
@@ -226,10 +250,16 @@ class HostsExecutor:
         return ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == host)
 
     def _silent(self, host: str) -> list[str]:
-        """Whom to name for a process that does not answer: its ranks that are in a call; where none is, the process and who lives there now."""
+        """Whom to name for a process that does not answer: its ranks that are in a call; where none is, the process and
+        who lives there now.
+        """
         loop = self.driver_host.loop
         assert loop is not None
-        there = [f"{w}[{r}]" for (w, r), h in self.place.items() if h == host and (w not in self.layout.graph.workers or r in loop.members.present(w))]
+        there = [
+            f"{w}[{r}]"
+            for (w, r), h in self.place.items()
+            if h == host and (w not in self.layout.graph.workers or r in loop.members.present(w))
+        ]
         return loop.ranks_in_calls(host) or [f"{host} ({', '.join(there)})"]
 
     def stop(self) -> Ended:
@@ -261,7 +291,9 @@ class HostsExecutor:
                 if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
                     ended.late += self._silent(name)
                 elif isinstance(error, ExecutorError):  # it has ended its workers; only how they ended is lost
-                    logging.getLogger("rlinf_lab").warning("%s What its workers raised when they were closed is not known.", error)
+                    logging.getLogger("rlinf_lab").warning(
+                        "%s What its workers raised when they were closed is not known.", error
+                    )
                     answered.add(name)
                 continue  # it has died, or does not answer: it is killed below
             ended.late += theirs.late
@@ -279,7 +311,9 @@ class HostsExecutor:
             self._listener.close()
 
     def _wait_for_death(self) -> None:
-        """Of the processes of this node: they are gone when `stop` returns. One that has not ended by `DEATH_SECONDS` is killed."""
+        """Of the processes of this node: they are gone when `stop` returns. One that has not ended by `DEATH_SECONDS`
+        is killed.
+        """
         here = [self._pids[name] for name, link in self._links.items() if link.transport == "unix"]
         deadline = time.monotonic() + DEATH_SECONDS
         while (left := [pid for pid in here if _runs(pid)]) and time.monotonic() < deadline:
@@ -294,7 +328,9 @@ class HostsExecutor:
         if link is None:
             if self.driver_host.stopping:
                 return
-            raise ExecutorError(f"Host {host!r} is not connected: the executor was not started. Next: executor.start() first.")
+            raise ExecutorError(
+                f"Host {host!r} is not connected: the executor was not started. Next: executor.start() first."
+            )
         link.gather(message)
 
     def _sent(self) -> None:
@@ -376,7 +412,9 @@ class HostsExecutor:
             return [*self.driver_host.transports(), *(row for rows in self._transports.values() for row in rows)]
 
     def _device_names(self, host: str) -> list[str]:
-        return sorted({d for (w, r), h in self.place.items() if h == host and w != DRIVER for d in self.layout.device_names(w, r)})
+        return sorted(
+            {d for (w, r), h in self.place.items() if h == host and w != DRIVER for d in self.layout.device_names(w, r)}
+        )
 
     def __repr__(self) -> str:
         hosts = ", ".join(f"{h} on {self._device_names(h)}" for h in self.hosts)
@@ -392,18 +430,26 @@ def _runs(pid: int) -> bool:
 
 
 def ship(declarations: dict[str, Declaration]) -> bytes:
-    """Worker classes and their arguments, by value where they come from a notebook. `WorkflowError` names what cannot travel."""
+    """Worker classes and their arguments, by value where they come from a notebook. `WorkflowError` names what cannot
+    travel.
+    """
     try:
         return cloudpickle.dumps(declarations)
     except Exception:
         for name, declaration in declarations.items():
-            parts = {"the class": declaration.cls, **{f"argument {i}": a for i, a in enumerate(declaration.args)}, **declaration.kwargs}
+            parts = {
+                "the class": declaration.cls,
+                **{f"argument {i}": a for i, a in enumerate(declaration.args)},
+                **declaration.kwargs,
+            }
             for part, value in parts.items():
                 try:
                     cloudpickle.dumps(value)
                 except Exception as error:
                     raise WorkflowError(
-                        f"Worker {name!r} ({declaration.class_name}) cannot be sent to another process: {part} = {value!r} does not "
-                        f"pickle ({type(error).__name__}: {error}). Next: pass plain values and open files, locks or connections in setup()."
+                        f"Worker {name!r} ({declaration.class_name}) cannot be sent to another process: {part} = "
+                        f"{value!r} does not "
+                        f"pickle ({type(error).__name__}: {error}). Next: pass plain values and open files, locks or "
+                        "connections in setup()."
                     ) from error
         raise

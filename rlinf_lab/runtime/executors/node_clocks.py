@@ -1,7 +1,8 @@
-"""The clocks of hosts on other nodes: they are asked at the start and from then on twice a second, and what they recorded is put on ours.
+"""The clocks of hosts on other nodes: they are asked at the start and from then on twice a second, and what they
+recorded is put on ours.
 
-A question goes over the host's link and is answered by the thread that reads it, beside whatever the workers do; a late answer makes a
-wide interval, which does no harm (see `rlinf_lab.timeline.record.clock_offset`).
+A question goes over the host's link and is answered by the thread that reads it, beside whatever the workers do; a late
+answer makes a wide interval, which does no harm (see `rlinf_lab.timeline.record.clock_offset`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ AT_ONCE = 8  # round trips at the start, one after another: the fastest of them 
 
 
 class NodeClocks:
-    """``ask(host, asked_ns)`` sends a question; its answer comes to `heard`. Hosts that were not added have our clock. Thread-safe."""
+    """``ask(host, asked_ns)`` sends a question; its answer comes to `heard`. Hosts that were not added have our clock.
+    Thread-safe.
+    """
 
     def __init__(self, now_ns: Callable[[], int], ask: Callable[[str, int], None]) -> None:
         self._now_ns, self._ask = now_ns, ask

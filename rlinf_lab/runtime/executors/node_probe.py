@@ -1,4 +1,6 @@
-"""What is true of a node of a cluster, asked there: versions, memory, whether workers can be made, who can reach whom."""
+"""What is true of a node of a cluster, asked there: versions, memory, whether workers can be made, who can
+reach whom.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ SECONDS = 5.0  # to open a connection
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """``versions``: of packages, None where one is missing. ``memory_gib``: free host memory. ``gpu_gib``: free on each GPU.
+    """``versions``: of packages, None where one is missing. ``memory_gib``: free host memory. ``gpu_gib``: free on each
+    GPU.
 
     ``problems``: by worker, why it cannot be unpickled there. ``shared_memory``: memory files can be made.
     """
@@ -35,7 +38,9 @@ class NodeFacts:
 
 
 def facts_here(packed: Mapping[str, Packed] | None = None, path: Sequence[str] = ()) -> NodeFacts:
-    """Of the machine and process that asks. ``packed``: declarations of workers to unpickle; ``path``: the driver's, which hosts get too."""
+    """Of the machine and process that asks. ``packed``: declarations of workers to unpickle; ``path``: the driver's,
+    which hosts get too.
+    """
     import psutil
 
     sys.path += [entry for entry in path if entry not in sys.path]
@@ -51,7 +56,9 @@ def facts_here(packed: Mapping[str, Packed] | None = None, path: Sequence[str] =
             declaration.open()
         except Exception as error:  # whatever the module of the worker raises when it is imported
             problems[worker] = f"{type(error).__name__}: {said(error)}".splitlines()[0]
-    return NodeFacts(versions, psutil.virtual_memory().available / 2**30, _free_gpu_gib(), problems, hasattr(os, "memfd_create"))
+    return NodeFacts(
+        versions, psutil.virtual_memory().available / 2**30, _free_gpu_gib(), problems, hasattr(os, "memfd_create")
+    )
 
 
 def _free_gpu_gib() -> tuple[float, ...]:
@@ -61,7 +68,8 @@ def _free_gpu_gib() -> tuple[float, ...]:
         return ()
     import pynvml
 
-    # Heeding CUDA_VISIBLE_DEVICES would need a CUDA context; with it, a device's memory is left to the profile's figure.
+    # Heeding CUDA_VISIBLE_DEVICES would need a CUDA context; with it, a device's memory is left to the profile's
+    # figure.
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         return ()
     handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))

@@ -1,7 +1,9 @@
-"""What a run needs of each node of somebody else's Ray, reserved there as one placement group: all of it, or an error in seconds.
+"""What a run needs of each node of somebody else's Ray, reserved there as one placement group: all of it, or an error
+in seconds.
 
-A bundle for each node, pinned to it, so that the hosts of a node are together and no two nodes of the plan become one. The group has no name and belongs
-to this job, in the namespace of its own (`ray_start`): nobody else meets it, and it ends with the run, or with this process.
+A bundle for each node, pinned to it, so that the hosts of a node are together and no two nodes of the plan become one.
+The group has no name and belongs to this job, in the namespace of its own (`ray_start`): nobody else meets it, and it
+ends with the run, or with this process.
 """
 
 from __future__ import annotations
@@ -45,26 +47,34 @@ class Reservation:
         return cls({n: {k: v for k, v in of_node.items() if v} or SOMETHING for n, of_node in wanted.items()}, ids)
 
     def wait(self, stopped: Callable[[], bool], seconds: float = SECONDS) -> None:
-        """Reserve. `ExecutorError` names the nodes that do not give it within so many seconds; `Cancelled` when ``stopped()``."""
+        """Reserve. `ExecutorError` names the nodes that do not give it within so many seconds; `Cancelled` when
+        ``stopped()``.
+        """
         ray = load_ray()
 
         strategy = "STRICT_SPREAD" if len(self._order) > 1 else "STRICT_PACK"
         pinned = [{NODE: self._ids[number]} for number in self._order]
-        self._group = ray.util.placement_group([self.wanted[n] for n in self._order], strategy, bundle_label_selector=pinned)
+        self._group = ray.util.placement_group(
+            [self.wanted[n] for n in self._order], strategy, bundle_label_selector=pinned
+        )
         ready, deadline = self._group.ready(), time.monotonic() + seconds
         while not ray.wait([ready], timeout=0.1)[0]:
             if stopped():
                 raise Cancelled("The run was stopped while it waited for nodes.")
             if time.monotonic() > deadline:
                 raise ExecutorError(
-                    f"Ray could not reserve what the plan needs within {seconds:g} s: {'; '.join(self._lacking())}. Next: end what else runs there "
-                    f"(`ray status` shows it), a plan on other nodes, or emulate=True (cores are then shared, and not reserved)."
+                    f"Ray could not reserve what the plan needs within {seconds:g} s: {'; '.join(self._lacking())}. "
+                    "Next: end what else runs there "
+                    "(`ray status` shows it), a plan on other nodes, or emulate=True (cores are then shared, and not "
+                    "reserved)."
                 )
 
     def on(self, number: int) -> Any:
         """How Ray is told to put a host on a node."""
         strategies = load_ray().util.scheduling_strategies
-        return strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._order.index(number))
+        return strategies.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=self._order.index(number)
+        )
 
     def remove(self) -> None:
         """Give everything back; harmless when nothing is reserved."""
@@ -73,7 +83,9 @@ class Reservation:
             self._group = None
 
     def _lacking(self) -> list[str]:
-        """Of each node that has too little free: what is wanted and what there is. Of all nodes when they have had too little for a moment only."""
+        """Of each node that has too little free: what is wanted and what there is. Of all nodes when they have had too
+        little for a moment only.
+        """
         free, there = free_resources(), nodes()
         rows, short = [], []
         for number in self._order:

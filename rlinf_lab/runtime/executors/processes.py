@@ -1,6 +1,8 @@
-"""The processes executor: device hosts (`multi_process`) as plain child processes of this one. No Ray, one machine, set up in a second.
+"""The processes executor: device hosts (`multi_process`) as plain child processes of this one. No Ray, one machine, set
+up in a second.
 
-Children are started anew, not forked: threads, locks and CUDA do not survive a fork. Their death is noticed at once, and they end with this process.
+Children are started anew, not forked: threads, locks and CUDA do not survive a fork. Their death is noticed at once,
+and they end with this process.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from rlinf_lab.workflow.workflow import Workflow
 
 
 class ProcessExecutor(HostsExecutor):
-    """See the module's docstring. ``emulate``: the plan may have more CPU slots than this machine has cores; ``fillers``: work for the bubbles;
+    """See the module's docstring. ``emulate``: the plan may have more CPU slots than this machine has cores;
+    ``fillers``: work for the bubbles;
     ``between_gpus``: see `HostsExecutor`.
     """
 
@@ -33,7 +36,10 @@ class ProcessExecutor(HostsExecutor):
         super().__init__(flow, plan, emulate, fillers, absent, between_gpus)
         elsewhere = [d for d in plan.devices if Device.parse(d).node]
         if elsewhere:
-            raise PlanError(f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the processes executor has this machine only. Next: executor='ray'.")
+            raise PlanError(
+                f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the processes executor has this machine only. Next: "
+                "executor='ray'."
+            )
         refuse_missing(plan, emulate)
         self._children: dict[str, Child] = {}
 
@@ -43,12 +49,16 @@ class ProcessExecutor(HostsExecutor):
         if gpus:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             names = visible.split(",") if visible else None
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(i) if names is None else names[i] for i in (Device.parse(d).index for d in gpus))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+                str(i) if names is None else names[i] for i in (Device.parse(d).index for d in gpus)
+            )
         try:
             self._children[host] = Child(host, payload, environment)
         except OSError as error:
             who = f"host {host!r} ({self._members(host)})"
-            raise ExecutorError(f"The system gave no process for {who}: {error}. Next: fewer hosts, or higher limits.") from error
+            raise ExecutorError(
+                f"The system gave no process for {who}: {error}. Next: fewer hosts, or higher limits."
+            ) from error
 
     def _ask(self, host: str, method: str, *args: Any) -> Any:
         return host, self._children[host].ask(method, *args)
@@ -60,7 +70,9 @@ class ProcessExecutor(HostsExecutor):
             return future.result(seconds)
         except TimeoutError as error:
             who = f"Host {host!r} ({self._members(host)})"
-            raise ExecutorError(f"{who} has not answered within {seconds:g} s. Next: look at what else this machine is doing.") from error
+            raise ExecutorError(
+                f"{who} has not answered within {seconds:g} s. Next: look at what else this machine is doing."
+            ) from error
 
     def _as_they_come(self, asked: list[Any]) -> Iterator[Any]:
         of = {future: host for host, future in asked}
@@ -69,10 +81,18 @@ class ProcessExecutor(HostsExecutor):
     def _explained(self, error: BaseException) -> str | None:
         if not isinstance(error, ChildDied):
             return None
-        status = "" if error.status is None else f" with signal {-error.status}" if error.status < 0 else f" with status {error.status}"
+        status = (
+            ""
+            if error.status is None
+            else f" with signal {-error.status}"
+            if error.status < 0
+            else f" with status {error.status}"
+        )
         return (
-            f"Host {error.host!r} died while its workers were being set up{status} (killed, crashed, or out of memory); {self._members(error.host)} "
-            f"lived there. Next: try the worker's setup() under executor='local'; what the process said last is on standard error."
+            f"Host {error.host!r} died while its workers were being set up{status} (killed, crashed, or out of "
+            f"memory); {self._members(error.host)} "
+            "lived there. Next: try the worker's setup() under executor='local'; what the process said last is on "
+            "standard error."
         )
 
     def _reachable(self) -> list[str]:

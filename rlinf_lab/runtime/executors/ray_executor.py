@@ -2,13 +2,16 @@
 
 Ray makes the processes, finds their nodes and cleans up after crashes. It is asked nothing per call or item.
 
-A Ray that was already initialised here, or one named by ``address`` or ``RAY_ADDRESS``, is used and left running. Otherwise a private
-one is started; it stays warm for the next run of this process and ends with `shutdown` or with the process.
+A Ray that was already initialised here, or one named by ``address`` or ``RAY_ADDRESS``, is used and left running.
+Otherwise a private one is started; it stays warm for the next run of this process and ends with `shutdown` or with the
+process.
 
-A device's name says its node (`planning.plan.device`), and the host is put there; a node that has not joined yet is waited for.
+A device's name says its node (`planning.plan.device`), and the host is put there; a node that has not joined yet is
+waited for.
 
-On a Ray of others what the plan needs of each node is reserved first (`placement_group`). A host of CPU devices itself asks Ray for no CPUs: it is
-pinned to its cores. A host with k GPUs asks for k, and Ray chooses which: the plan's numbers tell GPUs apart, they are not those of `nvidia-smi`.
+On a Ray of others what the plan needs of each node is reserved first (`placement_group`). A host of CPU devices itself
+asks Ray for no CPUs: it is pinned to its cores. A host with k GPUs asks for k, and Ray chooses which: the plan's
+numbers tell GPUs apart, they are not those of `nvidia-smi`.
 """
 
 from __future__ import annotations
@@ -43,15 +46,17 @@ BETWEEN_NODES = ("stream", "object_store", "gloo", "ray")
 class RayExecutor(HostsExecutor):
     """See the module's docstring. ``address``: of an existing cluster, as Ray writes it.
 
-    ``emulate``: the plan may have more CPU slots than a node has cores. ``fillers``: work for the bubbles. ``between_nodes``: ``"stream"`` (TCP from host to
-    host), or what carries arrays of a MiB and more: Ray's ``"object_store"``, or torch's ``"gloo"``. ``"ray"``: the stream goes
-    through Ray as well, as it does by itself where no TCP connection can be opened. ``between_gpus``: see `HostsExecutor`.
+    ``emulate``: the plan may have more CPU slots than a node has cores. ``fillers``: work for the bubbles.
+    ``between_nodes``: ``"stream"`` (TCP from host to host), or what carries arrays of a MiB and more: Ray's
+    ``"object_store"``, or torch's ``"gloo"``. ``"ray"``: the stream goes through Ray as well, as it does by itself
+    where no TCP connection can be opened. ``between_gpus``: see `HostsExecutor`.
     """
 
     _process_seconds = 120.0  # a cluster may have to start a node
 
     def __init__(
-        self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False, fillers: Sequence[Filler] = (),
+        self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False,
+        fillers: Sequence[Filler] = (),
         absent: Mapping[str, Sequence[int]] | None = None, between_nodes: str = "stream", between_gpus: str = "ipc",
     ) -> None:  # fmt: skip
         check_address(address)
@@ -69,7 +74,8 @@ class RayExecutor(HostsExecutor):
         used = sorted({d for host in self.hosts for d in self._device_names(host)})
         if is_private() and (far := [d for d in used if Device.parse(d).node]):  # nobody can join it
             raise PlanError(
-                f"The plan uses {', '.join(far)}, and the Ray of this run is a private one of this process, with one node. Next: the address= of a cluster "
+                f"The plan uses {', '.join(far)}, and the Ray of this run is a private one of this process, with one "
+                "node. Next: the address= of a cluster "
                 f"(after rlinf_lab.shutdown(), if a private one is up), or a plan on lab.devices()."
             )
         self._nodes = wait_for_nodes(used, lambda: self.driver_host.stopping, emulate=self._emulate)
@@ -84,7 +90,11 @@ class RayExecutor(HostsExecutor):
         return is_private()
 
     def _ways(self) -> Ways:
-        return super()._ways()._replace(between_nodes=self._between_nodes, ray_node=str(load_ray().get_runtime_context().get_node_id()))
+        return (
+            super()
+            ._ways()
+            ._replace(between_nodes=self._between_nodes, ray_node=str(load_ray().get_runtime_context().get_node_id()))
+        )
 
     def _launch(self, host: str, payload: bytes) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -115,7 +125,8 @@ class RayExecutor(HostsExecutor):
             if self.driver_host.stopping:
                 raise
             raise ExecutorError(
-                f"Ray gave no process for host {host!r} ({', '.join(self._device_names(host))}) within {seconds:g} s. Free now: "
+                f"Ray gave no process for host {host!r} ({', '.join(self._device_names(host))}) within {seconds:g} s. "
+                "Free now: "
                 f"{ray.available_resources()}. Next: stop what else runs on this Ray, or give it more nodes."
             ) from error
 
@@ -134,14 +145,28 @@ class RayExecutor(HostsExecutor):
             if actor is not None and handle._actor_id.hex() == actor:
                 number = Device.node_of(self._device_names(name))
                 if is_private() and (why := why_private_is_gone()):
-                    return f"{why} {self._members(name)} of host {name!r} could not be set up. Next: rlinf_lab.shutdown(); the next run starts another."
+                    return (
+                        f"{why} {self._members(name)} of host {name!r} could not be set up. Next: "
+                        "rlinf_lab.shutdown(); the next run starts another."
+                    )
                 gone = why_gone(self._nodes[number]) if number else ""  # 0: this one
-                why, advice = (
-                    (gone, "look at that node's memory and logs; then a plan on lab.devices(address='auto'), where a node that joins has a new number")
-                    if gone else ("killed, crashed, or out of memory", "try the worker's setup() under executor='local'")
-                )  # fmt: skip
-                return f"Host {name!r} died while its workers were being set up ({why}); {self._members(name)} lived there. Next: {advice}. Ray says: {error}"
-        return f"Ray could not set up the device hosts: {error} Next: `ray status` tells which nodes there are and what is free; then run again."
+                why, advice = "killed, crashed, or out of memory", "try the worker's setup() under executor='local'"
+                if gone:
+                    why, advice = (
+                        gone,
+                        (
+                            "look at that node's memory and logs; then a plan on lab.devices(address='auto'), where a "
+                            "node that joins has a new number"
+                        ),
+                    )
+                return (
+                    f"Host {name!r} died while its workers were being set up ({why}); {self._members(name)} lived "
+                    f"there. Next: {advice}. Ray says: {error}"
+                )
+        return (
+            f"Ray could not set up the device hosts: {error} Next: `ray status` tells which nodes there are and what "
+            "is free; then run again."
+        )
 
     def _is_of_processes(self, error: BaseException) -> bool:
         return isinstance(error, load_ray().exceptions.RayError)
@@ -165,4 +190,6 @@ class RayExecutor(HostsExecutor):
 def check_between_nodes(way: object) -> None:
     """Raises `ConfigError` for what is no way between nodes."""
     if way not in BETWEEN_NODES:
-        raise ConfigError(f"between_nodes={shown(way)}: how items get to another node. Next: {' or '.join(map(repr, BETWEEN_NODES))}.")
+        raise ConfigError(
+            f"between_nodes={shown(way)}: how items get to another node. Next: {' or '.join(map(repr, BETWEEN_NODES))}."
+        )

@@ -23,10 +23,13 @@ class RayHost(DeviceHost):
     def _see_gpus(self) -> dict[str, str]:
         """Make the GPUs that Ray gave to this process the only visible ones.
 
-        Ray has set CUDA_VISIBLE_DEVICES already, unless the user told it not to (RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES).
+        Ray has set CUDA_VISIBLE_DEVICES already, unless the user told it not to
+        (RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES).
         """
         import ray
 
         if gpus_of(self._device_names()):
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(ray.get_runtime_context().get_accelerator_ids()["GPU"]))
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
+                sorted(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+            )
         return super()._see_gpus()

@@ -1,4 +1,6 @@
-"""The nodes of the Ray that this process uses, numbered: 0 is where the user's loop runs, the others count as they were first seen."""
+"""The nodes of the Ray that this process uses, numbered: 0 is where the user's loop runs, the others count as they were
+first seen.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def nodes() -> dict[int, Node]:
     """The living nodes, by number. A number is never used again."""
     context = load_ray().get_runtime_context()
     said = answer_of_ray(lambda ray, seconds: ray.get_all_node_info(timeout=seconds))
-    living = {key.hex(): Node(key.hex(), node.node_manager_address, dict(node.resources_total)) for key, node in said.items() if node.state == ALIVE}
+    living = {
+        key.hex(): Node(key.hex(), node.node_manager_address, dict(node.resources_total))
+        for key, node in said.items()
+        if node.state == ALIVE
+    }
     with _LOCK:
         seen = _SEEN.setdefault(context.gcs_address, [context.get_node_id()])
         seen += sorted(set(living) - set(seen), key=lambda n: (living[n].address, n))
@@ -48,11 +54,14 @@ def nodes() -> dict[int, Node]:
 
 
 def why_gone(node: str) -> str:
-    """How a node (Ray's id) was lost; "" where Ray runs there. Asks the node itself: Ray notices the death of one some ten seconds later than that of a
-    process on it, and those of a node do not die at the same moment."""
+    """How a node (Ray's id) was lost; "" where Ray runs there. Asks the node itself: Ray notices the death of one some
+    ten seconds later than that of a process on it, and those of a node do not die at the same moment."""
     for wait in DYING_SECONDS:
         time.sleep(wait)
-        found = {key.hex(): info for key, info in answer_of_ray(lambda ray, seconds: ray.get_all_node_info(timeout=seconds)).items()}.get(node)
+        found = {
+            key.hex(): info
+            for key, info in answer_of_ray(lambda ray, seconds: ray.get_all_node_info(timeout=seconds)).items()
+        }.get(node)
         if found is None or found.state != ALIVE:
             return "its node has died, or left the cluster"
         try:
@@ -74,26 +83,31 @@ def free_resources() -> dict[str, Mapping[str, float]]:
 
 
 def answer_of_ray(question: Callable[[Any, float], T]) -> T:
-    """What Ray's control service says to a question, which gets its client and the seconds it may take; `ExecutorError` when it says nothing, or is gone.
+    """What Ray's control service says to a question, which gets its client and the seconds it may take; `ExecutorError`
+    when it says nothing, or is gone.
 
-    Ray's public functions wait for ever, inside C++ where no interrupt reaches them, and each has a connection of its own: a thread that is left in one
-    ends the whole process a minute after that Ray has stopped. An answer can get lost on a busy machine (seen: one that came with the next sign of life on
-    the connection, minutes later), so it is asked again.
+    Ray's public functions wait for ever, inside C++ where no interrupt reaches them, and each has a connection of its
+    own: a thread that is left in one ends the whole process a minute after that Ray has stopped. An answer can get lost
+    on a busy machine (seen: one that came with the next sign of life on the connection, minutes later), so it is asked
+    again.
     """
     ray = load_ray()
     client, address, said = ray._private.worker.global_worker.gcs_client, ray.get_runtime_context().gcs_address, ""
     for seconds in ANSWER_SECONDS:
         _refuse_when_gone(address)
         task = Task(partial(question, client, seconds))
-        threading.Thread(target=task.perform, name="question to ray", daemon=True).start()  # aside: an interrupt is heard meanwhile
+        # aside: an interrupt is heard meanwhile
+        threading.Thread(target=task.perform, name="question to ray", daemon=True).start()
         try:
             return task.result()
         except ray.exceptions.RpcError as error:
             said = str(error)
     times = ", ".join(f"{seconds:g}" for seconds in ANSWER_SECONDS)
     raise ExecutorError(
-        f"The Ray at {address!r} did not answer {len(ANSWER_SECONDS)} times within {times} s ({said}): its control service "
-        f"(gcs_server{_state_of_service(address)}) is stopped, or its node is overloaded. Next: `ray status --address={address}`; rlinf_lab.shutdown() ends a "
+        f"The Ray at {address!r} did not answer {len(ANSWER_SECONDS)} times within {times} s ({said}): its control "
+        "service "
+        f"(gcs_server{_state_of_service(address)}) is stopped, or its node is overloaded. Next: `ray status "
+        f"--address={address}`; rlinf_lab.shutdown() ends a "
         f"private one, and the next run starts another."
     )
 
@@ -105,19 +119,24 @@ def _state_of_service(address: str) -> str:
     port = int(address.rsplit(":", 1)[1])
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().children(recursive=True):
-            if "gcs_server" in process.name() and any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp")):
+            if "gcs_server" in process.name() and any(
+                c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp")
+            ):
                 return f", process {process.pid}, which is {process.status()}"
     return ""
 
 
 def _refuse_when_gone(address: str) -> None:
-    """Where nobody listens any more, waiting is of no use: a minute after its service has gone Ray ends the processes that use it."""
+    """Where nobody listens any more, waiting is of no use: a minute after its service has gone Ray ends the processes
+    that use it.
+    """
     host, port = address.rsplit(":", 1)
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
     except ConnectionRefusedError as error:
         raise ExecutorError(
-            f"The Ray at {address!r} is gone: its control service (gcs_server) does not run any more, and Ray ends this process within a minute. Next: "
+            f"The Ray at {address!r} is gone: its control service (gcs_server) does not run any more, and Ray ends "
+            "this process within a minute. Next: "
             f"rlinf_lab.shutdown() (ray.shutdown() for a Ray of yours) at once; the next run starts another."
         ) from error
     except OSError:  # anything else the question itself will tell
@@ -125,13 +144,15 @@ def _refuse_when_gone(address: str) -> None:
 
 
 def devices(kind: str | None = None, address: str | None = None) -> list[str]:
-    """The devices of this machine that this process can use: its GPUs if there are any (``kind="cuda"``), else one for each core (``"cpu"``).
+    """The devices of this machine that this process can use: its GPUs if there are any (``kind="cuda"``), else one for
+    each core (``"cpu"``).
 
-    ``address``: of a Ray cluster, as Ray writes it (``"auto"``: the one that runs here); then the devices of all its nodes, those of others
-    as ``node1/cuda:0`` and so on.
+    ``address``: of a Ray cluster, as Ray writes it (``"auto"``: the one that runs here); then the devices of all its
+    nodes, those of others as ``node1/cuda:0`` and so on.
 
-    A GPU counts when torch can compute on it: not with a build of torch for CPUs, nor where CUDA_VISIBLE_DEVICES hides it. ``cuda:i`` is
-    the i-th of those, as torch names them. Raises `PlanError` when ``kind="cuda"`` and there is none, with the reason.
+    A GPU counts when torch can compute on it: not with a build of torch for CPUs, nor where CUDA_VISIBLE_DEVICES hides
+    it. ``cuda:i`` is the i-th of those, as torch names them. Raises `PlanError` when ``kind="cuda"`` and there is none,
+    with the reason.
     """
     if address is None:
         return devices_here(kind)
@@ -153,11 +174,14 @@ def _of_all_nodes(here: Sequence[str], kind: str | None) -> list[str]:
     return [str(d) for d in found if d.kind == best]
 
 
-def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds: float = JOIN_SECONDS, *, emulate: bool = False) -> dict[int, str]:
+def wait_for_nodes(
+    devices: Sequence[str], stopped: Callable[[], bool], seconds: float = JOIN_SECONDS, *, emulate: bool = False
+) -> dict[int, str]:
     """Node ids of the nodes that these devices are on; waits for those that have not joined yet.
 
-    Raises `PlanError` when they do not come in time (at once for one that was here and has gone: its number is never used again), or have fewer GPUs or
-    cores than the devices say (``emulate``: cores may be fewer); `Cancelled` when ``stopped()``.
+    Raises `PlanError` when they do not come in time (at once for one that was here and has gone: its number is never
+    used again), or have fewer GPUs or cores than the devices say (``emulate``: cores may be fewer); `Cancelled` when
+    ``stopped()``.
     """
     wanted = {0, *(Device.parse(name).node for name in devices)}
     began = time.monotonic()
@@ -175,7 +199,10 @@ def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds:
         if not told and time.monotonic() > began + TOLD_AFTER_SECONDS:
             told = True
             logging.getLogger("rlinf_lab").warning(
-                "Waiting up to %g s for a node that is not there yet: the plan uses %s, and this Ray has %s.", seconds, ", ".join(lacking), _counted(found)
+                "Waiting up to %g s for a node that is not there yet: the plan uses %s, and this Ray has %s.",
+                seconds,
+                ", ".join(lacking),
+                _counted(found),
             )
         time.sleep(0.1)
     for number in sorted(wanted):
@@ -195,7 +222,8 @@ def _refuse_gone(lacking: Sequence[str], living: Mapping[int, Node]) -> None:
     if gone := [d for d in lacking if Device.parse(d).node < given]:
         there = ", ".join(f"node{number}" if number else "this one" for number in sorted(living))
         raise PlanError(
-            f"The plan uses {', '.join(gone)}, and that node has left the cluster or died; a node that joins has a new number. There are now: {there}. "
+            f"The plan uses {', '.join(gone)}, and that node has left the cluster or died; a node that joins has a new "
+            f"number. There are now: {there}. "
             f"Next: a plan on lab.devices(address='auto')."
         )
 

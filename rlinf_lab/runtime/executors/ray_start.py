@@ -20,7 +20,10 @@ _RAY = threading.RLock()  # Ray is initialised by one thread at a time: runs sta
 def check_address(address: object) -> None:
     """Raises `ConfigError` for what cannot be the address of a cluster."""
     if address is not None and (not isinstance(address, str) or not address):
-        raise ConfigError(f"address={shown(address)}: of a Ray cluster. Next: 'auto' (the one that runs here), 'host:port', or None (a private Ray).")
+        raise ConfigError(
+            f"address={shown(address)}: of a Ray cluster. Next: 'auto' (the one that runs here), 'host:port', or None "
+            "(a private Ray)."
+        )
 
 
 def ensure_ray(address: str | None) -> None:
@@ -31,16 +34,28 @@ def ensure_ray(address: str | None) -> None:
         if ray.is_initialized():
             if address is not None:
                 current, mine = ray.get_runtime_context().gcs_address, is_private()
-                if address != current and (mine or address != "auto"):  # "auto" means a cluster, which a private Ray is not
-                    ours, end = (", a private Ray of earlier runs", "rlinf_lab.shutdown()") if mine else ("", "ray.shutdown()")
-                    raise ExecutorError(f"Ray is already initialised here with {current!r}{ours}, not {address!r}. Next: {end} first.")
+                # "auto" means a cluster, which a private Ray is not
+                if address != current and (mine or address != "auto"):
+                    ours, end = (
+                        (", a private Ray of earlier runs", "rlinf_lab.shutdown()") if mine else ("", "ray.shutdown()")
+                    )
+                    raise ExecutorError(
+                        f"Ray is already initialised here with {current!r}{ours}, not {address!r}. Next: {end} first."
+                    )
             if is_private() and (gone := why_private_is_gone()):
                 raise ExecutorError(f"{gone} Next: rlinf_lab.shutdown(); the next run starts another.")
             return
         named = address or os.environ.get("RAY_ADDRESS")
         if named:
             # Aside: on the main thread Ray would leave a signal handler.
-            aside(lambda: ray.init(address=named, namespace=f"rlinf_lab-{os.getpid()}", log_to_driver=False, logging_level=logging.ERROR))
+            aside(
+                lambda: ray.init(
+                    address=named,
+                    namespace=f"rlinf_lab-{os.getpid()}",
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+            )
             return
         global _PRIVATE
         if _PRIVATE is not None:  # somebody has shut it down, or its start was interrupted
@@ -55,22 +70,30 @@ def is_private() -> bool:
 
 
 def has_one_thread_each() -> bool:
-    """Whether actors of this Ray compute in one thread unless told otherwise: then they need no environment of their own.
+    """Whether actors of this Ray compute in one thread unless told otherwise: then they need no environment of their
+    own.
 
-    For such a one Ray starts a process that imports Ray and then another that imports it again, and lets those lie idle that it has started before.
+    For such a one Ray starts a process that imports Ray and then another that imports it again, and lets those lie idle
+    that it has started before.
     """
-    return is_private() and _PRIVATE is not None and _PRIVATE.threads in (None, "1")  # not set, Ray sets 1 in an actor without CPUs
+    # not set, Ray sets 1 in an actor without CPUs
+    return is_private() and _PRIVATE is not None and _PRIVATE.threads in (None, "1")
 
 
 def why_private_is_gone() -> str:
     """What has died of the private Ray without which it starts no processes; "" where it lives."""
     dead = {kind: process.pid for kind, process in load_ray()._private.worker._global_node.dead_processes()}
-    return f"The private Ray of this process is gone: its raylet (process {dead['raylet']}) was killed or has crashed." if "raylet" in dead else ""
+    return (
+        f"The private Ray of this process is gone: its raylet (process {dead['raylet']}) was killed or has crashed."
+        if "raylet" in dead
+        else ""
+    )
 
 
 class PrivateRay:
-    """A Ray of our own. It is started by a thread of its own that lives as long as it: the kernel ends Ray's processes with
-    the *thread* that started them, and the thread of a run is gone after the run. (No signal handler is installed off the main thread.)
+    """A Ray of our own. It is started by a thread of its own that lives as long as it: the kernel ends Ray's processes
+    with the *thread* that started them, and the thread of a run is gone after the run. (No signal handler is installed
+    off the main thread.)
     """
 
     def __init__(self) -> None:
@@ -86,7 +109,9 @@ class PrivateRay:
         """Until it runs. Raises `ExecutorError` when it cannot be started."""
         self._ready.wait()
         if self._error is not None:
-            raise ExecutorError(f"A private Ray could not be started: {self._error}. Next: rlinf-lab doctor.") from self._error
+            raise ExecutorError(
+                f"A private Ray could not be started: {self._error}. Next: rlinf-lab doctor."
+            ) from self._error
 
     def is_current(self) -> bool:
         """False as well after somebody has shut it down and initialised another one."""
@@ -122,7 +147,9 @@ class PrivateRay:
 
 
 def _begotten_by_raylet() -> list[Any]:
-    """Processes that Ray does not know by itself: the raylet has started them, and ends them if it is ended in good order."""
+    """Processes that Ray does not know by itself: the raylet has started them, and ends them if it is ended in good
+    order.
+    """
     import psutil
 
     found: list[Any] = []

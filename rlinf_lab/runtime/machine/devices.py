@@ -18,7 +18,9 @@ def devices_here(kind: str | None = None) -> list[str]:
         raise UnknownNameError.of("kind of device", kind, ["cpu", "cuda"])
     found = Gpus(0) if kind == "cpu" else gpus()
     if kind == "cuda" and not found.usable:
-        raise PlanError(f"devices(kind='cuda'): {found.problem}. Next: {f'{found.mend}, or ' * bool(found.mend)}devices('cpu').")
+        raise PlanError(
+            f"devices(kind='cuda'): {found.problem}. Next: {f'{found.mend}, or ' * bool(found.mend)}devices('cpu')."
+        )
     return [f"cuda:{i}" for i in range(found.usable)] or [f"cpu:{i}" for i in range(len(cores()))]
 
 
@@ -30,17 +32,23 @@ def cores() -> list[int]:
 
 
 def refuse_missing(plan: ExecutionPlan, emulate: bool, kinds: Sequence[str] = ("cpu", "cuda")) -> None:
-    """Raises `PlanError` for a device of this node that is not there. ``emulate``: CPU slots beyond the cores are meant, they share the cores."""
+    """Raises `PlanError` for a device of this node that is not there. ``emulate``: CPU slots beyond the cores are
+    meant, they share the cores.
+    """
     here = [d for d in map(Device.parse, plan.devices) if not d.node and d.kind in kinds]
     wanted = [d for d in here if d.kind == "cpu" and not emulate and d.index >= len(cores())]
-    missing, advice = [str(d) for d in wanted], ", or emulate=True: then several CPU slots share a core, and what is measured is not that of so many cores"
+    missing, advice = (
+        [str(d) for d in wanted],
+        ", or emulate=True: then several CPU slots share a core, and what is measured is not that of so many cores",
+    )
     if not missing and any(d.kind == "cuda" for d in here):
         found = gpus()
         missing = [str(d) for d in here if d.kind == "cuda" and d.index >= found.usable]
         advice = f" ({found.problem})" if found.problem else ""
     if missing:
         raise PlanError(
-            f"Plan {plan.name!r} uses {', '.join(missing)}, which this machine does not have; lab.devices() is {_listed(devices_here())}. "
+            f"Plan {plan.name!r} uses {', '.join(missing)}, which this machine does not have; lab.devices() is "
+            f"{_listed(devices_here())}. "
             f"Next: a plan on these{advice}."
         )
 
@@ -75,11 +83,19 @@ def gpus() -> Gpus:
 
     found = f"the driver has {present} GPU{'s' * (present > 1)}"
     if torch.version.cuda is None:
-        return Gpus(0, f"{found}, but torch {torch.__version__} is built for CPUs only", "install a torch built for CUDA (pytorch.org says how)")
+        return Gpus(
+            0,
+            f"{found}, but torch {torch.__version__} is built for CPUs only",
+            "install a torch built for CUDA (pytorch.org says how)",
+        )
     count = torch.cuda.device_count()  # asks the driver's library too, and reads CUDA_VISIBLE_DEVICES as CUDA does
     if count == present:
         return Gpus(count)
-    return Gpus(count, f"{found}, and CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} leaves {count} visible", "unset CUDA_VISIBLE_DEVICES")
+    return Gpus(
+        count,
+        f"{found}, and CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} leaves {count} visible",
+        "unset CUDA_VISIBLE_DEVICES",
+    )
 
 
 def torch_device(names: Sequence[str]) -> str:
@@ -89,7 +105,9 @@ def torch_device(names: Sequence[str]) -> str:
 
 
 def use_device(device: str) -> None:
-    """Of a rank's own thread: what names no GPU (``.cuda()``, NCCL, a tensor that comes in a message) goes to its own one of several."""
+    """Of a rank's own thread: what names no GPU (``.cuda()``, NCCL, a tensor that comes in a message) goes to its own
+    one of several.
+    """
     number = device.removeprefix("cuda:")
     if number == device or number == "0":  # which is the current one of every thread
         return
@@ -100,7 +118,9 @@ def use_device(device: str) -> None:
 
 
 def finish_work(device: str) -> None:
-    """Wait until a GPU has done what a call has given to it: only then the call is over, and its devices may be somebody else's."""
+    """Wait until a GPU has done what a call has given to it: only then the call is over, and its devices may be
+    somebody else's.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and device.startswith("cuda"):
         torch.cuda.synchronize(device)

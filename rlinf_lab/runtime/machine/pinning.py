@@ -1,8 +1,9 @@
 """Which cores the plan's CPU devices stand for, and what stays on them.
 
-A host of its own process stays on those of its devices. The workers of a fused cell take turns on one device: while they do, their threads stay
-on its core. Left to itself the kernel wakes each on a core that idles, for nothing but to let another one idle: its caches are cold, and where cores are
-virtual, waking one takes 50 us. (Steps of 0.6 ms, 2 cores of an AMD EPYC: 0.7 of the rate of plain calls before, 0.9 with it.)
+A host of its own process stays on those of its devices. The workers of a fused cell take turns on one device: while
+they do, their threads stay on its core. Left to itself the kernel wakes each on a core that idles, for nothing but to
+let another one idle: its caches are cold, and where cores are virtual, waking one takes 50 us. (Steps of 0.6 ms, 2
+cores of an AMD EPYC: 0.7 of the rate of plain calls before, 0.9 with it.)
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def cores_of(devices: Iterable[str], available: Sequence[int]) -> set[int]:
 
 def has_own_cores(layout: Layout, place: Mapping[tuple[str, int], str], host: str, available: Sequence[int]) -> bool:
     """Whether this host has cores, and no other host of the plan computes on them."""
-    devices = {d for member, at in place.items() if at == host and member[0] != DRIVER for d in layout.device_names(*member)}
+    devices = {
+        d for member, at in place.items() if at == host and member[0] != DRIVER for d in layout.device_names(*member)
+    }
     node = Device.node_of(sorted(devices))
     others = {d for d in layout.plan.devices if Device.parse(d).node == node} - devices
     mine = cores_of(devices, available)

@@ -1,4 +1,6 @@
-"""How much cores slow each other down, measured: a copy of the work on each core alone, then on two at the same time, then on more, round after round."""
+"""How much cores slow each other down, measured: a copy of the work on each core alone, then on two at the same time,
+then on more, round after round.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,20 @@ class _Works(Worker):
         self.typical.do(REPEATS)
 
 
-def crowding(executor: str = "processes", devices: Sequence[str] | None = None, flow: Workflow | None = None, **options: Any) -> tuple[float, ...]:
-    """How many times longer the same work takes when 1, 2, 4 ... of the ``devices`` (default: all cores) are busy: a factor for each number of them.
+def crowding(
+    executor: str = "processes", devices: Sequence[str] | None = None, flow: Workflow | None = None, **options: Any
+) -> tuple[float, ...]:
+    """How many times longer the same work takes when 1, 2, 4 ... of the ``devices`` (default: all cores) are busy: a
+    factor for each number of them.
 
-    Two threads of one core slow each other down; so do caches and a shared clock budget. How much depends on the work: ``flow`` is the workflow whose
-    iterations are done, all of it on each device (default: some Python, small arrays and a small network, a second or two). Numbers between those
-    that are tried are interpolated. ``options``: of the executor. For ``lab.estimate(..., crowding=)``. Under ``"local"`` it is what threads of one
-    interpreter lose.
+    Two threads of one core slow each other down; so do caches and a shared clock budget. How much depends on the work:
+    ``flow`` is the workflow whose iterations are done, all of it on each device (default: some Python, small arrays and
+    a small network, a second or two). Numbers between those that are tried are interpolated. ``options``: of the
+    executor. For ``lab.estimate(..., crowding=)``. Under ``"local"`` it is what threads of one interpreter lose.
 
-    What works together is compared with the same copies alone in the same round, just before: a machine that others use, too, is faster in one second
-    than in the next by more than its cores slow each other down. See `Crowd` for rounds between other measurements.
+    What works together is compared with the same copies alone in the same round, just before: a machine that others
+    use, too, is faster in one second than in the next by more than its cores slow each other down. See `Crowd` for
+    rounds between other measurements.
 
     Raises `PlanError` without devices, and what the executor raises.
     """
@@ -58,25 +64,38 @@ def crowding(executor: str = "processes", devices: Sequence[str] | None = None, 
 
 
 class Crowd(Rounds):
-    """Copies of a workflow, one on each device, that work alone and together by turns. Arguments are those of `crowding`.
+    """Copies of a workflow, one on each device, that work alone and together by turns. Arguments are those of
+    `crowding`.
 
-    ``with Crowd(...) as crowd:`` and in it `round`, at least twice (the first one warms up); `factors` after it, when all that was recorded has come.
+    ``with Crowd(...) as crowd:`` and in it `round`, at least twice (the first one warms up); `factors` after it, when
+    all that was recorded has come.
     """
 
-    def __init__(self, executor: str = "processes", devices: Sequence[str] | None = None, flow: Workflow | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        executor: str = "processes",
+        devices: Sequence[str] | None = None,
+        flow: Workflow | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
         self.devices = tuple(devices) if devices is not None else tuple(f"cpu:{i}" for i in range(len(cores())))
         if not self.devices:
-            raise PlanError("crowding(devices=[]): at least one device. Next: crowding(), or crowding(devices=['cpu:0', 'cpu:1']).")
+            raise PlanError(
+                "crowding(devices=[]): at least one device. Next: crowding(), or crowding(devices=['cpu:0', 'cpu:1'])."
+            )
         n = len(self.devices)
         self._counts = sorted({1 << k for k in range(n.bit_length()) if 1 << k <= n} | {n})
         self._shifts = [*((i,) for i in range(n)), *(tuple(range(count)) for count in self._counts[1:])]
         self._flow, self._executor, self._options = _typical() if flow is None else flow, executor, options
-        self._steps: list[dict[int, int]] = [{} for _ in self.devices]  # of each copy, which step of all its iterations were
+        # of each copy, which step of all its iterations were
+        self._steps: list[dict[int, int]] = [{} for _ in self.devices]
 
     def _open(self, opening: ExitStack) -> None:
         plans = [ExecutionPlan.temporal(self._flow, [device]) for device in self.devices]
-        self._copies = [opening.enter_context(session(self._flow, plan, self._executor, **self._options)) for plan in plans]
+        self._copies = [
+            opening.enter_context(session(self._flow, plan, self._executor, **self._options)) for plan in plans
+        ]
         self._threads = opening.enter_context(ThreadPoolExecutor(len(plans)))
 
     def _do_round(self) -> None:
@@ -119,14 +138,22 @@ def _typical() -> Workflow:
 
 
 def _factors(spent: Mapping[tuple[int, int], float], shifts: Shifts) -> list[float]:
-    """For each number of copies that work together, how many times longer they take than alone in the same round: medians over rounds and copies.
+    """For each number of copies that work together, how many times longer they take than alone in the same round:
+    medians over rounds and copies.
 
-    ``spent``: seconds by (step, copy); steps are the shifts of a round, round after round, and the first round does not count.
+    ``spent``: seconds by (step, copy); steps are the shifts of a round, round after round, and the first round does not
+    count.
     """
     alone = {shift[0]: i for i, shift in enumerate(shifts) if len(shift) == 1}
     begins = range(len(shifts), max(i for i, _ in spent) + 1, len(shifts))
     together = [(i, shift) for i, shift in enumerate(shifts) if len(shift) > 1]
-    return [1.0, *(statistics.median(spent[b + i, r] / spent[b + alone[r], r] for b in begins for r in shift) for i, shift in together)]
+    return [
+        1.0,
+        *(
+            statistics.median(spent[b + i, r] / spent[b + alone[r], r] for b in begins for r in shift)
+            for i, shift in together
+        ),
+    ]
 
 
 def computed(timeline: Timeline) -> dict[int, float]:

@@ -1,11 +1,13 @@
-"""What a message between two hosts costs, measured: two workers answer each other, in threads and in processes by turns.
+"""What a message between two hosts costs, measured: two workers answer each other, in threads and in processes by
+turns.
 
     asks ── out ──> answers        in threads:    computing
       ^               │            in processes:  computing + computing for the messages + flights
       └──── back ─────┘
 
-Both compute a little between messages, as workers do (`typical`), so that caches are as cold as they are in a run and who waits has gone to sleep (a wait
-shorter than `lookout.AWAKE_NS` may be spent awake); a bare ping-pong would promise a third of the cost, products of one matrix six tenths of it.
+Both compute a little between messages, as workers do (`typical`), so that caches are as cold as they are in a run and
+who waits has gone to sleep (a wait shorter than `lookout.AWAKE_NS` may be spent awake); a bare ping-pong would promise
+a third of the cost, products of one matrix six tenths of it.
 """
 
 from __future__ import annotations
@@ -65,10 +67,14 @@ class _Answers(Worker):
             back.put(item)
 
 
-def message_costs(executor: str = "processes", devices: Sequence[str] | None = None, **options: Any) -> tuple[Message, ...]:
-    """Measure what a small message costs under an executor, a second or two for each transport. Empty for ``"local"``: nothing travels there.
+def message_costs(
+    executor: str = "processes", devices: Sequence[str] | None = None, **options: Any
+) -> tuple[Message, ...]:
+    """Measure what a small message costs under an executor, a second or two for each transport. Empty for ``"local"``:
+    nothing travels there.
 
-    ``devices``: the first one, and one for each transport of interest, such as ``["cpu:0", "cpu:1", "node1/cpu:0"]`` (default: two cores of this machine).
+    ``devices``: the first one, and one for each transport of interest, such as ``["cpu:0", "cpu:1", "node1/cpu:0"]``
+    (default: two cores of this machine).
     ``options``: of the executor. See `PingPong` for rounds between other measurements, which is steadier.
 
     Raises `PlanError` for fewer than two devices, and what the executor raises.
@@ -82,14 +88,18 @@ def message_costs(executor: str = "processes", devices: Sequence[str] | None = N
 class PingPong(Rounds):
     """Two workers that answer each other, in threads and in processes by turns. Arguments are those of `message_costs`.
 
-    ``with PingPong(...) as measuring:`` and in it `round`, at least twice (the first one warms up); `costs` after it, when all that was recorded has come.
+    ``with PingPong(...) as measuring:`` and in it `round`, at least twice (the first one warms up); `costs` after it,
+    when all that was recorded has come.
     """
 
     def __init__(self, executor: str = "processes", devices: Sequence[str] | None = None, **options: Any) -> None:
         super().__init__()
         here, *others = devices or ("cpu:0", f"cpu:{min(1, len(cores()) - 1)}")
         if executor != "local" and (not others or here in others):
-            raise PlanError(f"message_costs(devices={devices!r}): two different devices at least. Next: a machine with two cores, or devices of two nodes.")
+            raise PlanError(
+                f"message_costs(devices={devices!r}): two different devices at least. Next: a machine with two cores, "
+                "or devices of two nodes."
+            )
         self._executor, self._options = executor, options
         self._here, self._others = here, () if executor == "local" else tuple(others)
         self._sessions: list[ObservedSession] = []  # in threads, then by other device
@@ -108,7 +118,10 @@ class PingPong(Rounds):
         apart = {"asks": [0], "answers": [1]}
         plans = [ExecutionPlan.spatial(flow, [self._here, other], apart, micro_batch=1) for other in self._others]
         threads = [opening.enter_context(session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])))] if plans else []
-        self._sessions = [*threads, *(opening.enter_context(session(flow, plan, self._executor, **self._options)) for plan in plans)]
+        self._sessions = [
+            *threads,
+            *(opening.enter_context(session(flow, plan, self._executor, **self._options)) for plan in plans),
+        ]
 
     def _do_round(self) -> None:
         """A hundred messages each way in threads, then in processes."""
@@ -119,7 +132,9 @@ class PingPong(Rounds):
         self._numbers.append(numbers)
 
     def costs(self) -> tuple[Message, ...]:
-        """As `message_costs` returns them. Raises `PlanError` before the end of the block and for less than two rounds."""
+        """As `message_costs` returns them. Raises `PlanError` before the end of the block and for less than
+        two rounds.
+        """
         self._refuse_early("costs")
         if not self._sessions:
             return ()
@@ -135,7 +150,8 @@ def _measured(together: Mapping[int, float], processes: ObservedSession, numbers
     table = processes.timeline.iterations()
     elapsed = dict(zip(table["iteration"].tolist(), table["seconds"].tolist(), strict=True))
     edges = processes.transports()
-    transport = "unix" if (edges[edges["channel"] == "forth"]["transport"] == "unix").all() else "tcp"  # or through Ray: between nodes
+    # or through Ray: between nodes
+    transport = "unix" if (edges[edges["channel"] == "forth"]["transport"] == "unix").all() else "tcp"
     return _cost(transport, together, _by_round(computed(processes.timeline), numbers), _by_round(elapsed, numbers))
 
 
@@ -144,8 +160,12 @@ def _by_round(seconds: Mapping[int, float], numbers: Sequence[int]) -> dict[int,
     return {number: seconds[iteration] for number, iteration in enumerate(numbers)}
 
 
-def _cost(transport: str, together: Mapping[int, float], apart: Mapping[int, float], elapsed: Mapping[int, float]) -> Message:
-    """Seconds computed in threads and in processes, and seconds passed in processes, by round; the first one does not count."""
+def _cost(
+    transport: str, together: Mapping[int, float], apart: Mapping[int, float], elapsed: Mapping[int, float]
+) -> Message:
+    """Seconds computed in threads and in processes, and seconds passed in processes, by round; the first one does not
+    count.
+    """
     warm, hops = sorted(elapsed)[1:], 2 * ROUNDS
     computing = statistics.median(apart[i] - together[i] for i in warm) / hops
     under_way = statistics.median(elapsed[i] - apart[i] for i in warm) / hops

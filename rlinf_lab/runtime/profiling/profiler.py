@@ -1,4 +1,6 @@
-"""Measures the workers of a workflow: runs it under a few small plans, and each worker once by itself to see it come and go."""
+"""Measures the workers of a workflow: runs it under a few small plans, and each worker once by itself to see it come
+and go.
+"""
 
 from __future__ import annotations
 
@@ -59,17 +61,19 @@ def profile(
     path: str | Path | None = None,
     progress: bool = True,
 ) -> Profile:
-    """Measure what the workers cost: seconds at a few sizes and numbers of ranks, memory, switching, when outputs appear.
+    """Measure what the workers cost: seconds at a few sizes and numbers of ranks, memory, switching, when outputs
+    appear.
 
-    ``devices``: where (default: those of this machine); cores or GPUs. Workers that a GPU does not hold together are measured in turns. ``ranks``: for each
-    worker that may have several, which numbers to measure, such as ``{"simulator": [1, 2]}``; the others have one, and plans give them one. ``items`` of an
-    iteration: what the profile counts in (default: the
-    most that pass a channel; for environments give their number). ``inputs``: arguments of the iterations (the first one is repeated).
-    ``iterations``: measured ones; another one warms up. ``executor``: ``"ray"`` or ``"processes"`` where ranks shall not share this process (peaks of memory
-    are not measured then, `Profile.notes` says so). ``generators``: workers that generate
-    with continuous batching, and the longest response in tokens. ``path``: read this file if it is there, fresh, of this workflow (its
-    inputs, arguments and code too) and for what is asked, else say why not, measure and write it. A file without a fingerprint was written by
-    hand and is never written over.
+    ``devices``: where (default: those of this machine); cores or GPUs. Workers that a GPU does not hold together are
+    measured time-shared. ``ranks``: for each worker that may have several, which numbers to measure, such as
+    ``{"simulator": [1, 2]}``; the others have one, and plans give them one. ``items`` of an iteration: what the profile
+    counts in (default: the most that pass a channel; for environments give their number). ``inputs``: arguments of the
+    iterations (the first one is repeated).
+    ``iterations``: measured ones; another one warms up. ``executor``: ``"ray"`` or ``"processes"`` where ranks shall
+    not share this process (peaks of memory are not measured then, `Profile.notes` says so). ``generators``: workers
+    that generate with continuous batching, and the longest response in tokens. ``path``: read this file if it is there,
+    fresh, of this workflow (its inputs, arguments and code too) and for what is asked, else say why not, measure and
+    write it. A file without a fingerprint was written by hand and is never written over.
 
     Training state is not kept: every plan starts with new workers. Raises `PlanError` or a worker's own exception.
     """
@@ -80,7 +84,10 @@ def profile(
         if not why:
             return read
         if read.fingerprint is None:
-            raise PlanError(f"{path} was written by hand and is not what is asked for: {'; '.join(why)}. Next: another path, or edit that file.")
+            raise PlanError(
+                f"{path} was written by hand and is not what is asked for: {'; '.join(why)}. Next: another path, or "
+                "edit that file."
+            )
         tqdm.write(f"{path} is not what is asked for ({'; '.join(why)}): measuring again.")
     measuring = _Measuring(asked.flow, asked.devices, asked.ranks, asked.inputs, asked.iterations, asked.executor)
     found = measuring.profile(asked.items, asked.generators, progress)
@@ -100,7 +107,8 @@ class _Measuring:
     notes: list[str] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)  # names of plans under which a worker did
     one_by_one: bool = False  # whether what circulates in cells cannot come in batches
-    turns: dict[str, Any] = field(default_factory=dict)  # fields of plans under which workers that do not fit together take turns on a GPU
+    # fields of plans under which workers that do not fit together time-share on a GPU
+    turns: dict[str, Any] = field(default_factory=dict)
 
     def _fingerprint(self) -> Fingerprint:
         return replace(Fingerprint.here(_device_names(self.devices)), measured=subject(self.flow, self.inputs))
@@ -111,19 +119,29 @@ class _Measuring:
         counts = sorted({1, *(c for some in self.ranks.values() for c in some)})
         probes = list(graph.workers)
         gib = _device_memory(self.devices)
-        with tqdm(total=2 + len(counts) - 1 + bool(graph.cells) + len(probes), desc="profile", disable=not progress) as bar:
-            probed = {} if gib is None else {worker: self._probed(worker, bar) for worker in probes}  # of a GPU first: do all fit there together?
+        with tqdm(
+            total=2 + len(counts) - 1 + bool(graph.cells) + len(probes), desc="profile", disable=not progress
+        ) as bar:
+            # of a GPU first: do all fit there together?
+            probed = {} if gib is None else {worker: self._probed(worker, bar) for worker in probes}
             self.turns = _turns(probed, gib or 0.0)
             first = self._observe(self._plan("one rank", 1), bar, memory=True)
             runs = [first, *self._in_batches(first, bar)]
-            plans = [*(self._shared(first, count) for count in counts if count > 1), *([self._double(first)] if graph.cells else [])]
+            plans = [
+                *(self._shared(first, count) for count in counts if count > 1),
+                *([self._double(first)] if graph.cells else []),
+            ]
             runs += [self._try(plan, bar) for plan in plans]
             probed = probed or {worker: self._probed(worker, bar) for worker in probes}
         messages = self._messages()
-        self.notes += [f"{worker}: plans never let it leave its devices, for {p.stays}." for worker, p in probed.items() if p.stays]
+        self.notes += [
+            f"{worker}: plans never let it be offloaded, for {p.stays}." for worker, p in probed.items() if p.stays
+        ]
         memory = {worker: Memory(p.resident_gib) for worker, p in probed.items()} | self._held_together(probed)
         kept = {worker: m.resident_gib + m.shared_gib for worker, m in memory.items()}
-        seen = [replace(r, peaks={w: gib + kept.get(w, 0.0) for w, gib in r.peaks.items()}) for r in runs if r is not None]
+        seen = [
+            replace(r, peaks={w: gib + kept.get(w, 0.0) for w, gib in r.peaks.items()}) for r in runs if r is not None
+        ]
         switches = {worker: (p.onload_s, p.offload_s) for worker, p in probed.items()}
         found = fitted(
             seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, generators=generators,
@@ -139,17 +157,24 @@ class _Measuring:
     def _plan(self, name: str, count: int) -> ExecutionPlan:
         """Everything on the same devices, one after another: nobody computes beside somebody else."""
         ranks = {w: max((c for c in counts if c <= count), default=1) for w, counts in self.ranks.items()}
-        return ExecutionPlan.temporal(self.flow, self.devices[: max(1, *ranks.values(), 1) if ranks else 1], ranks, name=name, **self.turns)
+        return ExecutionPlan.temporal(
+            self.flow, self.devices[: max(1, *ranks.values(), 1) if ranks else 1], ranks, name=name, **self.turns
+        )
 
     def _in_batches(self, first: Observed, bar: tqdm) -> list[Observed | None]:
-        """Smaller batches between workers, and all that circulates in a cell in one: there the first run had single items."""
+        """Smaller batches between workers, and all that circulates in a cell in one: there the first run had single
+        items.
+        """
         smaller, at_once = self._smaller(first), self._together(first, self._plan("all that circulates at once", 1))
         if at_once is None:
             return [self._try(smaller, bar, memory=True)]
         bar.total += 1
         found = self._try(at_once, bar, memory=True)
         self.one_by_one = found is None
-        return [self._try(smaller if self.one_by_one else self._together(first, smaller) or smaller, bar, memory=True), found]
+        return [
+            self._try(smaller if self.one_by_one else self._together(first, smaller) or smaller, bar, memory=True),
+            found,
+        ]
 
     def _smaller(self, first: Observed) -> ExecutionPlan:
         return self._cut(self._plan("smaller batches", 1), first, lambda consumer: SMALLER)
@@ -161,8 +186,8 @@ class _Measuring:
         return plan if self.one_by_one else self._together(first, plan) or plan
 
     def _together(self, first: Observed, plan: ExecutionPlan) -> ExecutionPlan | None:
-        """The plan with batches of all that circulates in a cell; None where it circulates by itself. Ranks of the head may have a share each, or as much as
-        one alone: a batch is no larger than a share, and all are filled."""
+        """The plan with batches of all that circulates in a cell; None where it circulates by itself. Ranks of the head
+        may have a share each, or as much as one alone: a batch is no larger than a share, and all are filled."""
         graph, micro_batches, in_flight = self.flow.graph, dict(plan.micro_batches), dict(plan.in_flight)
         for cell in graph.cells:
             tokens, head = first.in_one_batch(cell), first.head(cell)
@@ -171,41 +196,64 @@ class _Measuring:
                 share = tokens // parts
                 in_flight[head] = tokens
                 for edge in (e for e in graph.edges if e.producer in cell and e.consumer in cell):
-                    micro_batches[edge.channel] = share if edge.consumer == head else batch_of_tokens(share, plan.ranks(edge.consumer), is_head=False)
+                    micro_batches[edge.channel] = (
+                        share
+                        if edge.consumer == head
+                        else batch_of_tokens(share, plan.ranks(edge.consumer), is_head=False)
+                    )
         return replace(plan, micro_batches=micro_batches, in_flight=in_flight) if in_flight else None
 
     def _cut(self, plan: ExecutionPlan, first: Observed, parts: Callable[[str], int]) -> ExecutionPlan:
         cells = self.flow.graph.cells
         micro_batches = {
-            e.channel: max(1, math.ceil(first.items(e.channel) / e.group / parts(e.consumer))) for e in self.flow.graph.edges
-            if not (e.whole or e.keyed or DRIVER in (e.producer, e.consumer) or any(e.producer in c and e.consumer in c for c in cells))
-        }  # fmt: skip
+            e.channel: max(1, math.ceil(first.items(e.channel) / e.group / parts(e.consumer)))
+            for e in self.flow.graph.edges
+            if not (e.whole or e.keyed or DRIVER in (e.producer, e.consumer))
+            and not any(e.producer in c and e.consumer in c for c in cells)
+        }
         return replace(plan, micro_batches={**plan.micro_batches, **micro_batches})
 
     def _parts(self, first: Observed, plan: ExecutionPlan, head: str) -> int:
-        """In how many parts all ranks of the head of a cell get the inputs of an iteration; items where they do not divide evenly."""
+        """In how many parts all ranks of the head of a cell get the inputs of an iteration; items where they do not
+        divide evenly.
+        """
         most = 1
         for channel in inputs(self.flow.graph, head):
-            items, micro_batch = round(first.items(channel)), plan.micro_batches.get(channel, 0) * plan.ranks(head) * self.flow.graph.channel(channel).group
-            most = max(most, items if micro_batch and items % micro_batch else items // micro_batch if micro_batch else 1)
+            items, micro_batch = (
+                round(first.items(channel)),
+                plan.micro_batches.get(channel, 0) * plan.ranks(head) * self.flow.graph.channel(channel).group,
+            )
+            most = max(
+                most, items if micro_batch and items % micro_batch else items // micro_batch if micro_batch else 1
+            )
         return most
 
     def _double(self, first: Observed) -> ExecutionPlan:
         """The tokens of a cell one by one: half a batch for whoever answers."""
         cells = self.flow.graph.cells
         heads = {first.head(cell): 2 for cell in cells}
-        single = {e.channel: 1 for e in self.flow.graph.edges if not e.keyed and any(e.producer in c and e.consumer in c for c in cells)}
-        return ExecutionPlan.temporal(self.flow, self.devices[:1], name="two sub-batches", sub_batches=heads, micro_batches=single, **self.turns)
+        single = {
+            e.channel: 1
+            for e in self.flow.graph.edges
+            if not e.keyed and any(e.producer in c and e.consumer in c for c in cells)
+        }
+        return ExecutionPlan.temporal(
+            self.flow, self.devices[:1], name="two sub-batches", sub_batches=heads, micro_batches=single, **self.turns
+        )
 
     def _rules(self) -> dict[str, RankRule]:
-        """Who was not said to have several ranks has one; where somebody failed with as many as asked, at most those that worked."""
+        """Who was not said to have several ranks has one; where somebody failed with as many as asked, at most those
+        that worked.
+        """
         found = {}
         for worker in self.flow.graph.workers:
             asked = self.ranks.get(worker, (1,))
             most = max(n for n in (1, *asked) if f"{n} ranks" not in self.failed)
             found[worker] = RankRule(most=most) if most == 1 or most < max(asked) else RankRule()
             if most < max(asked):
-                self.notes.append(f"{worker}: plans give it at most {counted(most, 'rank')}, for the run with {max(asked)} failed.")
+                self.notes.append(
+                    f"{worker}: plans give it at most {counted(most, 'rank')}, for the run with {max(asked)} failed."
+                )
         return found
 
     # --- running ------------------------------------------------------------------------------------------
@@ -221,7 +269,9 @@ class _Measuring:
             return None
 
     def _observe(self, plan: ExecutionPlan, bar: tqdm, memory: bool = False) -> Observed:
-        """``memory``: everything is on one device of this process; each worker's peak is told above what was there when its work began."""
+        """``memory``: everything is on one device of this process; each worker's peak is told above what was there when
+        its work began.
+        """
         bar.set_postfix_str(plan.name)
         inputs = None if self.inputs is None else [self.inputs[0]] * (self.iterations + 1)
         watch = _MemoryWatch(self.devices[0]) if memory and self.executor == "local" else None
@@ -235,7 +285,9 @@ class _Measuring:
         return observed if watch is None else replace(observed, peaks=watch.peaks(finished.timeline))
 
     def _messages(self) -> tuple[Message, ...]:
-        """Between processes of one node, and of two where the devices are on several; none where everything lives in this process."""
+        """Between processes of one node, and of two where the devices are on several; none where everything lives in
+        this process.
+        """
         nodes = [Device.parse(d).node for d in self.devices]
         others = [d for i, d in enumerate(self.devices) if i and nodes[i] not in nodes[1:i]]
         if self.executor == "local" or not others:
@@ -255,7 +307,9 @@ class _Measuring:
         return probed
 
     def _held_together(self, probed: Mapping[str, Probed]) -> dict[str, Memory]:
-        """Of workers that hold the same weights, where they live in one process: the memory of each. Those who know theirs are set up beside each other."""
+        """Of workers that hold the same weights, where they live in one process: the memory of each. Those who know
+        theirs are set up beside each other.
+        """
         builds = [worker for worker in probed if self.flow.declaration(worker).cls._shared is not Worker._shared]
         if len(builds) < 2:
             return {}
@@ -265,17 +319,31 @@ class _Measuring:
                 made[worker] = _set_up(self.flow, worker, self.devices[0])
                 if self.turns and not probed[worker].stays:
                     made[worker]._switch("offload", [], [other for name, other in made.items() if name != worker])
-            groups = _groups({(a, b): made[a]._shared(made[b]) * made[a]._nbytes() / 2**30 for a, b in itertools.permutations(made, 2)})
-            whole = {worker: _whole(probed[worker].resident_gib, instance._nbytes() / 2**30) for worker, instance in made.items()}
+            groups = _groups(
+                {
+                    (a, b): made[a]._shared(made[b]) * made[a]._nbytes() / 2**30
+                    for a, b in itertools.permutations(made, 2)
+                }
+            )
+            whole = {
+                worker: _whole(probed[worker].resident_gib, instance._nbytes() / 2**30)
+                for worker, instance in made.items()
+            }
         finally:
             for worker, instance in made.items():
                 with _named(worker, "close"):
                     instance.close()
-        return {w: Memory(whole[w] - gib, shared_gib=gib, shared_as=f"weights of {group[0]}") for group, gib in groups for w in group}
+        return {
+            w: Memory(whole[w] - gib, shared_gib=gib, shared_as=f"weights of {group[0]}")
+            for group, gib in groups
+            for w in group
+        }
 
 
 def _turns(probed: Mapping[str, Probed], gib: float) -> dict[str, Any]:
-    """Of plans: MiB that each worker keeps on a GPU, and what there is for all together; nothing where all fit, and where it is not known (no ``probed``)."""
+    """Of plans: MiB that each worker keeps on a GPU, and what there is for all together; nothing where all fit, and
+    where it is not known (no ``probed``).
+    """
     memory = {worker: math.ceil(1024 * p.resident_gib) for worker, p in probed.items()}
     room = max([int(1024 * ROOM * gib), *memory.values()])
     return {} if sum(memory.values()) <= room else {"memory": memory, "device_memory": room}
@@ -291,7 +359,9 @@ class Probed(NamedTuple):
 
 
 def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
-    """Sets the worker up and lets it leave and come a few times; the shortest seconds count. Raises `WorkerError` naming the method that failed."""
+    """Sets the worker up and lets it leave and come a few times; the shortest seconds count. Raises `WorkerError`
+    naming the method that failed.
+    """
     gc.collect()  # what is given back meanwhile would be counted against it
     before = _gib_used(device)
     instance = _set_up(flow, worker, device)
@@ -311,7 +381,9 @@ def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
     finally:
         with _named(worker, "close"):
             instance.close()
-    return Probed(0.0 if nothing and not instance._switches() else resident, min(on, default=0.0), min(off, default=0.0), stays)
+    return Probed(
+        0.0 if nothing and not instance._switches() else resident, min(on, default=0.0), min(off, default=0.0), stays
+    )
 
 
 def _set_up(flow: Workflow, worker: str, device: str) -> Worker:
@@ -324,12 +396,16 @@ def _set_up(flow: Workflow, worker: str, device: str) -> Worker:
 
 
 def _whole(measured: float, known: float) -> float:
-    """GiB of a worker that knows what lies on its device: that, unless clearly more was measured. (Less is, where somebody else made the weights.)"""
+    """GiB of a worker that knows what lies on its device: that, unless clearly more was measured. (Less is, where
+    somebody else made the weights.)
+    """
     return measured if measured > known + max(NOTHING_GIB, NOISE * known) else known
 
 
 def _groups(shared: Mapping[tuple[str, str], float]) -> list[tuple[tuple[str, ...], float]]:
-    """Workers that all hold the same weights, and GiB of these: those that share most first, each worker once. ``shared``: GiB by pairs."""
+    """Workers that all hold the same weights, and GiB of these: those that share most first, each worker once.
+    ``shared``: GiB by pairs.
+    """
     found: list[tuple[tuple[str, ...], float]] = []
     for (a, b), gib in sorted(shared.items(), key=lambda item: -item[1]):
         placed = {w for group, _ in found for w in group}
@@ -366,7 +442,9 @@ def _synchronise(device: str) -> None:
 
 
 def _gib_used(device: str, synchronised: bool = True) -> float:
-    """GiB that this process holds: of a GPU what torch has allocated there, else resident memory. ``synchronised``: after its work has ended."""
+    """GiB that this process holds: of a GPU what torch has allocated there, else resident memory. ``synchronised``:
+    after its work has ended.
+    """
     name = torch_device([device])
     if name.startswith("cuda"):
         import torch
@@ -380,7 +458,9 @@ def _gib_used(device: str, synchronised: bool = True) -> float:
 
 
 def _gpus_of_this_node(devices: Sequence[str]) -> list[str]:
-    """By torch's names. What others are cannot be asked from here: torch would tell of the one here that is called the same."""
+    """By torch's names. What others are cannot be asked from here: torch would tell of the one here that is called the
+    same.
+    """
     return [torch_device([d]) for d in devices if not Device.parse(d).node and Device.parse(d).kind == "cuda"]
 
 
@@ -408,21 +488,31 @@ def _not_seen_from_here(devices: Sequence[str], executor: str) -> list[str]:
     notes, parsed = [], [Device.parse(d) for d in devices]
     if executor != "local":
         notes.append(
-            f"Peaks of memory: not measured, for with executor={executor!r} the workers work in other processes. Plans count what each keeps "
-            f"(resident_gib), and for its work what per_item_gib says. Next: give that, or lab.profile(flow) with executor='local'."
+            f"Peaks of memory: not measured, for with executor={executor!r} the workers work in other processes. Plans "
+            "count what each keeps "
+            "(resident_gib), and for its work what per_item_gib says. Next: give that, or lab.profile(flow) with "
+            "executor='local'."
         )
     far = [str(d) for d in parsed if d.node and d.kind == "cuda"]
     if far:
         here = [str(d) for d in parsed if not d.node and d.kind == "cuda"]
         taken = f"taken to be no smaller than {listing(here)}" if here else "no limit to plans"
-        notes.append(f"Memory of {listing(far)}: not known, for it is on other nodes, and {taken}. Next: device_memory_gib, where that is not so.")
+        notes.append(
+            f"Memory of {listing(far)}: not known, for it is on other nodes, and {taken}. Next: "
+            "device_memory_gib, where that is not so."
+        )
     if parsed[0].node:
-        notes.append(f"{devices[0]} is on another node: what each worker occupies, and how fast it leaves and comes, was measured in this process instead.")
+        notes.append(
+            f"{devices[0]} is on another node: what each worker occupies, and how fast it leaves and comes, "
+            "was measured in this process instead."
+        )
     return notes
 
 
 class _MemoryWatch:
-    """Looks at the memory of this process a hundred times a second. Of a GPU torch tells the most since the last look. ``failed``: why it stopped looking."""
+    """Looks at the memory of this process a hundred times a second. Of a GPU torch tells the most since the last look.
+    ``failed``: why it stopped looking.
+    """
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -447,10 +537,13 @@ class _MemoryWatch:
                 self._seen.append((time.monotonic_ns(), now, max(now, most)))
         except Exception as error:  # in a thread of its own it would end there, and the peaks would be those until then
             self._seen.clear()
-            self.failed = f"peaks of memory not measured, {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'it said nothing'}"
+            said = str(error).splitlines()[0] if str(error) else "it said nothing"
+            self.failed = f"peaks of memory not measured, {type(error).__name__}: {said}"
 
     def peaks(self, timeline: Timeline) -> dict[str, float]:
-        """The most of each worker's work above what was there when that stretch of work began, GiB. What is shorter than a look is left out."""
+        """The most of each worker's work above what was there when that stretch of work began, GiB. What is shorter
+        than a look is left out.
+        """
         found: dict[str, float] = {}
         moved = sorted(span.end_ns for span in timeline.rows() if span.kind in (SpanKind.ONLOAD, SpanKind.OFFLOAD))
         for worker, start, end in _work(timeline):
@@ -464,7 +557,9 @@ class _MemoryWatch:
 
 
 def _most_gib_used(device: str) -> float:
-    """GiB of a GPU that torch had allocated at most since the last call; 0 elsewhere, and before anybody uses CUDA: torch would raise an error then."""
+    """GiB of a GPU that torch had allocated at most since the last call; 0 elsewhere, and before anybody uses CUDA:
+    torch would raise an error then.
+    """
     name = torch_device([device])
     if not name.startswith("cuda"):
         return 0.0

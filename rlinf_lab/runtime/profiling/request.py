@@ -1,4 +1,6 @@
-"""What `lab.profile` is asked for: checked before anything is measured, and compared with a profile that is there already."""
+"""What `lab.profile` is asked for: checked before anything is measured, and compared with a profile that is there
+already.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ MOST_TOKENS = 1e9
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `lab.profile`. ``inputs``: the one that every iteration gets, or None; ``path``: a file that may be there."""
+    """The arguments of `lab.profile`. ``inputs``: the one that every iteration gets, or None; ``path``: a file that may
+    be there.
+    """
 
     flow: Workflow
     devices: tuple[str, ...]
@@ -41,34 +45,60 @@ class Request:
 
     @classmethod
     def of(
-        cls, flow: Any, devices: Any, ranks: Any, items: Any, inputs: Any, iterations: Any, executor: Any, generators: Any, path: Any
+        cls,
+        flow: Any,
+        devices: Any,
+        ranks: Any,
+        items: Any,
+        inputs: Any,
+        iterations: Any,
+        executor: Any,
+        generators: Any,
+        path: Any,
     ) -> Request:
-        """Checked. Raises `PlanError`, `ConfigError` or `UnknownNameError` naming the argument, its value and one that would work."""
+        """Checked. Raises `PlanError`, `ConfigError` or `UnknownNameError` naming the argument, its value and one that
+        would work.
+        """
         if not isinstance(flow, Workflow):
-            raise PlanError(f"profile() takes a Workflow, not {shown(flow)}. Next: the Workflow whose workers are to be measured.")
+            raise PlanError(
+                f"profile() takes a Workflow, not {shown(flow)}. Next: the Workflow whose workers are to be measured."
+            )
         check_executor(executor)
         names = _devices(devices)
         return cls(
-            flow, names, _ranks(flow, names, ranks), None if items is None else whole("profile(items=...)", items, 1, MOST_ITEMS),
-            _first(inputs), whole("profile(iterations=...)", iterations, 1, MOST_ITERATIONS), executor, _generators(flow, generators), _path(path),
+            flow, names, _ranks(flow, names, ranks),
+            None if items is None else whole("profile(items=...)", items, 1, MOST_ITEMS),
+            _first(inputs), whole("profile(iterations=...)", iterations, 1, MOST_ITERATIONS), executor,
+            _generators(flow, generators), _path(path),
         )  # fmt: skip
 
     def misses(self, profile: Profile, accelerators: Collection[str]) -> tuple[str, ...]:
-        """Why a profile is none of what is asked for; empty when it is. ``accelerators``: names of the GPUs among ``devices``."""
+        """Why a profile is none of what is asked for; empty when it is. ``accelerators``: names of the GPUs among
+        ``devices``.
+        """
         graph = self.flow.graph
         if set(profile.workers) != set(graph.workers):
             return (f"it is of workers {listing(list(profile.workers))}, the workflow has {listing(graph.workers)}",)
         there = {(e.producer, e.consumer) for e in profile.edges}
         values = Values.of(graph)
-        here = {(e.producer, e.consumer) for e in graph.edges if DRIVER not in (e.producer, e.consumer)} | set(values.edges)
+        here = {(e.producer, e.consumer) for e in graph.edges if DRIVER not in (e.producer, e.consumer)} | set(
+            values.edges
+        )
         found = [f"it has no edge from {p} to {c}" for p, c in sorted(here - there)]
         found += [f"it has an edge from {p} to {c}, the workflow has none" for p, c in sorted(there - here)]
-        known_of, called = {f"{h.worker}.{h.method}()" for h in profile.handovers}, {f"{w}.{m}()" for w, m, _ in values.handovers}
+        known_of, called = (
+            {f"{h.worker}.{h.method}()" for h in profile.handovers},
+            {f"{w}.{m}()" for w, m, _ in values.handovers},
+        )
         found += [f"it knows nothing of {call}, which hands over a value" for call in sorted(called - known_of)]
         found += [f"it has a handover {call}, the workflow has none" for call in sorted(known_of - called)]
         if self.items is not None and profile.items != self.items:
             found.append(f"it counts {profile.items} items an iteration, asked for are {self.items}")
-        found += [why for worker in graph.workers for why in (*self._other_ranks(profile, worker), *self._other_lengths(profile, worker))]
+        found += [
+            why
+            for worker in graph.workers
+            for why in (*self._other_ranks(profile, worker), *self._other_lengths(profile, worker))
+        ]
         if profile.fingerprint is not None and profile.fingerprint.measured:
             found += changed(profile.fingerprint.measured, subject(self.flow, self.inputs))
         if profile.fingerprint is not None and set(profile.fingerprint.devices) != set(accelerators):
@@ -80,17 +110,24 @@ class Request:
         own = profile.workers[worker]
         seen = {s.devices // own.ranks.devices_per_rank for s in own.samples}
         if worker not in self.ranks:
-            # Who was not said to have several ranks gets one in plans; what was written by hand says itself who may have how many.
+            # Who was not said to have several ranks gets one in plans; what was written by hand says itself who may
+            # have how many.
             several = profile.fingerprint is not None and own.ranks.most != 1
             return [f"it lets {worker} have several ranks, asked for is one"] if several else []
-        failed = [n for n in self.ranks[worker] if any(note.startswith(f"{n} ranks: not measured") for note in profile.notes)]
+        failed = [
+            n for n in self.ranks[worker] if any(note.startswith(f"{n} ranks: not measured") for note in profile.notes)
+        ]
         missing = [str(n) for n in self.ranks[worker] if n not in seen and n not in failed]
         return [f"{worker} was not measured with {', '.join(missing)} ranks"] if missing else []
 
     def _other_lengths(self, profile: Profile, worker: str) -> list[str]:
         lengths, asked = profile.workers[worker].lengths, self.generators.get(worker)
         if asked is None:
-            return [f"{worker} generates in it, asked for are batches"] if lengths is not None and profile.fingerprint is not None else []
+            return (
+                [f"{worker} generates in it, asked for are batches"]
+                if lengths is not None and profile.fingerprint is not None
+                else []
+            )
         if lengths is None or lengths.max_tokens != asked:
             was = "is no generator in it" if lengths is None else f"generates up to {lengths.max_tokens:g} tokens in it"
             return [f"{worker} {was}, asked for are up to {asked:g} tokens"]
@@ -105,38 +142,57 @@ def _devices(value: Any) -> tuple[str, ...]:
         raise PlanError(f"profile(devices={shown(value)}): {wanted}")
     for name in value:
         if not Device.is_name(name):
-            raise PlanError(f"profile(devices): {shown(name)} is no name such as 'cpu:0', 'cuda:1' or 'node1/cpu:0'; {wanted}")
-    refuse_missing(ExecutionPlan("profile", tuple(value), {}), emulate=True)  # of GPUs all must be there: their names are asked for
+            raise PlanError(
+                f"profile(devices): {shown(name)} is no name such as 'cpu:0', 'cuda:1' or 'node1/cpu:0'; {wanted}"
+            )
+    # of GPUs all must be there: their names are asked for
+    refuse_missing(ExecutionPlan("profile", tuple(value), {}), emulate=True)
     first = Device.parse(value[0])
-    if any(Device.parse(name).kind != first.kind for name in value):  # a network timed on a core would be foretold hundreds of times too slow for a GPU
+    # a network timed on a core would be foretold hundreds of times too slow for a GPU
+    if any(Device.parse(name).kind != first.kind for name in value):
         gpus = [name for name in value if Device.parse(name).kind == "cuda"]
         raise PlanError(
-            f"profile(devices={shown(list(value))}): cores and GPUs. All workers are measured on the first ones, and what takes a time on a core takes "
-            f"another on a GPU. Next: devices={shown(gpus)}, then profile.with_worker(NAME, resource='host') for workers that use no GPU; or, for plans with "
+            f"profile(devices={shown(list(value))}): cores and GPUs. All workers are measured on the first ones, and "
+            "what takes a time on a core takes "
+            f"another on a GPU. Next: devices={shown(gpus)}, then profile.with_worker(NAME, resource='host') for "
+            "workers that use no GPU; or, for plans with "
             f"both, lab.run under one of them and lab.estimate(flow, plan, run.timeline)."
         )
     if first.node and first.kind == "cuda":
         here = [d for d in devices_here() if Device.parse(d).kind == "cuda"]
         first_here = f"a GPU of this node first, devices={shown([*here[:1], *value])}, or " if here else ""
         raise PlanError(
-            f"profile(devices): {value[0]!r}, the first one, is a GPU of another node. Each worker is set up by itself in this process, on the first "
-            f"device, to see what it occupies and how long it takes to leave. Next: {first_here}lab.profile on that node, where it is {first.local!r}."
+            f"profile(devices): {value[0]!r}, the first one, is a GPU of another node. Each worker is set up by itself "
+            "in this process, on the first "
+            f"device, to see what it occupies and how long it takes to leave. Next: {first_here}lab.profile on that "
+            f"node, where it is {first.local!r}."
         )
     return tuple(value)
 
 
 def _ranks(flow: Workflow, devices: Sequence[str], value: Any) -> dict[str, tuple[int, ...]]:
     if value is not None and not isinstance(value, Mapping):
-        raise PlanError(f"profile(ranks={shown(value)}): for each worker the numbers to measure. Next: ranks={{{flow.graph.workers[0]!r}: [1, 2]}}.")
+        raise PlanError(
+            f"profile(ranks={shown(value)}): for each worker the numbers to measure. Next: "
+            f"ranks={{{flow.graph.workers[0]!r}: [1, 2]}}."
+        )
     found = {}
     for worker, counts in (value or {}).items():
         known("worker", worker, flow.graph.workers, "ranks")
         if not isinstance(counts, Sequence) or isinstance(counts, str | bytes) or not counts:
-            one = min(counts if isinstance(counts, int) and not isinstance(counts, bool) and counts > 0 else 1, len(devices))
-            raise PlanError(f"profile(ranks): {worker!r} has {shown(counts)}; a list of the numbers to measure. Next: ranks={{{worker!r}: [{one}]}}.")
+            one = min(
+                counts if isinstance(counts, int) and not isinstance(counts, bool) and counts > 0 else 1, len(devices)
+            )
+            raise PlanError(
+                f"profile(ranks): {worker!r} has {shown(counts)}; a list of the numbers to measure. Next: "
+                f"ranks={{{worker!r}: [{one}]}}."
+            )
         for count in counts:
             if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= len(devices):
-                raise PlanError(f"profile(ranks): {worker!r} has {shown(count)} ranks on {len(devices)} devices. Next: 1 to {len(devices)}.")
+                raise PlanError(
+                    f"profile(ranks): {worker!r} has {shown(count)} ranks on {len(devices)} devices. Next: 1 to "
+                    f"{len(devices)}."
+                )
         found[worker] = tuple(counts)
     return found
 
@@ -149,7 +205,10 @@ def _generators(flow: Workflow, value: Any) -> dict[str, float]:
         )
     for worker in value or {}:
         known("worker", worker, flow.graph.workers, "generators")
-    return {worker: number(f"profile(generators): tokens of {worker!r}", tokens, 0, MOST_TOKENS, above=True) for worker, tokens in (value or {}).items()}
+    return {
+        worker: number(f"profile(generators): tokens of {worker!r}", tokens, 0, MOST_TOKENS, above=True)
+        for worker, tokens in (value or {}).items()
+    }
 
 
 def _first(inputs: Any) -> tuple[Any] | None:
@@ -158,7 +217,10 @@ def _first(inputs: Any) -> tuple[Any] | None:
     if isinstance(inputs, Iterable):
         for one in inputs:
             return (one,)
-    raise PlanError(f"profile(inputs={shown(inputs)}): at least one argument of the iterations. Next: inputs=[first], or none where they take none.")
+    raise PlanError(
+        f"profile(inputs={shown(inputs)}): at least one argument of the iterations. Next: inputs=[first], or none "
+        "where they take none."
+    )
 
 
 def _path(value: Any) -> Path | None:
@@ -171,9 +233,14 @@ def _path(value: Any) -> Path | None:
         path = Path(value)
         if path.is_dir() or not path.parent.is_dir():
             what = "is a folder" if path.is_dir() else f"is in {str(path.parent)!r}, which is no folder"
-            raise ConfigError(f"profile(path={shown(value)}) {what}. Next: the name of a file in a folder that is there, such as 'profile.json'.")
+            raise ConfigError(
+                f"profile(path={shown(value)}) {what}. Next: the name of a file in a folder that is there, such as "
+                "'profile.json'."
+            )
     except (ValueError, OSError, TypeError) as error:  # a zero byte, a name that is too long, a path of bytes
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"profile(path={shown(value)}) cannot be a file: {error}. Next: path='profile.json'.") from error
+        raise ConfigError(
+            f"profile(path={shown(value)}) cannot be a file: {error}. Next: path='profile.json'."
+        ) from error
     return path

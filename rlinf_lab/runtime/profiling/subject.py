@@ -1,4 +1,6 @@
-"""What a profile was measured of: the arguments of the iteration and of every worker, and their code. A profile of something else is stale."""
+"""What a profile was measured of: the arguments of the iteration and of every worker, and their code. A profile of
+something else is stale.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ MOST = 80  # characters of an argument; of longer ones the digest tells
 
 
 def subject(flow: Workflow, inputs: tuple[Any, ...] | None) -> tuple[str, ...]:
-    """A line for the iteration and one for each worker, ending in a digest of their code; what they call is not looked at."""
+    """A line for the iteration and one for each worker, ending in a digest of their code; what they call is not looked
+    at.
+    """
     iteration = f"iteration: ({_listed(inputs or (), {})}) {_digest(_code_of(flow.body))}"
     return iteration, *(f"{name}: {_of_worker(declaration)}" for name, declaration in flow.workers.items())
 
@@ -37,7 +41,12 @@ def changed(before: Iterable[str], now: Iterable[str]) -> list[str]:
 def _of_worker(made: Declaration) -> str:
     if made.cls is FunctionWorker:
         return f"{made.class_name} {_digest(_code_of(made.args[0]))}"
-    parts = [part for cls in made.cls.__mro__ if issubclass(cls, Worker) and cls is not Worker for part in _code_of_class(cls)]
+    parts = [
+        part
+        for cls in made.cls.__mro__
+        if issubclass(cls, Worker) and cls is not Worker
+        for part in _code_of_class(cls)
+    ]
     return f"{made.class_name}({_listed(made.args, made.kwargs)}) {_digest(iter(parts))}"
 
 
@@ -58,7 +67,13 @@ def _said(value: Any) -> str:
 
 def _code_of_class(cls: type) -> Iterator[str]:
     for name, value in sorted(vars(cls).items()):
-        function = value.__func__ if isinstance(value, staticmethod | classmethod) else value.fget if isinstance(value, property) else value
+        function = (
+            value.__func__
+            if isinstance(value, staticmethod | classmethod)
+            else value.fget
+            if isinstance(value, property)
+            else value
+        )
         if isinstance(function, FunctionType):
             yield name
             yield from _code_of(function)

@@ -1,4 +1,6 @@
-"""Runs that go on when the program ends are stopped: threads of theirs that compute in a library of C++ would take the process down with them, by an abort."""
+"""Runs that go on when the program ends are stopped: threads of theirs that compute in a library of C++ would take the
+process down with them, by an abort.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,11 @@ class GoesOn(Protocol):
     def _warn(self) -> None: ...
 
 
-EXIT_SECONDS = 30.0  # for all of them; longer than an executor takes to end who can be ended and to kill who does not answer, so that these are named
-IMPATIENT_SECONDS = 1.0  # the same, when Ctrl+C was pressed meanwhile: processes end with their driver, and threads with their process
+# for all of them; longer than an executor takes to end who can be ended and to kill who does not answer, so that these
+# are named
+EXIT_SECONDS = 30.0
+# the same, when Ctrl+C was pressed meanwhile: processes end with their driver, and threads with their process
+IMPATIENT_SECONDS = 1.0
 _STARTED: weakref.WeakKeyDictionary[GoesOn, int] = weakref.WeakKeyDictionary()  # and the process that it was started in
 
 
@@ -36,7 +41,9 @@ def end_with_program(run: GoesOn) -> None:
 
 
 def before_what_was_loaded() -> None:
-    """What is registered last is done first: an executor has been started, and Ray, which it may have loaded, ends its processes at exit, too."""
+    """What is registered last is done first: an executor has been started, and Ray, which it may have loaded, ends its
+    processes at exit, too.
+    """
     atexit.register(_end_all)
 
 
@@ -71,5 +78,8 @@ def _tell(run: GoesOn) -> None:
     if run._ended.is_set():
         run._warn()  # nobody may have asked it before
     else:
-        warnings.warn(f"{run!r} goes on while the program ends. Next: run.wait() or run.stop() before its last line.", RuntimeWarning, stacklevel=1)
-
+        warnings.warn(
+            f"{run!r} goes on while the program ends. Next: run.wait() or run.stop() before its last line.",
+            RuntimeWarning,
+            stacklevel=1,
+        )

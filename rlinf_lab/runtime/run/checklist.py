@@ -12,7 +12,9 @@ _SIGNS = {OK: "✓", OPTIONAL: "–", BROKEN: "✗"}
 
 @dataclass(frozen=True)
 class Check:
-    """One line of a report. ``status``: "ok", "optional" (missing, not needed) or "broken"; ``mend``: what to do about it."""
+    """One line of a report. ``status``: "ok", "optional" (missing, not needed) or "broken"; ``mend``: what to do about
+    it.
+    """
 
     name: str
     status: str
@@ -57,8 +59,10 @@ class Report:
     def _repr_html_(self) -> str:
         colour = {OK: "#3ca578", OPTIONAL: "#888", BROKEN: "#c3001e"}
         rows = "".join(
-            f"<tr><td style='color:{colour[c.status]};text-align:center'>{_SIGNS[c.status]}</td><td style='text-align:left'><b>{escape(c.name)}</b></td>"
-            f"<td style='text-align:left'>{escape(c.found)}</td><td style='text-align:left'>{f'<code>{escape(c.mend)}</code>' if c.mend else ''}</td></tr>"
+            f"<tr><td style='color:{colour[c.status]};text-align:center'>{_SIGNS[c.status]}</td><td "
+            f"style='text-align:left'><b>{escape(c.name)}</b></td>"
+            f"<td style='text-align:left'>{escape(c.found)}</td><td "
+            f"style='text-align:left'>{f'<code>{escape(c.mend)}</code>' if c.mend else ''}</td></tr>"
             for c in self.checks
         )
         return f"<div><b>{escape(self._head())}</b><table><tbody>{rows}</tbody></table></div>"

@@ -21,7 +21,9 @@ _NAN = math.nan
 
 
 class _Column:
-    """Numbers of consecutive iterations, from the first that has one. NaN is a number like any other: ``said`` tells where there is one."""
+    """Numbers of consecutive iterations, from the first that has one. NaN is a number like any other: ``said`` tells
+    where there is one.
+    """
 
     def __init__(self, first: int) -> None:
         self.first, self.values, self.said = first, array("d"), bytearray()
@@ -52,8 +54,9 @@ class _Column:
 class MetricTable:
     """See the module's docstring. Thread-safe.
 
-    Columns: ``iteration``, ``seconds``, then the names that the loop returned or workers logged. Of several ranks of a worker, the mean of
-    each one's last value. A name that several workers log (or a worker and the loop) is ``worker.name`` for each of the workers.
+    Columns: ``iteration``, ``seconds``, then the names that the loop returned or workers logged. Of several ranks of a
+    worker, the mean of each one's last value. A name that several workers log (or a worker and the loop) is
+    ``worker.name`` for each of the workers.
     """
 
     def __init__(self) -> None:
@@ -94,7 +97,8 @@ class MetricTable:
         if key not in self._columns:
             self._columns[key] = _Column(iteration)
             before, self._labels = self._labels, labels(self._columns)
-            if any(self._labels[known] != label for known, label in before.items()):  # a name is not one worker's alone any more
+            # a name is not one worker's alone any more
+            if any(self._labels[known] != label for known, label in before.items()):
                 self._journal.extend(range(len(self._seconds.values)))
         self._columns[key].set(iteration, value)
 
@@ -117,14 +121,20 @@ class MetricTable:
         if seconds is None:
             return None
         found = ((self._labels[key], column.get(iteration)) for key, column in self._columns.items())
-        return {"iteration": iteration, "seconds": seconds, **{name: value for name, value in found if value is not None}}
+        return {
+            "iteration": iteration,
+            "seconds": seconds,
+            **{name: value for name, value in found if value is not None},
+        }
 
     def frame(self) -> pd.DataFrame:
         """One row for each finished iteration."""
         with self._lock:
             rows = max([len(self._seconds.values), *(c.first + len(c.values) for c in self._columns.values())])
             seconds = self._seconds.upto(rows)
-            columns = {"seconds": seconds} | {self._labels[key]: column.upto(rows) for key, column in self._columns.items()}
+            columns = {"seconds": seconds} | {
+                self._labels[key]: column.upto(rows) for key, column in self._columns.items()
+            }
         done = np.flatnonzero(~np.isnan(seconds))
         return pd.DataFrame({"iteration": done, **{name: values[done] for name, values in columns.items()}})
 
@@ -136,7 +146,9 @@ class MetricTable:
 
 
 def labels(keys: Iterable[Key]) -> dict[Key, str]:
-    """Column names: a name that one worker alone uses is as it was logged, the loop's too; else the worker is put before it."""
+    """Column names: a name that one worker alone uses is as it was logged, the loop's too; else the worker is put
+    before it.
+    """
     keys = list(keys)
     users = Counter(name for _, name in keys)
     long = {key for key in keys if users[key[1]] > 1 and key[0] != DRIVER}

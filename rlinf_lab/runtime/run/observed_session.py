@@ -17,7 +17,9 @@ from rlinf_lab.runtime.threads.main_thread_guard import aside
 
 
 class ObservedSession(Session, Observed):
-    """What `session` gives: a `Session` whose timeline, metrics, frames and counters grow while it works, and stay after its end."""
+    """What `session` gives: a `Session` whose timeline, metrics, frames and counters grow while it works, and stay
+    after its end.
+    """
 
     iterations = None  # nobody knows how many there will be
     eta_seconds = None
@@ -95,6 +97,13 @@ def left_behind(late: list[str], host: Host) -> str:
     """What to tell the user about ranks that did not end. ``host``: of this process."""
     here = {process.label for process in host.ranks}
     own, others = [label for label in late if label in here], [label for label in late if label not in here]
-    found = [f"{', '.join(own)} did not end in time, and goes on in a thread of this process until it returns or the program ends."] if own else []
+    found = (
+        [
+            f"{', '.join(own)} did not end in time, and goes on in a thread of this process until it returns or the "
+            "program ends."
+        ]
+        if own
+        else []
+    )
     found += [f"{', '.join(others)} did not end in time, and was ended together with its process."] if others else []
     return f"{' '.join(found)} Next: a method that computes for long looks at self.cancelled now and then, and returns."

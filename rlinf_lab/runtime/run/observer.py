@@ -44,14 +44,20 @@ DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
 
 class Observer:
-    """Collects, eight times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
+    """Collects, eight times a second, what an executor has recorded and logged. Each time costs what is new, not what
+    there is.
 
-    ``update`` is called after each time, and ``afterwards`` when what it tells has left the process. When something cannot be
-    collected (a full disk, say), that is the ``problem``: nothing is collected any more and ``broken`` is called.
+    ``update`` is called after each time, and ``afterwards`` when what it tells has left the process. When something
+    cannot be collected (a full disk, say), that is the ``problem``: nothing is collected any more and ``broken`` is
+    called.
     """
 
     def __init__(
-        self, executor: Executor, update: Callable[[], None], broken: Callable[[], None] = lambda: None, afterwards: Callable[[], None] = lambda: None
+        self,
+        executor: Executor,
+        update: Callable[[], None],
+        broken: Callable[[], None] = lambda: None,
+        afterwards: Callable[[], None] = lambda: None,
     ) -> None:
         self.timeline = Timeline(executor.layout.plan.devices)
         self.timeline.rerun = Rerun(executor.layout)
@@ -66,18 +72,23 @@ class Observer:
         self._depths_due = 0.0
         self._counters: dict[str, float] = {}
         self._samples = 0  # counter samples that are in it
-        self._counted: dict[int, tuple[str, str]] = {}  # by the number of its name: each counter's name, and that of the device whose load it is, or ""
+        # by the number of its name: each counter's name, and that of the device whose load it is, or ""
+        self._counted: dict[int, tuple[str, str]] = {}
         self._counting = threading.Lock()
         self._unsettled: deque[tuple[int, int]] = deque()  # (rounds of news when it ended, iteration)
         self._arriving: deque[tuple[int, int]] = deque()  # the same, of those whose mark is in the timeline
         self._lock = threading.Lock()  # one at a time collects; the loop never waits for it
         host = executor.driver_host
-        self._alone = alone = set(host.place.values()) == {host.name}  # else each host samples its own GPUs, by the plan's names for them
+        # else each host samples its own GPUs, by the plan's names for them
+        self._alone = alone = set(host.place.values()) == {host.name}
         self._sampler = UtilisationSampler(
-            host.recorder, gpus=None if alone else (), tell=partial(protocol.gpu_curves_missing, host, executor.layout.plan.devices)
+            host.recorder,
+            gpus=None if alone else (),
+            tell=partial(protocol.gpu_curves_missing, host, executor.layout.plan.devices),
         )
         self._over = False
-        self._rest = threading.Lock()  # held until it is over: waiting for it is one call into C, an Event's wait fifty lines of Python
+        # held until it is over: waiting for it is one call into C, an Event's wait fifty lines of Python
+        self._rest = threading.Lock()
         self._rest.acquire()
         self._wake = threading.Event()  # an iteration has begun, or it is over
         self._pump = threading.Thread(target=self._pumping, name=f"pump {executor.flow.name}", daemon=True)
@@ -92,7 +103,9 @@ class Observer:
         self._sampler.start()
 
     def stop(self) -> tuple[list[str], BaseException | None]:
-        """Stop the executor and take what is left. Returns the ranks that compute on, and the first thing that went wrong."""
+        """Stop the executor and take what is left. Returns the ranks that compute on, and the first thing that went
+        wrong.
+        """
         problems: list[BaseException | None] = [self.problem]
         late: list[str] = []
         self._sampler.stop()
@@ -145,7 +158,8 @@ class Observer:
             self._wake.clear()
             if self._over:
                 return
-            # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter each time.
+            # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter
+            # each time.
             is_relieved = self.is_relieved()
             between = relieved if is_relieved and not self._is_idle() else LOOK_SECONDS
             due = max(due, time.monotonic() - between) + between
@@ -162,23 +176,28 @@ class Observer:
                 if is_relieved:
                     relieved = min(max(_REST * (time.thread_time() - began), RELIEVED_SECONDS), SELDOM_SECONDS)
                 if time.monotonic() >= after_due:
-                    after_due = time.monotonic() + AFTER_SECONDS - LOOK_SECONDS / 2  # every fourth look, or every relieved one
+                    # every fourth look, or every relieved one
+                    after_due = time.monotonic() + AFTER_SECONDS - LOOK_SECONDS / 2
                     if not is_relieved:  # else another thread sends it, with the next spans
                         time.sleep(SENT_SECONDS)
-                    self._afterwards()  # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
+                    # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
+                    self._afterwards()
 
     def _is_idle(self, seconds: float = IDLE_SECONDS) -> bool:
-        """No iteration is open, and nothing came of late (what other processes recorded comes a little later, fillers work on)."""
+        """No iteration is open, and nothing came of late (what other processes recorded comes a little later, fillers
+        work on).
+        """
         if time.monotonic() - self.moved_at <= seconds:
             return False
         loop = self._executor.driver_host.loop
         return loop is not None and not loop.is_open()
 
     def glance(self) -> bool:
-        """Take the spans that are new, and nothing else, and wait for nobody: for a thread of somebody else's, eight times a second.
+        """Take the spans that are new, and nothing else, and wait for nobody: for a thread of somebody else's, eight
+        times a second.
 
-        The own thread then looks once or twice a second, at all the rest (`is_relieved`). False when there is nothing to come for: no iteration is open, or
-        all is over.
+        The own thread then looks once or twice a second, at all the rest (`is_relieved`). False when there is nothing
+        to come for: no iteration is open, or all is over.
         """
         # Longer than the own thread is away: who glances until then sees what begins meanwhile.
         if self._over or self.problem is not None or self._is_idle(IDLE_SECONDS + SELDOM_SECONDS + LOOK_SECONDS):
@@ -262,7 +281,9 @@ class Observer:
         known = {number: names[number] for number in (*self._counted, *numbers)}
         devices = loaded_devices(known.values())
         self._counted = {number: (name, devices.get(name, "")) for number, name in known.items()}
-        self._counters |= {device: self._counters[name] / 100 for name, device in devices.items() if name in self._counters}
+        self._counters |= {
+            device: self._counters[name] / 100 for name, device in devices.items() if name in self._counters
+        }
 
 
 class Observed:
@@ -287,16 +308,20 @@ class Observed:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row for each finished iteration: ``iteration``, ``seconds``, the numbers the loop returned, what workers logged.
+        """One row for each finished iteration: ``iteration``, ``seconds``, the numbers the loop returned, what workers
+        logged.
 
-        Of several ranks of a worker the mean. A name that several workers log, or a worker and the loop, is ``worker.name`` for each worker.
+        Of several ranks of a worker the mean. A name that several workers log, or a worker and the loop, is
+        ``worker.name`` for each worker.
         """
         return self._observer.table.frame()
 
     def metrics_since(self, version: int = 0) -> tuple[list[dict[str, float]], int]:
-        """Rows of `metrics` that are new or have changed since ``version``, and the version now: for loggers. Costs what has changed.
+        """Rows of `metrics` that are new or have changed since ``version``, and the version now: for loggers. Costs
+        what has changed.
 
-        A row that comes again replaces the one of the same ``iteration``: what ranks of other processes log arrives a little later.
+        A row that comes again replaces the one of the same ``iteration``: what ranks of other processes log arrives a
+        little later.
         """
         return self._observer.table.since(version)
 
@@ -328,22 +353,34 @@ class Observed:
     def transports(self) -> pd.DataFrame:
         """How items of each channel have come from host to host, so far: transport, messages, items and bytes.
 
-        ``reference``: handed over within a process; ``shared memory``: large arrays in slots, the rest in the stream; ``unix``, ``tcp``: all of it in the
-        stream. Ranks that read a queue of another host are not in it: what they get is counted where it was put.
+        ``reference``: handed over within a process; ``shared memory``: large arrays in slots, the rest in the stream;
+        ``unix``, ``tcp``: all of it in the stream. Ranks that read a queue of another host are not in it: what they get
+        is counted where it was put.
         """
-        return pd.DataFrame(self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"])
+        return pd.DataFrame(
+            self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"]
+        )
 
-    def on_update(self, listener: Callable[[Any], None], afterwards: Callable[[Any], None] | None = None, glances: Callable[[], bool] = lambda: False) -> None:
-        """Call ``listener(this)`` from the background eight times a second (while no iteration is open two times; never oftener), and once after the end (at
-        once when it has ended).
+    def on_update(
+        self,
+        listener: Callable[[Any], None],
+        afterwards: Callable[[Any], None] | None = None,
+        glances: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Call ``listener(this)`` from the background eight times a second (while no iteration is open two times; never
+        oftener), and once after the end (at once when it has ended).
 
-        ``afterwards(this)`` is called twice a second, a little later, when what the listeners tell has left the process: for what is not urgent.
-        One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on. ``glances()`` says whether the listener comes by itself for
-        the spans (`Observer.glance`); while all do, they are called twice a second, or once where that takes long.
+        ``afterwards(this)`` is called twice a second, a little later, when what the listeners tell has left the
+        process: for what is not urgent. One that raises is logged (logger ``rlinf_lab``) and not called again; the work
+        goes on. ``glances()`` says whether the listener comes by itself for the spans (`Observer.glance`); while all
+        do, they are called twice a second, or once where that takes long.
         """
         for given in (listener, glances, *([] if afterwards is None else [afterwards])):
             if not callable(given):
-                raise ConfigError(f"on_update({shown(given)}): a function that takes the run or the session. Next: on_update(lambda run: print(run.status())).")
+                raise ConfigError(
+                    f"on_update({shown(given)}): a function that takes the run or the session. Next: on_update(lambda "
+                    "run: print(run.status()))."
+                )
         if afterwards is not None:
             self._unhurried.append(afterwards)
         self._glancing[id(listener)] = glances
@@ -357,11 +394,14 @@ class Observed:
         return self._observer.glance()
 
     def _all_glance(self) -> bool:
-        glancing = [self._glancing.get(id(listener)) for listener in list(self._listeners)]  # one that another thread removes just now has none
+        # one that another thread removes just now has none
+        glancing = [self._glancing.get(id(listener)) for listener in list(self._listeners)]
         try:
             return bool(glancing) and all(glances is not None and glances() for glances in glancing)
         except Exception:  # it would end the background without a word
-            logging.getLogger("rlinf_lab").exception("on_update(glances=...) raised; nobody is asked any more whether the listeners come for the spans.")
+            logging.getLogger("rlinf_lab").exception(
+                "on_update(glances=...) raised; nobody is asked any more whether the listeners come for the spans."
+            )
             self._observer.is_relieved = lambda: False
             return False
 
@@ -378,7 +418,8 @@ class Observed:
         loop, still = self._executor.driver_host.loop, self.still_seconds
         if stillness.is_news(moved_at, now, goes_on=still > 0) and loop is not None:
             logging.getLogger("rlinf_lab").warning(
-                "%r: nothing has moved for %.0f s: %s. Next: nothing, if that is work that takes long; else status() says at any time who waits for whom, and "
+                "%r: nothing has moved for %.0f s: %s. Next: nothing, if that is work that takes long; else status() "
+                "says at any time who waits for whom, and "
                 "stop() ends a run (a method that looks at self.cancelled now and then ends by it).",
                 self, still, who_does_what(loop.open_calls(), self.waits()),
             )  # fmt: skip
@@ -398,7 +439,9 @@ class Observed:
 
     @property
     def fillers(self) -> list[Filled]:
-        """What each rank of a filler has done so far: ``steps``, ``seconds``, ``result`` (the latest), ``is_done``, ``error``."""
+        """What each rank of a filler has done so far: ``steps``, ``seconds``, ``result`` (the latest), ``is_done``,
+        ``error``.
+        """
         return self._executor.fillers()
 
     # --- who waits for whom -----------------------------------------------------------------------------
@@ -407,27 +450,38 @@ class Observed:
         return [] if self._is_over() else self._executor.waits()
 
     def status(self) -> str:
-        """In words: the state, who waits for what, who computes, the cycle if they wait for each other, and how long nothing moved, what was remarked."""
+        """In words: the state, who waits for what, who computes, the cycle if they wait for each other, and how long
+        nothing moved, what was remarked.
+        """
         still = self.still_seconds
         note = [f"nothing has moved for {still:.0f} s:"] if still >= STILL_SECONDS else []
         fillers = [f"filler {filled}" for filled in self.fillers]
         loop = self._executor.driver_host.loop
         remarks = [] if loop is None else list(loop.remarked.values())
-        return "\n".join([repr(self), *(f"  {line}" for line in [*note, *self.wait_graph().lines(), *fillers, *remarks])])
+        return "\n".join(
+            [repr(self), *(f"  {line}" for line in [*note, *self.wait_graph().lines(), *fillers, *remarks])]
+        )
 
     @property
     def still_seconds(self) -> float:
-        """For how long nothing was recorded: no call or wait has ended. 0 before the start, between iterations and after the end; one that has ended is no
-        iteration that goes on, though nobody has waited for it yet.
+        """For how long nothing was recorded: no call or wait has ended. 0 before the start, between iterations and
+        after the end; one that has ended is no iteration that goes on, though nobody has waited for it yet.
         """
         loop = self._executor.driver_host.loop
-        return time.monotonic() - self._observer.moved_at if loop is not None and loop.goes_on() and not self._is_over() else 0.0
+        return (
+            time.monotonic() - self._observer.moved_at
+            if loop is not None and loop.goes_on() and not self._is_over()
+            else 0.0
+        )
 
     def standstill(self) -> Standstill | None:
-        """Why nothing moves; None while something has moved within the last `STILL_SECONDS`, and after any end but a deadlock."""
+        """Why nothing moves; None while something has moved within the last `STILL_SECONDS`, and after any end but a
+        deadlock.
+        """
         if isinstance(self.error, DeadlockError):
             return Standstill("Nothing can move any more", self.wait_graph())
-        if time.monotonic() - self._observer.moved_at < STILL_SECONDS:  # asked twice a second: nothing else is looked at
+        # asked twice a second: nothing else is looked at
+        if time.monotonic() - self._observer.moved_at < STILL_SECONDS:
             return None
         still = self.still_seconds
         return Standstill(f"Nothing has moved for {still:.0f} s", self.wait_graph()) if still >= STILL_SECONDS else None
@@ -441,7 +495,9 @@ class Observed:
         calls = loop.open_calls() if loop is not None and not self._is_over() else []
         held_up = {on for wait in waits for on in wait.on}
         filling = [f"{f.name}[{f.rank}].step" for f in self.fillers if f"{f.name}[{f.rank}]" in held_up]
-        return WaitGraph(tuple(waits), tuple(call for call in sorted([*calls, *filling]) if call.split(".")[0] not in waiting))
+        return WaitGraph(
+            tuple(waits), tuple(call for call in sorted([*calls, *filling]) if call.split(".")[0] not in waiting)
+        )
 
 
 def depths(queues: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -454,7 +510,9 @@ def depths(queues: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def loaded_devices(counters: Iterable[str]) -> dict[str, str]:
-    """By the name of a counter the device of which it is the load in %, as `UtilisationSampler` names them: ``cpu:i`` of a node is its i-th core there."""
+    """By the name of a counter the device of which it is the load in %, as `UtilisationSampler` names them: ``cpu:i``
+    of a node is its i-th core there.
+    """
     devices: dict[str, str] = {}
     cores: dict[str, list[tuple[int, str]]] = {}
     for name in counters:

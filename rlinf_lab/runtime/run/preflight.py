@@ -1,4 +1,6 @@
-"""What can be known before a launch: does the plan fit the workflow, the machines, their memory, packages and ports; would something hang?"""
+"""What can be known before a launch: does the plan fit the workflow, the machines, their memory, packages and ports;
+would something hang?
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,13 @@ def check(
     fillers: Sequence[Filler] = (),
     absent: Mapping[str, Sequence[int]] | None = None,
 ) -> Report:
-    """Look at everything that can be known before a launch. Starts no worker; with executor="ray", a Ray or the connection to one.
+    """Look at everything that can be known before a launch. Starts no worker; with executor="ray", a Ray or the
+    connection to one.
 
-    ``profile``: says what workers occupy, so that memory is checked too. ``address``, ``emulate``, ``fillers``, ``absent``: as in `run`.
-    Returns a `Report` of plan, workers, devices, memory, and for other processes pickling, packages and ports of every node;
-    ``report.ok`` says whether a launch can succeed. Never raises for what it finds, only for arguments that are none.
+    ``profile``: says what workers occupy, so that memory is checked too. ``address``, ``emulate``, ``fillers``,
+    ``absent``: as in `run`. Returns a `Report` of plan, workers, devices, memory, and for other processes pickling,
+    packages and ports of every node; ``report.ok`` says whether a launch can succeed. Never raises for what it finds,
+    only for arguments that are none.
     """
     check_workflow("check", flow)
     check_executor(executor)
@@ -61,7 +65,8 @@ def check(
 
 class _Looking:
     def __init__(
-        self, flow: Workflow, plan: ExecutionPlan, profile: Profile | None, emulate: bool, executor: str = "local", fillers: Sequence[Filler] = (),
+        self, flow: Workflow, plan: ExecutionPlan, profile: Profile | None, emulate: bool, executor: str = "local",
+        fillers: Sequence[Filler] = (),
         absent: Mapping[str, Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
         self.flow, self.wanted, self.profile, self.emulate, self.executor = flow, plan, profile, emulate, executor
@@ -75,9 +80,20 @@ class _Looking:
             self.layout: Layout = checked_layout(self.flow.graph, self.wanted, specs_of(self.fillers), self.absent)
             workers = self.flow.graph.workers
             ranks = counted(sum(map(self.layout.ranks, workers)), "rank")
-            away = f", {', '.join(f'{w}[{r}]' for w, r in sorted(self.layout.absent))} not there at first" if self.layout.absent else ""
-            filling = f"; fillers {', '.join(f'{f.spec.name} on {some(f.spec.on)}' for f in self.fillers)}" if self.fillers else ""
-            return f"{ranks} of {counted(len(workers), 'worker')} on {counted(len(self.wanted.devices), 'device')}{away}{filling}"
+            away = (
+                f", {', '.join(f'{w}[{r}]' for w, r in sorted(self.layout.absent))} not there at first"
+                if self.layout.absent
+                else ""
+            )
+            filling = (
+                f"; fillers {', '.join(f'{f.spec.name} on {some(f.spec.on)}' for f in self.fillers)}"
+                if self.fillers
+                else ""
+            )
+            return (
+                f"{ranks} of {counted(len(workers), 'worker')} on "
+                f"{counted(len(self.wanted.devices), 'device')}{away}{filling}"
+            )
 
         return _tried("plan", look)
 
@@ -85,7 +101,9 @@ class _Looking:
         """Each worker says whether it can work with these ranks (`Worker.preflight`)."""
 
         def look() -> str:
-            place = dict.fromkeys(self.layout.members, "local") if self.executor == "local" else place_hosts(self.layout)
+            place = (
+                dict.fromkeys(self.layout.members, "local") if self.executor == "local" else place_hosts(self.layout)
+            )
             refuse_unfit_workers(self.flow, self.layout, place, self.fillers)
             return "every worker accepts its ranks and sub-batches"
 
@@ -96,7 +114,9 @@ class _Looking:
         def look() -> str:
             elsewhere = [d for d in self.wanted.devices if Device.parse(d).node]
             if elsewhere:
-                raise PlanError(f"{', '.join(elsewhere)}: the {self.executor} executor has this machine only. Next: executor='ray'.")
+                raise PlanError(
+                    f"{', '.join(elsewhere)}: the {self.executor} executor has this machine only. Next: executor='ray'."
+                )
             refuse_missing(self.wanted, self.emulate)
             return ", ".join(self.wanted.devices[:8]) + " …" * (len(self.wanted.devices) > 8)
 
@@ -113,7 +133,8 @@ class _Looking:
         if problems:
             worker, problem = next(iter(problems.items()))
             raise PlanError(
-                f"worker {worker!r} cannot be made in another process: {problem}. Next: put its class into a module on sys.path whose import succeeds in a "
+                f"worker {worker!r} cannot be made in another process: {problem}. Next: put its class into a module on "
+                "sys.path whose import succeeds in a "
                 f"Python of its own, or define it in a notebook cell or the script itself (it then travels by value)."
             )
         return f"{counted(len(packed), 'worker')} can be made in another process"
@@ -146,7 +167,10 @@ class _Looking:
                     kind = "worker" if name in self.flow.workers else "filler"
                     raise PlanError(f"{kind} {name!r} cannot travel: {said(error)}") from error
             filling = f" and {counted(len(self.fillers), 'filler')}" if self.fillers else ""
-            return f"{counted(len(self.flow.workers), 'worker')}{filling}, {sum(p.nbytes for p in packed.values()) / 1024:.1f} KiB"
+            return (
+                f"{counted(len(self.flow.workers), 'worker')}{filling}, "
+                f"{sum(p.nbytes for p in packed.values()) / 1024:.1f} KiB"
+            )
 
         return _tried("pickling", look), packed
 
@@ -156,10 +180,19 @@ class _Looking:
         mine = facts_here()
         for number, node in facts.items():
             name, there = f"packages of node {number}", node.versions
-            other = [f"{p} {v or 'missing'} (here {mine.versions[p]})" for p, v in there.items() if v != mine.versions[p]]
+            other = [
+                f"{p} {v or 'missing'} (here {mine.versions[p]})" for p, v in there.items() if v != mine.versions[p]
+            ]
             if node.problems:
                 worker, problem = next(iter(node.problems.items()))
-                checks.append(Check(name, BROKEN, f"worker {worker!r} cannot be made there: {problem}", "install there what it imports"))
+                checks.append(
+                    Check(
+                        name,
+                        BROKEN,
+                        f"worker {worker!r} cannot be made there: {problem}",
+                        "install there what it imports",
+                    )
+                )
             elif other:
                 status = BROKEN if None in there.values() else OPTIONAL
                 checks.append(Check(name, status, ", ".join(other), "pip install the same versions there"))
@@ -170,14 +203,27 @@ class _Looking:
     def _ports(self, nodes: dict[int, str], facts: dict[int, NodeFacts]) -> Check:
         """Hosts of different nodes speak TCP with each other, in both directions; where they cannot, through Ray."""
         pairs = [pair for number in nodes if number for pair in ((0, number), (number, 0))]
-        detours = [f"node {a} cannot open a connection to node {b} ({problem})" for a, b in pairs if (problem := reach(nodes[a], nodes[b]))]
+        detours = [
+            f"node {a} cannot open a connection to node {b} ({problem})"
+            for a, b in pairs
+            if (problem := reach(nodes[a], nodes[b]))
+        ]
         if detours:
-            return Check("ports", OPTIONAL, f"{'; '.join(detours)}: messages go through Ray there, slower", "let TCP through between the nodes")
+            return Check(
+                "ports",
+                OPTIONAL,
+                f"{'; '.join(detours)}: messages go through Ray there, slower",
+                "let TCP through between the nodes",
+            )
 
         def look() -> str:
             if not facts[0].shared_memory:
                 raise PlanError("memory files cannot be made here. Next: Linux 3.17 or newer.")
-            return f"node 0 and {counted(len(nodes) - 1, 'other node')} reach each other" if len(nodes) > 1 else "unix sockets and memory files"
+            return (
+                f"node 0 and {counted(len(nodes) - 1, 'other node')} reach each other"
+                if len(nodes) > 1
+                else "unix sockets and memory files"
+            )
 
         return _tried("ports", look)
 
@@ -196,20 +242,26 @@ class _Looking:
             for place, (need, who) in needs.items():
                 there = self._there(place, facts)
                 if there is not None and need > there:
-                    raise PlanError(f"{place} needs {need:.1f} GiB for {', '.join(who)} and has {there:.1f} free. Next: fewer ranks there, or device_memory=.")
+                    raise PlanError(
+                        f"{place} needs {need:.1f} GiB for {', '.join(who)} and has {there:.1f} free. Next: fewer "
+                        "ranks there, or device_memory=."
+                    )
             found = ", ".join(f"{place} {need:.1f} GiB" for place, (need, _) in list(needs.items())[:4])
             return f"{found}; fillers come on top, a profile does not have them" if self.fillers else found
 
         return [_tried("memory", look)]
 
     def _needs(self) -> dict[str, tuple[float, list[str]]]:
-        """GiB by GPU, or by the host memory of a node: of all who stay there, and of the largest of those who take turns."""
+        """GiB by GPU, or by the host memory of a node: of all who stay there, and of the largest of those who
+        time-share.
+        """
         assert self.profile is not None
         turns = self.wanted.device_memory is not None
         found: dict[str, list[tuple[float, str, bool]]] = {}
         held = set[tuple[str, str]]()  # weights that are on a device all the time
         names = self.flow.graph.workers
-        for worker in sorted(names, key=lambda w: turns and self.wanted.memory.get(w, 0) > 0):  # those who may leave come last
+        # those who may leave come last
+        for worker in sorted(names, key=lambda w: turns and self.wanted.memory.get(w, 0) > 0):
             memory = self.profile.workers[worker].memory
             for rank in range(self.layout.ranks(worker)):
                 for name in self.wanted.device_names(worker, rank):
@@ -221,7 +273,11 @@ class _Looking:
                         held.add((name, memory.shared_as))
                     found.setdefault(place, []).append((memory.resident_gib + shared, f"{worker}[{rank}]", leaves))
         return {
-            place: (sum(g for g, _, leaves in rows if not leaves) + max((g for g, _, leaves in rows if leaves), default=0.0), [who for _, who, _ in rows])
+            place: (
+                sum(g for g, _, leaves in rows if not leaves)
+                + max((g for g, _, leaves in rows if leaves), default=0.0),
+                [who for _, who, _ in rows],
+            )
             for place, rows in found.items()
         }
 
@@ -231,7 +287,9 @@ class _Looking:
             return None if node is None else node.memory_gib
         device = Device.parse(place)
         gpus = facts[device.node].gpu_gib if device.node in facts else ()
-        return gpus[device.index] if device.index < len(gpus) else self.profile.device_memory_gib if self.profile else None
+        return (
+            gpus[device.index] if device.index < len(gpus) else self.profile.device_memory_gib if self.profile else None
+        )
 
 
 def _tried(name: str, look: Callable[[], str]) -> Check:

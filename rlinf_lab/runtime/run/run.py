@@ -34,11 +34,18 @@ ENDED = ("finished", "failed", "stopped")
 class Run(Observed):
     """Handle of a run that goes on in a background thread. Made by `run`.
 
-    Attributes: ``state`` (starting, running, paused, stopping, finished, failed, stopped), ``iteration`` (finished ones),
-    ``iterations`` (asked for; None: until stopped), ``left_behind`` (ranks, or a whole process, that computed on when the run had ended).
+    Attributes: ``state`` (starting, running, paused, stopping, finished, failed, stopped), ``iteration`` (finished
+    ones), ``iterations`` (asked for; None: until stopped), ``left_behind`` (ranks, or a whole process, that computed on
+    when the run had ended).
     """
 
-    def __init__(self, executor: Executor, iterations: int | None, inputs: Iterable[Any] | None = None, keep_results: bool | int = True) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        iterations: int | None,
+        inputs: Iterable[Any] | None = None,
+        keep_results: bool | int = True,
+    ) -> None:
         self.flow, self.plan = executor.flow, executor.layout.plan
         self.iterations = iterations
         self.iteration = 0
@@ -84,9 +91,12 @@ class Run(Observed):
         try:
             while not self._ended.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError(f"{self!r} has not ended after {timeout} s; it goes on. Next: run.stop() or run.wait().")
+                    raise TimeoutError(
+                        f"{self!r} has not ended after {timeout} s; it goes on. Next: run.stop() or run.wait()."
+                    )
             if threading.current_thread() is not self._thread:
-                self._thread.join(LAST_WORDS_SECONDS)  # listeners have seen the end when this returns, unless one of them lasts
+                # listeners have seen the end when this returns, unless one of them lasts
+                self._thread.join(LAST_WORDS_SECONDS)
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -115,13 +125,15 @@ class Run(Observed):
         if wait and threading.current_thread() is not self._thread:
             if not self._ended.wait(STOP_SECONDS):
                 raise TimeoutError(
-                    f"{self!r} has not ended after {STOP_SECONDS} s: {', '.join(loop.busy()) or 'its start'} goes on. Next: wait, or restart the kernel; a "
+                    f"{self!r} has not ended after {STOP_SECONDS} s: {', '.join(loop.busy()) or 'its start'} goes on. "
+                    "Next: wait, or restart the kernel; a "
                     f"method that computes for long looks at self.cancelled now and then."
                 )
             self._warn()
 
     def _warn(self) -> None:
-        self._session._tell_remarks(stacklevel=4)  # those of another process that came after the last iteration had ended
+        # those of another process that came after the last iteration had ended
+        self._session._tell_remarks(stacklevel=4)
         if self.left_behind and not self._told_who_was_left:
             self._told_who_was_left = True
             warnings.warn(left_behind(self.left_behind, self._executor.driver_host), RuntimeWarning, stacklevel=3)
@@ -150,7 +162,10 @@ class Run(Observed):
 
     def _refuse_while_starting(self, what: str) -> None:
         if self.state == "starting":
-            raise ExecutorError(f"{what}: the workers of {self!r} are still being set up. Next: call it when run.state is 'running', or give absent= to run().")
+            raise ExecutorError(
+                f"{what}: the workers of {self!r} are still being set up. Next: call it when run.state is 'running', "
+                "or give absent= to run()."
+            )
 
     @property
     def members(self) -> dict[str, tuple[int, ...]]:
@@ -180,7 +195,10 @@ class Run(Observed):
         of = "" if self.iterations is None else f"/{self.iterations}"
         eta = self.eta_seconds
         rest = f", {eta:.0f} s to go" if eta and self.state == "running" else ""
-        return f"Run({self.flow.name!r}, plan {self.plan.name!r}: {self.state}, iteration {self.iteration}{of}, {self.elapsed_seconds:.1f} s{rest})"
+        return (
+            f"Run({self.flow.name!r}, plan {self.plan.name!r}: {self.state}, iteration {self.iteration}{of}, "
+            f"{self.elapsed_seconds:.1f} s{rest})"
+        )
 
     # --- the background ----------------------------------------------------------------------------------
     def _main(self) -> None:
@@ -202,7 +220,9 @@ class Run(Observed):
     def _loop(self, session: Session) -> None:
         open_: deque[Iteration] = deque()
         try:
-            while not self._stop.is_set() and (self.iterations is None or self.iteration + len(open_) < self.iterations):
+            while not self._stop.is_set() and (
+                self.iterations is None or self.iteration + len(open_) < self.iterations
+            ):
                 if not self._go.is_set():
                     self._take(open_, 0)
                     self._go.wait()
@@ -253,29 +273,55 @@ def run(
 ) -> Run:
     """Start a workflow under a plan; returns at once. See `rlinf_lab.run`, which also shows a dashboard."""
     check_workflow("run", flow)
-    if iterations is not None and (not isinstance(iterations, numbers.Integral) or isinstance(iterations, bool) or iterations < 1):
-        raise ConfigError(f"run(iterations={shown(iterations)}): a whole number of at least 1, or None. Next: iterations=100, or None until run.stop().")
+    if iterations is not None and (
+        not isinstance(iterations, numbers.Integral) or isinstance(iterations, bool) or iterations < 1
+    ):
+        raise ConfigError(
+            f"run(iterations={shown(iterations)}): a whole number of at least 1, or None. Next: iterations=100, or "
+            "None until run.stop()."
+        )
     if inputs is not None and not isinstance(inputs, Iterable):
-        raise ConfigError(f"run(inputs={shown(inputs)}): one argument of the iteration function for each iteration. Next: inputs=[first, second, ...].")
+        raise ConfigError(
+            f"run(inputs={shown(inputs)}): one argument of the iteration function for each iteration. Next: "
+            "inputs=[first, second, ...]."
+        )
     if not isinstance(keep_results, int) or keep_results < 0:
-        raise ConfigError(f"run(keep_results={shown(keep_results)}): True (all), False (none), or how many of the latest. Next: keep_results=10, say.")
+        raise ConfigError(
+            f"run(keep_results={shown(keep_results)}): True (all), False (none), or how many of the latest. Next: "
+            "keep_results=10, say."
+        )
     one = () if inputs is None else (None,)
-    check_iteration_call(flow.name, flow.body, one, {}, "run(flow, inputs=[...]) gives one argument to each iteration, run(flow) none")
-    return Run(make_executor(executor, flow, plan, **options), None if iterations is None else int(iterations), inputs, keep_results).start()
+    check_iteration_call(
+        flow.name, flow.body, one, {}, "run(flow, inputs=[...]) gives one argument to each iteration, run(flow) none"
+    )
+    return Run(
+        make_executor(executor, flow, plan, **options),
+        None if iterations is None else int(iterations),
+        inputs,
+        keep_results,
+    ).start()
 
 
 def check_workflow(who: str, flow: object) -> None:
     if not isinstance(flow, Workflow):
-        raise WorkflowError(f"{who}() takes a Workflow, not {shown(flow)}. Next: flow = lab.Workflow('name'), its workers and its iteration.")
+        raise WorkflowError(
+            f"{who}() takes a Workflow, not {shown(flow)}. Next: flow = lab.Workflow('name'), its workers and its "
+            "iteration."
+        )
 
 
 def check_executor(name: object) -> None:
     if name not in EXECUTORS:
-        raise ConfigError(f"executor={shown(name)} is not known. Next: 'local' (threads of this process), 'processes' (of this machine) or 'ray'.")
+        raise ConfigError(
+            f"executor={shown(name)} is not known. Next: 'local' (threads of this process), 'processes' (of this "
+            "machine) or 'ray'."
+        )
 
 
 def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | None, **options: Any) -> Executor:
-    """The executor called ``name``. ``plan``: also one of those that `lab.plan` gave; None: everything on all devices, one after another."""
+    """The executor called ``name``. ``plan``: also one of those that `lab.plan` gave; None: everything on all devices,
+    one after another.
+    """
     check_executor(name)
     made: Any = LocalExecutor
     if name == "ray":
@@ -294,11 +340,15 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
 
 
 @contextlib.contextmanager
-def session(flow: Workflow, plan: ExecutionPlan | Planned | None = None, executor: str = "local", **options: Any) -> Iterator[ObservedSession]:
-    """For an ordinary Python loop: ``with lab.session(flow, plan) as s: ... s.step(batch)``. Closed at the end of the block.
+def session(
+    flow: Workflow, plan: ExecutionPlan | Planned | None = None, executor: str = "local", **options: Any
+) -> Iterator[ObservedSession]:
+    """For an ordinary Python loop: ``with lab.session(flow, plan) as s: ... s.step(batch)``. Closed at the end of the
+    block.
 
-    It shows what a run shows, during the block and after it: ``s.timeline``, ``s.metrics``, ``s.frames``, ``s.counters``,
-    ``s.channels()``, ``s.status()``, ``s.on_update(...)``, and `rlinf_lab.show` a dashboard of it. Results are yours to keep.
+    It shows what a run shows, during the block and after it: ``s.timeline``, ``s.metrics``, ``s.frames``,
+    ``s.counters``, ``s.channels()``, ``s.status()``, ``s.on_update(...)``, and `rlinf_lab.show` a dashboard of it.
+    Results are yours to keep.
     """
     check_workflow("session", flow)
     made = ObservedSession(make_executor(executor, flow, plan, **options))

@@ -1,7 +1,8 @@
-"""When to say that nothing moves: no item, no span and no iteration has ended for long, and that is no deadlock, for somebody is in a call.
+"""When to say that nothing moves: no item, no span and no iteration has ended for long, and that is no deadlock, for
+somebody is in a call.
 
-A call may last (a model is loaded, a step is long), so it is no error. It is said once each time; where it has been said and the call ended after all, only of
-what lasts twice as long: the next of such calls is nothing new.
+A call may last (a model is loaded, a step is long), so it is no error. It is said once each time; where it has been
+said and the call ended after all, only of what lasts twice as long: the next of such calls is nothing new.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class Stillness:
         self._usual = 0.0  # the longest that was told and has ended
 
     def is_news(self, moved_at: float, now: float, goes_on: bool = True) -> bool:
-        """Whether to say so now. ``moved_at``: when something has moved last; ``goes_on``: an iteration is under way (to be asked while none is, too: what
-        was told has ended then, and the time until the next one begins is the user's).
+        """Whether to say so now. ``moved_at``: when something has moved last; ``goes_on``: an iteration is under way
+        (to be asked while none is, too: what was told has ended then, and the time until the next one begins is the
+        user's).
         """
         if moved_at != self._moved_at or not goes_on:
             if self.told:
@@ -38,7 +40,9 @@ class Stillness:
 
 
 def who_does_what(calls: Iterable[str], waits: Sequence[Wait]) -> str:
-    """In one line. ``calls``: worker[rank].method of those that have not ended, of each rank in the order of their beginning."""
+    """In one line. ``calls``: worker[rank].method of those that have not ended, of each rank in the order of their
+    beginning.
+    """
     waiting = {wait.who for wait in waits}
     inside: dict[str, str] = {}
     for rank, _, method in (call.partition(".") for call in calls):

@@ -1,7 +1,8 @@
 """For a moment, threads wait less for the interpreter.
 
-Python lets a thread that computes go on for 5 ms before another one has its turn. News pass through three threads on their way to a page, so beside a
-loop of Python's own they took 15 ms longer. For all the time that would cost threads that compute a tenth of their speed (more switches).
+Python lets a thread that computes go on for 5 ms before another one has its turn. News pass through three threads on
+their way to a page, so beside a loop of Python's own they took 15 ms longer. For all the time that would cost threads
+that compute a tenth of their speed (more switches).
 """
 
 from __future__ import annotations

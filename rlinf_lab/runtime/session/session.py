@@ -34,7 +34,9 @@ from rlinf_lab.workflow.workflow import Workflow
 
 @dataclass
 class Ended:
-    """How the workers of a run ended. ``late``: ranks that computed on and were left behind or killed; ``errors``: what ``close`` and fillers raised."""
+    """How the workers of a run ended. ``late``: ranks that computed on and were left behind or killed; ``errors``: what
+    ``close`` and fillers raised.
+    """
 
     late: list[str] = field(default_factory=list)
     errors: list[WorkerError] = field(default_factory=list)
@@ -43,7 +45,8 @@ class Ended:
 class Executor(Protocol):
     """What a session needs of an executor. ``driver_host`` is the host on which the user's loop runs.
 
-    ``stop`` may be called from any thread, also while ``start`` is under way (which then raises `Cancelled`), and more than once.
+    ``stop`` may be called from any thread, also while ``start`` is under way (which then raises `Cancelled`), and more
+    than once.
     """
 
     flow: Workflow
@@ -53,7 +56,8 @@ class Executor(Protocol):
     def start(self) -> None: ...
     def drain(self) -> list[SpanBatch]: ...
     def rows(self, most: int) -> tuple[str, int, bytearray] | None:
-        """(source, number of the batch, rows of `NARROW_DTYPE`) of the spans that wait, where nothing else does but samples, and no more than ``most``.
+        """(source, number of the batch, rows of `NARROW_DTYPE`) of the spans that wait, where nothing else does but
+        samples, and no more than ``most``.
 
         None elsewhere, and where there are several hosts: ask `drain`.
         """
@@ -91,8 +95,8 @@ class Iteration:
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the iteration, and with it all before, has ended; what the iteration function returned, resolved.
 
-        Raises the `WorkerError` of a worker that failed in it; `Cancelled` when it was given up because an earlier one failed.
-        `TimeoutError` after ``timeout`` seconds; the iteration goes on.
+        Raises the `WorkerError` of a worker that failed in it; `Cancelled` when it was given up because an earlier one
+        failed. `TimeoutError` after ``timeout`` seconds; the iteration goes on.
         """
         return self._session._outcome(self, timeout)
 
@@ -110,8 +114,8 @@ class Session:
 
     With a plan that allows ``staleness``, ``session.submit(batch)`` starts an iteration while earlier ones go on.
 
-    After a failure the workers that are alive stay alive, and both may be called again; the next iteration first waits for calls of
-    the failed one that still compute. Attributes: ``iteration`` (how many are over).
+    After a failure the workers that are alive stay alive, and both may be called again; the next iteration first waits
+    for calls of the failed one that still compute. Attributes: ``iteration`` (how many are over).
     """
 
     is_dry = False
@@ -122,10 +126,12 @@ class Session:
         assert self._host.loop is not None
         self._loop = self._host.loop
         self._flow = executor.flow
-        self._function = executor.flow.body  # a cell that is executed meanwhile may define another one; the plan fits this one
+        # a cell that is executed meanwhile may define another one; the plan fits this one
+        self._function = executor.flow.body
         if old := self._flow.outdated():
             warnings.warn(
-                f"Workflow {self._flow.name!r}: the class of {', '.join(map(repr, old))} was defined anew after flow.worker(...); this run uses the "
+                f"Workflow {self._flow.name!r}: the class of {', '.join(map(repr, old))} was defined anew after "
+                "flow.worker(...); this run uses the "
                 f"old one. Next: run the cells that make the Workflow and declare its workers again.",
                 RuntimeWarning, stacklevel=3,
             )  # fmt: skip
@@ -162,11 +168,18 @@ class Session:
     def submit(self, *args: Any, **kwargs: Any) -> Iteration:
         """Start an iteration: executes the iteration function, and returns while its calls may still be going on.
 
-        When more than ``plan.staleness`` earlier iterations are unfinished it waits for the oldest first. Raises what the iteration
-        function raises, or the failure of an earlier iteration; that one and all later ones are given up then.
+        When more than ``plan.staleness`` earlier iterations are unfinished it waits for the oldest first. Raises what
+        the iteration function raises, or the failure of an earlier iteration; that one and all later ones are given up
+        then.
         """
         self._refuse_inside("submit" if self._layout.plan.staleness else "step")
-        check_iteration_call(self._flow.name, self._function, args, kwargs, "session.step(...) takes the arguments of the iteration function")
+        check_iteration_call(
+            self._flow.name,
+            self._function,
+            args,
+            kwargs,
+            "session.step(...) takes the arguments of the iteration function",
+        )
         self._frame, self._thread = sys._getframe(), threading.get_ident()
         number = self._next_number()
         try:
@@ -189,7 +202,9 @@ class Session:
 
         Raises the first failure among them, one that somebody was told of not again.
         """
-        untold = [one for one in self._open if not one._is_over or (one._error is not None and one._error is self._untold)]
+        untold = [
+            one for one in self._open if not one._is_over or (one._error is not None and one._error is self._untold)
+        ]
         return [one.wait() for one in untold]
 
     # --- ranks that come and go --------------------------------------------------------------------------
@@ -199,20 +214,22 @@ class Session:
         return {worker: self._loop.members.present(worker) for worker in self._layout.graph.workers}
 
     def join(self, worker: str, rank: int, timeout: float | None = None) -> None:
-        """A rank that has a place in the plan and is absent comes: its worker is built there. Returns when it is set up. From any thread.
+        """A rank that has a place in the plan and is absent comes: its worker is built there. Returns when it is set
+        up. From any thread.
 
-        It takes part in calls under way whose ranks take items from one channel that they share, and in all later ones. (Where those meet in their calls,
-        by `Worker.exchange` or a `RankGroup`, let it join between two steps: those who began a call do not wait for it.) Raises the `WorkerError`
-        of its setup (nobody else suffers), `PlanError` for a rank that cannot come, `TimeoutError` after ``timeout`` seconds (default: two minutes).
+        It takes part in calls under way whose ranks take items from one channel that they share, and in all later ones.
+        (Where those meet in their calls, by `Worker.exchange` or a `RankGroup`, let it join between two steps: those
+        who began a call do not wait for it.) Raises the `WorkerError` of its setup (nobody else suffers), `PlanError`
+        for a rank that cannot come, `TimeoutError` after ``timeout`` seconds (default: two minutes).
         """
         aside(lambda: self._loop.members.join(worker, rank, timeout))
 
     def leave(self, worker: str, rank: int) -> None:
         """A rank goes: returns at once. From any thread; rank 0 stays.
 
-        In a call whose ranks take items from one channel that they share it finds the end of the stream at its next get, and the others take what it has
-        not taken (of a get of everything it takes its share); other calls under way it does as ever. Then its worker is closed. `join` brings the rank back,
-        with a new worker.
+        In a call whose ranks take items from one channel that they share it finds the end of the stream at its next
+        get, and the others take what it has not taken (of a get of everything it takes its share); other calls under
+        way it does as ever. Then its worker is closed. `join` brings the rank back, with a new worker.
         """
         aside(lambda: self._loop.members.leave(worker, rank))
 
@@ -242,13 +259,20 @@ class Session:
     def _refuse_inside(self, what: str) -> None:
         if self._is_inside():
             raise WorkflowError(
-                f"{what}() of workflow {self._flow.name!r} was called while iteration {self._now} is going on. Next: call it after that has "
+                f"{what}() of workflow {self._flow.name!r} was called while iteration {self._now} is going on. Next: "
+                "call it after that has "
                 f"returned; a second lab.session(flow, plan) can go on at the same time."
             )
 
     def _is_inside(self) -> bool:
         """Whether submit() or wait() is on the stack of a thread: an interrupt may have thrown it out at any line."""
-        here = None if self._frame is None else sys._getframe() if self._thread == threading.get_ident() else _frame_of(self._thread)
+        here = (
+            None
+            if self._frame is None
+            else sys._getframe()
+            if self._thread == threading.get_ident()
+            else _frame_of(self._thread)
+        )
         while here is not None:
             if here is self._frame:
                 return True
@@ -282,7 +306,8 @@ class Session:
         self._seal(set(self._layout.graph_channels()))
         self._loop.counted(self._now, moved(self._ports.values()))
         self._loop.broadcast(("readers", self._now, self._readers()))
-        if any(spec.discard_unread for spec in self._layout.graph.channels):  # before it can be known that nobody reads one any more
+        # before it can be known that nobody reads one any more
+        if any(spec.discard_unread for spec in self._layout.graph.channels):
             self._loop.broadcast(("wanted", self._now, self._wanted()))
         self._loop.leave(self._now)
 
@@ -319,7 +344,9 @@ class Session:
         closed = self._loop.close(one.number)
         end = host.clock.now_ns() if closed.failure is not None else closed.ended_ns
         channel = recorder.name(FAILED) if one._error is not None else -1
-        recorder.add(self._track, SpanKind.MARK, recorder.name(ITERATION), closed.began_ns, end, one.number, channel=channel)
+        recorder.add(
+            self._track, SpanKind.MARK, recorder.name(ITERATION), closed.began_ns, end, one.number, channel=channel
+        )
         one._seconds = max(0, end - max(closed.began_ns, self._ended_ns)) / 1e9
         self._ended_ns = max(self._ended_ns, end)
         one._returned, one._is_over = None, True
@@ -333,7 +360,9 @@ class Session:
             self._untold = self._untold or failure
 
     def _abandon(self, number: int, error: BaseException) -> BaseException | None:
-        """End this iteration and all later ones because of ``error``. Returns the failure that it follows from, if it does."""
+        """End this iteration and all later ones because of ``error``. Returns the failure that it follows from, if it
+        does.
+        """
 
         def let_go() -> None:  # the servant may be waiting for something
             self._loop.give_up(number, error)
@@ -365,10 +394,17 @@ class Session:
         failure, late = self._loop.failure_of(first), self._loop.settle()
         assert failure is not None
         if late:
-            failure.add_note(f"Still busy, and not interruptible: {', '.join(late)}. The next iteration waits until they have returned.")
+            failure.add_note(
+                f"Still busy, and not interruptible: {', '.join(late)}. The next iteration waits until "
+                "they have returned."
+            )
         given_up = [one for one in self._open if not one._is_over and one.number >= first]
         for one in given_up:
-            one._error = failure if one.number == first else Cancelled(f"Iteration {one.number} was given up, because iteration {first} failed.")
+            one._error = (
+                failure
+                if one.number == first
+                else Cancelled(f"Iteration {one.number} was given up, because iteration {first} failed.")
+            )
             self._end(one)
         if self._layout.plan.staleness:
             later = ", ".join(str(one.number) for one in given_up[1:])
@@ -435,16 +471,28 @@ class Session:
         host, driver = self._host, self._host.driver
         if path or self._layout.ranks(call.worker) == 1:
             return follow(host.fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
-        return [host.fetch(driver, call.call_id, call.worker, r, call.iteration, timeout) for r in self._loop.members.of(call)]
+        return [
+            host.fetch(driver, call.call_id, call.worker, r, call.iteration, timeout)
+            for r in self._loop.members.of(call)
+        ]
 
     def done(self, call: CallSpec) -> bool:
         return self._loop.is_done(call.call_id, self._layout.ranks(call.worker))
 
-    def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None = None, priority: float | None = None) -> None:
+    def driver_put(
+        self,
+        channel: ChannelSpec,
+        items: list[Any],
+        key: int | None,
+        weight: int | None = None,
+        priority: float | None = None,
+    ) -> None:
         self._refuse_outside(f"put into channel {channel.name!r}")
         self._servant.do(lambda: self._put(channel, items, key, weight, priority))
 
-    def _put(self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None, priority: float | None) -> None:
+    def _put(
+        self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None, priority: float | None
+    ) -> None:
         self._refuse_untraced(channel.name, WRITE, DRIVER, "The iteration function")
         self._refuse_sealed(channel.name, "The iteration function")
         self._port(channel.name, WRITE).put_all(items, key=key, weight=weight, priority=priority)
@@ -508,13 +556,17 @@ class Session:
             return
         graph = self._layout.graph
         names = graph.channels_by_name()
-        seen = () if channel not in names else graph.consumers(channel) if direction == READ else graph.producers(channel)
+        seen = (
+            () if channel not in names else graph.consumers(channel) if direction == READ else graph.producers(channel)
+        )
         if worker not in seen:
             does = "reads from" if direction == READ else "writes to"
             others = f"; there, {', '.join(seen)} did" if seen else ""
             raise WorkflowError(
-                f"{who} {does} channel {channel!r}, which it did not do in the dry run of workflow {graph.name!r} (repr(flow.graph)){others}. The "
-                f"plan was made for that. Next: let branches depend on arguments and on values as they are (`value.wait() > 3`: both ways are "
+                f"{who} {does} channel {channel!r}, which it did not do in the dry run of workflow {graph.name!r} "
+                f"(repr(flow.graph)){others}. The "
+                "plan was made for that. Next: let branches depend on arguments and on values as they are "
+                "(`value.wait() > 3`: both ways are "
                 f"tried), not on variables outside, random numbers, len(value) or float(value)."
             )
         self._traced.add((channel, direction, worker))
@@ -524,26 +576,38 @@ class Session:
         what = _value_of(call)
         if self._is_inside():
             if self._thread != threading.get_ident():
-                raise WorkflowError(f"{what} can be waited for by the thread that executes the iteration only. Next: wait() in the iteration function.")
+                raise WorkflowError(
+                    f"{what} can be waited for by the thread that executes the iteration only. Next: wait() in the "
+                    "iteration function."
+                )
         elif not self.done(call):
             raise WorkflowError(
-                f"{what} is not here yet, and waiting for it outside the iteration function cannot end its iteration. Next: return it from the "
-                f"iteration function, or wait() in it; of an iteration that submit() began, wait() of what submit() gave."
+                f"{what} is not here yet, and waiting for it outside the iteration function cannot end its iteration. "
+                "Next: return it from the "
+                "iteration function, or wait() in it; of an iteration that submit() began, wait() of what submit() "
+                "gave."
             )
 
     def _refuse_forgotten(self, what: str, iteration: int) -> None:
         """Values live until the next iteration has ended; what begins after that one cannot count on them."""
         if iteration < (self.iteration if (body := self._body()) is None else body) - 1:
-            raise WorkflowError(f"{what} was forgotten when iteration {iteration + 1} ended. Next: return it from the iteration function.")
+            raise WorkflowError(
+                f"{what} was forgotten when iteration {iteration + 1} ended. Next: return it from the iteration "
+                "function."
+            )
 
     def _refuse_outside(self, what: str) -> None:
         if self._body() is None or not self._is_inside():
-            raise WorkflowError(f"{what}: no iteration of workflow {self._flow.name!r} is going on. Next: do it in the iteration function.")
+            raise WorkflowError(
+                f"{what}: no iteration of workflow {self._flow.name!r} is going on. Next: do it in the iteration "
+                "function."
+            )
 
     def _refuse_sealed(self, channel: str, who: str) -> None:
         if channel in self._sealed:
             raise WorkflowError(
-                f"{who} writes to channel {channel!r} after the loop waited for something downstream of it: its stream of this "
+                f"{who} writes to channel {channel!r} after the loop waited for something downstream of it: its stream "
+                "of this "
                 f"iteration has ended. Next: make the call before the wait()."
             )
 
@@ -555,7 +619,8 @@ def _value_of(call: CallSpec) -> str:
 def _frame_of(thread: int) -> types.FrameType | None:
     """What another thread executes; None when it is gone.
 
-    Without the garbage collector: a finaliser that lets other threads run there stops the interpreter for good (python/cpython#106883, seen in 3.11.7).
+    Without the garbage collector: a finaliser that lets other threads run there stops the interpreter for good
+    (python/cpython#106883, seen in 3.11.7).
     """
     collects = gc.isenabled()
     gc.disable()

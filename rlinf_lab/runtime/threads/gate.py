@@ -9,13 +9,14 @@ import threading
 import weakref
 
 MOST = 256  # gates of a process that have a counter each
-_FREE: list[_Counter] = []  # those whose gates are gone; kept, for a finaliser that closes files lets other threads run in the middle of anything
+# those whose gates are gone; kept, for a finaliser that closes files lets other threads run in the middle of anything
+_FREE: list[_Counter] = []
 _USED: set[_Counter] = set()
 
 
 class _Counter(weakref.ref["Gate"]):
-    """The counter of a gate, as a reference to it. When the gate goes, the reference joins the free ones by itself: no line of Python is run in between,
-    which an interrupt could hit."""
+    """The counter of a gate, as a reference to it. When the gate goes, the reference joins the free ones by itself: no
+    line of Python is run in between, which an interrupt could hit."""
 
     __slots__ = ("file",)
     file: int
@@ -24,8 +25,9 @@ class _Counter(weakref.ref["Gate"]):
 class Gate:
     """Closed at first, and again behind each passing. Opening it twice before somebody passes is opening it once.
 
-    An event counter of the kernel (eventfd): two threads that take turns need 5 us a round on it and 14 on a lock, which wakes them on two cores
-    (Linux 6.18, 2 cores, AMD EPYC). Where there is none, or the process has many gates, it is a lock.
+    An event counter of the kernel (eventfd): two threads that take turns need 5 us a round on it and 14 on a lock,
+    which wakes them on two cores (Linux 6.18, 2 cores, AMD EPYC). Where there is none, or the process has many gates,
+    it is a lock.
     """
 
     _made = 0
@@ -45,7 +47,9 @@ class Gate:
                 self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Pass it, as soon as it is open; False when it has not been within ``timeout`` seconds. By one thread at a time."""
+        """Pass it, as soon as it is open; False when it has not been within ``timeout`` seconds. By one thread at a
+        time.
+        """
         if self._counter < 0:
             return self._lock.acquire(timeout=-1 if timeout is None else timeout)
         if timeout is not None:

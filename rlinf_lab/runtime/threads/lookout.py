@@ -1,12 +1,15 @@
-"""Where a rank that waits listens to the links of its host itself: what it waits for then wakes one thread instead of two.
+"""Where a rank that waits listens to the links of its host itself: what it waits for then wakes one thread instead of
+two.
 
-There is one place; who finds it taken waits at its gate, and the reading threads of the links do the rest as ever. Nothing is handed
-over between them: a connection is watched by the lookout first and by its own thread behind it, both exclusively, so the kernel wakes the
-rank if there is one that listens, and else the thread. What a rank leaves unread it has the thread roused for.
+There is one place; who finds it taken waits at its gate, and the reading threads of the links do the rest as ever.
+Nothing is handed over between them: a connection is watched by the lookout first and by its own thread behind it, both
+exclusively, so the kernel wakes the rank if there is one that listens, and else the thread. What a rank leaves unread
+it has the thread roused for.
 
-Where nobody else has anything to do on its core, and the waits are usually not much longer than it takes to sleep and be woken (a round trip
-with another process), a rank stays awake and looks again and again, as adaptive locks do. To the kernel it does not wait then: the connection's own
-thread would be woken for every message, to find nothing, on the same core. So the connection that has spoken last is hushed for as long.
+Where nobody else has anything to do on its core, and the waits are usually not much longer than it takes to sleep and
+be woken (a round trip with another process), a rank stays awake and looks again and again, as adaptive locks do. To the
+kernel it does not wait then: the connection's own thread would be woken for every message, to find nothing, on the same
+core. So the connection that has spoken last is hushed for as long.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-AWAKE_NS = 400_000  # who usually waits longer sleeps at once, and nobody looks for longer than this: a round trip on a busy machine
+# who usually waits longer sleeps at once, and nobody looks for longer than this: a round trip on a busy machine
+AWAKE_NS = 400_000
 IN_TURN = select.EPOLLIN | getattr(select, "EPOLLEXCLUSIVE", 0)
 
 
@@ -38,7 +42,9 @@ class Heard(Protocol):
 
 
 class Lookout:
-    """Of one host. ``has_core``: whether nobody else computes now where its ranks wait. ``before``: what is done before each wait."""
+    """Of one host. ``has_core``: whether nobody else computes now where its ranks wait. ``before``: what is done before
+    each wait.
+    """
 
     def __init__(self, has_core: Callable[[], bool], before: Callable[[], None] = lambda: None) -> None:
         self._has_core, self._before = has_core, before

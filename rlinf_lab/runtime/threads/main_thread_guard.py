@@ -1,10 +1,10 @@
 """A thread that does for the main thread what must not be torn apart.
 
-An interrupt (Ctrl-C, the kernel's stop button) is raised in the main thread between any two lines; in the middle of the scheduler's
-bookkeeping it would leave threads that wait for ever. So the user's own code runs on the main thread, and what it asks of the
-runtime is done here, whole, while the main thread waits. Other threads are never interrupted and do it themselves. (The other
-ways: a signal handler of our own, which a notebook's kernel would have to share with us; or the user's code in another thread,
-without its debugger and thread-local settings.)
+An interrupt (Ctrl-C, the kernel's stop button) is raised in the main thread between any two lines; in the middle of the
+scheduler's bookkeeping it would leave threads that wait for ever. So the user's own code runs on the main thread, and
+what it asks of the runtime is done here, whole, while the main thread waits. Other threads are never interrupted and do
+it themselves. (The other ways: a signal handler of our own, which a notebook's kernel would have to share with us; or
+the user's code in another thread, without its debugger and thread-local settings.)
 """
 
 from __future__ import annotations

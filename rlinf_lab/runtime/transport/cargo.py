@@ -1,12 +1,15 @@
 """Weights on their way in buckets, and as what has changed since the version before.
 
-    state ──pickle──> blocks of memory ──ranges of at most a bucket──> unchanged words left out ──messages, one for each question──> blocks ──> state
+    state ──pickle──> blocks of memory ──ranges of at most a bucket──> unchanged words left out
+                                                     │ messages, one for each question
+                                                     └──> blocks ──> state
 
-The reader asks for bucket after bucket, so that items and calls go between them. When it has all it asks whether they are whole (`SEAL`): a learner that goes
-on in the same memory meanwhile would have it take half of a version and half of another. Nobody needs to ask where a copy was sent: by delta, and of little.
+The reader asks for bucket after bucket, so that items and calls go between them. When it has all it asks whether they
+are whole (`SEAL`): a learner that goes on in the same memory meanwhile would have it take half of a version and half of
+another. Nobody needs to ask where a copy was sent: by delta, and of little.
 
-Small tensors are joined into blocks. What has changed is found word by word, bit for bit; a range where more than a third has changed travels as it is. By
-delta both sides keep the last version: the reader's is not writable.
+Small tensors are joined into blocks. What has changed is found word by word, bit for bit; a range where more than a
+third has changed travels as it is. By delta both sides keep the last version: the reader's is not writable.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Cargo:
-    """A version as it travels: its pickle, and its blocks of memory as bytes. ``places``: of the pickle's buffers in the joined blocks, which are the last;
-    None where a buffer is a block by itself."""
+    """A version as it travels: its pickle, and its blocks of memory as bytes. ``places``: of the pickle's buffers in
+    the joined blocks, which are the last; None where a buffer is a block by itself."""
 
     version: int
     data: bytes
@@ -50,12 +53,15 @@ class Cargo:
 
     @classmethod
     def of(cls, version: int, state: Any, copies: bool = False) -> Cargo:
-        """Raises `WorkflowError` when the state does not pickle. ``copies``: whatever happens to the state's own memory later."""
+        """Raises `WorkflowError` when the state does not pickle. ``copies``: whatever happens to the state's own memory
+        later.
+        """
         data, buffers = pickled(state)
         raws = [b.on_host() if isinstance(b, OnDevice) else b for b in buffers]  # what lay on a GPU is a copy already
         places, blocks = together(raws)
         whole = [
-            _bytes(raw, copies and not isinstance(b, OnDevice)) for raw, b, place in zip(raws, buffers, places, strict=True) if place is None
+            _bytes(raw, copies and not isinstance(b, OnDevice)) for raw, b,
+            place in zip(raws, buffers, places, strict=True) if place is None
         ]  # fmt: skip
         return cls(version, data, [*whole, *(np.asarray(memoryview(block)) for block in blocks)], places)
 
@@ -66,7 +72,9 @@ class Cargo:
 
 
 class Piece(NamedTuple):
-    """Bytes ``start`` to ``stop`` of a block: all of them, or the ``words`` (numbers within the range) that have changed."""
+    """Bytes ``start`` to ``stop`` of a block: all of them, or the ``words`` (numbers within the range) that have
+    changed.
+    """
 
     block: int
     start: int
@@ -76,9 +84,9 @@ class Piece(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A bucket at the reader. ``number`` of ``total``; ``places``: as of `Cargo`, in the first one; ``sizes``: bytes of each block; ``base``: the version that
-    left-out words are those of, 0 for none; ``is_kept``: the next version may be sent as what has changed in this one; ``is_sealed``: it cannot have changed on
-    its way."""
+    """A bucket at the reader. ``number`` of ``total``; ``places``: as of `Cargo`, in the first one; ``sizes``: bytes of
+    each block; ``base``: the version that left-out words are those of, 0 for none; ``is_kept``: the next version may be
+    sent as what has changed in this one; ``is_sealed``: it cannot have changed on its way."""
 
     version: int
     base: int
@@ -93,8 +101,8 @@ class Arrived(NamedTuple):
 
 
 class ArrivedWhole(NamedTuple):
-    """A version that has come in one message; whoever pulls it rebuilds it. ``places``: of its pickle's buffers in those of ``packed``, None where that is
-    one by itself; the joined ones are the last."""
+    """A version that has come in one message; whoever pulls it rebuilds it. ``places``: of its pickle's buffers in
+    those of ``packed``, None where that is one by itself; the joined ones are the last."""
 
     packed: Packed
     places: tuple[Place | None, ...]
@@ -112,7 +120,9 @@ class Sealed(NamedTuple):
 
 
 class Whole:
-    """A version on its way in one message. It becomes an `ArrivedWhole` when the message is pickled, outside every lock of the host."""
+    """A version on its way in one message. It becomes an `ArrivedWhole` when the message is pickled, outside every lock
+    of the host.
+    """
 
     def __init__(self, version: int, state: Any, unchanged: Unchanged) -> None:
         self.version, self.state, self._unchanged = version, state, unchanged
@@ -128,8 +138,8 @@ class Whole:
 
 
 class Copy:
-    """Of a version, made when the first host asks for it, whatever happens to the state's own memory later: all hosts are sent this one, and a later version
-    is compared with it."""
+    """Of a version, made when the first host asks for it, whatever happens to the state's own memory later: all hosts
+    are sent this one, and a later version is compared with it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -145,13 +155,16 @@ class Copy:
 
 
 class Outgoing:
-    """A version on its way to one host, which holds ``base``. Pickled and compared bucket by bucket, by the thread that sends.
+    """A version on its way to one host, which holds ``base``. Pickled and compared bucket by bucket, by the thread that
+    sends.
 
-    ``copy``: by delta. What is sent and kept for the next one is a copy: a learner that goes on in the same memory would have the next version compared with
-    itself.
+    ``copy``: by delta. What is sent and kept for the next one is a copy: a learner that goes on in the same memory
+    would have the next version compared with itself.
     """
 
-    def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int, unchanged: Unchanged, copy: Copy | None = None) -> None:
+    def __init__(
+        self, version: int, state: Any, base: Cargo | None, bucket: int, unchanged: Unchanged, copy: Copy | None = None
+    ) -> None:
         self.version, self.state, self.base, self.copy = version, state, base, copy
         self._base_version = base.version if base is not None else 0
         self._unchanged: Unchanged | None = unchanged
@@ -172,7 +185,8 @@ class Outgoing:
                     cargo = Cargo.of(self.version, self.state)
                 else:
                     cargo, self._torn = self.copy.of(self.version, self.state, self._unchanged)
-                    self.state = self._unchanged = None  # nobody needs it any more; this stays until the next version is asked for
+                    # nobody needs it any more; this stays until the next version is asked for
+                    self.state = self._unchanged = None
                 self._buckets = ranges([b.size for b in cargo.blocks], self._bucket)
                 self.cargo = cargo
         cargo, total = self.cargo, len(self._buckets)
@@ -182,12 +196,25 @@ class Outgoing:
         sizes = tuple(block.size for block in cargo.blocks)
         is_kept = self.copy is not None
         data, places = (b"", ()) if number else (cargo.data, tuple(cargo.places))
-        return Arrived(self.version, self._base_version, number, total, data, places, sizes, pieces, is_kept, is_sealed=is_kept and not self._torn)
+        return Arrived(
+            self.version,
+            self._base_version,
+            number,
+            total,
+            data,
+            places,
+            sizes,
+            pieces,
+            is_kept,
+            is_sealed=is_kept and not self._torn,
+        )
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """What is put into a message: it becomes an `Arrived` when the message is pickled, outside every lock of the host."""
+    """What is put into a message: it becomes an `Arrived` when the message is pickled, outside every lock
+    of the host.
+    """
 
     outgoing: Outgoing
     number: int
@@ -198,7 +225,9 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Seal:
-    """What is put into a message: it becomes a `Sealed` when that is pickled. To look takes milliseconds, which nothing else shall wait for."""
+    """What is put into a message: it becomes a `Sealed` when that is pickled. To look takes milliseconds, which nothing
+    else shall wait for.
+    """
 
     outgoing: Outgoing | Whole
 
@@ -207,7 +236,9 @@ class Seal:
 
 
 def ranges(sizes: Sequence[int], bucket: int) -> list[list[tuple[int, int, int]]]:
-    """Blocks of these bytes cut into ranges (block, start, stop) and shared among buckets of at most ``bucket`` bytes; one bucket at least."""
+    """Blocks of these bytes cut into ranges (block, start, stop) and shared among buckets of at most ``bucket`` bytes;
+    one bucket at least.
+    """
     found: list[list[tuple[int, int, int]]] = [[]]
     room = bucket = max(WORD, bucket // WORD * WORD)
     for block, size in enumerate(sizes):
@@ -235,8 +266,8 @@ def _piece(cargo: Cargo, base: Cargo | None, block: int, start: int, stop: int) 
 
 
 def together(raws: Sequence[Any]) -> tuple[tuple[Place | None, ...], list[bytearray]]:
-    """Small buffers copied into blocks of at most `LITTLE` bytes: each one by itself takes tens of microseconds on its way. Where each lies; None for a large
-    one, and where there are no bytes here."""
+    """Small buffers copied into blocks of at most `LITTLE` bytes: each one by itself takes tens of microseconds on its
+    way. Where each lies; None for a large one, and where there are no bytes here."""
     places, blocks = list[Place | None](), [bytearray()]
     for raw in raws:
         if raw is None or raw.nbytes >= LARGE:
@@ -279,7 +310,9 @@ def _words(data: NDArray[np.uint8]) -> NDArray:
 def assembled(buckets: Sequence[Arrived], base: Cargo | None) -> Cargo:
     """All buckets of a version, on top of ``base``, which must be the version that they name."""
     first = buckets[0]
-    assert first.base == (base.version if base is not None and first.base else 0), "the version that was left out is not here"
+    assert first.base == (base.version if base is not None and first.base else 0), (
+        "the version that was left out is not here"
+    )
     blocks = []
     left_out = {piece.block for bucket in buckets for piece in bucket.pieces if piece.words is not None}
     for i, size in enumerate(first.sizes):

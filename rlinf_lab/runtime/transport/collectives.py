@@ -1,10 +1,12 @@
-"""Memory from one process to another by torch.distributed: NCCL between GPUs, Gloo between nodes. A group of two for each link and GPU.
+"""Memory from one process to another by torch.distributed: NCCL between GPUs, Gloo between nodes. A group of two for
+each link and GPU.
 
     frame with the size ──stream──> a buffer is made and received into, in order ── `Coming` ──> the rank that takes it
     thread of the sender ── send, in the same order ──────────^
 
-Both ends of a group do one thing after another, each in a thread of its own, in the order of the frames: so the two calls of a transfer always meet, whoever
-is first, and nobody who puts or hears waits for the other side. A sender's thread hands a block to the group when the one before has left.
+Both ends of a group do one thing after another, each in a thread of its own, in the order of the frames: so the two
+calls of a transfer always meet, whoever is first, and nobody who puts or hears waits for the other side. A sender's
+thread hands a block to the group when the one before has left.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def _wait(work: Any, block: Any) -> None:
 
 
 class Sender:
-    """The sender's end of one group. Used by whoever holds the link's lock. Its thread ends with the link, or when a transfer has failed."""
+    """The sender's end of one group. Used by whoever holds the link's lock. Its thread ends with the link, or when a
+    transfer has failed.
+    """
 
     def __init__(self, peer: str, backend: str, address: str) -> None:
         import torch.distributed as dist
@@ -86,7 +90,12 @@ class Sender:
             if self.problem:
                 return
             self.problem = f"{type(error).__name__}: {said(error).splitlines()[0]}"
-            _LOG.warning("%s to host %r has failed (%s); what follows takes the other way.", self._backend, self._peer, self.problem)
+            _LOG.warning(
+                "%s to host %r has failed (%s); what follows takes the other way.",
+                self._backend,
+                self._peer,
+                self.problem,
+            )
 
     def receiver_died(self) -> None:
         """Nothing more can be sent. A call of NCCL does not notice that by itself, one of Gloo does."""
@@ -154,7 +163,8 @@ class Coming:
         self._is_there.wait()
         if self._error is not None:
             raise ExecutorError(
-                f"A tensor did not arrive by torch.distributed: {said(self._error).splitlines()[0]}. Next: look at the sender's log; run with "
+                f"A tensor did not arrive by torch.distributed: {said(self._error).splitlines()[0]}. Next: look at the "
+                "sender's log; run with "
                 f"between_gpus='host' or between_nodes='stream' if the network between these nodes does not carry it."
             ) from self._error
         return self._block
@@ -169,7 +179,9 @@ def _same(block: Any) -> Any:
 
 
 class Receivers:
-    """The receiver's end of one connection. Groups are joined by threads of their own; `end` when the stream has ended."""
+    """The receiver's end of one connection. Groups are joined by threads of their own; `end` when the
+    stream has ended.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -18,7 +18,9 @@ class Resting:
         self._data, self._buffers = data, buffers
 
     def wake(self, device: str) -> Any:
-        """The item: tensors that came from a GPU are on ``device``, torch's name of the reader's; "" (the loop): they stay in host memory."""
+        """The item: tensors that came from a GPU are on ``device``, torch's name of the reader's; "" (the loop): they
+        stay in host memory.
+        """
         with coming_to(device or "cpu"):
             return pickle.loads(self._data, buffers=self._buffers)
 
@@ -30,7 +32,9 @@ class Resting:
 
 
 def rest(item: Any, channel: str) -> Any:
-    """The item as it shall wait: itself when no tensor of it is on a GPU. Raises `WorkflowError` when it does not pickle."""
+    """The item as it shall wait: itself when no tensor of it is on a GPU. Raises `WorkflowError` when it does not
+    pickle.
+    """
     if "torch" not in sys.modules:
         return item
     data, buffers = pickled([item], channel)

@@ -1,15 +1,20 @@
-"""Tensors on a GPU between processes of a node without a copy on the receiving side: CUDA's memory handles (IPC), lent and given back.
+"""Tensors on a GPU between processes of a node without a copy on the receiving side: CUDA's memory handles (IPC), lent
+and given back.
 
-    tensor ──copy on its GPU (`pickling.OnDevice`)──> Lender: kept, torch's handle ──frame──> Lent ──the rank that takes it──> tensor upon the same memory
-                                                        └────── its number, when the last tensor upon it has died, or nobody wants it any more ──────┘
+    tensor ──copy on its GPU (`pickling.OnDevice`)──> Lender: kept, torch's handle ──frame──> Lent
+                                                         ↑                                     │ the rank that takes it
+                                                         └── its number, when the last ── tensor upon the same memory
+                                                             tensor upon it has died, or nobody wants it any more
 
-What is lent is a copy that the transport owns: the sender may change, free or offload its tensor as soon as it is put, the taker may write into what it has.
-torch counts references across processes beside this and keeps the memory while it is counted; the table here knows what to release when nobody opens a
-handle (a packet that is dropped), or when the receiver has died. A process that outlives the sender (the driver) copies at once, on the GPU: the memory of
-a process goes with it.
+What is lent is a copy that the transport owns: the sender may change, free or offload its tensor as soon as it is put,
+the taker may write into what it has. torch counts references across processes beside this and keeps the memory while it
+is counted; the table here knows what to release when nobody opens a handle (a packet that is dropped), or when the
+receiver has died. A process that outlives the sender (the driver) copies at once, on the GPU: the memory of a process
+goes with it.
 
-Where memory cannot be lent (another node, a GPU that the receiver does not see, a container of its own, an allocator whose memory torch cannot share) the
-tensor travels through host memory. The timeline says so for each edge, the log once for each link, with the reason.
+Where memory cannot be lent (another node, a GPU that the receiver does not see, a container of its own, an allocator
+whose memory torch cannot share) the tensor travels through host memory. The timeline says so for each edge, the log
+once for each link, with the reason.
 """
 
 from __future__ import annotations
@@ -36,7 +41,9 @@ _LOG = logging.getLogger("rlinf_lab")
 
 
 class Sharing(Protocol):
-    """How memory is shared between processes: CUDA's handles, or in tests what torch does for host memory. Blocks are tensors of bytes."""
+    """How memory is shared between processes: CUDA's handles, or in tests what torch does for host memory. Blocks are
+    tensors of bytes.
+    """
 
     def identity(self, block: Any) -> str:
         """The same for a device in every process."""
@@ -55,7 +62,9 @@ class Sharing(Protocol):
 
 
 class CudaSharing:
-    """torch's own way (`torch.multiprocessing.reductions`): it shares the allocation under a block, counts references and waits for the sender's stream."""
+    """torch's own way (`torch.multiprocessing.reductions`): it shares the allocation under a block, counts references
+    and waits for the sender's stream.
+    """
 
     def identity(self, block: Any) -> str:
         import torch
@@ -76,13 +85,16 @@ class CudaSharing:
     def release(self, shared: dict[str, Any]) -> None:
         if shared["ref_counter_handle"] is None:  # a tensor without a byte: there is nothing to count
             return
-        shared["storage_cls"]._release_ipc_counter(shared["ref_counter_handle"], shared["ref_counter_offset"], device=shared["storage_device"])
+        shared["storage_cls"]._release_ipc_counter(
+            shared["ref_counter_handle"], shared["ref_counter_offset"], device=shared["storage_device"]
+        )
 
     def hold(self, block: Any, owner: Any) -> Any:
         import torch
 
         owner.__cuda_array_interface__ = block.__cuda_array_interface__
-        return torch.as_tensor(owner, device=block.device)  # upon the same memory, and with a reference to the owner in its storage
+        # upon the same memory, and with a reference to the owner in its storage
+        return torch.as_tensor(owner, device=block.device)
 
 
 @functools.cache
@@ -106,7 +118,9 @@ def bare(uuid: str) -> str:
 
 @functools.cache
 def visible_gpus() -> tuple[str, ...]:
-    """The ids of the GPUs that this process sees, as it was started. Makes no CUDA context and does not import torch."""
+    """The ids of the GPUs that this process sees, as it was started. Makes no CUDA context and does not
+    import torch.
+    """
     if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
         return ()
     import pynvml
@@ -124,7 +138,9 @@ def ids(nvml: Any, listed: str | None) -> tuple[str, ...]:
 
 
 class Lender:
-    """The sender's end of one link; used by whoever holds its lock. ``gpus``: ids of those that the peer sees; ``why_not``: why nothing can be lent to it."""
+    """The sender's end of one link; used by whoever holds its lock. ``gpus``: ids of those that the peer sees;
+    ``why_not``: why nothing can be lent to it.
+    """
 
     def __init__(self, peer: str, gpus: Sequence[str]) -> None:
         self._peer, self._gpus = peer, frozenset(gpus)
@@ -157,14 +173,18 @@ class Lender:
         """What could not be lent goes through host memory."""
         if self._problem not in self._told:
             self._told.add(self._problem)
-            _LOG.warning("Tensors on a GPU go to host %r through host memory, not by CUDA IPC: %s.", self._peer, self._problem)
+            _LOG.warning(
+                "Tensors on a GPU go to host %r through host memory, not by CUDA IPC: %s.", self._peer, self._problem
+            )
 
     def given_back(self, number: int) -> None:
         """Nobody uses it there any more."""
         self._lent.pop(number & ~LENT, None)
 
     def lost(self) -> None:
-        """The peer has died: what it had not given back is released in its place, for a process that dies does not count down."""
+        """The peer has died: what it had not given back is released in its place, for a process that dies does not
+        count down.
+        """
         while self._lent:
             _, (_, shared) = self._lent.popitem()
             _release(shared)
@@ -201,11 +221,15 @@ class Lent:
         except RuntimeError as error:
             self._unopened()
             raise ExecutorError(
-                f"A tensor on GPU {self._identity} cannot be opened in this process: {said(error).splitlines()[0]}. Containers need a common --ipc and "
-                f"--pid, and the same GPUs. Next: start them so, or run with between_gpus='host' (copies through host memory)."
+                f"A tensor on GPU {self._identity} cannot be opened in this process: {said(error).splitlines()[0]}. "
+                "Containers need a common --ipc and "
+                "--pid, and the same GPUs. Next: start them so, or run with between_gpus='host' (copies through host "
+                "memory)."
             ) from error
         if not self._unopened.detach():
-            raise ExecutorError("A tensor that was lent is opened twice; its memory may be another one's by now. Next: report this.")
+            raise ExecutorError(
+                "A tensor that was lent is opened twice; its memory may be another one's by now. Next: report this."
+            )
         if self._keeps:
             mine = block.clone()
             del block
@@ -234,7 +258,11 @@ def _release(shared: Any) -> None:
     except RuntimeError:  # the driver has released it, with the process
         pass
     except Exception as error:
-        _LOG.warning("A tensor that was lent could not be released, its memory stays occupied: %s: %s.", type(error).__name__, said(error))
+        _LOG.warning(
+            "A tensor that was lent could not be released, its memory stays occupied: %s: %s.",
+            type(error).__name__,
+            said(error),
+        )
 
 
 def _same(block: Any) -> Any:

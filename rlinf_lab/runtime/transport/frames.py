@@ -1,7 +1,8 @@
 """Messages as bytes, at the end that hears them: frames of a stream; see `links` for what one looks like.
 
-A frame is read by whoever has the connection's lock. A thread that has nothing else to do reads on until the frame is there; a rank that listens
-while it waits (`lookout`) takes only what has arrived: the beginning of a frame stays in the buffer, and large frames are left to the thread.
+A frame is read by whoever has the connection's lock. A thread that has nothing else to do reads on until the frame is
+there; a rank that listens while it waits (`lookout`) takes only what has arrived: the beginning of a frame stays in the
+buffer, and large frames are left to the thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from rlinf_lab.runtime.transport.store import InStore, StoreViews
 from rlinf_lab.runtime.transport.traffic import Transit
 
 FAREWELL = 0xFFFFFFFF
-PARCEL = 1 << 31  # beside the number of parts: a header and a packet; behind their lengths the number of items, and the time
+# beside the number of parts: a header and a packet; behind their lengths the number of items, and the time
+PARCEL = 1 << 31
 IN_PAIR = 1 << 59  # beside the length of a buffer: torch.distributed brings it,
 IN_STORE = 1 << 60  # it lies in Ray's object store,
 IN_SLOT = 1 << 61  # in a slot,
@@ -32,9 +34,11 @@ LENGTH = IN_PAIR - 1
 HEADERS = 1024  # how many headers are remembered
 READ_BYTES = 1 << 18
 COUNT = struct.Struct("<I")
-SMALL = struct.Struct("<IQQQQ")  # what begins the usual frame, a packet without buffers: PACKET, bytes of header and packet, items, time
+# what begins the usual frame, a packet without buffers: PACKET, bytes of header and packet, items, time
+SMALL = struct.Struct("<IQQQQ")
 PACKET = PARCEL | 2
-RUN = struct.Struct("<IQQQQ")  # what begins several such packets: TOGETHER, bytes of header and packets, how many, time; then bytes and items of each
+# what begins several such packets: TOGETHER, bytes of header and packets, how many, time; then bytes and items of each
+RUN = struct.Struct("<IQQQQ")
 TOGETHER = PARCEL | (1 << 30)
 
 
@@ -78,7 +82,9 @@ class Stream:
         self._at = mark
 
     def fetch(self, most: int = READ_BYTES) -> bool:
-        """Take in what has arrived, up to ``most`` bytes, without waiting; whether that was less than might be there. `EOFError` at the end."""
+        """Take in what has arrived, up to ``most`` bytes, without waiting; whether that was less than might be there.
+        `EOFError` at the end.
+        """
         self._to_the_front()
         room = min(most, READ_BYTES - self._end)
         if not room:
@@ -93,7 +99,9 @@ class Stream:
         return got < room
 
     def small(self) -> tuple[bytes, bytes, int, int] | None:
-        """The usual frame, if that is what is there, and all of it: its header, its packet, how many items, and when they were sent."""
+        """The usual frame, if that is what is there, and all of it: its header, its packet, how many items, and when
+        they were sent.
+        """
         at, view = self._at + SMALL.size, self._view
         if at > self._end:
             return None
@@ -106,7 +114,9 @@ class Stream:
         return bytes(view[at:middle]), bytes(view[middle:end]), items, sent
 
     def together(self) -> tuple[bytes, list[bytes], tuple[int, ...], int] | None:
-        """Packets of one queue, if that is what is there, and all of it: their header, them, how many items of each, and when they were sent."""
+        """Packets of one queue, if that is what is there, and all of it: their header, them, how many items of each,
+        and when they were sent.
+        """
         at, view = self._at + RUN.size, self._view
         if at > self._end:
             return None
@@ -187,8 +197,22 @@ def _packets(view: memoryview | bytes, table: int, at: int, count: int) -> tuple
 class FrameReader:
     """Messages of a stream. ``outlives``: what is heard may be used when the sender has ended."""
 
-    def __init__(self, stream: Stream, slots: SlotViews, store: StoreViews, receivers: Receivers, transport: str, outlives: bool = False) -> None:
-        self._stream, self._slots, self._store, self._receivers, self._outlives = stream, slots, store, receivers, outlives
+    def __init__(
+        self,
+        stream: Stream,
+        slots: SlotViews,
+        store: StoreViews,
+        receivers: Receivers,
+        transport: str,
+        outlives: bool = False,
+    ) -> None:
+        self._stream, self._slots, self._store, self._receivers, self._outlives = (
+            stream,
+            slots,
+            store,
+            receivers,
+            outlives,
+        )
         self._headers: dict[bytes, tuple] = {}
         self._parts: list[Any] = []
         self._items = -1
@@ -228,7 +252,9 @@ class FrameReader:
             sizes = list(struct.unpack(f"<{count}Q", stream.read(8 * count)))
         first = 1 if self._items < 0 else 2
         self._lacking = 0
-        parts = [self._part(stream.read, size) for size in sizes[:first]] + [self._part(self._buffer, size) for size in sizes[first:]]
+        parts = [self._part(stream.read, size) for size in sizes[:first]] + [
+            self._part(self._buffer, size) for size in sizes[first:]
+        ]
         self._parts = [self._begun(p) if type(p) is _Announced else p for p in parts]
         return True
 
@@ -247,7 +273,15 @@ class FrameReader:
             return self._transport
         if marks & ON_GPU:
             return "nccl" if marks & IN_PAIR else "cuda_ipc"
-        return "cuda_host_copy" if marks & ON_HOST else "shared memory" if marks & IN_SLOT else "object_store" if marks & IN_STORE else "gloo"
+        return (
+            "cuda_host_copy"
+            if marks & ON_HOST
+            else "shared memory"
+            if marks & IN_SLOT
+            else "object_store"
+            if marks & IN_STORE
+            else "gloo"
+        )
 
     def _take_together(self, header: bytes, packets: list[bytes], counts: tuple[int, ...], sent: int) -> None:
         self._items, self._counts, self._parts = sum(counts), counts, [header, *packets]
@@ -281,7 +315,9 @@ class FrameReader:
         return Lent(part.described, part.number, self._slots.give_back, self._outlives)
 
     def message(self) -> tuple:
-        """What the frame says. Raises what unpickling raises; `OSError` when this process may open no more files, `MemoryError` when it has no more memory."""
+        """What the frame says. Raises what unpickling raises; `OSError` when this process may open no more files,
+        `MemoryError` when it has no more memory.
+        """
         if self._lacking:
             lacking, self._lacking = self._lacking, 0
             self._refuse(self._parts)
@@ -308,7 +344,13 @@ class FrameReader:
         viewed: list[Any] = []
         try:
             for p in parts:
-                viewed.append(self._slots.view(p) if isinstance(p, InSlot) else p.coming.open().numpy() if isinstance(p, InPair) else p)
+                viewed.append(
+                    self._slots.view(p)
+                    if isinstance(p, InSlot)
+                    else p.coming.open().numpy()
+                    if isinstance(p, InPair)
+                    else p
+                )
         except BaseException:
             self._refuse(parts[len(viewed) :])
             raise

@@ -12,7 +12,9 @@ from rlinf_lab.runtime.transport.pickling import Packed
 
 
 class Parcel:
-    """The items of one put. Those of another host stay packed until a rank takes the first of them, and are rebuilt by its own thread."""
+    """The items of one put. Those of another host stay packed until a rank takes the first of them, and are rebuilt by
+    its own thread.
+    """
 
     __slots__ = ("_items", "_lock", "_packed", "count", "origin", "taken")
 
@@ -38,7 +40,10 @@ class Parcel:
             return found
 
     def __repr__(self) -> str:
-        return f"Parcel({self.count} items of host {self.origin!r}, {self.taken} taken{', packed' if self._packed is not None else ''})"
+        return (
+            f"Parcel({self.count} items of host {self.origin!r}, {self.taken} "
+            f"taken{', packed' if self._packed is not None else ''})"
+        )
 
 
 class Piece(NamedTuple):
@@ -51,7 +56,9 @@ class Piece(NamedTuple):
     def content(self) -> tuple[int, list[Any] | Packed]:
         """How many, and what to send to another host: as it came where it is whole."""
         packed, count = self.parcel._packed, self.hi - self.lo
-        return count, packed if packed is not None and count == self.parcel.count else self.parcel.open(self.lo, self.hi)
+        return count, packed if packed is not None and count == self.parcel.count else self.parcel.open(
+            self.lo, self.hi
+        )
 
 
 def take(parcels: deque[Parcel], n: int) -> list[Piece]:
@@ -82,7 +89,9 @@ def split_off(pieces: deque[Piece], n: int) -> list[Piece]:
 
 
 class Ordered:
-    """Items of a channel that are not taken in the order of their coming: the smallest rank goes first, among equals the first."""
+    """Items of a channel that are not taken in the order of their coming: the smallest rank goes first, among equals
+    the first.
+    """
 
     def __init__(self, last_first: bool) -> None:
         self._last_first = last_first

@@ -1,19 +1,20 @@
 """One-way messages between hosts: first in first out for each pair, no answers, no asking.
 
-Same node: an abstract unix socket (no file to leave behind; the peer's user id is checked). Other node: TCP with a secret. The
-frame is the same: a header of lengths, a pickle (protocol 5), then its buffers, which arrays are rebuilt upon without a copy. On the same
-node large buffers lie in shared memory (`shared_memory.py`), and the frame has only their numbers; between nodes they may go through Ray's object store
-(`store.py`). Tensors on a GPU stay there for processes that see it (`cuda_ipc.py`), or go from GPU
-to GPU (`collectives.py`). Items of channels are packed already when they come here
-(`item_batches`): their frame has a pickle that says which queue they belong to, how many they are, and the packet, which whoever hears it leaves closed.
-A stream that ends without a farewell means that its sender died. How messages are heard: `listener`, `lookout`.
+Same node: an abstract unix socket (no file to leave behind; the peer's user id is checked). Other node: TCP with a
+secret. The frame is the same: a header of lengths, a pickle (protocol 5), then its buffers, which arrays are rebuilt
+upon without a copy. On the same node large buffers lie in shared memory (`shared_memory.py`), and the frame has only
+their numbers; between nodes they may go through Ray's object store (`store.py`). Tensors on a GPU stay there for
+processes that see it (`cuda_ipc.py`), or go from GPU to GPU (`collectives.py`). Items of channels are packed already
+when they come here (`item_batches`): their frame has a pickle that says which queue they belong to, how many they are,
+and the packet, which whoever hears it leaves closed. A stream that ends without a farewell means that its sender died.
+How messages are heard: `listener`, `lookout`.
 
-Sending never blocks: what the socket does not take at once is sent by a thread of the link. Hosts answer from their reading
-threads; if those waited for room, two hosts with full sockets would wait for each other for ever. How much can pile up is
-bounded by the capacities of the channels, which the engine keeps.
+Sending never blocks: what the socket does not take at once is sent by a thread of the link. Hosts answer from their
+reading threads; if those waited for room, two hosts with full sockets would wait for each other for ever. How much can
+pile up is bounded by the capacities of the channels, which the engine keeps.
 
-Messages that are gathered leave with one system call, and what has arrived is heard before anybody is answered: a busy stream costs few calls and wakes
-few threads, a quiet one waits for nothing.
+Messages that are gathered leave with one system call, and what has arrived is heard before anybody is answered: a busy
+stream costs few calls and wakes few threads, a quiet one waits for nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _forget_sockets() -> None:
-    """In a forked child: without this it would keep the streams of its dead parent open, and nobody would notice the death."""
+    """In a forked child: without this it would keep the streams of its dead parent open, and nobody would notice the
+    death.
+    """
     for each in list(_OPEN):
         each.close()
 
@@ -83,8 +86,8 @@ SHORT = 1 << 10  # bytes of a packet that travels with others: longer ones gain 
 class Address:
     """Where a host listens.
 
-    ``node`` tells whether the unix socket can be reached; ``ray_node``: Ray's name of the node, "" without Ray; ``gpus``: ids of those that its
-    ``process`` sees.
+    ``node`` tells whether the unix socket can be reached; ``ray_node``: Ray's name of the node, "" without Ray;
+    ``gpus``: ids of those that its ``process`` sees.
     """
 
     host: str
@@ -100,9 +103,10 @@ class Address:
 class Ways(NamedTuple):
     """How messages of a host get to others.
 
-    ``between_nodes``: what large buffers to another node of Ray take, "stream", "object_store" or "gloo" ("ray": the stream goes through Ray, too);
-    ``ray_node``: the host's own; ``between_gpus``: "ipc" (tensors on a GPU stay there where the other process sees it), "nccl" (and go from GPU to GPU
-    where it does not) or "host".
+    ``between_nodes``: what large buffers to another node of Ray take, "stream", "object_store" or "gloo" ("ray": the
+    stream goes through Ray, too);
+    ``ray_node``: the host's own; ``between_gpus``: "ipc" (tensors on a GPU stay there where the other process sees it),
+    "nccl" (and go from GPU to GPU where it does not) or "host".
     """
 
     between_nodes: str = "stream"
@@ -110,7 +114,9 @@ class Ways(NamedTuple):
     between_gpus: str = "ipc"
 
     def leave_node(self, address: Address) -> bool:
-        """Whether this way is another one than to a host of this node: also to a node that Ray emulates on this machine."""
+        """Whether this way is another one than to a host of this node: also to a node that Ray emulates on this
+        machine.
+        """
         return self.between_nodes != "stream" and self.ray_node != address.ray_node
 
 
@@ -122,11 +128,13 @@ def node_id() -> str:
 
 
 BY_DEFAULT = Ways()
-PROBES = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}  # seconds without a byte, seconds between probes, how many of them
+# seconds without a byte, seconds between probes, how many of them
+PROBES = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
 
 
 def notice_silence(tcp: socket.socket) -> None:
-    """Whoever reads hears within 14 s that the other node is gone: one that loses its power or its cable does not hang up.
+    """Whoever reads hears within 14 s that the other node is gone: one that loses its power or its cable does not hang
+    up.
 
     Kernels answer each other's probes, so a process that is stopped or busy is no such node.
     """
@@ -154,11 +162,14 @@ class _Run:
 
 
 class Link:
-    """The sending end of one direction. ``transport`` is "unix" or "tcp", or "ray" where a node is reached through Ray alone."""
+    """The sending end of one direction. ``transport`` is "unix" or "tcp", or "ray" where a node is reached through Ray
+    alone.
+    """
 
     def __init__(self, address: Address, me: str, ways: Ways = BY_DEFAULT) -> None:
         self.peer = address.host
-        self._lock = threading.RLock()  # taken twice for a message; by the condition, in Python, each time costs three times as much
+        # taken twice for a message; by the condition, in Python, each time costs three times as much
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._gathered: list[bytes | memoryview] = []  # parts of frames that wait for `flush`
         self._run: _Run | None = None  # what was gathered last, if more may travel with it
@@ -176,10 +187,16 @@ class Link:
         self._store = StorePool(self._socket, self.peer)
         self._beside: tuple[int, Callable[[memoryview], bytes | None]] = IN_SLOT, self._slots.place
         if ways.leave_node(address) or self.transport == "ray":
-            self._beside = (IN_PAIR, self._senders.place_bytes) if ways.between_nodes == "gloo" else (IN_STORE, self._store.place)
+            self._beside = (
+                (IN_PAIR, self._senders.place_bytes) if ways.between_nodes == "gloo" else (IN_STORE, self._store.place)
+            )
         self._uses_nccl = ways.between_gpus == "nccl" and bool(address.gpus)
         name = me.encode()
-        greeting = self._slots.greet() if self._beside[0] == IN_SLOT else GREETING.pack(0, RELAYED if self.transport == "ray" else HEARD_ALONE, b"")
+        greeting = (
+            self._slots.greet()
+            if self._beside[0] == IN_SLOT
+            else GREETING.pack(0, RELAYED if self.transport == "ray" else HEARD_ALONE, b"")
+        )
         self._socket.sendall(address.secret + greeting + COUNT.pack(len(name)) + name)
         self._socket.settimeout(ANSWER_SECONDS)
         self._slots.hear(self._socket.recv(1))
@@ -219,15 +236,21 @@ class Link:
         return tcp, "tcp"
 
     def send(self, message: tuple) -> None:
-        """Hand a message over; never blocks. `WorkflowError` if it cannot be pickled (nothing is sent), `ChannelBroken` if the peer is gone."""
+        """Hand a message over; never blocks. `WorkflowError` if it cannot be pickled (nothing is sent), `ChannelBroken`
+        if the peer is gone.
+        """
         self.gather(message)
         self.flush()
 
     def gather(self, message: tuple) -> None:
-        """As `send`, but it may wait for `flush`, which the same thread calls before anything that it refers to changes."""
+        """As `send`, but it may wait for `flush`, which the same thread calls before anything that it refers to
+        changes.
+        """
         if message[0] == "put" and len(message) == 6:
             _, name, count, packed, origin, tags = message
-            header = self._headers.get((name, origin)) if tags is None else pickle.dumps((name, origin, tags), protocol=5)
+            header = (
+                self._headers.get((name, origin)) if tags is None else pickle.dumps((name, origin, tags), protocol=5)
+            )
             if header is None:
                 if len(self._headers) >= HEADERS:
                     self._headers.clear()
@@ -236,7 +259,11 @@ class Link:
                 with self._lock:
                     self._gather_packet(header, packed.data, count, tags is None)
                 return
-            parts, buffers, items = [header, packed.data], [b if type(b) is OnDevice else b.raw() for b in packed.buffers], [count, time.monotonic_ns()]
+            parts, buffers, items = (
+                [header, packed.data],
+                [b if type(b) is OnDevice else b.raw() for b in packed.buffers],
+                [count, time.monotonic_ns()],
+            )
         else:
             data, buffers = pickled(message)
             parts, items = [data], []
@@ -245,7 +272,9 @@ class Link:
             self._gathered += self._framed(parts, buffers, items)
 
     def _gather_packet(self, header: bytes, data: bytes, count: int, plain: bool) -> None:
-        """Under the lock. Short packets of one queue that follow one another are one frame: whoever hears it has as much to do as for one of them."""
+        """Under the lock. Short packets of one queue that follow one another are one frame: whoever hears it has as
+        much to do as for one of them.
+        """
         short = plain and len(data) <= SHORT
         run = self._run
         if run is None or not short or run.header is not header or len(run.packets) == MOST_TOGETHER:
@@ -262,14 +291,20 @@ class Link:
             self._gathered.append(self._run.frame())
             self._run = None
 
-    def _framed(self, parts: list[bytes | memoryview], buffers: list[Any], items: list[int]) -> list[bytes | memoryview]:
-        """A frame in parts, so that large buffers need not be joined; what fits into slots or the store is copied there. ``items``: how many, and when."""
+    def _framed(
+        self, parts: list[bytes | memoryview], buffers: list[Any], items: list[int]
+    ) -> list[bytes | memoryview]:
+        """A frame in parts, so that large buffers need not be joined; what fits into slots or the store is copied
+        there. ``items``: how many, and when.
+        """
         sizes = [len(part) for part in parts]
         for raw in buffers:
             size, part = self._placed(raw)
             sizes.append(size)
             parts.append(part)
-        head = COUNT.pack(len(sizes) | (PARCEL if items else 0)) + struct.pack(f"<{len(sizes) + len(items)}Q", *sizes, *items)
+        head = COUNT.pack(len(sizes) | (PARCEL if items else 0)) + struct.pack(
+            f"<{len(sizes) + len(items)}Q", *sizes, *items
+        )
         return [head, *parts] if buffers else [b"".join((head, *parts))]
 
     def _placed(self, raw: Any) -> tuple[int, bytes | memoryview]:
@@ -326,7 +361,9 @@ class Link:
                 self._writer.start()
 
     def _now(self, parts: list[bytes | memoryview]) -> memoryview | None:
-        """Hand over what the socket takes without waiting; returns a copy of the rest, for the sender may change its arrays."""
+        """Hand over what the socket takes without waiting; returns a copy of the rest, for the sender may change its
+        arrays.
+        """
         if len(parts) > MOST_PARTS:
             parts = [b"".join(parts)]
         try:
@@ -335,11 +372,15 @@ class Link:
             sent = 0
         except OSError as error:
             self._broken = error
-            raise ChannelBroken(f"Host {self.peer!r} is gone: {error}. Its workers have died; see run.status().") from error
+            raise ChannelBroken(
+                f"Host {self.peer!r} is gone: {error}. Its workers have died; see run.status()."
+            ) from error
         return None if len(parts) == 1 and sent == len(parts[0]) else self._joined(parts, sent)
 
     def _joined(self, parts: list[bytes | memoryview], skip: int) -> memoryview:
-        """All bytes but the first ``skip``. Without memory for them the stream ends here: what the peer has of a message cannot be followed by another."""
+        """All bytes but the first ``skip``. Without memory for them the stream ends here: what the peer has of a
+        message cannot be followed by another.
+        """
         try:
             return self._copied(parts, skip)
         except MemoryError as error:
@@ -379,7 +420,9 @@ class Link:
                 self._changed.notify_all()
 
     def close(self, seconds: float = FAREWELL_SECONDS) -> None:
-        """Say farewell behind what has been sent and wait until it was heard; a peer that does not read for ``seconds`` is left without one."""
+        """Say farewell behind what has been sent and wait until it was heard; a peer that does not read for ``seconds``
+        is left without one.
+        """
         with self._changed:
             if self._closed:
                 return
@@ -391,7 +434,8 @@ class Link:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             self._socket.settimeout(seconds)
-            while self._socket.recv(1 << 12):  # the peer hangs up when it has heard everything; until then it may open slots
+            # the peer hangs up when it has heard everything; until then it may open slots
+            while self._socket.recv(1 << 12):
                 pass
         self._socket.close()
         with self._changed:

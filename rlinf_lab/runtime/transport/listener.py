@@ -34,12 +34,21 @@ class Ears(NamedTuple):
 class Incoming:
     """One connection. It is heard by its thread, and by a rank at the lookout; whoever does holds the lock."""
 
-    def __init__(self, peer: str, connection: socket.socket, stream: Stream, frames: FrameReader, ears: Ears, lookout: Lookout | None) -> None:
+    def __init__(
+        self,
+        peer: str,
+        connection: socket.socket,
+        stream: Stream,
+        frames: FrameReader,
+        ears: Ears,
+        lookout: Lookout | None,
+    ) -> None:
         self._peer, self._stream, self._frames, self._ears, self._lookout = peer, stream, frames, ears, lookout
         self._number = connection.fileno()
         self._reading = threading.Lock()
         self._has_left = False
-        self._poll: select.epoll | None = None  # of the thread; without one it waits in the stream, and nobody else hears
+        # of the thread; without one it waits in the stream, and nobody else hears
+        self._poll: select.epoll | None = None
         if lookout is not None:
             with contextlib.suppress(OSError):  # no more files
                 poll = select.epoll()
@@ -141,7 +150,9 @@ class Incoming:
         self.heed()
 
     def hush(self) -> None:
-        """See `lookout.Heard`. A thread that has no poll, or none yet, has not gone to sleep there: it looks at what is there by itself."""
+        """See `lookout.Heard`. A thread that has no poll, or none yet, has not gone to sleep there: it looks at what is
+        there by itself.
+        """
         if self._poll is not None:
             try:
                 self._poll.unregister(self._number)
@@ -158,7 +169,9 @@ class Incoming:
 
     # --- both ----------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:
-        """A message. Without a reader the run would hang: a class that is not here, no more files, a SystemExit are told, and the next one is heard."""
+        """A message. Without a reader the run would hang: a class that is not here, no more files, a SystemExit are
+        told, and the next one is heard.
+        """
         try:
             self._ears.on_message(self._frames.message())
         except BaseException as error:
@@ -176,8 +189,9 @@ class Listener:
     """Accepts links from other hosts; one reading thread for each calls ``on_message(message)`` in order.
 
     ``on_pause()`` is called when all that had arrived was handed over.
-    ``on_broken(host)`` is called when a peer's stream ends without a farewell, ``on_error(host, error)`` when one of its messages
-    cannot be unpickled here, or handled; the messages after it are still heard. ``lookout``: where a rank that waits may hear them instead.
+    ``on_broken(host)`` is called when a peer's stream ends without a farewell, ``on_error(host, error)`` when one of
+    its messages cannot be unpickled here, or handled; the messages after it are still heard. ``lookout``: where a rank
+    that waits may hear them instead.
     ``outlives``: see `FrameReader`.
     """
 
@@ -202,7 +216,9 @@ class Listener:
         unix.bind(name)
         tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         tcp.bind((ip, 0))
-        self.address = Address(host, node_id(), name, tcp.getsockname(), secret, gpus=visible_gpus(), process=os.getpid())
+        self.address = Address(
+            host, node_id(), name, tcp.getsockname(), secret, gpus=visible_gpus(), process=os.getpid()
+        )
         self._sockets: list[socket.socket] = [unix, tcp]
         for server in (unix, tcp):
             close_when_forked(server)
@@ -229,7 +245,9 @@ class Listener:
         incoming = receivers = None
         try:
             if connection.family == socket.AF_UNIX:
-                _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+                _, uid, _ = struct.unpack(
+                    "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                )
                 if uid != os.getuid():
                     return
             stream = Stream(connection)
@@ -248,7 +266,12 @@ class Listener:
             with self._left_changed:
                 self._left.add(peer)
                 self._left_changed.notify_all()
-        except (OSError, EOFError, struct.error, MemoryError):  # without memory for a head: nobody knows where the next message begins
+        except (
+            OSError,
+            EOFError,
+            struct.error,
+            MemoryError,
+        ):  # without memory for a head: nobody knows where the next message begins
             if receivers is not None:
                 receivers.end(died=True)
             if not self._closed and peer:
@@ -259,12 +282,16 @@ class Listener:
             connection.close()
 
     def wait_for_farewells(self, peers: set[str], seconds: float) -> bool:
-        """Wait until everything these peers have sent was heard, and their farewell; False when the time passes first."""
+        """Wait until everything these peers have sent was heard, and their farewell; False when the time
+        passes first.
+        """
         with self._left_changed:
             return self._left_changed.wait_for(lambda: peers <= self._left, seconds)
 
     def close(self) -> None:
-        """Nothing more is heard. Each socket is closed by the thread that uses it: in between, its number could become somebody else's."""
+        """Nothing more is heard. Each socket is closed by the thread that uses it: in between, its number could become
+        somebody else's.
+        """
         self._closed = True
         for each in list(self._sockets):
             with contextlib.suppress(OSError):  # it was not connected, or the other end was faster

@@ -1,4 +1,6 @@
-"""What travels between processes as bytes: pickles with their large buffers beside them, classes of a notebook by value."""
+"""What travels between processes as bytes: pickles with their large buffers beside them, classes of a notebook by
+value.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _COMING = threading.local()  # .device: see `coming_to`
 
 
 class OnDevice:
-    """What is beside a pickle of a tensor on a GPU: a copy of its bytes there, which is the transport's own. A link lends it, or sends its bytes."""
+    """What is beside a pickle of a tensor on a GPU: a copy of its bytes there, which is the transport's own. A link
+    lends it, or sends its bytes.
+    """
 
     __slots__ = ("block",)
 
@@ -42,7 +46,8 @@ class OnDevice:
 
 
 class Packed:
-    """Something in transit: it is rebuilt by the rank that needs it, so that what is missing there is that rank's error.
+    """Something in transit: it is rebuilt by the rank that needs it, so that what is missing there is that rank's
+    error.
 
     ``buffers``: of its arrays; they are the sender's own memory until the packet has been handed to a link.
     """
@@ -60,12 +65,20 @@ class Packed:
 
     @classmethod
     def of_items(cls, items: list[Any], channel: str) -> tuple[Packed, bool]:
-        """Items of a put, and whether they still use the sender's memory: small buffers are copied at once, large ones when they are sent."""
+        """Items of a put, and whether they still use the sender's memory: small buffers are copied at once, large ones
+        when they are sent.
+        """
         data, buffers = pickled(items, channel)
         if not buffers:
             return cls(data), False
         large = any(type(b) is not OnDevice and b.nbytes >= LARGE for b in buffers)
-        return cls(data, tuple(b if type(b) is OnDevice else pickle.PickleBuffer(b if b.nbytes >= LARGE else bytearray(b)) for b in buffers)), large
+        return cls(
+            data,
+            tuple(
+                b if type(b) is OnDevice else pickle.PickleBuffer(b if b.nbytes >= LARGE else bytearray(b))
+                for b in buffers
+            ),
+        ), large
 
     @property
     def nbytes(self) -> int:
@@ -79,21 +92,28 @@ class Packed:
 
 
 def pickled(value: Any, channel: str = "") -> tuple[bytes, list[Any]]:
-    """A pickle and its buffers: memoryviews, and an `OnDevice` for a tensor on a GPU. ``channel``: the value is a list of items of it.
+    """A pickle and its buffers: memoryviews, and an `OnDevice` for a tensor on a GPU. ``channel``: the value is a list
+    of items of it.
 
     Raises `WorkflowError`.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
         data = _dumped(value, buffers, _Pickler)
-        if b"__main__" in data:  # a class of a notebook cell or a script, by name: the other process has another __main__
+        # a class of a notebook cell or a script, by name: the other process has another __main__
+        if b"__main__" in data:
             raise pickle.PicklingError("__main__")
     except (Exception, SystemExit):  # or a lambda: the slower pickler sends them by value
         buffers.clear()
         try:
             data = _dumped(value, buffers, _ByValue)
-        except (Exception, SystemExit) as error:  # an object's own __reduce__ may leave; it must not take a thread of the run with it
-            raise unsendable(_named(value, channel), value[0] if channel and len(value) == 1 else value, error) from error
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # an object's own __reduce__ may leave; it must not take a thread of the run with it
+            raise unsendable(
+                _named(value, channel), value[0] if channel and len(value) == 1 else value, error
+            ) from error
     return data, [_beside(b.raw()) for b in buffers]
 
 
@@ -103,12 +123,15 @@ def unsendable(what: str, value: Any, error: BaseException) -> WorkflowError:
     at = f" (at {where})" if where else ""
     return WorkflowError(
         f"{what} cannot be sent to another process: {type(error).__name__}: {said(error)}{at}. "
-        f"Next: put plain values, arrays or dataclasses into channels, calls and results; keep open files, locks and generators out."
+        "Next: put plain values, arrays or dataclasses into channels, calls and results; keep open files, locks and "
+        "generators out."
     )
 
 
 def _where(value: Any, deep: int = 8) -> str:
-    """Which part of a value does not pickle, as one would write it behind its name; "" where that is no part of it but the whole, or it has very many."""
+    """Which part of a value does not pickle, as one would write it behind its name; "" where that is no part of it but
+    the whole, or it has very many.
+    """
     for step, part in _parts(value):
         try:
             _dumped(part, [], _ByValue)
@@ -118,8 +141,8 @@ def _where(value: Any, deep: int = 8) -> str:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """What is pickled of it one by one. Of an object that says itself what that is (``__getstate__``, ``__reduce__``), and of what another thread changes at
-    this moment, nothing is known."""
+    """What is pickled of it one by one. Of an object that says itself what that is (``__getstate__``, ``__reduce__``),
+    and of what another thread changes at this moment, nothing is known."""
     try:
         if type(value) is dict and len(value) <= _MOST_PARTS:
             return [(f"[{shown(key)}]", part) for key, part in value.items()]
@@ -128,7 +151,10 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         if (
             type(value) in (dict, list, tuple)
             or isinstance(value, (type, FunctionType, ModuleType))
-            or any(getattr(type(value), how) is not getattr(object, how) for how in ("__reduce__", "__reduce_ex__", "__getstate__"))
+            or any(
+                getattr(type(value), how) is not getattr(object, how)
+                for how in ("__reduce__", "__reduce_ex__", "__getstate__")
+            )
         ):
             return []
         return [(f".{name}", part) for name, part in vars(value).items()]
@@ -149,7 +175,9 @@ def _dumped(value: Any, buffers: list[pickle.PickleBuffer], pickler: type) -> by
 
 
 def _reduced(value: Any) -> Any:
-    """A plain CPU tensor as a numpy array, and one on a GPU beside the pickle: torch's own way copies both into it. NotImplemented for everything else."""
+    """A plain CPU tensor as a numpy array, and one on a GPU beside the pickle: torch's own way copies both into it.
+    NotImplemented for everything else.
+    """
     if type(value) is OnDevice:  # of something that is packed within a message
         return _itself, (pickle.PickleBuffer(_Place(value.block)),)
     torch: Any = sys.modules.get("torch")
@@ -180,12 +208,14 @@ def _itself(block: Any) -> Any:
 
 
 def _dense(plain: Any) -> tuple[Any, tuple[int, ...]]:
-    """A tensor's elements as they follow each other in memory, and its strides: as those of `torch.Tensor.clone`, which keeps the order of dimensions
-    (channels last, transposed) and closes gaps."""
+    """A tensor's elements as they follow each other in memory, and its strides: as those of `torch.Tensor.clone`, which
+    keeps the order of dimensions (channels last, transposed) and closes gaps."""
     if plain.is_contiguous():
         return plain, plain.stride()
     expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(plain.stride(), plain.shape, strict=True) if size != 1):
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(plain.stride(), plain.shape, strict=True) if size != 1
+    ):
         if stride != expected:
             plain = plain.clone()  # a part of a larger one, or expanded
             break
@@ -202,7 +232,8 @@ def _shaped(tensor: Any, shape: tuple[int, ...], requires_grad: bool, strides: t
 def _tensor(array: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, strides: tuple[int, ...]) -> Any:
     import torch
 
-    # A tensor cannot be read-only: one over such memory (weights that others read too, or that the next difference is made upon) has its own copy.
+    # A tensor cannot be read-only: one over such memory (weights that others read too, or that the next difference is
+    # made upon) has its own copy.
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     kind = getattr(torch, dtype)
     return _shaped(tensor if tensor.dtype == kind else tensor.view(kind), shape, requires_grad, strides)
@@ -222,7 +253,9 @@ def _coo(indices: Any, values: Any, shape: tuple[int, ...], coalesced: bool) -> 
 
 
 def _block(memory: Any, plain: Any, torch: Any) -> Any:
-    """The bytes of a tensor as a tensor of its own on the same device. ``memory``: its elements in their order, its own or a copy."""
+    """The bytes of a tensor as a tensor of its own on the same device. ``memory``: its elements in their order, its own
+    or a copy.
+    """
     whole = memory.clone() if memory.data_ptr() == plain.data_ptr() else memory
     if plain.device.type == "cuda":  # it may be sent by another thread, which waits for the default stream only
         stream = torch.cuda.current_stream(plain.device)
@@ -232,8 +265,8 @@ def _block(memory: Any, plain: Any, torch: Any) -> Any:
 
 
 def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, strides: tuple[int, ...]) -> Any:
-    """``block``: an `OnDevice`, something lent by another process (`cuda_ipc.Lent`), or bytes: these go where `coming_to` says, or to a
-    GPU if this process uses one."""
+    """``block``: an `OnDevice`, something lent by another process (`cuda_ipc.Lent`), or bytes: these go where
+    `coming_to` says, or to a GPU if this process uses one."""
     import torch
 
     if isinstance(block, OnDevice):
@@ -242,7 +275,11 @@ def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bo
         block = block.open()
     elif not isinstance(block, torch.Tensor):
         raw = memoryview(block)
-        block = torch.frombuffer(bytearray(raw) if raw.readonly else raw, dtype=torch.uint8) if raw.nbytes else torch.empty(0, dtype=torch.uint8)
+        block = (
+            torch.frombuffer(bytearray(raw) if raw.readonly else raw, dtype=torch.uint8)
+            if raw.nbytes
+            else torch.empty(0, dtype=torch.uint8)
+        )
         if (device := getattr(_COMING, "device", "")) != "":
             block = block.to(device)
         elif torch.cuda.is_available():
@@ -252,7 +289,9 @@ def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bo
 
 @contextlib.contextmanager
 def coming_to(device: str) -> Iterator[None]:
-    """What this thread rebuilds meanwhile of tensors whose bytes have come from a GPU through host memory is on ``device``."""
+    """What this thread rebuilds meanwhile of tensors whose bytes have come from a GPU through host memory is on
+    ``device``.
+    """
     _COMING.device = device
     try:
         yield
@@ -261,7 +300,9 @@ def coming_to(device: str) -> Iterator[None]:
 
 
 class _Place(bytearray):
-    """Marks in a pickle where an `OnDevice` belongs: only buffers may lie beside one. What is given back in their place may be anything."""
+    """Marks in a pickle where an `OnDevice` belongs: only buffers may lie beside one. What is given back in their place
+    may be anything.
+    """
 
     def __init__(self, block: Any) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """Which queue an item goes to, and on which host that queue lives.
 
-Every queue has one home: the host of its consumer; with consumers on several hosts, the one with most of their ranks. The
-others ask it for items (`protocol`: get, got), so that whoever is free takes what comes next, in order, wherever it lives.
+Every queue has one home: the host of its consumer; with consumers on several hosts, the one with most of their ranks.
+The others ask it for items (`protocol`: get, got), so that whoever is free takes what comes next, in order, wherever it
+lives.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Router:
         owner = self._layout.key_owner(channel, key)
         if key >= 0 and owner != (worker, rank):
             raise ChannelClosed(
-                f"{worker}[{rank}]: key {key} of channel {channel!r} belongs to {owner[0]}[{owner[1]}]. Keys are numbered rank by "
+                f"{worker}[{rank}]: key {key} of channel {channel!r} belongs to {owner[0]}[{owner[1]}]. Keys are "
+                "numbered rank by "
                 f"rank: with s sub-batches, rank r owns r*s to r*s + s - 1. "
                 f"Next: read keys of its own."
             )
@@ -59,7 +61,9 @@ class Router:
         return QueueId(channel, iteration, shard, home, key)
 
     def homes(self, channel: str) -> list[str]:
-        """The hosts where queues of this channel live: several when it has keys or shards, each the host of its only reader."""
+        """The hosts where queues of this channel live: several when it has keys or shards, each the host of its only
+        reader.
+        """
         if channel not in self._homes:
             self._homes[channel] = homes_of(self._layout, self._place, channel)
         return self._homes[channel]
@@ -69,7 +73,8 @@ class Router:
         return self._layout.is_shared(channel)
 
     def share(self, channel: str) -> int | None:
-        """How much of the capacity one producing host may fill: evenly divided, at least one item; None without a bound.
+        """How much of the capacity one producing host may fill: evenly divided, at least one item; None without a
+        bound.
 
         The home itself looks at the true depth, so a channel between hosts holds less than twice its capacity.
         """

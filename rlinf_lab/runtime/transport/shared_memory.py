@@ -1,9 +1,10 @@
 """Large arrays between processes of a node without a copy on the receiving side: slots of shared memory.
 
-The sender copies a buffer into a memory file (memfd: no name, nothing to leave behind) and sends where it lies; the receiver maps the file
-once and builds the array upon it. When the last array on a slot dies its number goes back on the same socket. Nobody waits for a slot: when
-all are taken, another one is made, up to a limit; beyond it, and when the process may open no more files, buffers travel in the stream.
-A file holds many slots, for a process may open only so many.
+The sender copies a buffer into a memory file (memfd: no name, nothing to leave behind) and sends where it lies; the
+receiver maps the file once and builds the array upon it. When the last array on a slot dies its number goes back on the
+same socket. Nobody waits for a slot: when all are taken, another one is made, up to a limit; beyond it, and when the
+process may open no more files, buffers travel in the stream. A file holds many slots, for a process may open only so
+many.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LIMIT = 1 << 29  # bytes of all slots of one link
 ARENA = 1 << 25  # bytes of a file, unless one slot needs more; the system gives memory to those that are written
 GREETING = struct.Struct("<Ii16s")  # process, file and content of the slot that shows whether slots can be seen
 REFERENCE = struct.Struct("<IIiQ")  # a slot: its number, the number of its arena, that one's file, the offset in it
-HEARD_ALONE = -2  # instead of the number of a file: what comes may have to be fetched, which is for nobody but the link's own thread
+# instead of the number of a file: what comes may have to be fetched, which is for nobody but the link's own thread
+HEARD_ALONE = -2
 RELAYED = -3  # the same, and the stream itself comes through Ray
 LENT = 1 << 31  # beside a number that goes back: not of a slot, but of memory that was lent (`cuda_ipc`)
 _NUMBER = struct.Struct("<I")
@@ -91,7 +93,9 @@ class Returned:
 
 
 class SlotPool:
-    """The sender's end of one link. Used by whoever holds the link's lock. ``given_back``: told the numbers of what was lent."""
+    """The sender's end of one link. Used by whoever holds the link's lock. ``given_back``: told the numbers of what was
+    lent.
+    """
 
     def __init__(self, connection: socket.socket, given_back: Callable[[int], None]) -> None:
         self._returned, self._given_back = Returned(connection), given_back
@@ -127,7 +131,9 @@ class SlotPool:
         slot = free.pop() if free else self._new_slot(size)
         if slot is None:
             return None
-        slot.arena.map[slot.offset : slot.offset + raw.nbytes] = raw.cast("B") if raw.format != "B" or raw.ndim != 1 else raw
+        slot.arena.map[slot.offset : slot.offset + raw.nbytes] = (
+            raw.cast("B") if raw.format != "B" or raw.ndim != 1 else raw
+        )
         return REFERENCE.pack(slot.number, slot.arena.number, slot.arena.file, slot.offset)
 
     def _new_slot(self, size: int) -> Slot | None:
@@ -192,14 +198,18 @@ class SlotViews:
         return found
 
     def view(self, buffer: InSlot) -> Any:
-        """The bytes of a slot, as an array that arrays can be built upon. `OSError` when this process may open no more files."""
+        """The bytes of a slot, as an array that arrays can be built upon. `OSError` when this process may open no more
+        files.
+        """
         number, arena, file, offset = REFERENCE.unpack(buffer.reference)
         array = np.frombuffer(self._map(arena, file), np.uint8, buffer.size, offset)
         weakref.finalize(array, self.give_back, number).atexit = False
         return array
 
     def give_back(self, number: int) -> None:
-        """May be called by any thread at any time, within itself too: each number is taken out before it is sent, so it goes back once."""
+        """May be called by any thread at any time, within itself too: each number is taken out before it is sent, so it
+        goes back once.
+        """
         self._done.append(number)
         while self._done:
             try:

@@ -1,8 +1,9 @@
 """Large arrays between nodes through Ray's object store: the frame has only a reference, Ray moves the bytes.
 
-The sender puts a buffer into the store of its node and keeps the reference until the receiver has the bytes: its number comes back on the same socket.
-The receiver fetches all buffers of a message at once, in the thread that hears the link, so that an item has arrived when it is counted, and copies them
-out of the store: what lies there cannot be written, and an item is its taker's own by every way.
+The sender puts a buffer into the store of its node and keeps the reference until the receiver has the bytes: its number
+comes back on the same socket. The receiver fetches all buffers of a message at once, in the thread that hears the link,
+so that an item has arrived when it is counted, and copies them out of the store: what lies there cannot be written, and
+an item is its taker's own by every way.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class StorePool:
         if not self._has_told:
             self._has_told = True
             _LOG.warning(
-                "Ray's object store takes no array for host %r (%s: %s): it travels in the stream. Next: ray start --object-store-memory=..., or fewer items "
+                "Ray's object store takes no array for host %r (%s: %s): it travels in the stream. Next: ray start "
+                "--object-store-memory=..., or fewer items "
                 "in the channel.", self._peer, type(error).__name__, said(error),
             )  # fmt: skip
 
@@ -86,7 +88,9 @@ class StorePool:
 
 
 def _described(reference: Any) -> bytes:
-    """A reference for another process of this Ray, whoever it is. Pickled as usual Ray would keep the object until this process ends."""
+    """A reference for another process of this Ray, whoever it is. Pickled as usual Ray would keep the object until this
+    process ends.
+    """
     core = load_ray()._private.worker.global_worker.core_worker
     made, owner, status = core.serialize_object_ref(reference)
     return pickle.dumps((made.binary(), made.call_site(), owner, status, made.tensor_transport()), protocol=5)
@@ -99,7 +103,9 @@ class StoreViews:
         self._connection = connection
 
     def fetch(self, buffers: Sequence[InStore]) -> list[Any]:
-        """The bytes of all of them, copied out of the store. `ExecutorError` when Ray has lost one, or does not bring it."""
+        """The bytes of all of them, copied out of the store. `ExecutorError` when Ray has lost one, or does not bring
+        it.
+        """
         ray = load_ray()
         reference = ray._private.serialization._object_ref_deserializer
         try:
@@ -123,6 +129,7 @@ class StoreViews:
 def _lost(buffers: Sequence[InStore], why: str) -> ExecutorError:
     size = sum(b.size for b in buffers) / 2**20
     return ExecutorError(
-        f"{size:.1f} MiB that travelled through Ray's object store did not arrive: {why}. Next: look at the memory of both nodes (`ray memory`, `ray status`), "
+        f"{size:.1f} MiB that travelled through Ray's object store did not arrive: {why}. Next: look at the memory of "
+        "both nodes (`ray memory`, `ray status`), "
         f"or run with between_nodes='stream'."
     )

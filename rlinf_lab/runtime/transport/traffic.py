@@ -1,4 +1,6 @@
-"""What has travelled: for each edge and pair of hosts the transport, messages, items and bytes; and a TRANSFER span for each stretch of it."""
+"""What has travelled: for each edge and pair of hosts the transport, messages, items and bytes; and a TRANSFER span for
+each stretch of it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Transit(NamedTuple):
 
 @dataclass(slots=True)
 class _Edge:
-    """A channel, as it comes from one host in one iteration: how it is named in the recorder, and messages that were heard in one go."""
+    """A channel, as it comes from one host in one iteration: how it is named in the recorder, and messages that were
+    heard in one go.
+    """
 
     track: int
     number: int
@@ -94,12 +98,30 @@ class Traffic:
         recorder = self._recorder
         for e in self._open:
             e.is_open = False
-            recorder.add(e.track, _TRANSFER, recorder.name(e.transport), e.start_ns, e.end_ns, e.iteration, e.items, e.nbytes, e.number)
+            recorder.add(
+                e.track,
+                _TRANSFER,
+                recorder.name(e.transport),
+                e.start_ns,
+                e.end_ns,
+                e.iteration,
+                e.items,
+                e.nbytes,
+                e.number,
+            )
         self._open.clear()
 
     def rows(self) -> list[dict[str, Any]]:
         return [
-            {"channel": channel, "from": origin, "to": self._host, "transport": transport, "messages": messages, "items": items, "bytes": nbytes}
+            {
+                "channel": channel,
+                "from": origin,
+                "to": self._host,
+                "transport": transport,
+                "messages": messages,
+                "items": items,
+                "bytes": nbytes,
+            }
             for (channel, origin, transport), (messages, items, nbytes) in self._counts.items()
             if messages
         ]

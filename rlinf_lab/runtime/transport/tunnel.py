@@ -1,10 +1,11 @@
-"""A stream between nodes that reach each other through Ray alone: both ends are sockets, between them an actor of Ray carries the bytes.
+"""A stream between nodes that reach each other through Ray alone: both ends are sockets, between them an actor of Ray
+carries the bytes.
 
     Link ══ socket pair ══ thread ── calls of the actor, in order ──> Relay on the other node ══ its listener
                            thread <── what the listener says ────────
 
-Neither the link nor the listener knows; a stream that ends on one side ends on the other. The relay belongs to the process whose link it carries: Ray ends it
-with that process, so the other side hears of its death as ever.
+Neither the link nor the listener knows; a stream that ends on one side ends on the other. The relay belongs to the
+process whose link it carries: Ray ends it with that process, so the other side hears of its death as ever.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def through_ray(address: Listening) -> socket.socket:
         ray.get(relay.ready.remote(), timeout=START_SECONDS)
     except ray.exceptions.RayError as error:
         raise ChannelBroken(
-            f"Host {address.host!r} cannot be reached, neither at {address.tcp[0]}:{address.tcp[1]} nor through Ray: {type(error).__name__}: {said(error)}. "
+            f"Host {address.host!r} cannot be reached, neither at {address.tcp[0]}:{address.tcp[1]} nor through Ray: "
+            f"{type(error).__name__}: {said(error)}. "
             f"Next: let TCP through between the nodes, or look at `ray status`."
         ) from error
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,10 +1,12 @@
 """Whether tensors and arrays are what they were when they were handed out.
 
-A model's ``state_dict()`` is its live tensors. Who publishes that and goes on learning has others pull what was learnt since, under the older version: nobody
-would see it. torch counts the changes of each tensor in place. Not those through ``.data`` and ``.numpy()`` and by fused optimisers; nobody counts those of
-numpy's arrays, and of tensors that lie on a part of a larger one's memory torch counts what is done to any of it. So of all that is in host memory samples are
-kept as well: the whole of what has up to `MOST` elements, that many of larger ones. An update that touches a few elements of a large array may be missed.
-Who learns without torch often keeps one dict and puts new arrays into it: so what dicts, lists, dataclasses and modules hold is remembered, too.
+A model's ``state_dict()`` is its live tensors. Who publishes that and goes on learning has others pull what was learnt
+since, under the older version: nobody would see it. torch counts the changes of each tensor in place. Not those through
+``.data`` and ``.numpy()`` and by fused optimisers; nobody counts those of numpy's arrays, and of tensors that lie on a
+part of a larger one's memory torch counts what is done to any of it. So of all that is in host memory samples are kept
+as well: the whole of what has up to `MOST` elements, that many of larger ones. An update that touches a few elements of
+a large array may be missed. Who learns without torch often keeps one dict and puts new arrays into it: so what dicts,
+lists, dataclasses and modules hold is remembered, too.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Parts(NamedTuple):
 
 
 class Unchanged:
-    """The tensors and arrays of nested dicts, lists, tuples, dataclasses and torch's modules, how often each had been changed, and samples of them."""
+    """The tensors and arrays of nested dicts, lists, tuples, dataclasses and torch's modules, how often each had been
+    changed, and samples of them.
+    """
 
     def __init__(self, state: Any) -> None:
         self._counts = list[tuple[Any, Any, int]]()
@@ -44,7 +48,8 @@ class Unchanged:
         if not _is_there(torch):
             self._look(state, None)
         else:
-            with torch._C.DisableTorchFunctionSubclass():  # subclasses may refuse whatever they do not know, as parameters without a shape do
+            # subclasses may refuse whatever they do not know, as parameters without a shape do
+            with torch._C.DisableTorchFunctionSubclass():
                 self._look(state, torch)
 
     @property
@@ -64,11 +69,20 @@ class Unchanged:
         return refusal(changed, version, weights, owner) if (changed := self.changed()) else None
 
     def _changed(self) -> str:
-        found = next((way for way, tensor, count in self._counts if tensor._version != count and not _is_a_part(tensor)), None)
+        found = next(
+            (way for way, tensor, count in self._counts if tensor._version != count and not _is_a_part(tensor)), None
+        )
         if found is None:
             found = next((way for way, whole, sample in self._samples if not _same(_sample(whole), sample)), None)
         if found is None:
-            found = next((other for way, holder, parts in self._held if (other := _other_part(way, _parts(holder), parts)) is not None), None)
+            found = next(
+                (
+                    other
+                    for way, holder, parts in self._held
+                    if (other := _other_part(way, _parts(holder), parts)) is not None
+                ),
+                None,
+            )
         return "" if found is None else _named(found)
 
     def _look(self, state: Any, torch: Any) -> None:
@@ -120,12 +134,16 @@ def _parts(holder: Any) -> Parts | None:
     if isinstance(holder, getattr(sys.modules.get("torch.nn"), "Module", ())):
         module: Any = holder
         held = (module._parameters, module._buffers, module._modules)
-        return Parts(tuple(name for each in held for name in each), tuple(part for each in held for part in each.values()))
+        return Parts(
+            tuple(name for each in held for name in each), tuple(part for each in held for part in each.values())
+        )
     return None
 
 
 def _other_part(way: Any, now: Parts | None, before: Parts) -> Any:
-    """The way to the first part that is another one now, or to the whole that has more or fewer; None where all are the same."""
+    """The way to the first part that is another one now, or to the whole that has more or fewer; None where all are the
+    same.
+    """
     if now is None or len(now.values) != len(before.values):
         return way
     if now.names == before.names and all(map(operator.is_, now.values, before.values)):  # a million take 50 ms
@@ -144,7 +162,12 @@ def _alike(part: Any, old: Any, deep: int = 8) -> bool:
         return bool(part == old)
     if isinstance(part, (np.ndarray, np.generic, getattr(sys.modules.get("torch"), "Tensor", np.ndarray))):
         array: Any = part
-        return array.shape == old.shape and array.dtype == old.dtype and (sample := _sample(old)) is not None and _same(_sample(part), sample)
+        return (
+            array.shape == old.shape
+            and array.dtype == old.dtype
+            and (sample := _sample(old)) is not None
+            and _same(_sample(part), sample)
+        )
     now, before = _parts(part), _parts(old)
     if not deep or now is None or before is None or now.names != before.names:
         return False
@@ -154,13 +177,17 @@ def _alike(part: Any, old: Any, deep: int = 8) -> bool:
 def refusal(changed: str, version: int, weights: str, owner: str) -> WorkflowError:
     """``changed``: the part that was."""
     return WorkflowError(
-        f"Version {version} of the weights {weights!r} was changed after {owner!r} published it ({changed} in place): who pulls it now would get others "
-        f"than that version has. Next: publish a copy, as in weights.publish({{k: v.clone() for k, v in model.state_dict().items()}})."
+        f"Version {version} of the weights {weights!r} was changed after {owner!r} published it ({changed} in place): "
+        "who pulls it now would get others "
+        f"than that version has. Next: publish a copy, as in weights.publish({{k: v.clone() for k, v in "
+        f"model.state_dict().items()}})."
     )
 
 
 def _sample(whole: Any) -> Any:
-    """Some of its elements, bit for bit; None where there are none to look at: what is not in host memory, Python's objects."""
+    """Some of its elements, bit for bit; None where there are none to look at: what is not in host memory, Python's
+    objects.
+    """
     if isinstance(whole, (np.ndarray, np.generic)):
         if whole.dtype.hasobject or not whole.size:
             return None
@@ -169,7 +196,14 @@ def _sample(whole: Any) -> Any:
         places = _places(whole.size)
         return np.asarray(whole)[np.unravel_index(places, whole.shape)].tobytes()
     torch = sys.modules["torch"]
-    if whole.device.type != "cpu" or whole.layout is not torch.strided or whole.is_quantized or not whole.numel() or whole.is_conj() or whole.is_neg():
+    if (
+        whole.device.type != "cpu"
+        or whole.layout is not torch.strided
+        or whole.is_quantized
+        or not whole.numel()
+        or whole.is_conj()
+        or whole.is_neg()
+    ):
         return None
     storage = whole.untyped_storage()
     if storage.nbytes() < (whole.storage_offset() + 1) * whole.element_size():  # its memory was given back
@@ -189,7 +223,9 @@ def _places(size: int) -> NDArray[np.int64]:
 
 def _same(now: Any, before: Any) -> bool:
     """What has no sample any more is not compared."""
-    return now is None or (now == before if isinstance(before, bytes) else bool(sys.modules["torch"].equal(now, before)))
+    return now is None or (
+        now == before if isinstance(before, bytes) else bool(sys.modules["torch"].equal(now, before))
+    )
 
 
 def _named(way: Any) -> str:
