@@ -234,7 +234,7 @@ def _gymnasium_spec(task: str) -> Any:
         return None
     if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):  # which is another module elsewhere
         spec = copy.copy(spec)
-        spec.entry_point = load_env_creator(str(spec.entry_point))
+        spec.entry_point = cast(Any, load_env_creator(str(spec.entry_point)))  # gymnasium's types know ids of vectors there, too
     return spec
 
 
