@@ -8,6 +8,7 @@ The core knows no simulator: adapters announce themselves as entry points of ``r
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from numbers import Integral
 from typing import Any, Protocol, cast
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError, refuse_old_names, shown
 from rlinf_lab.vecenv.base import EnvSpec, VecEnv, cannot_leave
@@ -126,6 +128,18 @@ class EnvFactory:
         finally:
             env.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """With what was registered by hand in this process: a function may make environments by id, and shall find them where it is called."""
+        by_hand = {id: spec for id, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, str)} if callable(self.given) else {}
+        return {**self.__dict__, "by_hand": by_hand, "registered": dict(_REGISTERED) if callable(self.given) else {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for id, spec in state.pop("by_hand").items():
+            gymnasium.registry.setdefault(id, spec)
+        for id, make in state.pop("registered").items():
+            _REGISTERED.setdefault(id, make)
+        self.__dict__.update(state)
+
     def _known_spec(self, max_episode_steps: int | None) -> EnvSpec | None:
         """As the adapter says without a simulator, where it can."""
         simulator, _, task = self.id.partition("/")
@@ -219,9 +233,13 @@ def _gymnasium_spec(task: str) -> Any:
     if colon:  # "ale_py:ALE/Pong-v5", as gymnasium.make takes it
         importlib.import_module(module)
     try:
-        return gymnasium.spec(task)
+        spec = gymnasium.spec(task)
     except gymnasium.error.Error:
         return None
+    if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):  # which is another module elsewhere
+        spec = copy.copy(spec)
+        spec.entry_point = cast(Any, load_env_creator(str(spec.entry_point)))  # gymnasium's types know ids of vectors there, too
+    return spec
 
 
 def _from_adapter(simulator: str, task: str, *, num_envs: int, max_episode_steps: int | None, **options: Any) -> VecEnv:
