@@ -122,9 +122,9 @@ class Policy(nn.Module):
 
 
 class Deployable(nn.Module):
-    """Observations, a tree of tensors (B, *shape) as environments give them, to greedy actions, a tree of tensors.
+    """From observations, a tree of tensors (B, *shape), to greedy actions.
 
-    Preprocessing and its statistics are inside. A copy: training on does not change it.
+    Observations are as environments give them. Preprocessing and its statistics are inside. A copy: training on does not change it.
     """
 
     def __init__(self, preprocess: nn.Module, encoder: nn.Module, actor: nn.Module, head: Head) -> None:
@@ -154,9 +154,9 @@ class Actor(Policy):
             self._numpy_actor = NumpyMLP(actor, activation) if head.acts_in_numpy else None
 
     def forward(self, obs: Any, noise_BK: Tensor) -> Any:
-        """Actions (B, ...) and log-probabilities (B) with gradients through both, of tensors on the module's device.
+        """Actions (B, ...) and log-probabilities (B), with gradients through both.
 
-        Reparametrised: SAC's and TD3's actors are trained through the action.
+        Of tensors on the module's device. Reparametrised: SAC's and TD3's actors are trained through the action.
         """
         return self.head.sample(self.policy(self.encoder(self.preprocess(obs))), noise_BK)
 

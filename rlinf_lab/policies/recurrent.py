@@ -153,7 +153,7 @@ class RecurrentActorCritic(Policy):
 
     # --- both -----------------------------------------------------------------------------------------------
     def _run(self, obs: Any, state_NS: Tensor, starts_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Memory of policy and value net, and the state after the last step, of observations in rows (T·N, ...)."""
+        """Memory of policy and value net, and the last state, of rows (T·N, ...)."""
         prepared = self.preprocess(obs)
         features_BX = self.encoder(prepared)
         value_features_BX = features_BX if self.shares_encoder else self.value_encoder(prepared)

@@ -8,6 +8,7 @@ The core knows no simulator: adapters announce themselves as entry points of ``r
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from numbers import Integral
 from typing import Any, Protocol, cast
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError, refuse_old_names, shown
 from rlinf_lab.vecenv.base import EnvSpec, VecEnv, cannot_leave
@@ -70,12 +72,13 @@ class EnvFactory:
         if not _is_count(cores):
             raise ConfigError(f"make_vec({self.id!r}, cores={shown(cores)}): a whole number of at least 1.")
         refuse_old_names(f"make_vec({self.id!r})", options, OLD_NAMES)
-        ways = self._ways(int(num_envs), max_episode_steps, int(cores), options)
+        ways = self._ways(int(num_envs), max_episode_steps, int(cores), options, runner)
         said_of = ", ".join(f"{name}={value!r}" for name, value in (("max_episode_steps", max_episode_steps), *options.items()) if value is not None)
         chosen = choose(Question(self.id, int(num_envs), int(cores), ways, said_of, self.given is None and not options), runner)
         env = ways[chosen.name](int(num_envs))
         if chosen.name == LOOP and not isinstance(env, LoopVecEnv):
             chosen = replace(chosen, name=type(env).__name__)  # a vector of somebody's own
+        chosen = replace(chosen, cores=getattr(env, "cores", 1))
         with contextlib.suppress(AttributeError):  # somebody's own vector may not have it changed
             env.spec = replace(env.spec, runner=chosen)
         return env
@@ -86,14 +89,17 @@ class EnvFactory:
         asked = getattr(adapter, "runners", None)
         return dict(asked(self.id.partition("/")[2], options)) if asked is not None else {LOOP: False}
 
-    def _ways(self, num_envs: int, max_episode_steps: int | None, cores: int, options: dict[str, Any]) -> dict[str, Callable[[int], VecEnv]]:
+    def _ways(
+        self, num_envs: int, max_episode_steps: int | None, cores: int, options: dict[str, Any], wanted: str
+    ) -> dict[str, Callable[[int], VecEnv]]:
         """See `runners.Question`."""
         runners = self.runners(**options)
         ways: dict[str, Callable[[int], VecEnv]] = {}
         for name, shares in runners.items():
             told = {**({"runner": name} if len(runners) > 1 else {}), **({"cores": cores} if shares and cores > 1 else {})}
             ways[name] = partial(self._made, max_episode_steps, {**told, **options})
-        if cores > 1 and num_envs > 1 and not isinstance(self.given, gymnasium.vector.VectorEnv):
+        gains = cores > 1 and num_envs > 1  # one process alone is for whoever asks: faults stay in it
+        if (gains or wanted == PROCESSES) and not isinstance(self.given, gymnasium.vector.VectorEnv):
             share = partial(self._share, max_episode_steps, options)
             ways[PROCESSES] = lambda n: ProcessVecEnv(share, n, min(cores, n))
         return ways
@@ -121,6 +127,18 @@ class EnvFactory:
             return env.spec
         finally:
             env.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With what was registered by hand in this process: a function may make environments by id, and shall find them where it is called."""
+        by_hand = {id: spec for id, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, str)} if callable(self.given) else {}
+        return {**self.__dict__, "by_hand": by_hand, "registered": dict(_REGISTERED) if callable(self.given) else {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for id, spec in state.pop("by_hand").items():
+            gymnasium.registry.setdefault(id, spec)
+        for id, make in state.pop("registered").items():
+            _REGISTERED.setdefault(id, make)
+        self.__dict__.update(state)
 
     def _known_spec(self, max_episode_steps: int | None) -> EnvSpec | None:
         """As the adapter says without a simulator, where it can."""
@@ -165,7 +183,7 @@ def make_vec(id: Any, num_envs: int = 1, max_episode_steps: int | None = None, *
 
     ``max_episode_steps``: after so many an episode is cut (None: the task's own limit). ``runner``: what steps them; "auto" measures those that there are
     for some milliseconds, takes the fastest and says so (``env.spec.runner``). ``cores``: how many it may use, by threads or processes
-    (``env.cores``: how many it does). Raises `UnknownNameError` with the nearest id,
+    (``env.spec.runner.cores``: how many it does). Raises `UnknownNameError` with the nearest id,
     `MissingDependencyError` naming the extra of a simulator that is not installed, `ConfigError` for a bad number.
     """
     return environment(id)(num_envs, max_episode_steps, runner=runner, cores=cores, **options)
@@ -215,9 +233,13 @@ def _gymnasium_spec(task: str) -> Any:
     if colon:  # "ale_py:ALE/Pong-v5", as gymnasium.make takes it
         importlib.import_module(module)
     try:
-        return gymnasium.spec(task)
+        spec = gymnasium.spec(task)
     except gymnasium.error.Error:
         return None
+    if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):  # which is another module elsewhere
+        spec = copy.copy(spec)
+        spec.entry_point = cast(Any, load_env_creator(str(spec.entry_point)))  # gymnasium's types know ids of vectors there, too
+    return spec
 
 
 def _from_adapter(simulator: str, task: str, *, num_envs: int, max_episode_steps: int | None, **options: Any) -> VecEnv:
