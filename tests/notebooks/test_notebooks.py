@@ -24,6 +24,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "30_live_timeline": {"samples": 24, "iterations": 4},
     "31_reading_a_timeline": {"iterations": 3},
     "40_any_plan": {"steps": 4, "iterations": 3},
+    "60_reasoning": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
 }  # fmt: skip
 MOST_BYTES = 1_500_000
 RAY = {"10_workflows", "40_any_plan"}
