@@ -21,7 +21,7 @@ import tyro
 from rlinf_lab.errors import ConfigError, UnknownNameError
 
 PLAIN = (int, float, bool, str)
-SHELL = ("eval_every", "eval_episodes", "checkpoint_minutes", "keep_checkpoints", "checkpoint_on_sigterm", "loggers")  # options that flags can say
+SHELL = ("eval_every", "eval_episodes", "eval_seed", "checkpoint_minutes", "keep_checkpoints", "checkpoint_on_sigterm", "loggers")  # options that flags can say
 
 
 @dataclass(frozen=True)

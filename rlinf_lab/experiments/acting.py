@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,18 @@ class TrainedPolicy:
         action = self.act(obs)
         clipped = map_tree(lambda leaf: np.clip(leaf, -1, 1) if np.asarray(leaf).dtype.kind == "f" else leaf, action)
         return (action if self._native is None else self._native(clipped)), None
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write it for other programs, normalisation inside: ".pt2" (torch.export) or ".onnx". Returns the path. See `deploying.export`."""
+        from rlinf_lab.experiments.deploying import export
+
+        return export(self, Path(path))
+
+    def film(self, path: str | os.PathLike[str], episodes: int = 2) -> str:
+        """Greedy episodes as an MP4, on seeds of their own. Returns what was written, or why nothing was."""
+        from rlinf_lab.recipes.film import film
+
+        return film(self.config, self.module.weights(), Path(path), episodes)
 
     @functools.cached_property
     def _native(self) -> Native | None:

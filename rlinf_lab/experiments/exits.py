@@ -45,6 +45,8 @@ def _wait_for_all() -> None:
             run.stop() if failed else run.wait()
         except KeyboardInterrupt:
             print("interrupted; the run was stopped.", file=sys.stderr)
+        except SystemExit:  # it was told to end, and has
+            continue
         except Exception as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
 

@@ -21,6 +21,8 @@ class Options:
     """evaluate so often: environment steps, or {"iterations": n}; rounded up to whole iterations. None: never"""
     eval_episodes: int = 20
     """episodes of such an evaluation, on the same unseen seeds each time"""
+    eval_seed: int | None = None
+    """of these environments; None: the run's own seed. Never one of training"""
     until: Until | Mapping[str, float] | None = None
     """end as soon as one is reached: {"return": 475}, "success_rate" (0 to 1), "hours", "patience" (looks in a row without a better return).
     Of evaluations where there are any, else of training, over five iterations"""
@@ -45,6 +47,7 @@ class Options:
             fits = every is None or _whole(every, 1)
         self._require("eval_every", fits, "environment steps, or {'iterations': n}. Next: eval_every=5_000")
         self._require("eval_episodes", _whole(self.eval_episodes, 1), "a whole number of at least 1")
+        self._require("eval_seed", self.eval_seed is None or _whole(self.eval_seed, 0), "a whole number of at least 0, or None")
         self._require("on_iteration", self.on_iteration is None or callable(self.on_iteration), "a function of a dict of metrics")
         minutes = self.checkpoint_minutes
         real = isinstance(minutes, numbers.Real) and not isinstance(minutes, bool) and math.isfinite(minutes) and minutes > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from rlinf_lab.experiments.recipe import Recipe
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, this_process, to_plain, versions
 from rlinf_lab.experiments.storage.keeping import Keeper
 from rlinf_lab.experiments.storage.snapshot import Snapshot
+from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
 from rlinf_lab.notebook import in_notebook, show
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import ENDED, Run, run
@@ -62,6 +64,7 @@ class TrainingRun:
         self._line: Line | None = None
         self._loggers = Loggers(options.loggers, self.name, to_plain(config), self.folder or ROOT)
         self._stopped = self._is_over = False
+        self._termination = Termination(lambda: self.stop(wait=False)) if options.checkpoint_on_sigterm else None
         self._done = threading.Event()
         self._closing = threading.Lock()
         self.auto = auto
@@ -83,6 +86,11 @@ class TrainingRun:
         except KeyboardInterrupt:
             self.stop()
             raise
+        ended, self._termination = self._termination, None
+        if ended is not None:
+            ended.leave()
+            if ended.came:
+                raise SystemExit(EXIT_STATUS)
         if self.error is not None:
             raise self.error
         return self
@@ -167,6 +175,14 @@ class TrainingRun:
         """
         return self.policy(best).evaluate(episodes, seed)
 
+    def film(self, path: str | os.PathLike[str], episodes: int = 2, best: bool = False) -> str:
+        """Greedy episodes of the newest policy as an MP4. Returns what was written, or why nothing was."""
+        return self.policy(best).film(path, episodes)
+
+    def export(self, path: str | os.PathLike[str], best: bool = False) -> Path:
+        """The newest policy for other programs: ".pt2" (torch.export) or ".onnx", normalisation inside, equal to 1e-5."""
+        return self.policy(best).export(path)
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the run as it is now into a folder that `resume` and `load_policy` take. Returns its path."""
         folder, snapshot = RunFolder(path), self._between.snapshot()
@@ -185,6 +201,10 @@ class TrainingRun:
         return self._keeper.best_snapshot
 
     # --- the run's thread --------------------------------------------------------------------------------
+    def _requests(self, requests: Iterator[str]) -> Iterator[str]:
+        wait_at_exit(self)  # again: the executor has registered its own end
+        yield from requests
+
     def _wants_state(self, iteration: int) -> bool:
         return self.options.evaluates_after(iteration, self.config.env_steps) or self._keeper.wants_state()
 
@@ -192,8 +212,9 @@ class TrainingRun:
         """After each iteration. Returns whether the run shall end."""
         iteration = int(row["iteration"])
         if snapshot is not None and self.options.evaluates_after(iteration, self.config.env_steps):
-            found = TrainedPolicy(self.config, snapshot.weights).evaluate(self.options.eval_episodes)
-            row |= found.row()
+            began = time.perf_counter()
+            found = TrainedPolicy(self.config, snapshot.weights).evaluate(self.options.eval_episodes, self.options.eval_seed)
+            row |= {**found.row(), "eval_seconds": time.perf_counter() - began}
             self._keeper.evaluated(found, snapshot)
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))
@@ -242,7 +263,7 @@ class TrainingRun:
     def _begin(self, workflow: Workflow, plan: ExecutionPlan, executor: str) -> None:
         """Start the run, or its next phase."""
         first = self._phase_first = self._between.trained
-        requests = self._between.requests()
+        requests = self._requests(self._between.requests())
         started = run(workflow, plan, self.config.updates - first, executor, requests, plan.staleness + 2)
         self.workflow, self.run, self.plan = workflow, started, started.plan
         self.phases.append(started)

@@ -1,0 +1,291 @@
+"""The front door against stable-baselines3 and against bare loops: seconds to a return, steps a second, seconds to the first update, overhead.
+
+Seconds to a return are wall clock from the start of a process to the look that found it, imports and start-up on both sides, without the looks: 20 greedy
+episodes on the same unseen seeds, every 5,000 transitions. A run that does not get there counts as infinite. What is slower than the peer is told as it is.
+
+    python benchmarks/front_door.py child sb3-zoo cartpole 0     one run by itself
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness import Case
+
+BEGAN = time.time()
+EVERY, EPISODES, EVAL_SEED = 5_000, 20, 1
+TASKS = {"cartpole": ("CartPole-v1", 475.0, 100_000), "pendulum": ("Pendulum-v1", -250.0, 200_000)}
+#: Of rl-baselines3-zoo, hyperparams/ppo.yml.
+ZOO: dict[str, dict[str, Any]] = {
+    "cartpole": {"n_envs": 8, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20, "learning_rate": "lin_0.001",
+                 "clip_range": "lin_0.2"},
+    "pendulum": {"n_envs": 4, "n_steps": 1024, "gae_lambda": 0.95, "gamma": 0.9, "n_epochs": 10, "learning_rate": 1e-3, "clip_range": 0.2,
+                 "use_sde": True, "sde_sample_freq": 4},
+}  # fmt: skip
+
+
+# --- one run, in a process of its own ------------------------------------------------------------------------------------
+def child(kind: str, task: str, seed: int) -> dict[str, Any]:
+    """Seconds to the return, steps, what was reached."""
+    env, goal, most = TASKS[task]
+    if kind == "ours":
+        return _ours(env, goal, most, seed)
+    return _sb3(kind.removeprefix("sb3-"), task, env, goal, most, seed)
+
+
+def _ours(env: str, goal: float, most: int, seed: int) -> dict[str, Any]:
+    import rlinf_lab as lab
+
+    run = lab.train("ppo", env, total_timesteps=most, seed=seed, folder=False, progress=False, eval_every=EVERY, eval_episodes=EPISODES,
+                    eval_seed=EVAL_SEED, until={"return": goal})  # fmt: skip
+    run.wait()
+    rows = run.metrics
+    looked = float(rows["eval_seconds"].sum())
+    return {"seconds": time.time() - BEGAN - looked, "steps": int(rows["env_steps"].max()), "reached": float(rows["eval_return"].dropna().iloc[-1])}
+
+
+def _sb3(variant: str, task: str, env: str, goal: float, most: int, seed: int) -> dict[str, Any]:
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    torch.set_num_threads(1)
+    settings, normalises = _sb3_settings(variant, task, env)
+    vector: Any = make_vec_env(env, n_envs=settings.pop("n_envs", 1), seed=seed)
+    if normalises:
+        vector = VecNormalize(vector, norm_reward=normalises == "both")
+    told = {"looked": 0.0, "reached": -math.inf, "next": EVERY}
+
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_start(self) -> None:
+            if self.num_timesteps < told["next"]:
+                return
+            told["next"] = (self.num_timesteps // EVERY + 1) * EVERY
+            began = time.time()
+            told["reached"] = _play(env, partial(_predict, self.model, vector))
+            told["looked"] += time.time() - began
+            if told["reached"] >= goal:
+                raise StopIteration
+
+    model = PPO("MlpPolicy", vector, seed=seed, device="cpu", **settings)
+    with contextlib.suppress(StopIteration):
+        model.learn(most, callback=Look())
+    return {"seconds": time.time() - BEGAN - told["looked"], "steps": model.num_timesteps, "reached": told["reached"]}
+
+
+def _sb3_settings(variant: str, task: str, env: str) -> tuple[dict[str, Any], str]:
+    """Keyword arguments of PPO, and what is normalised: "", "obs" or "both"."""
+    if variant == "defaults":
+        return {}, ""
+    if variant == "zoo":
+        return {name: _linear(value) for name, value in ZOO[task].items()}, ""
+    from rlinf_lab.recipes.ppo import PPOConfig
+
+    ours = PPOConfig.preset(env, total_timesteps=TASKS[task][2])
+    same = ("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef", "max_grad_norm")
+    settings: dict[str, Any] = {name: getattr(ours, name) for name in same}
+    rate = ours.learning_rate
+    settings["learning_rate"] = (lambda left: rate(1 - left)) if callable(rate) else rate
+    settings["policy_kwargs"] = {"net_arch": list(ours.net_arch), "log_std_init": ours.log_std_init}
+    return {"n_envs": ours.num_envs, **settings}, "both" if ours.normalize_reward else "obs"
+
+
+def _linear(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    first = float(value.removeprefix("lin_"))
+    return lambda left: left * first
+
+
+def _predict(model: Any, vector: Any, obs: Any) -> Any:
+    normal = vector.normalize_obs(obs) if hasattr(vector, "normalize_obs") else obs
+    return model.predict(normal, deterministic=True)[0]
+
+
+def _play(env: str, act: Callable[[Any], Any]) -> float:
+    """Mean return of the same episodes that ours are looked at with."""
+    import gymnasium
+    import numpy as np
+
+    from rlinf_lab.workers.seeds import Purpose, environment_seed
+
+    first, at_once = environment_seed(EVAL_SEED, Purpose.EVALUATION), 16
+    envs = [gymnasium.make(env) for _ in range(at_once)]
+    left = [(EPISODES + i) // at_once for i in range(at_once)]
+    obs = np.stack([e.reset(seed=first + i)[0] for i, e in enumerate(envs)])
+    total, returns = np.zeros(at_once), []
+    while any(left):
+        actions = act(obs)
+        for i, e in enumerate(envs):
+            obs[i], reward, terminated, truncated, _ = e.step(actions[i])
+            total[i] += float(reward)
+            if terminated or truncated:
+                if left[i]:
+                    left[i] -= 1
+                    returns.append(total[i])
+                total[i] = 0.0
+                obs[i] = e.reset()[0]
+    return float(np.mean(returns))
+
+
+def seconds_to(kind: str, task: str, seeds: Sequence[int]) -> Callable[[], float]:
+    """Measures the next seed each time it is called."""
+    rest = iter(seeds)
+
+    def measure() -> float:
+        found = _in_process("child", kind, task, str(next(rest)))
+        return float(found["seconds"]) if found["reached"] >= TASKS[task][1] else math.inf
+
+    return measure
+
+
+def _in_process(*words: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr[-800:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+# --- start-up ------------------------------------------------------------------------------------------------------------
+def first_update() -> dict[str, Any]:
+    """Seconds to the end of the first iteration of CartPole: from the start of a process, and again in the same one."""
+    import rlinf_lab as lab
+
+    ends: list[float] = []
+
+    def once() -> None:
+        lab.train("ppo", "CartPole-v1", total_timesteps=1024, folder=False, progress=False, on_iteration=lambda row: ends.append(time.time())).wait()
+
+    once()
+    cold, began = ends[0] - BEGAN, time.time()
+    once()
+    return {"shell": cold, "kernel": ends[1] - began}
+
+
+# --- overhead ------------------------------------------------------------------------------------------------------------
+def steps_per_cpu_second(task: str, iterations: int, bare: bool) -> float:
+    """After the first two iterations, which warm up. CPU seconds: the same on a machine that others use."""
+    from rlinf_lab.recipes.ppo import PPOConfig
+
+    config = PPOConfig.preset(task, iterations=iterations + 2)
+    marks: list[float] = []
+    if bare:
+        _bare_loop(config, lambda: marks.append(time.process_time()))
+    else:
+        import rlinf_lab as lab
+
+        settings = {"iterations": iterations + 2, "folder": False, "progress": False}
+        lab.train("ppo", task, **settings, on_iteration=lambda row: marks.append(time.process_time())).wait()
+    return iterations * config.env_steps / (marks[-1] - marks[1])
+
+
+def _bare_loop(config: Any, mark: Callable[[], None]) -> None:
+    """The same mathematics in one thread: environments, policy and update called one after another, nothing recorded, no channels, no plan."""
+    import torch
+
+    from rlinf_lab.records import Action
+    from rlinf_lab.workers import LearnerWorker, PolicyWorker
+    from rlinf_lab.workers.environments import EnvGroup
+
+    torch.set_num_threads(1)
+    env = config.factory(config.num_envs, config.max_episode_steps)
+    group = EnvGroup(env, 0, 0, config.seed)
+    policy = PolicyWorker(config.make_policy(), seed=config.seed)
+    numbers = ("gamma", "gae_lambda", "learning_rate", "n_epochs", "batch_size", "clip_range", "vf_coef", "ent_coef", "max_grad_norm", "reward_scale",
+               "normalize_reward")  # fmt: skip
+    learner = LearnerWorker(config.make_policy(), **{name: getattr(config, name) for name in numbers}, updates=config.updates, seed=config.seed)
+    policy.setup()
+    learner.setup()
+    for _ in range(config.updates):
+        group.begin(config.n_steps)
+        for _ in range(config.n_steps):
+            seen = group.observation()
+            action, log_prob = policy.policy.act(seen.obs_N, policy._draw([seen]))
+            group.record(Action(0, action, log_prob, policy.policy.version))
+        policy.load_weights(learner.train(_All([group.finish()])).weights)  # type: ignore[arg-type]
+        mark()
+    env.close()
+
+
+class _All:
+    """An inbox by hand."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    def get_all(self) -> list[Any]:
+        return self._items
+
+
+def sb3_steps_per_second(env: str, steps: int) -> float:
+    """With our settings, after the first iteration."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    from rlinf_lab.recipes.ppo import PPOConfig
+
+    torch.set_num_threads(1)
+    ours = PPOConfig.preset(env)
+    names = ("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "clip_range")
+    vector = VecNormalize(make_vec_env(env, n_envs=ours.num_envs, seed=0))
+    model = PPO("MlpPolicy", vector, seed=0, device="cpu", **{name: getattr(ours, name) for name in names})
+    model.learn(ours.env_steps)
+    began = time.perf_counter()
+    model.learn(steps, reset_num_timesteps=False)
+    return steps / (time.perf_counter() - began)
+
+
+def our_steps_per_second(env: str, iterations: int) -> float:
+    import rlinf_lab as lab
+
+    marks: list[float] = []
+    run = lab.train("ppo", env, iterations=iterations + 1, folder=False, progress=False, on_iteration=lambda row: marks.append(time.perf_counter())).wait()
+    return iterations * run.config.env_steps / (marks[-1] - marks[0])
+
+
+def cases(smoke: bool) -> list[Case]:
+    from harness import Case
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    runs, few = (1, 2) if smoke else (5, 20)
+    rows = []
+    for task in ("cartpole",) if smoke else ("cartpole", "pendulum"):
+        peers = {f"stable-baselines3, {name}": seconds_to(f"sb3-{kind}", task, range(runs)) for name, kind in
+                 (("the zoo's tuned settings", "zoo"), ("our settings", "ours"), ("its defaults", "defaults"))}  # fmt: skip
+        peers = dict(list(peers.items())[:1]) if smoke else peers
+        note = f"seconds to {TASKS[task][1]:g} over {EPISODES} greedy episodes, from the start of the process, without the looks; seeds 0 to {runs - 1}"
+        rows.append(Case(f"ppo_{task}", "s", seconds_to("ours", task, range(runs)), peers, "<= 0.5", runs=runs, note=note))
+    cheetah = "HalfCheetah-v5"
+    rows.append(Case("ppo_halfcheetah", "steps/s", partial(our_steps_per_second, cheetah, few // 5 or 1),
+                     {"stable-baselines3, our settings": partial(sb3_steps_per_second, cheetah, 2048 * (few // 5 or 1))}, ">= 2", runs=runs))  # fmt: skip
+    for where, most in (("kernel", 6), ("shell", 12)):
+        rows.append(Case(f"time_to_first_update, {where}", "s", lambda where=where: float(_in_process("first")[where]), target=f"<= {most}",  # type: ignore[misc]
+                         target_of="value", runs=runs))  # fmt: skip
+    for task, least in (("CartPole-v1", 0.9), ("metaworld/button-press-v3", 0.95)):
+        rows.append(Case(f"front_door_overhead, {task}", "steps per CPU second", partial(steps_per_cpu_second, task, few, False),
+                         {"a bare loop with the same mathematics": partial(steps_per_cpu_second, task, few, True)}, f">= {least}", runs=runs))  # fmt: skip
+    return rows
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    print(json.dumps(first_update() if sys.argv[1] == "first" else child(sys.argv[2], sys.argv[3], int(sys.argv[4]))))

@@ -1,0 +1,82 @@
+"""A trained policy as a file for other programs: torch.export, or ONNX where it is installed. Normalisation is inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError
+from rlinf_lab.timeline.record.files import whole
+from rlinf_lab.trees import leaves, map_tree
+from rlinf_lab.vecenv.spaces import sampled
+
+ENDINGS = (".pt2", ".onnx")
+SAMPLES = 16
+CLOSE = 1e-5  # between what the file's program and the policy answer
+
+
+class _Rows(nn.Module):
+    """Takes and gives the leaves one after another: what both formats know how to name."""
+
+    def __init__(self, module: nn.Module, example: Any) -> None:
+        super().__init__()
+        self.module, self._example = module, example
+
+    def forward(self, *parts: torch.Tensor) -> Any:
+        rest = iter(parts)
+        out = leaves(self.module(map_tree(lambda _: next(rest), self._example)))
+        return out[0] if len(out) == 1 else tuple(out)
+
+
+def export(policy: Any, path: str | Path) -> Path:
+    """Write a `TrainedPolicy`; ``path`` ends in ".pt2" (`torch.export.load`) or ".onnx". Returns it.
+
+    The program takes the leaves of a batch of observations (B, *shape) in the order of the space, and returns the leaves of greedy actions as
+    `TrainedPolicy.act` does; the batch may have any size. It is run before the file is written: `EnvError` where its answers differ by more than 1e-5.
+    """
+    target = Path(path)
+    if target.suffix not in ENDINGS:
+        raise UnknownNameError.of("ending of an exported policy", target.suffix, ENDINGS)
+    example = sampled(policy.observation_space, np.random.default_rng(0), SAMPLES)
+    parts = tuple(torch.as_tensor(np.asarray(leaf)) for leaf in leaves(example))
+    expected = leaves(policy.act(example))
+    module = _Rows(policy.module.as_deployable(), example).eval()
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        program = torch.export.export(module, parts, dynamic_shapes=(tuple({0: batch} for _ in parts),))
+    except Exception as error:  # of many kinds: what a module of the user's cannot be traced by
+        raise ConfigError(f"export({str(target)!r}): the policy cannot be traced: {type(error).__name__}: {str(error)[:300]}") from error
+    with whole(target) as part:
+        written = part.with_suffix(target.suffix) if part.suffix != target.suffix else part  # both writers insist on their ending
+        try:
+            found = _write_onnx(program, parts, written) if target.suffix == ".onnx" else _write_torch(program, parts, written)
+            far = max(float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max()) for a, b in zip(found, expected, strict=True))
+            if not far <= CLOSE:
+                raise EnvError(f"export({str(target)!r}): the program answers differently from the policy, by {far:.2g}. Nothing was written.")
+            written.replace(part)
+        finally:
+            if written != part:
+                written.unlink(missing_ok=True)
+    return target
+
+
+def _write_torch(program: torch.export.ExportedProgram, parts: tuple[torch.Tensor, ...], path: Path) -> list[Any]:
+    torch.export.save(program, path)
+    with torch.inference_mode():
+        out = torch.export.load(path).module()(*parts)
+    return [leaf.numpy() for leaf in (out if isinstance(out, tuple) else (out,))]
+
+
+def _write_onnx(program: torch.export.ExportedProgram, parts: tuple[torch.Tensor, ...], path: Path) -> list[Any]:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  (what torch writes ONNX with)
+    except ImportError as error:
+        raise MissingDependencyError.of("onnxruntime", "onnx", "export to ONNX") from error
+    torch.onnx.export(program, args=(), f=str(path), verbose=False, external_data=False)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return list(session.run(None, {given.name: part.numpy() for given, part in zip(session.get_inputs(), parts, strict=True)}))
