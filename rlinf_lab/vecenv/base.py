@@ -26,10 +26,13 @@ class Runner:
     why: str
     rates: dict[str, float] = field(default_factory=dict, hash=False)
     """environment steps a second that each candidate took, where they were measured"""
+    cores: int = 1
+    """how many it keeps busy, by threads or processes; a plan that gives a rank fewer shares them"""
 
     def __str__(self) -> str:
         told = ", ".join(f"{name} {rate:,.0f}" for name, rate in self.rates.items())
-        return f"{self.name} ({self.why}{f': {told} steps/s' if told else ''})"
+        cores = f" on {self.cores} cores" if self.cores > 1 else ""
+        return f"{self.name}{cores} ({self.why}{f': {told} steps/s' if told else ''})"
 
 
 @with_old_names(

@@ -72,12 +72,13 @@ class EnvFactory:
         if not _is_count(cores):
             raise ConfigError(f"make_vec({self.id!r}, cores={shown(cores)}): a whole number of at least 1.")
         refuse_old_names(f"make_vec({self.id!r})", options, OLD_NAMES)
-        ways = self._ways(int(num_envs), max_episode_steps, int(cores), options)
+        ways = self._ways(int(num_envs), max_episode_steps, int(cores), options, runner)
         said_of = ", ".join(f"{name}={value!r}" for name, value in (("max_episode_steps", max_episode_steps), *options.items()) if value is not None)
         chosen = choose(Question(self.id, int(num_envs), int(cores), ways, said_of, self.given is None and not options), runner)
         env = ways[chosen.name](int(num_envs))
         if chosen.name == LOOP and not isinstance(env, LoopVecEnv):
             chosen = replace(chosen, name=type(env).__name__)  # a vector of somebody's own
+        chosen = replace(chosen, cores=getattr(env, "cores", 1))
         with contextlib.suppress(AttributeError):  # somebody's own vector may not have it changed
             env.spec = replace(env.spec, runner=chosen)
         return env
@@ -88,14 +89,17 @@ class EnvFactory:
         asked = getattr(adapter, "runners", None)
         return dict(asked(self.id.partition("/")[2], options)) if asked is not None else {LOOP: False}
 
-    def _ways(self, num_envs: int, max_episode_steps: int | None, cores: int, options: dict[str, Any]) -> dict[str, Callable[[int], VecEnv]]:
+    def _ways(
+        self, num_envs: int, max_episode_steps: int | None, cores: int, options: dict[str, Any], wanted: str
+    ) -> dict[str, Callable[[int], VecEnv]]:
         """See `runners.Question`."""
         runners = self.runners(**options)
         ways: dict[str, Callable[[int], VecEnv]] = {}
         for name, shares in runners.items():
             told = {**({"runner": name} if len(runners) > 1 else {}), **({"cores": cores} if shares and cores > 1 else {})}
             ways[name] = partial(self._made, max_episode_steps, {**told, **options})
-        if cores > 1 and num_envs > 1 and not isinstance(self.given, gymnasium.vector.VectorEnv):
+        gains = cores > 1 and num_envs > 1  # one process alone is for whoever asks: faults stay in it
+        if (gains or wanted == PROCESSES) and not isinstance(self.given, gymnasium.vector.VectorEnv):
             share = partial(self._share, max_episode_steps, options)
             ways[PROCESSES] = lambda n: ProcessVecEnv(share, n, min(cores, n))
         return ways
@@ -179,7 +183,7 @@ def make_vec(id: Any, num_envs: int = 1, max_episode_steps: int | None = None, *
 
     ``max_episode_steps``: after so many an episode is cut (None: the task's own limit). ``runner``: what steps them; "auto" measures those that there are
     for some milliseconds, takes the fastest and says so (``env.spec.runner``). ``cores``: how many it may use, by threads or processes
-    (``env.cores``: how many it does). Raises `UnknownNameError` with the nearest id,
+    (``env.spec.runner.cores``: how many it does). Raises `UnknownNameError` with the nearest id,
     `MissingDependencyError` naming the extra of a simulator that is not installed, `ConfigError` for a bad number.
     """
     return environment(id)(num_envs, max_episode_steps, runner=runner, cores=cores, **options)

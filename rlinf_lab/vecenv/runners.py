@@ -2,7 +2,7 @@
 
     loop       single environments one after another, in this process: for everything
     numpy, mujoco, batched ...   an adapter's own for some tasks, with the same numbers
-    processes  shares of them in processes, where more than one core may be used
+    processes  shares of them in processes, where more than one core may be used; or one process, for who asks for it: faults stay in there
 
 A measurement is remembered, in this process and in the user's cache folder, so that the next vector of that task and size is made at once.
 """
@@ -55,8 +55,7 @@ def choose(question: Question, wanted: str) -> Runner:
         raise ConfigError(f"make_vec({question.id!r}, runner={shown(wanted)}): 'auto', or one of {', '.join(question.ways)}.")
     if wanted != AUTO:
         if wanted not in question.ways:
-            hint = "processes need cores=2 or more, and two environments." if wanted == PROCESSES else f"{question.id} has {', '.join(question.ways)}."
-            raise UnknownNameError.of(f"runner of {question.id}", wanted, question.ways, hint)
+            raise UnknownNameError.of(f"runner of {question.id}", wanted, [*question.ways, PROCESSES])
         return Runner(wanted, "as asked")
     names = list(question.ways)
     if len(names) == 1:
