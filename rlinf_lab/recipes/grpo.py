@@ -4,7 +4,7 @@
                            ▲                                          │
                            └───────────────── weights ────────────────┘
 
-One iteration: ``prompts × group_size`` responses, ``updates`` gradient steps, new weights. Each response goes on as soon
+One iteration: ``prompts × group_size`` responses, ``minibatches`` gradient steps, new weights. Each response goes on as soon
 as it is finished, and the learner goes forward and backward through a group as soon as it is whole, so a plan may
 stream; with staleness the generator is some updates ahead, bounded by the plan (metrics ``staleness``,
 ``staleness_max``). The difference of sampler and trainer is measured (``mismatch_kl``) and corrected (``correction``).
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlinf_lab import tasks
 from rlinf_lab.algorithms import advantage, loss
@@ -45,6 +45,12 @@ from rlinf_lab.workflow.workflow import Workflow
 ROOM = "reasoning/"
 
 
+class TaskName(NamedTuple):
+    """A task by its name."""
+
+    id: str
+
+
 @dataclass(frozen=True)
 class GRPOConfig:
     """Every number of the experiment. `preset` knows the published variants by name.
@@ -52,12 +58,14 @@ class GRPOConfig:
     Raises `ConfigError` naming the field, its value and the limit.
     """
 
-    env_id: str | Task
+    env: str | Task
     """a task by name ("reasoning/remainder"), or a `Task`"""
     model: str = "small"
     """"small": made here and warmed up; else the folder of a model in Hugging Face's format"""
+    total_timesteps: int | None = None
+    """responses of the whole run, rounded up to whole iterations; None: as many as ``iterations`` give"""
     iterations: int = 200
-    """updates of the weights that the generator sees; the learning rate is annealed over so many"""
+    """iterations of the run, each with new weights; the learning rate is annealed over so many"""
     seed: int = 0
     """of model, problems and sampling"""
     prompts: int = 16
@@ -89,7 +97,7 @@ class GRPOConfig:
     """largest importance weight of a token"""
     kl_coef: float = 0.0
     """weight of the divergence from the initial model"""
-    updates: int = 1
+    minibatches: int = 1
     """gradient steps of an iteration, each on an equal share of its prompts"""
     groups_per_pass: int = 1
     """groups that the learner takes forward and backward together"""
@@ -130,13 +138,13 @@ class GRPOConfig:
 
     def __post_init__(self) -> None:
         self._require(
-            "env_id", isinstance(self.env_id, (str, Task)), "a task's name, such as 'reasoning/remainder', or a Task"
+            "env", isinstance(self.env, (str, Task)), "a task's name, such as 'reasoning/remainder', or a Task"
         )
         for name in (
             "iterations",
             "prompts",
             "max_tokens",
-            "updates",
+            "minibatches",
             "slots",
             "hidden",
             "layers",
@@ -162,7 +170,7 @@ class GRPOConfig:
             self.dual_clip is None or (_real(self.dual_clip) and self.dual_clip > 1),
             "a number greater than 1, or None",
         )
-        self._require("updates", self.prompts % self.updates == 0, f"a divisor of prompts={self.prompts}")
+        self._require("minibatches", self.prompts % self.minibatches == 0, f"a divisor of prompts={self.prompts}")
         self._require("aggregation", self.aggregation in AGGREGATIONS, " or ".join(map(repr, AGGREGATIONS)))
         self._require("correction", self.correction in CORRECTIONS, " or ".join(map(repr, CORRECTIONS)))
         self._require("oversample", _real(self.oversample) and self.oversample >= 1, "a number of at least 1")
@@ -173,6 +181,8 @@ class GRPOConfig:
             buffer is None or (_whole(buffer, 1) and buffer <= self.max_tokens),
             "between 1 and max_tokens, or None",
         )
+        total = self.total_timesteps
+        self._require("total_timesteps", total is None or _whole(total, 1), "a whole number of at least 1, or None")
         advantage.get(self.advantage, of=("group", "batch"))
         loss.get(self.loss)
         task = self.task()
@@ -191,6 +201,16 @@ class GRPOConfig:
             raise ConfigError(f"GRPOConfig.{field} is {shown(getattr(self, field))}; it must be {limit}.")
 
     @property
+    def updates(self) -> int:
+        """Iterations of the whole run."""
+        return self.iterations if self.total_timesteps is None else -(-self.total_timesteps // self.env_steps)
+
+    @property
+    def factory(self) -> TaskName:
+        """What the front door calls the task."""
+        return TaskName(self.env if isinstance(self.env, str) else ROOM + self.env.name)
+
+    @property
     def env_steps(self) -> int:
         """Responses of one iteration."""
         return self.prompts * self.group_size
@@ -202,7 +222,7 @@ class GRPOConfig:
 
     def task(self) -> Task:
         """The task. `UnknownNameError` with the nearest name."""
-        return self.env_id if isinstance(self.env_id, Task) else tasks.make(self.env_id.removeprefix(ROOM))
+        return self.env if isinstance(self.env, Task) else tasks.make(self.env.removeprefix(ROOM))
 
     def language_model(self) -> Callable[[], LanguageModel]:
         """The constructor that generator and learner share: equal initial weights."""
@@ -222,7 +242,7 @@ class GRPOConfig:
     def preset(cls, name: str, **overrides: Any) -> GRPOConfig:
         """A published variant by name, or the settings known to learn a task ("reasoning/remainder"), some fields changed.
 
-        A variant needs ``env_id=``. Raises `UnknownNameError` for an unknown name or field.
+        A variant needs ``env=``. Raises `UnknownNameError` for an unknown name or field.
         """
         if name not in VARIANTS and name not in PRESETS:
             raise UnknownNameError.of("preset of GRPO", name, [*VARIANTS, *PRESETS])
@@ -230,11 +250,11 @@ class GRPOConfig:
         for field in overrides:
             if field not in known:
                 raise UnknownNameError.of("field of GRPOConfig", field, known)
-        if name in VARIANTS and "env_id" not in overrides:
-            raise ConfigError(f"GRPOConfig.preset({name!r}) needs a task. Next: env_id='reasoning/remainder'.")
-        task = overrides.get("env_id", name)
+        if name in VARIANTS and "env" not in overrides:
+            raise ConfigError(f"GRPOConfig.preset({name!r}) needs a task. Next: env='reasoning/remainder'.")
+        task = overrides.get("env", name)
         settings = {**(PRESETS.get(task, {}) if isinstance(task, str) else {}), **VARIANTS.get(name, {}), **overrides}
-        return cls(**{"env_id": task, **settings})
+        return cls(**{"env": task, **settings})
 
 
 def _whole(value: object, least: int) -> bool:
@@ -263,7 +283,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_tokens": 16,
         "prompts": 32,
         "group_size": 16,
-        "updates": 4,
+        "minibatches": 4,
         "slots": 512,
         "groups_per_pass": 8,
         "iterations": 150,
@@ -294,7 +314,7 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         seed=config.seed, start=0 if state is None else state["version"],
     )  # fmt: skip
     params = SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
-    start = None if state is None else ModelWeights(state["version"], state["weights"])
+    start = None if state is None else ModelWeights(state["version"], state["weights"].arrays)
     options = {"slots": config.slots} if config.engine == "own" else {}
     generator = flow.worker(
         GeneratorWorker, model, params, name="generator", engine=config.engine, weights=start, **options
@@ -343,8 +363,10 @@ def update_settings(config: GRPOConfig) -> UpdateSettings:
     """What the learner needs of the configuration, names looked up."""
     by = advantage.get(config.advantage, of=("group", "batch"))
     names = {f.name for f in dataclasses.fields(UpdateSettings)} & {f.name for f in dataclasses.fields(config)}
-    same = {name: getattr(config, name) for name in names - {"advantage", "loss"}}
-    return UpdateSettings(by.function, by.of == "batch", loss.get(config.loss).function, **same)
+    same = {name: getattr(config, name) for name in names - {"advantage", "loss", "iterations"}}
+    return UpdateSettings(
+        by.function, by.of == "batch", loss.get(config.loss).function, iterations=config.updates, **same
+    )
 
 
 def starting_model(config: GRPOConfig, task: Task) -> Callable[[], LanguageModel]:

@@ -14,7 +14,7 @@ from rlinf_lab.recipes.grpo import GRPOConfig, build
 
 CORES = ["cpu:0", "cpu:1"]
 SMALL = {
-    "env_id": "reasoning/remainder", "prompts": 4, "group_size": 3, "max_tokens": 12, "warm_up_steps": 0, "hidden": 16, "layers": 1,
+    "env": "reasoning/remainder", "prompts": 4, "group_size": 3, "max_tokens": 12, "warm_up_steps": 0, "hidden": 16, "layers": 1,
     "iterations": 4, "slots": 8, "learning_rate": 5e-3,
 }  # fmt: skip
 
@@ -98,7 +98,9 @@ def test_several_updates_of_an_iteration_and_ones_own_functions():
     def twice(reward_PG):
         return 2 * (reward_PG - reward_PG.mean())
 
-    config = GRPOConfig(**SMALL, reward=ones, updates=2, advantage="twice_the_mean", loss=lab.algorithms.reinforce_loss)
+    config = GRPOConfig(
+        **SMALL, reward=ones, minibatches=2, advantage="twice_the_mean", loss=lab.algorithms.reinforce_loss
+    )
     results = metrics_of(config, temporal, iterations=2)
     assert all(np.isfinite(m["policy_loss"]) and m["staleness_max"] == 0 for m in results)
     assert all(
@@ -128,7 +130,7 @@ def test_bad_samples_are_recorded_and_do_not_stop_the_run():
         def sample(self, rng, n, level=None, *, split="train"):
             return [self.problem(rng, 1) if i % 2 else super(Foreign, self).problem(rng, 1) for i in range(n)]
 
-    (metrics,) = metrics_of(GRPOConfig(**SMALL | {"env_id": Foreign()}), temporal, iterations=1)
+    (metrics,) = metrics_of(GRPOConfig(**SMALL | {"env": Foreign()}), temporal, iterations=1)
     assert metrics["failed"] == 0.5
 
 
@@ -139,10 +141,10 @@ def test_an_advantage_of_another_shape_is_named():
 
 
 @pytest.mark.parametrize(("field", "value", "says"), [
-    ("group_size", 1, "at least 2"), ("updates", 3, "divisor of prompts=4"), ("oversample", 2.0, "1 without dynamic_sampling"),
+    ("group_size", 1, "at least 2"), ("minibatches", 3, "divisor of prompts=4"), ("oversample", 2.0, "1 without dynamic_sampling"),
     ("aggregation", "mean", "token_mean"), ("correction", "off", "'truncated'"), ("level", 9, "between 1 and 3"),
     ("model", "/nowhere/model", "neither 'small' nor a folder"), ("dual_clip", 0.5, "greater than 1"), ("overlong_buffer", 99, "max_tokens"),
-    ("temperature", float("nan"), "greater than 0"), ("env_id", 3, "a task's name"),
+    ("temperature", float("nan"), "greater than 0"), ("env", 3, "a task's name"),
 ])  # fmt: skip
 def test_a_field_that_cannot_work_is_named(field, value, says):
     with pytest.raises(ConfigError, match=rf"GRPOConfig\.{field} is .*{says}"):
@@ -155,6 +157,6 @@ def test_unknown_names_suggest_the_nearest():
     with pytest.raises(UnknownNameError, match="Did you mean 'rloo'"):
         GRPOConfig(**SMALL, advantage="rlo")
     with pytest.raises(UnknownNameError, match="Did you mean 'dapo'"):
-        GRPOConfig.preset("dappo", env_id="remainder")
+        GRPOConfig.preset("dappo", env="remainder")
     with pytest.raises(ConfigError, match="needs a task"):
         GRPOConfig.preset("dapo")

@@ -17,6 +17,7 @@ import torch
 from rlinf_lab.algorithms import informative, overlong_penalty
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.generation import LanguageModel
+from rlinf_lab.policies import Weights as PolicyWeights
 from rlinf_lab.workers.reasoning.groups import Gatherer, Group
 from rlinf_lab.workers.reasoning.records import ModelWeights, Response
 from rlinf_lab.workers.reasoning.settings import UpdateSettings
@@ -84,14 +85,14 @@ class GroupLearner(TorchWorker):
     def state_dict(self) -> dict[str, Any]:
         """Everything that `load_state_dict` needs, in host memory; training on does not change it."""
         return {
-            "weights": dict(self._weights().state),
+            "weights": PolicyWeights({k: _as_array(v) for k, v in self._weights().state.items()}, self.version),
             "optimizer": _to_host(copy.deepcopy(self.optimizer.state_dict())),
             "version": self.version,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; ``state`` stays as it is."""
-        self.module.load_state_dict(state["weights"])
+        self.module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in state["weights"].arrays.items()})
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.version = state["version"]
 
@@ -143,7 +144,7 @@ class _Iteration:
 
     def _next_pass(self) -> int:
         """Groups that go forward and backward together next: a pass ends with its update."""
-        each = self.learner.prompts // self.settings.updates
+        each = self.learner.prompts // self.settings.minibatches
         return min(self.settings.groups_per_pass, each - self._used % each)
 
     def _learn(self, groups: list[Group]) -> None:
@@ -167,7 +168,7 @@ class _Iteration:
                 self.learner._accumulator.add(responses, advantage_PG[part].ravel(), self.learner.version)
             self._used += len(groups[part])
             first = part.stop
-            if self._used % (self.learner.prompts // self.settings.updates) == 0:
+            if self._used % (self.learner.prompts // self.settings.minibatches) == 0:
                 self._step()
 
     def _step(self) -> None:
@@ -217,3 +218,8 @@ def _to_host(state: Any) -> Any:
     if isinstance(state, list):
         return [_to_host(value) for value in state]
     return state.to("cpu") if isinstance(state, torch.Tensor) else state
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray:
+    """numpy has no bfloat16; float32 holds all of its values."""
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()

@@ -34,7 +34,7 @@ class UpdateSettings:
     """largest importance weight of a token"""
     kl_coef: float = 0.0
     """weight of KL(current || initial model), estimator k3"""
-    updates: int = 1
+    minibatches: int = 1
     """gradient steps of an iteration, each on an equal share of its prompts"""
     groups_per_pass: int = 1
     """groups that go forward and backward together: fewer passes, but a pass waits for all of them"""
