@@ -212,9 +212,9 @@ class TrainingRun:
         """After each iteration. Returns whether the run shall end."""
         iteration = int(row["iteration"])
         if snapshot is not None and self.options.evaluates_after(iteration, self.config.env_steps):
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             found = TrainedPolicy(self.config, snapshot.weights).evaluate(self.options.eval_episodes, self.options.eval_seed)
-            row |= {**found.row(), "eval_seconds": time.perf_counter() - began}
+            row |= {**found.row(), "eval_seconds": time.perf_counter() - began, "eval_cpu_seconds": time.thread_time() - cpu}
             self._keeper.evaluated(found, snapshot)
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))
