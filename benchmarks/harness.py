@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).parent
 NAMES = (
     "import_time", "engine", "simulator", "planner_optimality", "planner_search", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
-    "switching", "asynchronous", "socket_cost", "channels", "recorder", "timeline_fps", "event_to_screen",
+    "switching", "simulators", "asynchronous", "socket_cost", "channels", "recorder", "timeline_fps", "event_to_screen",
     "generation",
 )  # fmt: skip
 WITH_GPU = ("gpu",)

@@ -58,6 +58,7 @@ _HOME = {
     "check_env": "rlinf_lab.vecenv",
     "VecEnv": "rlinf_lab.vecenv",
     "EnvSpec": "rlinf_lab.vecenv",
+    "envs": "rlinf_lab.vecenv",
     "doctor": "rlinf_lab.checkup",
     "check": "rlinf_lab.runtime.run.preflight",
     "message_costs": "rlinf_lab.runtime.profiling.messages",
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from rlinf_lab.vecenv import EnvSpec as EnvSpec
     from rlinf_lab.vecenv import VecEnv as VecEnv
     from rlinf_lab.vecenv import check_env as check_env
+    from rlinf_lab.vecenv import envs as envs
     from rlinf_lab.vecenv import list_envs as list_envs
     from rlinf_lab.vecenv import make_vec as make_vec
     from rlinf_lab.vecenv import register_env as register_env

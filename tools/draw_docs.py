@@ -31,6 +31,7 @@ PURPOSES = {
     "checkup": "what works here",
     "terminal": "progress in a shell",
     "planning_commands": "plans in a shell",
+    "experiment_commands": "training in a shell",
     "recipes": "one readable file per experiment: a configuration, a workflow",
     "experiments": "train, evaluate, keep, compare",
     "runtime": "doing it: local, processes, Ray",
@@ -45,6 +46,7 @@ PURPOSES = {
     "algorithms": "losses, advantages",
     "replay": "past transitions",
     "records": "what travels",
+    "trees": "arrays in dicts and tuples",
     "timeline": "what happened when: spans, bubbles, traces",
     "errors": "every public exception",
 }
@@ -205,7 +207,7 @@ def _purpose(room: str) -> str:
         return PURPOSES[room]
     package = ROOT / "rlinf_lab" / room
     source = (package / "__init__.py" if package.is_dir() else package.with_suffix(".py")).read_text()
-    return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0].split(". ")[0].rstrip(".")
+    return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0].split(". ")[0].rstrip(".").replace("`", "")
 
 
 def _text(x: float, y: float, words: str, *, size: float = 13, weight: int = 400, wide: float | None = None) -> str:

@@ -20,14 +20,17 @@ from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
 from envs import saving
+from envs.gymnasium import classic_control
+from envs.gymnasium.mujoco_batch import MujocoVecEnv
+from envs.gymnasium.mujoco_rules import RULES
 from envs.gymnasium.vectors import from_vector
 from envs.rendering import choose_renderer
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, said, shown
 from rlinf_lab.trees import leaves, rows
-from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome
+from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv
 from rlinf_lab.vecenv.spaces import Native, presented_action, presented_observation, sampled
 
-__all__ = ["GymnasiumEnv", "cannot_leave", "from_maker", "from_spec", "from_vector", "has", "make", "tasks"]
+__all__ = ["GymnasiumEnv", "cannot_leave", "from_maker", "from_spec", "from_vector", "has", "make", "runners", "tasks"]
 
 TRIED = 8  # steps before an environment is saved, and half of those afterwards
 _CANNOT_LEAVE: dict[tuple[str, Any], str] = {}  # of what was tried out
@@ -182,14 +185,30 @@ class GymnasiumEnv:
 
 
 # --- vectors ----------------------------------------------------------------------------------------------------------------
-def make(task: str, num_envs: int, max_episode_steps: int | None = None, **options: Any) -> LoopVecEnv:
+def make(task: str, num_envs: int, max_episode_steps: int | None = None, **options: Any) -> VecEnv:
     """``options``: of gymnasium.make."""
     return from_spec(f"gymnasium/{task}", gymnasium.spec(task), num_envs=num_envs, max_episode_steps=max_episode_steps, **options)
 
 
-def from_spec(id: str, spec: Registered, *, num_envs: int, max_episode_steps: int | None, **options: Any) -> LoopVecEnv:
+def runners(task: str, options: dict[str, Any]) -> dict[str, bool]:
+    """``numpy`` and ``mujoco`` for tasks that have them, with the loop's numbers; see `classic_control` and `mujoco_batch`."""
+    if task in classic_control.TASKS and not options:
+        return {"numpy": False, "loop": False}
+    if task in RULES and not options.keys() & {"xml_file", "frame_skip", "render_mode"}:
+        return {"mujoco": True, "loop": False}
+    return {"loop": False}
+
+
+def from_spec(
+    id: str, spec: Registered, *, num_envs: int, max_episode_steps: int | None, runner: str = "loop", cores: int = 1, **options: Any
+) -> VecEnv:
     """Environments of what `gymnasium.register` or `gymnasium.spec` knows; ``max_episode_steps`` takes the place of the registered limit."""
-    return _vector(Maker.of_spec(id, spec, max_episode_steps, options), num_envs, max_episode_steps)
+    if runner == "numpy":
+        return classic_control.TASKS[spec.id](id, num_envs, max_episode_steps)
+    maker = Maker.of_spec(id, spec, max_episode_steps, options)
+    if runner == "mujoco":
+        return MujocoVecEnv(id, maker.make, num_envs, max_episode_steps, cores)
+    return _vector(maker, num_envs, max_episode_steps)
 
 
 def from_maker(id: str, make: Callable[..., gymnasium.Env], *, num_envs: int, max_episode_steps: int | None, **options: Any) -> LoopVecEnv:

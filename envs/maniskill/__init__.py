@@ -26,6 +26,7 @@ from envs.maniskill.rules import RULES
 from rlinf_lab.errors import EnvError, MissingDependencyError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv
 
+NEEDS = "rlinf-lab[maniskill]"
 CONTROL = "pd_joint_delta_pos"
 OWN_LIMIT = 1_000_000  # the vector's limit ends an episode, not the simulator's
 
@@ -70,6 +71,15 @@ def _simulator() -> tuple[Any, dict[str, Any]]:
 def tasks() -> list[str]:
     """Names of all registered tasks; some need assets that ManiSkill downloads."""
     return sorted(_simulator()[1])
+
+
+def runners(task: str, options: dict[str, Any]) -> dict[str, bool]:
+    """See `vecenv.registry.Adapter`."""
+    return {"batched" if _is_batched(task, options.get("control", CONTROL), options.get("batched", True)) else "loop": False}
+
+
+def _is_batched(task: str, control: str, batched: bool) -> bool:
+    return batched and control == CONTROL and task in RULES
 
 
 def has(task: str) -> bool:
@@ -183,6 +193,6 @@ def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, cont
     limit = _simulator()[1][task].max_episode_steps or 50
     observation, action = Box(-np.inf, np.inf, (obs_size,), np.float32), Box(-1.0, 1.0, (action_size,), np.float32)
     spec = EnvSpec(f"maniskill/{task}", observation, action, max_episode_steps or limit, "info['success'] of the task", renders=draws)
-    if batched and control == CONTROL and task in RULES:
+    if _is_batched(task, control, batched):
         return BatchedVecEnv(envs, spec, RULES[task])
     return LoopVecEnv(envs, spec)

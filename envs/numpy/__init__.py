@@ -27,6 +27,11 @@ def tasks() -> list[str]:
     return ["ReachArm-v0"]
 
 
+def runners(task: str, options: dict[str, Any]) -> dict[str, bool]:
+    """See `vecenv.registry.Adapter`."""
+    return {"numpy": False}
+
+
 def has(task: str) -> bool:
     return task in tasks()
 

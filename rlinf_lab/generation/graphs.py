@@ -15,6 +15,7 @@ class Graphs:
         self._decoder = decoder
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         on_gpu = decoder.device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None  # one for all: logits are read before the next graph runs
         self._inputs = torch.zeros(2, decoder.slots, dtype=torch.int64, device=decoder.device) if on_gpu else None
 
     def decode(self, token_R: Tensor, place_R: Tensor, length: int) -> Tensor:
@@ -42,6 +43,6 @@ class Graphs:
             self._decoder.decode(inputs[0], inputs[1], length)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._pool):
             logits = self._decoder.decode(inputs[0], inputs[1], length)
         return graph, logits

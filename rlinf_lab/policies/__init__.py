@@ -2,7 +2,6 @@
 
 from rlinf_lab.policies.actor_critic import Actor, ActorCritic
 from rlinf_lab.policies.flow import Flow
-from rlinf_lab.policies.gaussian_mlp import GaussianMLP
 from rlinf_lab.policies.make import make_policy
 from rlinf_lab.policies.off_policy import QEnsemble, make_actor, make_q_ensemble
 from rlinf_lab.policies.recurrent import RecurrentActorCritic, make_recurrent_policy
@@ -13,7 +12,6 @@ __all__ = [
     "Actor",
     "ActorCritic",
     "Flow",
-    "GaussianMLP",
     "QEnsemble",
     "RecurrentActorCritic",
     "Weights",

@@ -122,9 +122,9 @@ class Policy(nn.Module):
 
 
 class Deployable(nn.Module):
-    """Observations, a tree of tensors (B, *shape) as environments give them, to greedy actions, a tree of tensors.
+    """From observations, a tree of tensors (B, *shape), to greedy actions.
 
-    Preprocessing and its statistics are inside. A copy: training on does not change it.
+    Observations are as environments give them. Preprocessing and its statistics are inside. A copy: training on does not change it.
     """
 
     def __init__(self, preprocess: nn.Module, encoder: nn.Module, actor: nn.Module, head: Head) -> None:
@@ -154,9 +154,9 @@ class Actor(Policy):
             self._numpy_actor = NumpyMLP(actor, activation) if head.acts_in_numpy else None
 
     def forward(self, obs: Any, noise_BK: Tensor) -> Any:
-        """Actions (B, ...) and log-probabilities (B) with gradients through both, of tensors on the module's device.
+        """Actions (B, ...) and log-probabilities (B), with gradients through both.
 
-        Reparametrised: SAC's and TD3's actors are trained through the action.
+        Of tensors on the module's device. Reparametrised: SAC's and TD3's actors are trained through the action.
         """
         return self.head.sample(self.policy(self.encoder(self.preprocess(obs))), noise_BK)
 
@@ -219,12 +219,14 @@ class ActorCritic(Actor):
         features_BX = self.encoder(prepared)
         value_features_BX = features_BX if self.shares_encoder else self.value_encoder(prepared)
         params_BP, value_B1 = self.policy(features_BX), self.critic(value_features_BX)
+        entropy = self.head.entropy(params_BP)
         if clone_noise is None:
             first = self.head.log_prob(params_BP, action)
         else:
-            first = self.head.clone_loss(params_BP, action, clone_noise)
+            # DistributedDataParallel waits for a gradient of every parameter, those that cloning does not move too.
+            first = self.head.clone_loss(params_BP, action, clone_noise) + 0.0 * (entropy.sum() + value_B1.sum())
         # No view: FSDP's hooks stand on what is returned.
-        return first, self.head.entropy(params_BP), torch.squeeze_copy(value_B1, -1)
+        return first, entropy, torch.squeeze_copy(value_B1, -1)
 
     def evaluate_actions(self, obs: Any, action: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probability, entropy (nats) and value, each (B), of trees of arrays or tensors.

@@ -364,7 +364,7 @@ class BernoulliHead(Head):
 
 
 class MixedHead(Head):
-    """A head for each entry of a Dict or Tuple of actions, independent of one another: log-probabilities and entropies
+    """A head for each entry of a Dict or Tuple of actions: log-probabilities and entropies
     add up.
     """
 
@@ -442,7 +442,7 @@ def make_head(
 
 
 def check_box(space: spaces.Box, name: str, bounded: bool) -> None:
-    """Raise `ConfigError` unless real numbers can be chosen in it, within bounds where they are needed."""
+    """Raise `ConfigError` unless a Box can hold actions, with bounds where needed."""
     if not np.prod(space.shape):
         raise ConfigError(
             f"{name} is {shown(space)}: nothing can be chosen. Next: give the environment at least one action."

@@ -22,9 +22,9 @@ LEAST_STD = 1e-6  # below, a number has never varied and is only centred
 
 
 class Preprocess(nn.Module):
-    """Numbers are normalised by ``obs_mean`` and ``obs_std`` (buffers, one row for all leaves), images scaled to [0,
-    1], categories one-hot.
+    """Numbers normalised, images scaled to [0, 1], categories one-hot.
 
+    Statistics are the buffers ``obs_mean`` and ``obs_std``, one row for all leaves that are normalised.
     As a module it maps a tree of tensors (B, *shape) to a tree of the same form; `numpy` does the same for arrays and
     puts them into one row. With ``normalise=False`` numbers pass as they are; with ``one_hot=False`` categories are
     indices from 0, int64 (B, components), as embeddings want them.
@@ -157,7 +157,7 @@ def fitting(leaf: Leaf, x: Any, dtype: Any = None) -> NDArray:
 
 
 def _components(leaf: Leaf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which component each place of the one-hot row of a leaf looks at, and for which value."""
+    """Which component each place of the one-hot row looks at, and its value."""
     counts, starts = choices(leaf.space), first_choice(leaf.space)
     component = np.repeat(np.arange(len(counts)), counts)
     return component, np.concatenate([start + np.arange(n) for n, start in zip(counts, starts, strict=True)])

@@ -115,13 +115,13 @@ class RecurrentActorCritic(Policy):
         shape = starts_TN.shape
         memory_TNM, value_memory_TNM, _ = self._run(self._rows(self.preprocess.space, obs), state_NS, starts_TN)
         params_BP, value_B1 = self.policy(memory_TNM.flatten(0, 1)), self.critic(value_memory_TNM.flatten(0, 1))
-        rows = self._rows(self.head.space, action)
+        rows, entropy = self._rows(self.head.space, action), self.head.entropy(params_BP)
         if clone_noise is None:
             first = self.head.log_prob(params_BP, rows)
-        else:
-            first = self.head.clone_loss(params_BP, rows, clone_noise)
+        else:  # a gradient for every parameter: see ActorCritic
+            first = self.head.clone_loss(params_BP, rows, clone_noise) + 0.0 * (entropy.sum() + value_B1.sum())
         # No views: FSDP's hooks stand on what is returned.
-        first, entropy = (torch.clone(x.unflatten(0, shape)) for x in (first, self.head.entropy(params_BP)))
+        first, entropy = (torch.clone(x.unflatten(0, shape)) for x in (first, entropy))
         return first, entropy, torch.clone(value_B1.reshape(shape))
 
     def evaluate_actions(self, obs: Any, action: Any, state_NS: Any, starts_TN: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +153,7 @@ class RecurrentActorCritic(Policy):
 
     # --- both -----------------------------------------------------------------------------------------------
     def _run(self, obs: Any, state_NS: Tensor, starts_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Memory of policy and value net, and the state after the last step, of observations in rows (T·N, ...)."""
+        """Memory of policy and value net, and the last state, of rows (T·N, ...)."""
         prepared = self.preprocess(obs)
         features_BX = self.encoder(prepared)
         value_features_BX = features_BX if self.shares_encoder else self.value_encoder(prepared)

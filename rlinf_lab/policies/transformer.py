@@ -174,7 +174,7 @@ def make_chunk_transformer(
     normalize_obs: bool = True,
     seed: int = 0,
 ) -> ActorCritic:
-    """A policy that attends to images, numbers and words, and answers with a chunk of actions (B, chunk, *shape).
+    """A policy from images, numbers and words to chunks of actions (B, chunk, *shape).
 
     Any observation space: images are cut into patches, a Box of numbers is a token, each component of a Discrete or
     MultiDiscrete a word (give instructions as ``MultiDiscrete([vocabulary] * length)``). Actions: a Box.

@@ -1,4 +1,7 @@
-"""Numpy arrays over the memory of a module's tensors, for arithmetic that is too small for torch's dispatch."""
+"""Numpy arrays over the memory of a module's tensors.
+
+For arithmetic that is too small for torch's dispatch.
+"""
 
 from __future__ import annotations
 

@@ -91,6 +91,8 @@ class GRPOConfig:
     """weight of the divergence from the initial model"""
     updates: int = 1
     """gradient steps of an iteration, each on an equal share of its prompts"""
+    groups_per_pass: int = 1
+    """groups that the learner takes forward and backward together"""
     dynamic_sampling: bool = False
     """leave out groups whose rewards are all equal, and take further ones"""
     oversample: float = 1.0
@@ -108,7 +110,7 @@ class GRPOConfig:
     in_order: bool = True
     """learn from groups in the order of their prompts: bit for bit the same under every plan; False: as they come"""
     reward: Callable[[Problem, str], Any] | None = None
-    """of a problem and a completion's text; None: the task's own"""
+    """of training, from a problem and a completion's text; None: the task's own, which evaluations always use"""
     reward_timeout_s: float | None = None
     """judge in a child process with this limit, in seconds; None: in the reward worker, without one"""
     engine: str = "own"
@@ -254,8 +256,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """what the papers say, as changes of the defaults (sources: `rlinf_lab.algorithms.groups`)"""
 
-PRESETS: dict[str, dict[str, Any]] = {"reasoning/remainder": {"level": 3}}
-"""settings that learn a task on two cores"""
+PRESETS: dict[str, dict[str, Any]] = {
+    "reasoning/remainder": {"level": 2, "max_tokens": 110},
+    "reasoning/sorting": {
+        "level": 3, "max_tokens": 24, "prompts": 32, "group_size": 16, "slots": 512, "groups_per_pass": 8, "iterations": 250,
+        "warm_up_steps": 250,
+    },
+}
+"""settings for a task on two cores"""
 
 
 def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:

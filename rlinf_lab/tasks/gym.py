@@ -30,7 +30,7 @@ class ReasoningGym(Task):
             from reasoning_gym.factory import DATASETS
         except ImportError:
             why = f"the task {PREFIX}{dataset}"
-            raise MissingDependencyError.of("reasoning-gym", "reasoning", why) from None
+            raise MissingDependencyError.of("reasoning-gym", "tasks", why) from None
         if dataset not in DATASETS:
             raise UnknownNameError.of("data set of reasoning-gym", dataset, DATASETS)
         self.dataset = dataset

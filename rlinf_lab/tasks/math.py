@@ -19,7 +19,7 @@ def math_reward(problem: Problem, completion: str) -> RewardResult:
     time, for sympy can take for ever. Raises `MissingDependencyError` where math-verify is not installed.
     """
     if importlib.util.find_spec("math_verify") is None:
-        raise MissingDependencyError.of("math-verify", "reasoning", "the verifier of mathematical answers")
+        raise MissingDependencyError.of("math-verify", "tasks", "the verifier of mathematical answers")
     text = answer_of(completion) if MARK in completion else completion
     return _child()(problem.answer, text)
 

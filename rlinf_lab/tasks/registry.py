@@ -60,6 +60,6 @@ def list() -> pd.DataFrame:
         example = f"{problem.prompt} {task.solution(problem)}"
         rows.append({"name": name, "levels": task.levels, "example": example, "needs": "", "runs_here": True})
     there = importlib.util.find_spec("reasoning_gym") is not None
-    needs = "rlinf-lab[reasoning]"
+    needs = "rlinf-lab[tasks]"
     rows.append({"name": PREFIX + "<data set>", "levels": 1, "example": "", "needs": needs, "runs_here": there})
     return pd.DataFrame(rows).set_index("name")

@@ -6,7 +6,7 @@ Legend: N environments.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,6 +16,23 @@ from numpy.typing import NDArray
 from rlinf_lab.errors import with_old_names
 from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What steps the environments of a vector, and why that one; see `runners`."""
+
+    name: str
+    why: str
+    rates: dict[str, float] = field(default_factory=dict, hash=False)
+    """environment steps a second that each candidate took, where they were measured"""
+    cores: int = 1
+    """how many it keeps busy, by threads or processes; a plan that gives a rank fewer shares them"""
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{name} {rate:,.0f}" for name, rate in self.rates.items())
+        cores = f" on {self.cores} cores" if self.cores > 1 else ""
+        return f"{self.name}{cores} ({self.why}{f': {told} steps/s' if told else ''})"
 
 
 @with_old_names(
@@ -40,6 +57,8 @@ class EnvSpec:
     """where ``success_N`` comes from; None: the task has no such signal, as far as is known yet"""
     renders: bool = False
     """whether `render` may give a picture"""
+    runner: Runner | None = field(default=None, compare=False)
+    """what steps the environments; None: not said"""
 
     @functools.cached_property
     def action_bounds(self) -> tuple[NDArray[Any], NDArray[Any]] | None:

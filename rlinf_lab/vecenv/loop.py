@@ -54,6 +54,8 @@ class LoopVecEnv:
         self._age_N = np.zeros(len(envs), np.int64)
         self._limit = math.inf if spec.max_episode_steps is None else spec.max_episode_steps
         self._started = False
+        self.stepping = np.array([-1])
+        """the environment that is being stepped or reset now; who steps it for others has them see this (`processes`)"""
 
     @property
     def envs(self) -> tuple[SingleEnv, ...]:
@@ -68,8 +70,14 @@ class LoopVecEnv:
         self._age_N[:] = 0
         self._started = True
         obs_N = empty(self.spec.observation_space, self.num_envs)
-        for i, env in enumerate(self._envs):
-            self._write(obs_N, i, env.reset(None if seed is None else seed + i))
+        try:
+            for i, env in enumerate(self._envs):
+                self.stepping[0] = i
+                self._write(obs_N, i, env.reset(None if seed is None else seed + i))
+        except (Exception, SystemExit) as error:
+            self._tell_which(error)
+            raise
+        self.stepping[0] = -1
         return obs_N
 
     def step(self, action_N: Tree) -> EnvStep:
@@ -81,18 +89,24 @@ class LoopVecEnv:
         terminated_N, truncated_N, success_N = np.zeros((3, n), bool)
         self._age_N += 1
         is_told, ended = False, []
-        for i, env in enumerate(self._envs):
-            obs, reward_N[i], terminated, truncated, success = env.step(rows(action_N, i))
-            self._write(final_N, i, obs)
-            if success is not None:
-                is_told, success_N[i] = True, success
-            if terminated:
-                terminated_N[i] = True
-                ended.append(i)
-            elif truncated or self._age_N[i] >= self._limit:
-                truncated_N[i] = True
-                ended.append(i)
-        obs_N = self._after(final_N, ended) if ended else final_N
+        try:
+            for i, env in enumerate(self._envs):
+                self.stepping[0] = i
+                obs, reward_N[i], terminated, truncated, success = env.step(rows(action_N, i))
+                self._write(final_N, i, obs)
+                if success is not None:
+                    is_told, success_N[i] = True, success
+                if terminated:
+                    terminated_N[i] = True
+                    ended.append(i)
+                elif truncated or self._age_N[i] >= self._limit:
+                    truncated_N[i] = True
+                    ended.append(i)
+            obs_N = self._after(final_N, ended) if ended else final_N
+        except (Exception, SystemExit) as error:
+            self._tell_which(error)
+            raise
+        self.stepping[0] = -1
         if is_told and self.spec.success is None:
             self.spec = dataclasses.replace(self.spec, success="reported by the task")
         return EnvStep(obs_N, reward_N, terminated_N, truncated_N, success_N if is_told else None, final_N)
@@ -101,9 +115,17 @@ class LoopVecEnv:
         """The observations to act on: of environments that ended the first one of a new episode."""
         obs_N = map_tree(np.copy, final_N)
         for i in ended:
+            self.stepping[0] = i
             self._write(obs_N, i, self._envs[i].reset(None))
             self._age_N[i] = 0
         return obs_N
+
+    def _tell_which(self, error: BaseException) -> None:
+        """Which environment it was, as a note; one that leaves the whole program is an `EnvError` instead."""
+        id, i = self.spec.id, int(self.stepping[0])
+        if isinstance(error, SystemExit):
+            raise EnvError(f"{id}: environment {i} called exit({error.code!r}). Next: what it said before tells why.") from error
+        error.add_note(f"It was raised by environment {i} of {id}.")
 
     def _write(self, target: Tree, i: int, obs: Any) -> None:
         write_one(target, i, obs, self.spec.id, self.spec.observation_space)
@@ -114,12 +136,12 @@ class LoopVecEnv:
 
     def save_state(self) -> dict[str, Any]:
         """See `base.Restorable`. `EnvError` when the environments cannot be saved."""
-        return {"of": self._kind(), "age_N": self._age_N.copy(), "started": self._started, "envs": [env.save_state() for env in self._restorable()]}
+        envs = [env.save_state() for env in self._restorable()]
+        return {"of": self._kind(), "runner": "loop", "age_N": self._age_N.copy(), "started": self._started, "envs": envs}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """`EnvError` when the environments cannot be saved, or the state is that of other ones."""
-        if state["of"] != self._kind():
-            raise other_environments(self._kind(), state["of"])
+        check_state(state, self._kind(), "loop")
         for env, saved in zip(self._restorable(), state["envs"], strict=True):
             env.restore_state(saved)
         self._age_N[:], self._started = state["age_N"], state["started"]
@@ -146,7 +168,16 @@ class LoopVecEnv:
 def described(spec: EnvSpec, num_envs: int, how: str = "") -> str:
     """One line for the repr of a vector."""
     limit = "no limit of steps" if spec.max_episode_steps is None else f"at most {spec.max_episode_steps} steps"
-    return f"{spec.id} × {num_envs}{how} (observation {spec.observation_space}, action {spec.action_space}, {limit})"
+    runner = f", runner {spec.runner}" if spec.runner else ""
+    return f"{spec.id} × {num_envs}{how}{runner} (observation {spec.observation_space}, action {spec.action_space}, {limit})"
+
+
+def check_state(state: dict[str, Any], mine: tuple[str, int, int | None], runner: str) -> None:
+    """`EnvError` for a state that is of other environments, or of these ones in another runner."""
+    if state["of"] != mine:
+        raise other_environments(mine, state["of"])
+    if state["runner"] != runner:
+        raise EnvError(f"{mine[0]}: a state of runner {state['runner']!r} cannot go on in {runner!r}. Next: make_vec(..., runner={state['runner']!r}).")
 
 
 def other_environments(mine: tuple[str, int, int | None], saved: tuple[str, int, int | None]) -> EnvError:

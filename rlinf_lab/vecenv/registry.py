@@ -7,19 +7,25 @@ The core knows no simulator: adapters announce themselves as entry points of ``r
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from numbers import Integral
 from typing import Any, Protocol, cast
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError, refuse_old_names, shown
 from rlinf_lab.vecenv.base import EnvSpec, VecEnv, cannot_leave
+from rlinf_lab.vecenv.loop import LoopVecEnv
+from rlinf_lab.vecenv.processes import ProcessVecEnv
+from rlinf_lab.vecenv.runners import AUTO, LOOP, PROCESSES, Question, choose
 
 GROUP = "rlinf_lab.envs"
 GYMNASIUM = "gymnasium"  # the adapter of single environments and vectors that are gymnasium's
@@ -35,8 +41,11 @@ class Adapter(Protocol):
 
     ``tasks()`` lists the names of the tasks that can be made here, ``has(task)`` says whether there is one of that name;
     ``make(task, num_envs, max_episode_steps, *, options)`` builds a vector, its options by name. A missing simulator raises
-    `MissingDependencyError` in all of them. One whose spaces are known without a simulator may have ``spec(task, max_episode_steps)``; one
-    that knows of vectors that cannot leave a device may have ``cannot_leave(task)``: why not, or "".
+    `MissingDependencyError` in all of them. It may have more:
+
+    ``runners(task, options)``: names of its runners for a task, the best first, and whether each can share cores among threads; where there are several
+    ``make`` takes ``runner``, and where one can share, ``cores``. ``spec(task, max_episode_steps)``: where spaces are known without making one.
+    ``cannot_leave(task)``: why vectors cannot leave a device, or "". ``NEEDS``: what to install for it.
     """
 
     def tasks(self) -> list[str]: ...
@@ -54,14 +63,58 @@ class EnvFactory:
     given: Any = field(default=None, repr=False)
     """the class or function that was handed over, if any"""
 
-    def __call__(self, num_envs: int = 1, max_episode_steps: int | None = None, **options: Any) -> VecEnv:
-        """A vector. `ConfigError` for a bad number, `UnknownNameError` for an option that there is not."""
+    def __call__(self, num_envs: int = 1, max_episode_steps: int | None = None, *, runner: str = AUTO, cores: int = 1, **options: Any) -> VecEnv:
+        """A vector; see `make_vec`. `ConfigError` for a bad number, `UnknownNameError` for an option that there is not."""
         if not _is_count(num_envs):
             raise ConfigError(f"make_vec({self.id!r}, num_envs={shown(num_envs)}): a whole number of at least 1.")
         if max_episode_steps is not None and not _is_count(max_episode_steps):
             raise ConfigError(f"make_vec({self.id!r}, max_episode_steps={shown(max_episode_steps)}): a whole number of steps of at least 1, or None.")
+        if not _is_count(cores):
+            raise ConfigError(f"make_vec({self.id!r}, cores={shown(cores)}): a whole number of at least 1.")
         refuse_old_names(f"make_vec({self.id!r})", options, OLD_NAMES)
-        return self.make(num_envs=int(num_envs), max_episode_steps=max_episode_steps, **options)
+        ways = self._ways(int(num_envs), max_episode_steps, int(cores), options, runner)
+        said_of = ", ".join(f"{name}={value!r}" for name, value in (("max_episode_steps", max_episode_steps), *options.items()) if value is not None)
+        chosen = choose(Question(self.id, int(num_envs), int(cores), ways, said_of, self.given is None and not options), runner)
+        env = ways[chosen.name](int(num_envs))
+        if chosen.name == LOOP and not isinstance(env, LoopVecEnv):
+            chosen = replace(chosen, name=type(env).__name__)  # a vector of somebody's own
+        chosen = replace(chosen, cores=getattr(env, "cores", 1))
+        with contextlib.suppress(AttributeError):  # somebody's own vector may not have it changed
+            env.spec = replace(env.spec, runner=chosen)
+        return env
+
+    def runners(self, **options: Any) -> dict[str, bool]:
+        """Runners in one process that its adapter has, the best first, and whether they can share several cores among threads."""
+        adapter = self._adapter()
+        asked = getattr(adapter, "runners", None)
+        return dict(asked(self.id.partition("/")[2], options)) if asked is not None else {LOOP: False}
+
+    def _ways(
+        self, num_envs: int, max_episode_steps: int | None, cores: int, options: dict[str, Any], wanted: str
+    ) -> dict[str, Callable[[int], VecEnv]]:
+        """See `runners.Question`."""
+        runners = self.runners(**options)
+        ways: dict[str, Callable[[int], VecEnv]] = {}
+        for name, shares in runners.items():
+            told = {**({"runner": name} if len(runners) > 1 else {}), **({"cores": cores} if shares and cores > 1 else {})}
+            ways[name] = partial(self._made, max_episode_steps, {**told, **options})
+        gains = cores > 1 and num_envs > 1  # one process alone is for whoever asks: faults stay in it
+        if (gains or wanted == PROCESSES) and not isinstance(self.given, gymnasium.vector.VectorEnv):
+            share = partial(self._share, max_episode_steps, options)
+            ways[PROCESSES] = lambda n: ProcessVecEnv(share, n, min(cores, n))
+        return ways
+
+    def _made(self, max_episode_steps: int | None, told: dict[str, Any], num_envs: int) -> VecEnv:
+        return self.make(num_envs=num_envs, max_episode_steps=max_episode_steps, **told)
+
+    def _share(self, max_episode_steps: int | None, options: dict[str, Any], num_envs: int) -> VecEnv:
+        """In a process of its own."""
+        return self(num_envs, max_episode_steps, **options)
+
+    def _adapter(self) -> Any:
+        """Of the simulator; None where a class or a function was handed over."""
+        point = adapters().get(self.id.partition("/")[0]) if self.given is None else None
+        return None if point is None else point.load()
 
     def spec(self, max_episode_steps: int | None = None, **options: Any) -> EnvSpec:
         """Read from an environment that is made for it and closed."""
@@ -69,16 +122,28 @@ class EnvFactory:
             return self(self.given.num_envs, max_episode_steps, **options).spec
         if (known := self._known_spec(max_episode_steps)) is not None and not options:
             return known
-        env = self(1, max_episode_steps, **options)
+        env = self(1, max_episode_steps, **{**options, "runner": next(iter(self.runners())), "cores": 1})
         try:
             return env.spec
         finally:
             env.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """With what was registered by hand in this process: a function may make environments by id, and shall find them where it is called."""
+        by_hand = {id: spec for id, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, str)} if callable(self.given) else {}
+        return {**self.__dict__, "by_hand": by_hand, "registered": dict(_REGISTERED) if callable(self.given) else {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for id, spec in state.pop("by_hand").items():
+            gymnasium.registry.setdefault(id, spec)
+        for id, make in state.pop("registered").items():
+            _REGISTERED.setdefault(id, make)
+        self.__dict__.update(state)
+
     def _known_spec(self, max_episode_steps: int | None) -> EnvSpec | None:
         """As the adapter says without a simulator, where it can."""
         simulator, _, task = self.id.partition("/")
-        adapter: Any = _adapters()[simulator].load() if self.given is None and simulator in _adapters() else None
+        adapter: Any = adapters()[simulator].load() if self.given is None and simulator in adapters() else None
         if not hasattr(adapter, "spec"):
             return None
         try:
@@ -91,7 +156,7 @@ class EnvFactory:
         simulator, _, task = self.id.partition("/")
         if isinstance(self.given, type) and not issubclass(self.given, gymnasium.Env):
             return cannot_leave(self.given)
-        point = None if self.given is not None else _adapters().get(simulator)
+        point = None if self.given is not None else adapters().get(simulator)
         if point is None:
             return ""
         try:
@@ -113,13 +178,15 @@ def register_env(id: str, make: Callable[..., Any]) -> None:
     _REGISTERED[id] = make
 
 
-def make_vec(id: Any, num_envs: int = 1, max_episode_steps: int | None = None, **options: Any) -> VecEnv:
+def make_vec(id: Any, num_envs: int = 1, max_episode_steps: int | None = None, *, runner: str = AUTO, cores: int = 1, **options: Any) -> VecEnv:
     """N environments of one task, from whatever `environment` takes.
 
-    ``max_episode_steps``: after so many an episode is cut (None: the task's own limit). Raises `UnknownNameError` with the nearest id,
+    ``max_episode_steps``: after so many an episode is cut (None: the task's own limit). ``runner``: what steps them; "auto" measures those that there are
+    for some milliseconds, takes the fastest and says so (``env.spec.runner``). ``cores``: how many it may use, by threads or processes
+    (``env.spec.runner.cores``: how many it does). Raises `UnknownNameError` with the nearest id,
     `MissingDependencyError` naming the extra of a simulator that is not installed, `ConfigError` for a bad number.
     """
-    return environment(id)(num_envs, max_episode_steps, **options)
+    return environment(id)(num_envs, max_episode_steps, runner=runner, cores=cores, **options)
 
 
 def environment(env: Any) -> EnvFactory:
@@ -145,7 +212,7 @@ def _by_id(id: str) -> EnvFactory:
     if id in _REGISTERED:
         return EnvFactory(id, partial(_from_callable, id, _REGISTERED[id]), _REGISTERED[id])
     simulator, _, task = id.partition("/")
-    if simulator in _adapters() and task and simulator != GYMNASIUM:
+    if simulator in adapters() and task and simulator != GYMNASIUM:
         return EnvFactory(id, partial(_from_adapter, simulator, task))
     task = task if simulator == GYMNASIUM and task else id
     spec = _gymnasium_spec(task)
@@ -157,7 +224,7 @@ def _by_id(id: str) -> EnvFactory:
 
 def _known_ids(simulator: str, simulator_given: bool) -> list[str]:
     prefix = f"{GYMNASIUM}/" if simulator == GYMNASIUM else ""
-    known = [*_REGISTERED, *(f"{name}/…" for name in _adapters()), *(prefix + task for task in gymnasium.registry)]
+    known = [*_REGISTERED, *(f"{name}/…" for name in adapters()), *(prefix + task for task in gymnasium.registry)]
     return [id for id in known if "/" in id] if simulator_given else known
 
 
@@ -166,13 +233,17 @@ def _gymnasium_spec(task: str) -> Any:
     if colon:  # "ale_py:ALE/Pong-v5", as gymnasium.make takes it
         importlib.import_module(module)
     try:
-        return gymnasium.spec(task)
+        spec = gymnasium.spec(task)
     except gymnasium.error.Error:
         return None
+    if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):  # which is another module elsewhere
+        spec = copy.copy(spec)
+        spec.entry_point = cast(Any, load_env_creator(str(spec.entry_point)))  # gymnasium's types know ids of vectors there, too
+    return spec
 
 
 def _from_adapter(simulator: str, task: str, *, num_envs: int, max_episode_steps: int | None, **options: Any) -> VecEnv:
-    adapter: Adapter = _adapters()[simulator].load()
+    adapter: Adapter = adapters()[simulator].load()
     if not adapter.has(task):
         raise UnknownNameError.of("environment", f"{simulator}/{task}", [f"{simulator}/{t}" for t in adapter.tasks()])
     _check_options(f"{simulator}/{task}", adapter.make, options)
@@ -181,11 +252,11 @@ def _from_adapter(simulator: str, task: str, *, num_envs: int, max_episode_steps
 
 def _from_gymnasium(function: str, id: str, what: Any, **arguments: Any) -> VecEnv:
     """What the adapter of gymnasium makes of an EnvSpec, a class, a function or a VectorEnv of gymnasium's."""
-    vector: VecEnv = getattr(_adapters()[GYMNASIUM].load(), function)(id, what, **arguments)
+    vector: VecEnv = getattr(adapters()[GYMNASIUM].load(), function)(id, what, **arguments)
     return vector
 
 
-def _adapters() -> dict[str, EntryPoint]:
+def adapters() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
@@ -303,7 +374,7 @@ def list_envs(simulator: str | None = None) -> list[str]:
 
     Raises `UnknownNameError` for a simulator that nobody knows, `MissingDependencyError` for one that is not installed.
     """
-    points = _adapters()
+    points = adapters()
     known = {*points, *(i.partition("/")[0] for i in _REGISTERED)}
     if simulator is not None and simulator not in known:
         raise UnknownNameError.of("simulator", simulator, known)

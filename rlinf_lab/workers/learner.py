@@ -8,6 +8,7 @@ steps, so that the ratio of the first step is exactly one. Legend: leading axes;
 
 from __future__ import annotations
 
+import codecs
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,12 @@ from rlinf_lab.workers.shards import ShardGroup
 from rlinf_lab.workflow.weights import Weights as WeightStore
 from rlinf_lab.workflow.worker import Inbox
 
+# What a state consists of: torch.load opens no other classes by default.
+_SAFE: list[Any] = [
+    Weights, Moments, DiscountedReturns, bytes, codecs.encode, np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0],
+    *(type(np.dtype(kind)) for kind in (np.float32, np.float64, np.int64, np.int32, np.int8, np.uint8, np.bool_)),
+]  # fmt: skip
+torch.serialization.add_safe_globals(_SAFE)
 GROUPS: dict[str, type[RankGroup]] = {"ddp": RankGroup, "fsdp": ShardGroup}
 
 

@@ -130,7 +130,7 @@ def test_the_readme_lists_the_notebooks() -> None:
 def test_the_floors_within_rooms_are_those_of_the_contracts() -> None:
     text = " ".join((ROOT / "ARCHITECTURE.md").read_text().split())
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    rooms = [c for c in contracts if c["type"] == "layers" and c["containers"] != ["rlinf_lab"]]
+    rooms = [c for c in contracts if c["type"] == "layers" and c["containers"][0].startswith("rlinf_lab.")]
     assert rooms
     for contract in rooms:
         room = contract["containers"][0].removeprefix("rlinf_lab.")

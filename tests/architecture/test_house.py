@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import ast
+import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -60,12 +62,32 @@ def test_no_init_files_under_tests() -> None:
     assert not list((ROOT / "tests").rglob("__init__.py"))
 
 
-def test_modules_stay_small() -> None:
-    sizes = {p.relative_to(ROOT): len(p.read_text().splitlines()) for p in tracked() if p.suffix == ".py" and "rlinf_lab" in p.parts}
-    large = {str(p): n for p, n in sizes.items() if n > 700}
-    assert large == {}
-    ordered = sorted(sizes.values())
-    assert ordered[len(ordered) // 2] <= 250
+#: Classes above 300 lines or 30 methods: (lines, methods) that they may have. Facades that users hold, and what is still to be cut: nothing is added.
+LARGE = {
+    "Session": (510, 45), "Timeline": (400, 45), "ExecutionPlan": (460, 45), "TrainingRun": (320, 35),
+    "HostsExecutor": (380, 44), "Loop": (370, 46), "Host": (650, 64), "Scheduler": (480, 46), "Observed": (360, 27), "_Reader": (340, 30),
+    "Engine": (680, 66), "VirtualHost": (710, 41), "_Solver": (520, 39), "Tables": (370, 27), "_Forecast": (460, 31), "SpanStore": (320, 26),
+    "Recorder": (400, 27), "RankGroup": (380, 40),
+}  # fmt: skip
+
+
+def test_packages_modules_classes_and_functions_stay_small() -> None:
+    """At most fifteen modules a package; half of the modules below 250 lines, half of the functions below 12."""
+    paths = [p for p in tracked() if p.suffix == ".py" and p.is_relative_to(ROOT / "rlinf_lab")]
+    packages = Counter(p.parent.relative_to(ROOT) for p in paths if p.name != "__init__.py" and p.parent != ROOT / "rlinf_lab")
+    assert {str(package): n for package, n in packages.items() if n > 15} == {}
+    assert statistics.median(len(p.read_text().splitlines()) for p in paths) <= 250
+    nodes = [node for p in paths for node in ast.walk(ast.parse(p.read_text()))]
+    assert statistics.median(length(n) for n in nodes if isinstance(n, ast.FunctionDef)) < 12
+    for node in nodes:
+        if isinstance(node, ast.ClassDef):
+            lines, methods = LARGE.get(node.name, (300, 30))
+            assert length(node) <= lines and sum(isinstance(n, ast.FunctionDef) for n in node.body) <= methods, node.name
+
+
+def length(node: ast.stmt) -> int:
+    """In lines."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def test_no_machine_paths_or_registry_hosts_are_kept() -> None:
@@ -76,12 +98,3 @@ def test_no_machine_paths_or_registry_hosts_are_kept() -> None:
         for word in words if word in p.read_text(errors="ignore")
     ]  # fmt: skip
     assert found == []
-
-
-def test_notebooks_have_a_kernelspec_and_no_stored_output() -> None:
-    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    assert notebooks
-    for path in notebooks:
-        content = json.loads(path.read_text())
-        assert content["metadata"]["kernelspec"]["name"] == "python3", path.name
-        assert not [c for c in content["cells"] if c.get("outputs")], path.name

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
     [
         "import_time", "engine", "simulator", "planner_optimality", "planner_search", "prediction_error", "switching", "asynchronous", "socket_cost",
         "generation", pytest.param("generation_vllm", marks=pytest.mark.vllm),
-        pytest.param("recorder", marks=pytest.mark.slow), pytest.param("workflow_overhead", marks=pytest.mark.slow),
+        pytest.param("simulators", marks=pytest.mark.slow), pytest.param("recorder", marks=pytest.mark.slow), pytest.param("workflow_overhead", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_benchmark_runs(name: str) -> None:

@@ -160,6 +160,18 @@ def test_what_is_left_early_does_not_run_on():
     assert engine.abort(["nobody"]) == []
 
 
+@pytest.mark.gpu
+def test_recorded_steps_on_a_gpu_give_what_plain_ones_give():
+    """CUDA graphs: other lengths, rows that end, new weights in place, away and back."""
+    engine, asked = Engine(model(), slots=16, device="cuda"), requests(40, temperature=0, max_tokens=40, stop_ids=())
+    same(by_id(engine.sample(asked)), by_id(Engine(model()).sample(asked)), atol=1e-3)
+    engine.load_weights(model(seed=1).state_dict(), 1)
+    same(by_id(engine.sample(asked)), by_id(Engine(model(seed=1)).sample(asked)), atol=1e-3)
+    engine.offload()
+    engine.onload()
+    same(by_id(engine.sample(asked)), by_id(Engine(model(seed=1)).sample(asked)), atol=1e-3)
+
+
 def test_an_engine_that_was_away_answers_as_before():
     engine, asked = Engine(model(), slots=4), requests(6)
     before = by_id(engine.sample(asked))

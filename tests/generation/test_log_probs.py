@@ -1,10 +1,11 @@
-"""Packed rows against one text at a time: values and gradients."""
+"""Packed rows against one text at a time: values and gradients, also of a sharded model."""
 
 from __future__ import annotations
 
 import copy
 
 import pytest
+import sharded_ranks
 import torch
 from language_samples import model, requests
 
@@ -68,6 +69,24 @@ def test_packed_streamed_and_single_gradients_are_equal(done):
     for parts in ([every], [every[:3], every[3:20], every[20:]]):
         for got, wanted in zip(gradients(parts), expected, strict=True):
             assert (got - wanted).norm() <= 1e-5 * wanted.norm() + 1e-6
+
+
+@pytest.mark.slow
+def test_a_sharded_model_gives_the_same_values_and_gradients(done, tmp_path):
+    """FSDP2 on Gloo, two processes with different completions, against one model with all of them."""
+    model().save(tmp_path / "model")
+    parts = [done[:10], done[10:]]
+    torch.multiprocessing.spawn(sharded_ranks.rank, (2, str(tmp_path), parts), nprocs=2)
+    got = torch.load(tmp_path / "out.pt", weights_only=False)
+    lm = copy.deepcopy(model())
+    expected = one_by_one(lm, done, 1.0)
+    sum(row.sum() for row in expected).backward()
+    for mine, wanted in zip(got["log_probs"], expected, strict=True):
+        torch.testing.assert_close(mine, wanted.detach(), atol=1e-5, rtol=0)
+    parameters = dict(lm.module.named_parameters())
+    assert got["gradients"].keys() == parameters.keys()
+    for name, gradient in got["gradients"].items():
+        assert (gradient - parameters[name].grad).norm() <= 1e-5 * parameters[name].grad.norm() + 1e-6, name
 
 
 def test_batches_that_cannot_be_are_refused(done):

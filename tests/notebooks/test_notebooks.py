@@ -1,4 +1,4 @@
-"""Each notebook runs from top to bottom at a small size; as it is stored it has a kernel, parameters, no outputs, and an assertion at the end."""
+"""Each notebook runs from top to bottom at a small size; as it is stored it has a kernel, parameters, all outputs or none, and an assertion at the end."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "31_reading_a_timeline": {"iterations": 3},
     "40_any_plan": {"steps": 4, "iterations": 3},
 }  # fmt: skip
+MOST_BYTES = 1_500_000
 RAY = {"10_workflows", "40_any_plan"}
 IN_LAB = {"00_hello", "21_planning", "30_live_timeline", "31_reading_a_timeline"}  # run from top to bottom by tests/browser, in JupyterLab
 
@@ -52,7 +53,11 @@ def test_it_is_stored_clean(path: Path) -> None:
     nbformat.validate(book)
     assert book.metadata["kernelspec"]["name"] == "python3"
     code = [c for c in book.cells if c.cell_type == "code"]
-    assert all(not c.outputs and c.execution_count is None for c in code)
+    assert len({c.execution_count is None for c in code}) == 1, "executed as a whole, or not at all"
+    outputs = [o for c in code for o in c.outputs]
+    assert not [o for o in outputs if o.output_type == "error"]
+    assert path.stat().st_size <= MOST_BYTES, "what is stored is read on a page, and kept in every clone"
+    assert not book.metadata.get("widgets"), "states of widgets are of the kernel that made them: pictures are static"
     assert max(len(line) for c in code for line in c.source.splitlines()) <= 145, "a line that a laptop's page cuts off"
     assert "parameters" in code[0].metadata.get("tags", [])
     assert "assert " in code[-1].source

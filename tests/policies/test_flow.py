@@ -141,6 +141,24 @@ def test_cloning_finds_both_ways_of_an_expert():
     assert near.mean() > 0.85 and 0.35 < (action > 0).mean() < 0.65
 
 
+def test_cloning_passes_a_wrapper_that_waits_for_every_gradient(tmp_path):
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    policy, rng = make_policy(OBS, LINE, flow=Flow(steps=2), net_arch=(8,)), np.random.default_rng(8)
+    obs, expert = torch.zeros(4, 3), torch.rand(4, 1)
+    noise = torch.from_numpy(policy.draw_clone_noise(rng, 4))
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(policy)
+        for _ in range(2):  # the second call raises where the first left a gradient out
+            model(obs, expert, noise)[0].mean().backward()
+    finally:
+        dist.destroy_process_group()
+    assert policy.head.velocity.net[0].weight.grad.abs().sum() > 0
+    assert (policy.head.std_logit.grad == 0).all() and (policy.critic[0].weight.grad == 0).all()
+
+
 def test_the_initial_noise_is_what_was_asked_for():
     head = FlowHead(LINE, Constant(), Flow(std=0.07))
     assert head.log_std().exp().mean().item() == pytest.approx(0.07, rel=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import numpy as np
 import pytest
@@ -73,6 +74,27 @@ def test_an_update_counts_moves_weights_and_reports():
     assert update.metrics["env_steps"] == 48 and update.metrics["episodes"] == 8
     assert {"success_rate", "success_once", "return", "policy_loss", "value_loss", "entropy", "kl"} <= update.metrics.keys()
     assert all(isinstance(v, float) and np.isfinite(v) for v in update.metrics.values())
+
+
+def test_staleness_is_that_of_the_oldest_record():
+    worker, (first, second) = learner(), trajectories()
+    worker.policy.version = 7
+    first.version_T[:], second.version_T[:] = 6, 7
+    second.version_T[3] = 2
+    assert worker.train(Scripted([first, second])).metrics["staleness"] == 5
+    assert worker.train(Scripted([first])).metrics["staleness"] == 2
+
+
+def test_a_state_goes_through_a_file():
+    worker = learner(normalize_reward=True)
+    worker.train(Scripted(trajectories()))
+    file = io.BytesIO()
+    torch.save(worker.state_dict(), file)
+    file.seek(0)
+    other = learner(normalize_reward=True)
+    other.load_state_dict(torch.load(file))
+    data = trajectories()
+    assert same(worker.train(Scripted(data)).weights, other.train(Scripted(data)).weights)
 
 
 def test_returned_weights_are_not_touched_by_the_next_update():

@@ -10,13 +10,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from line_env import LineEnv
 from torch import nn
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.policies import GaussianMLP
+from rlinf_lab.policies import make_policy
 from rlinf_lab.records import Action
 from rlinf_lab.vecenv import Restorable, cannot_leave, make_vec
 from rlinf_lab.workers import PolicyWorker, SimulatorWorker, TorchWorker
@@ -209,7 +210,7 @@ def test_a_gpu_is_free_afterwards():
 
 
 def test_a_policy_answers_the_same_after_a_switch_and_follows_its_weights():
-    policy = PolicyWorker(partial(GaussianMLP, 2, 1, seed=3))
+    policy = PolicyWorker(partial(make_policy, spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)), seed=3))
     policy.setup()
     obs = np.ones((3, 2), np.float32)
     before = policy.policy.act(obs, None)[0]

@@ -81,6 +81,24 @@ def test_success_at_the_end_and_once_are_told_apart():
     np.testing.assert_array_equal(t.end_success_E, [0, 1])
 
 
+def test_success_once_is_of_one_episode_only():
+    """The first episode passes the goal; the second begins in it, the third never sees it."""
+    actions = iter([0.25, 0.25, 0.25, 0.25, *[9.0] * 8])
+    (t,), _ = collect(worker(num_envs=1, n_steps=12), lambda obs: np.array([[next(actions)]]))
+    np.testing.assert_array_equal(t.end_success_once_E, [1, 0, 0])
+    np.testing.assert_array_equal(t.end_length_E, [4, 4, 4])
+
+
+def test_an_evaluation_counts_the_first_episode_of_each_environment():
+    """Environment 0 ends in every step, environment 1 after four."""
+    simulator = worker()
+    cell = Answering(lambda obs: np.array([[2000.0], [0.0]]))
+    score = simulator.evaluate(cell, cell, episodes=2)
+    start = environment_seed(SEED, Purpose.EVALUATION) % 8
+    np.testing.assert_allclose(score.return_E, [-(start + 2000), -4 * ((start + 1) % 8)])
+    np.testing.assert_array_equal(score.length_E, [1, 4])
+
+
 def test_bootstrap_values_come_from_the_final_observation():
     simulator = worker(n_steps=6)
     (t,), _ = collect(simulator)

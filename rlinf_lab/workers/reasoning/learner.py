@@ -136,10 +136,15 @@ class _Iteration:
             self._uninformative += 1
             if self.settings.dynamic_sampling:
                 return
-        if self.settings.needs_batch:
-            self._waiting.append(group)
-        else:
-            self._learn([group])
+        self._waiting.append(group)
+        if not self.settings.needs_batch and len(self._waiting) == self._next_pass():
+            waiting, self._waiting = self._waiting, []
+            self._learn(waiting)
+
+    def _next_pass(self) -> int:
+        """Groups that go forward and backward together next: a pass ends with its update."""
+        each = self.learner.prompts // self.settings.updates
+        return min(self.settings.groups_per_pass, each - self._used % each)
 
     def _learn(self, groups: list[Group]) -> None:
         reward_PG = np.stack([group.reward_G for group in groups])
@@ -154,13 +159,17 @@ class _Iteration:
                 f"the advantage gave {advantage_PG.shape} for rewards {reward_PG.shape}"
                 f"{'' if np.isfinite(advantage_PG).all() else ', some not finite'}. Next: one finite number a response."
             )
-        for group, advantage_G in zip(groups, advantage_PG, strict=True):
+        first = 0
+        while first < len(groups):
+            part = slice(first, first + self._next_pass())
+            responses = [r for group in groups[part] for r in group.responses]
             with self.learner.span("forward, backward"):
                 # Within an iteration the weights move with its first step: tokens of them are older from then on.
-                version = self.learner.version if not self._told else self.learner.version + 1
-                self.learner._accumulator.add(group.responses, advantage_G, version)
-            self._used += 1
-            if self._used * self.settings.updates % self.learner.prompts < self.settings.updates:
+                version = self.learner.version + bool(self._told)
+                self.learner._accumulator.add(responses, advantage_PG[part].ravel(), version)
+            self._used += len(groups[part])
+            first = part.stop
+            if self._used % (self.learner.prompts // self.settings.updates) == 0:
                 self._step()
 
     def _step(self) -> None:
@@ -179,8 +188,8 @@ class _Iteration:
                 f"{self.learner!r}: {missing} of {self.learner.prompts} groups did not come, {incomplete} of them in part. "
                 "Next: does every response reach the learner?"
             )
-        if missing and self._used:
-            self._step()  # dynamic sampling found fewer than it wanted
+        if missing:
+            self._step()  # dynamic sampling found fewer than it wanted, perhaps none
         return self._metrics()
 
     def _metrics(self) -> dict[str, float]:

@@ -16,16 +16,17 @@ from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 class RewardWorker(Worker):
     """Gives each response its reward, as they come.
 
-    ``reward``: of a problem and a completion's text, instead of the task's own. ``timeout_s``: in a child process with
-    this limit; None: here, where nothing bounds it.
+    ``reward``: of a problem and a completion's text, instead of the task's own in training; evaluations ask the task.
+    ``timeout_s``: in a child process with this limit; None: here, where nothing bounds it.
     """
 
     def __init__(
         self, task: Task, *, reward: Callable[[Problem, str], Any] | None = None, timeout_s: float | None = None
     ) -> None:
-        self._reward: Callable[[Problem, str], Any] = reward or task.reward
+        self._own: Callable[[Problem, str], Any] = task.reward
+        self._reward = reward or self._own
         self._timeout_s = timeout_s
-        self._isolated: Isolated | None = None
+        self._isolated: dict[bool, Isolated] = {}
 
     def score(self, responses: Inbox[Response], judged: Outbox[Response]) -> None:
         """Until the responses end. The weight of one is its tokens."""
@@ -36,7 +37,7 @@ class RewardWorker(Worker):
     def evaluate(self, responses: Inbox[Response]) -> dict[str, float]:
         """Judge everything: mean reward, mean length, shares of what failed and of what was cut off."""
         every = [r for batch in responses for r in batch]
-        verdicts = [self._verdict(r) for r in every]
+        verdicts = [self._verdict(r, trains=False) for r in every]
         return {
             "samples": float(len(every)),
             "reward": float(np.mean([v.value for v in verdicts])),
@@ -45,15 +46,16 @@ class RewardWorker(Worker):
             "failed": float(np.mean([v.failed for v in verdicts])),
         }
 
-    def _verdict(self, response: Response) -> RewardResult:
+    def _verdict(self, response: Response, trains: bool = True) -> RewardResult:
         if response.completion.failed:
             return RewardResult(0.0, error=response.completion.error)
+        reward = self._reward if trains else self._own
         if self._timeout_s is None:
-            return scored(self._reward, response.asked.problem, response.text)
-        if self._isolated is None:
-            self._isolated = Isolated(self._reward, timeout_s=self._timeout_s)
-        return self._isolated(response.asked.problem, response.text)
+            return scored(reward, response.asked.problem, response.text)
+        if trains not in self._isolated:
+            self._isolated[trains] = Isolated(reward, timeout_s=self._timeout_s)
+        return self._isolated[trains](response.asked.problem, response.text)
 
     def close(self) -> None:
-        if self._isolated is not None:
-            self._isolated.close()
+        for isolated in self._isolated.values():
+            isolated.close()

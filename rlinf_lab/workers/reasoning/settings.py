@@ -36,6 +36,8 @@ class UpdateSettings:
     """weight of KL(current || initial model), estimator k3"""
     updates: int = 1
     """gradient steps of an iteration, each on an equal share of its prompts"""
+    groups_per_pass: int = 1
+    """groups that go forward and backward together: fewer passes, but a pass waits for all of them"""
     dynamic_sampling: bool = False
     """groups of equal rewards are left out, and replaced by further ones"""
     overlong_buffer: int | None = None

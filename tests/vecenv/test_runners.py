@@ -1,0 +1,106 @@
+"""The runner is chosen by measuring, said, remembered, and never slower than what it was measured against."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
+from rlinf_lab.vecenv import LoopVecEnv, make_vec
+from rlinf_lab.vecenv import runners as module
+from rlinf_lab.vecenv.processes import ProcessVecEnv
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "_KNOWN", {})
+    return tmp_path / "rlinf_lab" / "runners.json"
+
+
+class Own(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action: int) -> Any:
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def test_the_faster_one_is_taken_and_said(memory: Path) -> None:
+    env = make_vec("CartPole-v1", 64)
+    assert env.spec.runner.name == "numpy" and set(env.spec.runner.rates) == {"numpy", "loop"}
+    assert "runner numpy (measured: numpy" in repr(env)
+    (rates,) = json.loads(memory.read_text()).values()
+    assert rates == env.spec.runner.rates
+    with pytest.raises(EnvError, match="before reset"):  # what was tried was another vector
+        env.step(np.zeros(64, int))
+
+
+def test_what_is_remembered_is_believed(memory: Path) -> None:
+    make_vec("CartPole-v1", 2)
+    (key,) = json.loads(memory.read_text())
+    memory.write_text(json.dumps({key: {"numpy": 1.0, "loop": 2.0}}))
+    module._KNOWN.clear()  # as in another process
+    env = make_vec("CartPole-v1", 2)
+    assert isinstance(env, LoopVecEnv) and str(env.spec.runner) == "loop (measured: loop 2, numpy 1 steps/s)"
+    memory.write_text("not json")
+    module._KNOWN.clear()
+    assert make_vec("CartPole-v1", 2).spec.runner.why == "measured"
+
+
+def test_processes_are_taken_where_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured for real, so that both are made and closed; then as on a machine where one of them is faster."""
+    env = make_vec(Own, 2, cores=2)
+    assert set(env.spec.runner.rates) == {"loop", "processes"}
+    env.close()
+    for faster, slower in (("processes", "loop"), ("loop", "processes")):
+        monkeypatch.setattr(module, "_remembered", lambda key, f=faster, s=slower: {f: 20.0, s: 10.0})
+        env = make_vec(Own, 2, cores=2)
+        try:
+            assert isinstance(env, ProcessVecEnv) == (faster == "processes") and env.spec.runner.name == faster
+            assert env.spec.runner.cores == (2 if faster == "processes" else 1)
+        finally:
+            env.close()
+    assert str(make_vec(Own, 2).spec.runner) == "loop (the only one)"
+
+
+def test_one_can_be_asked_for() -> None:
+    assert isinstance(make_vec("CartPole-v1", 64, runner="loop"), LoopVecEnv)
+    with pytest.raises(UnknownNameError, match="Did you mean 'numpy'"):
+        make_vec("CartPole-v1", 4, runner="numpi")
+    alone = make_vec("CartPole-v1", 4, runner="processes")
+    assert isinstance(alone, ProcessVecEnv) and alone.cores == 1
+    alone.close()
+    with pytest.raises(ConfigError, match="cores=0"):
+        make_vec("CartPole-v1", 4, cores=0)
+    with pytest.raises(ConfigError, match="runner=3"):
+        make_vec("CartPole-v1", 4, runner=3)
+
+
+def test_a_state_goes_on_in_the_runner_that_saved_it() -> None:
+    saved = make_vec("CartPole-v1", 2, runner="numpy")
+    saved.reset(seed=0)
+    with pytest.raises(EnvError, match="a state of runner 'numpy' cannot go on in 'loop'. Next: .*runner='numpy'"):
+        make_vec("CartPole-v1", 2, runner="loop").restore_state(saved.save_state())
+
+
+def test_the_catalogue_says_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+    table = lab.envs.list()
+    assert table.loc["numpy", "runs"] and table.loc["gymnasium", "tasks"] > 5
+    assert not table.loc["metaworld", "runs"] and table.loc["metaworld", "needs"] == "rlinf-lab[metaworld]" and table.loc["metaworld", "why not"]
+    tasks = lab.envs.list("numpy")
+    assert tasks.loc["numpy/ReachArm-v0", "observation"].shape == (8,) and tasks.loc["numpy/ReachArm-v0", "max_episode_steps"] == 60
+    with pytest.raises(UnknownNameError, match="simulator"):
+        lab.envs.list("nympy")
