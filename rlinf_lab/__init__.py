@@ -40,6 +40,7 @@ _HOME = {
     "compare": "rlinf_lab.experiments",
     "runs": "rlinf_lab.experiments",
     "sweep": "rlinf_lab.experiments",
+    "linear": "rlinf_lab.recipes.schedules",
     "Run": "rlinf_lab.runtime.run.run",
     "session": "rlinf_lab.runtime.run.run",
     "run": "rlinf_lab.notebook",
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from rlinf_lab.planning.replay.estimate import estimate as estimate
     from rlinf_lab.planning.simulator.scripts import Outage as Outage
     from rlinf_lab.planning.simulator.simulator import Simulator as Simulator
+    from rlinf_lab.recipes.schedules import linear as linear
     from rlinf_lab.runtime.executors.ray_nodes import devices as devices
     from rlinf_lab.runtime.executors.ray_start import shutdown as shutdown
     from rlinf_lab.runtime.profiling.crowding import Crowd as Crowd

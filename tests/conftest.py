@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside tests of other processes, what Ray starts hardly has its turn
+os.environ.setdefault("RLINF_LAB_CACHE", "")  # which runner was fast is measured, and not read from the user's cache
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # where that is set, each of some hundred processes compiles the library again: 0.3 s
 sys.dont_write_bytecode = False
 # No test depends on how fast this machine is.

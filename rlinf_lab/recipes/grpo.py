@@ -259,8 +259,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "reasoning/remainder": {"level": 2, "max_tokens": 110},
     "reasoning/sorting": {
-        "level": 3, "max_tokens": 24, "prompts": 32, "group_size": 16, "slots": 512, "groups_per_pass": 8, "iterations": 250,
-        "warm_up_steps": 250,
+        "level": 2,
+        "max_tokens": 16,
+        "prompts": 32,
+        "group_size": 16,
+        "updates": 4,
+        "slots": 512,
+        "groups_per_pass": 8,
+        "iterations": 150,
+        "learning_rate": 6e-4,
+        "warm_up_steps": 120,
     },
 }
 """settings for a task on two cores"""
@@ -306,7 +314,7 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         if request == "evaluate":
             prompts.ask_test(asked, samples=1000)
             generator.generate(asked, responses, weights)
-            return reward.evaluate(responses)
+            return pooled(reward.evaluate(responses).wait())
         prompts.ask(asked)
         generator.generate(asked, responses, weights)
         reward.score(responses, judged)
@@ -314,6 +322,21 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         return metrics if request == "train" else {"metrics": metrics, "state": learner.state_dict()}
 
     return flow
+
+
+def shares(config: GRPOConfig) -> dict[str, int]:
+    """Generator and reward may have as many ranks as there are responses; the learner has one."""
+    return {"generator": config.env_steps, "reward": config.env_steps}
+
+
+def pooled(per_rank: dict[str, float] | list[dict[str, float]]) -> dict[str, float]:
+    """Join what the reward's ranks found in an evaluation: means weighted by their samples."""
+    if not isinstance(per_rank, list):
+        return per_rank
+    judged = [r for r in per_rank if r["samples"]]
+    samples = sum(r["samples"] for r in judged)
+    means = {k: sum(r[k] * r["samples"] for r in judged) / samples for k in judged[0] if k != "samples"}
+    return {"samples": samples, **means}
 
 
 def update_settings(config: GRPOConfig) -> UpdateSettings:

@@ -89,8 +89,12 @@ def steps_per_second(make: Make, num_envs: int, seconds: float = TRIAL_SECONDS) 
 _KNOWN: dict[str, dict[str, float]] = {}
 
 
-def memory_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlinf_lab" / "runners.json"
+def memory_file() -> Path | None:
+    """In the user's cache, or the folder that ``RLINF_LAB_CACHE`` names; None where that is empty: nothing is kept."""
+    folder = os.environ.get("RLINF_LAB_CACHE")
+    if folder == "":
+        return None
+    return Path(folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlinf_lab") / "runners.json"
 
 
 def _remembered(key: str) -> dict[str, float] | None:
@@ -100,8 +104,11 @@ def _remembered(key: str) -> dict[str, float] | None:
 
 
 def _read() -> dict[str, dict[str, float]]:
+    path = memory_file()
+    if path is None:
+        return {}
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(memory_file().read_text())
+        found = json.loads(path.read_text())
         if isinstance(found, dict):
             return {str(key): {str(n): float(r) for n, r in rates.items()} for key, rates in found.items() if isinstance(rates, dict)}
     return {}
@@ -111,7 +118,7 @@ def _remember(key: str, rates: dict[str, float], in_file: bool) -> None:
     """In the file too, where it can be written; another process may be writing it: it is replaced as a whole."""
     _KNOWN[key] = rates
     path = memory_file()
-    if not in_file:
+    if path is None or not in_file:
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

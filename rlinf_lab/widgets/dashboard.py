@@ -13,7 +13,7 @@ import traitlets
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.formats.packed import json_of_waiting
-from rlinf_lab.timeline.record.batch import AT_A_GLANCE
+from rlinf_lab.timeline.record.batch import FEW_SPANS
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, Update
@@ -105,7 +105,7 @@ class Dashboard(PushedWidget):
         picture (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and
         bubbles to `push_bubbles`. now_ns: now, by the timeline's clock: its axis goes on while a long call has not
         ended. later: it goes with the spans that are pushed next (`push_spans`, by another thread), and its own are
-        left to that, unless they are too many (`AT_A_GLANCE`). Raises `ConfigError` for what cannot be shown, and then
+        left to that, unless they are too many (`FEW_SPANS`). Raises `ConfigError` for what cannot be shown, and then
         nothing of it is.
         """
         state, rows = (
@@ -123,7 +123,7 @@ class Dashboard(PushedWidget):
                 and not final
                 and self._feed is not None
                 and self._feed.timeline is timeline
-                and self._feed.behind() <= AT_A_GLANCE
+                and self._feed.behind() <= FEW_SPANS
             )
             content, parts = (
                 self._feed.take_samples() if later and self._feed is not None else self._news(timeline, final)
@@ -158,7 +158,7 @@ class Dashboard(PushedWidget):
         """Send the spans that are new, and what was left to go with them; from any thread, at most about ten times a
         second: the least that a push can cost.
 
-        ``wait``: False does nothing while something else is pushed, nor where they are many (`AT_A_GLANCE`): `push`
+        ``wait``: False does nothing while something else is pushed, nor where they are many (`FEW_SPANS`): `push`
         sends them. ``state``: the one of now, which is told where the page knows another, until the end was told: a
         thread that read it before may come after that.
         """
@@ -166,9 +166,9 @@ class Dashboard(PushedWidget):
             return
         try:
             known = self._feed if self._feed is not None and self._feed.timeline is timeline else None
-            waiting = None if known is None else known.take_waiting(AT_A_GLANCE)
+            waiting = None if known is None else known.take_waiting(FEW_SPANS)
             if waiting is None:
-                if not wait and known is not None and known.behind() > AT_A_GLANCE:
+                if not wait and known is not None and known.behind() > FEW_SPANS:
                     return
                 content, parts = self._news(timeline, False).content()
             else:

@@ -28,7 +28,7 @@ from rlinf_lab.widgets.pushed import PushedWidget
 from rlinf_lab.widgets.schedules import schedules
 
 Drawn = tuple[dict[str, Any], dict[str, bytes]]  # what is said of plans, and the bars of each
-TOLD_EVERY = 0.2  # seconds at least from one word on how far a search for ranges is to the next
+TOLD_EVERY_S = 0.2  # seconds at least from one word on how far a search for ranges is to the next
 
 
 class PlanExplorer(PushedWidget):
@@ -227,7 +227,7 @@ class PlanExplorer(PushedWidget):
             assert self._progress is not None  # there is a search
             looks, before = self._progress["looks"] + 1, self._progress["part"]
             self._progress = {**self._progress, "looks": looks, "part": max(before, part), "what": _what(entry, factor)}
-            if monotonic() - self._told_at >= TOLD_EVERY:
+            if monotonic() - self._told_at >= TOLD_EVERY_S:
                 self._told_at = monotonic()
                 self._publish({"progress": self._progress}, {})
 

@@ -26,8 +26,8 @@ from rlinf_lab.timeline.draw.picture import Line, Scene, Word, heading, scene, s
 from rlinf_lab.timeline.draw.png import png_bytes
 from rlinf_lab.timeline.draw.svg import anywhere, shown_html
 
-_WIDTH, _HEIGHT, _PAD = 240, 90, 14
-_IN_A_ROW = 3
+_WIDTH_PX, _HEIGHT_PX, _PAD_PX = 240, 90, 14
+_CURVES_IN_A_ROW = 3
 
 #: The type of what a page makes a live widget of.
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -117,7 +117,7 @@ def dashboard_still(
     )
 
     def drawn() -> Scene:
-        rows = [_curve_row(curves[i : i + _IN_A_ROW]) for i in range(0, len(curves), _IN_A_ROW)]
+        rows = [_curve_row(curves[i : i + _CURVES_IN_A_ROW]) for i in range(0, len(curves), _CURVES_IN_A_ROW)]
         return stacked([heading(head), *map(heading, why), *rows, *([below.scene] if below.scene else [])], head)
 
     return Still(html, text, drawn)
@@ -174,11 +174,11 @@ def _keys(wished: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> list[s
 
 
 def _points(values: Sequence[float]) -> list[tuple[float, float]]:
-    """px within `_WIDTH` and `_HEIGHT`."""
+    """px within `_WIDTH_PX` and `_HEIGHT_PX`."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
-    step = _WIDTH / max(1, len(values) - 1)
-    return [(i * step, _PAD + (1 - (v - low) / span) * (_HEIGHT - 2 * _PAD)) for i, v in _seen(values)]
+    step = _WIDTH_PX / max(1, len(values) - 1)
+    return [(i * step, _PAD_PX + (1 - (v - low) / span) * (_HEIGHT_PX - 2 * _PAD_PX)) for i, v in _seen(values)]
 
 
 def _caption(key: str, values: Sequence[float]) -> str:
@@ -188,7 +188,8 @@ def _caption(key: str, values: Sequence[float]) -> str:
 def _curve(key: str, values: Sequence[float]) -> str:
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in _points(values))
     drawn = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH_PX}" height="{_HEIGHT_PX}" viewBox="0 0 {_WIDTH_PX} '
+        f'{_HEIGHT_PX}">'
         f'<text x="0" y="10" font-size="11" fill="currentColor">{escape(_caption(key, values))}</text>'
         f'<polyline fill="none" stroke="#3c82d2" stroke-width="1.75" points="{points}"/></svg>'
     )
@@ -197,9 +198,9 @@ def _curve(key: str, values: Sequence[float]) -> str:
 
 
 def _curve_row(curves: Sequence[tuple[str, Sequence[float]]]) -> Scene:
-    made = Scene(960, _HEIGHT, "", [])
+    made = Scene(960, _HEIGHT_PX, "", [])
     for column, (key, values) in enumerate(curves):
-        left = 4 + column * (_WIDTH + 2 * _PAD)
+        left = 4 + column * (_WIDTH_PX + 2 * _PAD_PX)
         made.words.append(Word(left, 10, _caption(key, values)))
         made.lines += [
             Line(left + x0, y0, left + x1, y1, 1.75) for (x0, y0), (x1, y1) in itertools.pairwise(_points(values))
@@ -209,7 +210,7 @@ def _curve_row(curves: Sequence[tuple[str, Sequence[float]]]) -> Scene:
 
 def _seen(values: Sequence[float]) -> list[tuple[int, float]]:
     """(place, value) of what a line this wide can show: the lowest and the highest of each pixel, in order."""
-    size = max(1, len(values) // _WIDTH)
+    size = max(1, len(values) // _WIDTH_PX)
     if size == 1:
         return list(enumerate(values))
     kept = {0, len(values) - 1}

@@ -28,7 +28,7 @@ _REST_ALONE = 500
 # and a three-hundredth of all accounting so far: looks follow each other soon at first, for 17 ms of a core at most in
 # all
 _REST_EARLY = 300
-_FEW = 10_000  # spans of a delta that a browser brings into order by itself
+_FEW_SPANS = 10_000  # spans of a delta that a browser brings into order by itself
 _MEMORY_BYTES = 8 << 20  # of device time, and of sums by iteration: more of them go to files
 #: The sums of an iteration: seconds by cause.
 _SUM = np.dtype([("iteration", "<i8"), ("busy", "<f8"), *((cause, "<f8") for cause in CAUSES)])
@@ -280,7 +280,7 @@ class TimelineFeed:
         )
 
     def _spans(self, now: Timeline, since: int, until: int) -> tuple[dict[str, Any], bytes]:
-        if until - since <= _FEW:
+        if until - since <= _FEW_SPANS:
             return pack_delta(now, since, until, self._origin or 0)
         header, data = pack_rows(now, since, until)
         return header | {"shift": now.start_ns - (self._origin or 0)}, data

@@ -140,7 +140,7 @@ RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousa
 ELSEWHERE = {
     "crowding", "message_costs", "planned", "profile", "profile_from_run", "profile_from_trace", "replan", "sensitivity",
     "session", "run", "show", "timeline_html", "shutdown", "list_envs", "register_env", "check_env", "VecEnv",
-    "train", "resume", "load_policy", "compare", "runs", "sweep",
+    "train", "resume", "load_policy", "compare", "runs", "sweep", "linear", "envs",
     "algorithms", "generation", "replay", "tasks",
 }  # fmt: skip
 

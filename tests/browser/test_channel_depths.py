@@ -60,7 +60,7 @@ def moving(rng: random.Random, recorder: Recorder, since: int, until: int) -> No
 @pytest.mark.parametrize("each", [False, True])
 def test_every_change_is_that_of_the_timeline(page: Any, monkeypatch: pytest.MonkeyPatch, few: int, each: bool) -> None:
     """In columns, in rows of both widths, in any order of arrival, after any of them; ends of iterations come before spans of them, or never."""
-    monkeypatch.setattr(feed, "_FEW", few)
+    monkeypatch.setattr(feed, "_FEW_SPANS", few)
     for seed in range(12):
         rng, recorder, timeline, live, messages = random.Random(seed), Recorder(), Timeline(["cpu:0"]), None, []
         recorder.add(recorder.track("w", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("step"), EPOCH - 5_000_000_000, EPOCH - 4_999_999_990)

@@ -37,7 +37,7 @@ def test_a_delta_of_rows_says_what_one_of_columns_says(page: Any, monkeypatch: p
     timeline.extend(recorder.drain())
     seen = []
     for few in (1 << 30, -1):
-        monkeypatch.setattr(feed, "_FEW", few)
+        monkeypatch.setattr(feed, "_FEW_SPANS", few)
         layout = TimelineFeed(timeline).take().layout
         assert layout is not None and ("columns" in layout) == (few < 0)
         fill(page, timeline)

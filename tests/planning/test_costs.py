@@ -223,7 +223,7 @@ def test_equal_workers_share_a_model_that_keeps_no_more_than_it_should(monkeypat
     assert fit_worker(dataclasses.replace(worker, onload_s=0.0)) is model and fit_worker(dataclasses.replace(worker, exponent=0.4)) is not model
     assert isinstance(model, GenerationModel)
     fresh = GenerationModel(worker.samples, lengths, exponent=0.5)
-    monkeypatch.setattr("rlinf_lab.planning.costs.generation.KEPT", 3)
+    monkeypatch.setattr("rlinf_lab.planning.costs.generation.KEPT_SCHEDULES", 3)
     caps = [np.array([float(cap)]) for cap in (4, 8, 16, 24, 4)]
     assert [fresh.seconds(np.array([8]), 512, cap=c)[0] for c in caps] == [model.seconds(np.array([8]), 512, cap=c)[0] for c in caps]
     assert len(fresh._schedules) <= 3

@@ -185,7 +185,7 @@ def test_of_many_workers_the_run_is_done_again_for_those_that_gain_most(monkeypa
     assert told.attrs["basis"] == SCHEDULER and everybody.attrs["note"] == ""
     assert "done again for 3 of 12 rows" in told.attrs["note"] and told.attrs["note"].endswith("Next: gains(most=12).")
     assert timeline.gains(most=12).equals(everybody)
-    monkeypatch.setattr(gains, "DONE_AGAIN", 5 * len(timeline))
+    monkeypatch.setattr(gains, "MAX_RERUN_SPANS", 5 * len(timeline))
     assert "done again for 5 of 12 rows" in timeline.gains().attrs["note"]
     with pytest.raises(TimelineError, match=r"gains\(most=0\).*Next"):
         timeline.gains(most=0)
@@ -194,7 +194,7 @@ def test_of_many_workers_the_run_is_done_again_for_those_that_gain_most(monkeypa
 def test_groups_side_by_side_are_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     timeline = made()
     at_once = gains.gains(timeline.snapshot(), by=["worker", "name"])
-    monkeypatch.setattr(gains, "_CELLS", 1)
+    monkeypatch.setattr(gains, "_MAX_NUMBERS", 1)
     assert gains.gains(timeline.snapshot(), by=["worker", "name"]).equals(at_once)
 
 
@@ -208,5 +208,5 @@ def test_what_is_brought_to_a_device_is_no_faster(monkeypatch: pytest.MonkeyPatc
     timeline = Timeline()
     timeline.extend(recorder.drain())
     for cells in (1, 1 << 24):
-        monkeypatch.setattr(gains, "_CELLS", cells)
+        monkeypatch.setattr(gains, "_MAX_NUMBERS", cells)
         assert (timeline.gains(2)["seconds"] * 1e9).tolist() == [2, 2]

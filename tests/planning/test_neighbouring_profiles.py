@@ -13,7 +13,7 @@ from random_profiles import branching, random_profile
 from six_workers import six_workers
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.adapt.replan import WORTH, replan
+from rlinf_lab.planning.adapt.replan import WORTH_SHARE, replan
 from rlinf_lab.planning.adapt.whatif import Question, moved
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.candidates import Candidate
@@ -164,13 +164,13 @@ def drifted(plans: Plans, worker: str, factor: float) -> tuple[float, float]:
 
 def test_replanning_is_no_worse_than_planning_again(four: Plans) -> None:
     proposed, fresh = drifted(four, "e", 1.5)
-    assert proposed <= (1 + WORTH) * 1.005 * fresh
+    assert proposed <= (1 + WORTH_SHARE) * 1.005 * fresh
 
 
 @pytest.mark.slow
 def test_replanning_of_a_reasoning_flow_is_no_worse_than_planning_again() -> None:
     proposed, fresh = drifted(plan(Profile.load(DOCS / "grpo_7b_by_hand.json"), 64), "actor", 1.8)
-    assert proposed <= (1 + WORTH) * 1.005 * fresh
+    assert proposed <= (1 + WORTH_SHARE) * 1.005 * fresh
 
 
 @pytest.mark.slow

@@ -180,7 +180,7 @@ def test_whose_ranks_are_simulated() -> None:
 
 
 def test_of_very_many_batches_a_gang_stands_for_the_ranks_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_lab.planning.forecast.per_rank.BATCHES", 7)
+    monkeypatch.setattr("rlinf_lab.planning.forecast.per_rank.MAX_BATCHES", 7)
     planned = of_shape(long_chain().plans(8), "(a | b | c) > d")
     assert by_rank(planned.candidate.placement) == set("ab") and len(planned.timeline.tracks) == 1 + 4
     assert [n.partition(",")[0] for n in planned.notes] == ["d: time-shares with a and b and c"]

@@ -51,6 +51,18 @@ def test_every_plan_learns_the_same_to_the_last_bit():
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
 
 
+def test_several_generators_and_judges_give_the_same():
+    config = GRPOConfig(**SMALL, reward=ones)
+    on = {"prompts": [0], "generator": [0, 1], "reward": [1, 0], "learner": [1]}
+    flow, one = build(config), metrics_of(config, temporal, iterations=2)
+    plan = lab.ExecutionPlan.spatial(flow, CORES, on, micro_batches={"responses": 1, "judged": 1})
+    with lab.session(flow, plan) as session:
+        for expected in one:
+            got = session.step("train")
+            assert got == pytest.approx(expected, rel=1e-3, abs=1e-6)
+        assert session.step("evaluate")["samples"] == 1000
+
+
 def test_staleness_is_bounded_by_the_plan_and_told():
     config = GRPOConfig(**SMALL, reward=ones)
     results = metrics_of(config, lambda flow: spatial(flow, staleness=1), iterations=4)
@@ -87,7 +99,11 @@ def test_several_updates_of_an_iteration_and_ones_own_functions():
         return 2 * (reward_PG - reward_PG.mean())
 
     config = GRPOConfig(**SMALL, reward=ones, updates=2, advantage="twice_the_mean", loss=lab.algorithms.reinforce_loss)
-    assert all(np.isfinite(m["policy_loss"]) for m in metrics_of(config, temporal, iterations=2))
+    results = metrics_of(config, temporal, iterations=2)
+    assert all(np.isfinite(m["policy_loss"]) and m["staleness_max"] == 0 for m in results)
+    assert all(
+        m["mismatch_max"] < 1e-4 for m in results
+    )  # of the first update's tokens: the second's weights have moved
 
 
 def test_bad_samples_are_recorded_and_do_not_stop_the_run():

@@ -157,7 +157,7 @@ SENDER = """
     send = lambda x: link.send(("put", QueueId("items", 0, 0, "there", -1), 1, Packed.of_items([x], "items")[0], "sender", None))
     send(torch.ones(3))
     time.sleep(1)
-    pairs.Sender.place = lambda self, block: pairs.HEAD.pack(len(self._described)) + self._described  # told, and never sent
+    collectives.Sender.place = lambda self, block: collectives.HEAD.pack(len(self._described)) + self._described  # told, and never sent
     send(torch.ones(3))
     time.sleep(60)
 """

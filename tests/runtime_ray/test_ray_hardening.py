@@ -224,20 +224,20 @@ def said_in_main(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         import psutil
         from rlinf_lab.errors import ExecutorError
         from rlinf_lab.runtime.executors import ray_nodes
-        print(len(cluster.nodes()))
+        print(len(ray_nodes.nodes()))
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
-        before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, (0.3, 0.5)
+        before, ray_nodes.ANSWER_SECONDS = ray_nodes.ANSWER_SECONDS, (0.3, 0.5)
         service.suspend()
         while service.status() != psutil.STATUS_STOPPED:  # its threads go on until the first of them has got the signal
             time.sleep(0.01)
-        for question in (cluster.nodes, cluster.free_resources):
+        for question in (ray_nodes.nodes, ray_nodes.free_resources):
             try:
                 question()
             except ExecutorError as error:
                 print(error)
         service.resume()
-        cluster.ANSWER_SECONDS = before
-        print(len(cluster.nodes()))
+        ray_nodes.ANSWER_SECONDS = before
+        print(len(ray_nodes.nodes()))
         shutdown()
         """,
     )
@@ -403,15 +403,15 @@ def test_a_ray_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
         service.kill()
         service.wait()
-        cluster.ANSWER_SECONDS = (1e6,)  # whoever asks waits for ever
+        ray_nodes.ANSWER_SECONDS = (1e6,)  # whoever asks waits for ever
         try:
-            cluster.nodes()
+            ray_nodes.nodes()
         except ExecutorError as error:
             print(error)
-        cluster.ANSWER_SECONDS = (20.0,)
+        ray_nodes.ANSWER_SECONDS = (20.0,)
         shutdown()
         ensure_ray(None)
-        print(len(cluster.nodes()))
+        print(len(ray_nodes.nodes()))
         shutdown()
         """,
     )
@@ -470,20 +470,20 @@ def test_an_unanswered_question_leaves_nothing_that_ends_the_process(tmp_path: P
         from rlinf_lab.runtime.executors.ray_start import ensure_ray, shutdown
         ensure_ray(None)
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
-        before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, (0.5, 0.5)
+        before, ray_nodes.ANSWER_SECONDS = ray_nodes.ANSWER_SECONDS, (0.5, 0.5)
         service.suspend()
         while service.status() != psutil.STATUS_STOPPED:
             time.sleep(0.01)
         try:
-            cluster.nodes()
+            ray_nodes.nodes()
         except ExecutorError as error:
             print(error)
         service.kill()
         shutdown()
         time.sleep(9)
-        cluster.ANSWER_SECONDS = before
+        ray_nodes.ANSWER_SECONDS = before
         ensure_ray(None)
-        print(len(cluster.nodes()))
+        print(len(ray_nodes.nodes()))
         shutdown()
         """,
     )

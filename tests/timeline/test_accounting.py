@@ -260,7 +260,7 @@ def test_of_a_run_only_what_is_new_is_looked_at_though_marks_begin_before_their_
 
 def test_a_short_stretch_is_not_left_between_long_ones(monkeypatch):
     """What is neither joined nor long enough to go to a file stays in memory: of a run without end, ever more."""
-    monkeypatch.setattr(accounting, "_ENOUGH", 65)
+    monkeypatch.setattr(accounting, "_ENOUGH_ROWS", 65)
     recorder, timeline = Recorder(), Timeline(["cpu:0"])
     track, name, mark = recorder.track("a", 0, ONE), recorder.name("call"), recorder.name("iteration")
     for i in range(400):

@@ -19,7 +19,7 @@ from rlinf_lab.timeline.record.store import Growing
 
 as_it_is = Growing.__init__
 Growing.__init__ = lambda self, dtype, memory_bytes=0: as_it_is(self, dtype, 1 << 18)  # everything long is in files at once
-accounting._ENOUGH = 1 << 12
+accounting._ENOUGH_ROWS = 1 << 12
 recorder, timeline = Recorder("far", limit=1 << 16), Timeline(["cpu:0", "cpu:1"])
 tracks, name = [recorder.track("w", r, (f"cpu:{r}",)) for r in range(2)], recorder.name("step")
 driver, mark, channel, now = recorder.track("driver", 0), recorder.name("iteration"), recorder.channel("obs"), 0

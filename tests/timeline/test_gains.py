@@ -122,9 +122,9 @@ def test_how_many_times_is_checked(times: Any) -> None:
 def test_of_a_long_timeline_the_last_iterations_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measured(4, LENGTHS)
     everything = whole.gains()
-    monkeypatch.setattr(gains, "REPLAYED", 3 * everything.attrs["replayed_spans"] // 4)
+    monkeypatch.setattr(gains, "MAX_REPLAYED_SPANS", 3 * everything.attrs["replayed_spans"] // 4)
     part = whole.gains()
-    assert part.attrs["replayed_spans"] <= gains.REPLAYED
+    assert part.attrs["replayed_spans"] <= gains.MAX_REPLAYED_SPANS
     assert np.allclose(part["share"], everything["share"], atol=0.02) and list(part["worker"]) == list(everything["worker"])
     assert everything.attrs["note"] == "" and "EXTRAPOLATED" in part.attrs["note"]
     told = f"replayed are the last {part.attrs['replayed_spans']} of {part.attrs['spans']} spans"

@@ -191,7 +191,7 @@ def test_gpus_of_another_process_go_by_other_names(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("least", "times"), [(0.0, 1), (float("inf"), 0)])
 def test_what_is_over_before_the_first_sample_has_one_of_its_end(monkeypatch: pytest.MonkeyPatch, least: float, times: int) -> None:
-    monkeypatch.setattr(of_sampler, "LEAST_SECONDS", least)
+    monkeypatch.setattr(of_sampler, "MIN_SECONDS", least)
     recorder = Signalling("process MiB")
     UtilisationSampler(recorder, seconds=1000.0).start().stop()
     assert recorder.seen.count("process MiB") == times

@@ -20,9 +20,9 @@ from rlinf_lab.vecenv.processes import ProcessVecEnv
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("RLINF_LAB_CACHE", str(tmp_path / "made" / "when needed"))
     monkeypatch.setattr(module, "_KNOWN", {})
-    return tmp_path / "rlinf_lab" / "runners.json"
+    return tmp_path / "made" / "when needed" / "runners.json"
 
 
 class Own(gymnasium.Env):

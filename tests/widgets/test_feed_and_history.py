@@ -73,7 +73,7 @@ def test_deltas_add_up_to_the_timeline_and_to_the_history() -> None:
 
 @pytest.mark.parametrize("few", [0, 5])
 def test_large_deltas_come_in_columns(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "_FEW", few)
+    monkeypatch.setattr(feed_module, "_FEW_SPANS", few)
     sample = SampleRun(steps=3)
     feed, updates = TimelineFeed(sample.timeline), []
     for _ in range(3):

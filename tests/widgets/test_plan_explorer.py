@@ -133,7 +133,7 @@ def test_sensitivity_comes_entry_by_entry_until_something_else_is_asked() -> Non
 
 
 def test_a_search_for_ranges_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_lab.widgets.explorer.TOLD_EVERY", 0.0)
+    monkeypatch.setattr("rlinf_lab.widgets.explorer.TOLD_EVERY_S", 0.0)
     page = Page()
     page.tell(type="sensitivity")
     until(lambda: page.heard[-1][0].get("running") is False)

@@ -19,10 +19,11 @@ from rlinf_lab.planning.planner.candidates import Candidate
 from rlinf_lab.planning.profile.profile import Profile, Sample
 from rlinf_lab.planning.replay.batch_model import fit
 
-SIZES = 1.25  # the largest batch over the smallest, from which on sizes tell
-SURE = 0.1  # standard error of what a batch always takes, relative to its seconds: with more, sizes do not tell
-MORE = 1.5  # times as many batches as the plan's, from which on that is said
-MATTERS = 0.02  # of a worker's seconds: a fixed part below it makes no difference
+SIZES_FACTOR = 1.25  # the largest batch over the smallest, from which on sizes tell
+# standard error of what a batch always takes, relative to its seconds: with more, sizes do not tell
+SURE_RELATIVE = 0.1
+MORE_FACTOR = 1.5  # times as many batches as the plan's, from which on that is said
+MATTERS_SHARE = 0.02  # of a worker's seconds: a fixed part below it makes no difference
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,10 @@ class MoreBatches:
         if found is None or not all(len(p) for p in parts):
             return None
         got = float(np.mean([len(p) for p in parts]))
-        if got <= MORE * found.count:
+        if got <= MORE_FACTOR * found.count:
             return None
         more = float(np.mean(as_taken(candidate, window, worker, planned))) - planned
-        if more <= MATTERS * planned:
+        if more <= MATTERS_SHARE * planned:
             return None
         return cls(worker, window.channel_of(worker), got, found.count, more)
 
@@ -184,7 +185,7 @@ def _of_worker(profile: Profile, candidate: Candidate, window: Window, drift: Dr
             made = _changed(profile, name, always, told, of_items)
             return made, made
     of_items = _items_factor(drift.measured, drift.expected, count, always, always)
-    if count * always <= MATTERS * drift.expected or of_items is None:
+    if count * always <= MATTERS_SHARE * drift.expected or of_items is None:
         return scaled, scaled
     return scaled, _changed(profile, name, always, always, of_items)
 
@@ -193,12 +194,12 @@ def told_by_sizes(sizes: np.ndarray, spent: np.ndarray) -> float | None:
     """Seconds that each batch takes besides its items, from items and seconds of some; None where sizes are too alike,
     or seconds too uneven, to tell.
     """
-    if sizes.max() < SIZES * sizes.min():
+    if sizes.max() < SIZES_FACTOR * sizes.min():
         return None
     always, each, odd = fit(sizes, 1e9 * spent)
     off, apart = spent - (always + each * sizes) / 1e9, sizes - sizes.mean()
     error = np.sqrt(off @ off / max(1, len(sizes) - 2) * (1 / len(sizes) + sizes.mean() ** 2 / (apart @ apart)))
-    return always / 1e9 if not odd and error <= SURE * spent.mean() else None
+    return always / 1e9 if not odd and error <= SURE_RELATIVE * spent.mean() else None
 
 
 def _items_factor(measured: float, expected: float, batches: float, now: float, before: float) -> float | None:

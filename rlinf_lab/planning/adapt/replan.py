@@ -19,23 +19,23 @@ from typing import Any, Protocol
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.adapt.drift import Drift, Window
 from rlinf_lab.planning.adapt.profile_update import MoreBatches, Readings, as_taken
-from rlinf_lab.planning.adapt.trials import MOMENTS, Trial, Trials
+from rlinf_lab.planning.adapt.trials import DEFAULT_MOMENTS, Trial, Trials
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.planner.candidates import Candidate, Known, candidates
 from rlinf_lab.planning.planner.planner import Planned
 from rlinf_lab.planning.profile.profile import Profile
-from rlinf_lab.planning.schema.arguments import MOST_ITERATIONS, number, whole
+from rlinf_lab.planning.schema.arguments import MAX_ITERATIONS, number, whole
 from rlinf_lab.planning.schema.json_schema import listing
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import counted
 
-WINDOW = 8  # iterations
-THRESHOLD = 0.15
-WORTH = 0.02  # a plan that is not faster by this is not proposed
-MOST_MOMENTS = 10**9
-SHAPES = 6  # of those that the search found, whose best plans are looked for again
+WINDOW_ITERATIONS = 8  # iterations
+DRIFT_THRESHOLD = 0.15
+WORTH_SHARE = 0.02  # a plan that is not faster by this is not proposed
+MAX_MOMENTS = 10**9
+MAX_SHAPES = 6  # of those that the search found, whose best plans are looked for again
 
 
 class Running(Protocol):
@@ -125,7 +125,8 @@ class Replan:
             )
         if self.proposal is None:
             return (
-                f"No other plan is faster by more than {100 * WORTH:.0f} % with what was measured ({self.now:.4g} s an "
+                f"No other plan is faster by more than {100 * WORTH_SHARE:.0f} % with what was measured "
+                f"({self.now:.4g} s an "
                 "iteration): the plan stays."
             )
         return (
@@ -152,10 +153,10 @@ def replan(
     run: Running | Timeline,
     plan: Planned,
     *,
-    window: int = WINDOW,
-    threshold: float = THRESHOLD,
+    window: int = WINDOW_ITERATIONS,
+    threshold: float = DRIFT_THRESHOLD,
     restart_s: float | None = None,
-    moments: int = MOMENTS,
+    moments: int = DEFAULT_MOMENTS,
 ) -> Replan:
     """Compare the last ``window`` iterations with what ``plan`` expected, and search again where that is off.
 
@@ -177,9 +178,9 @@ def replan(
             f"replan(..., {shown(plan)}): a plan of lab.plan is needed, which knows what it expected. Next: "
             "plans.best, or plans['spatial']."
         )
-    whole(f"replan(window={shown(window)}): it", window, 2, MOST_ITERATIONS, "iterations")
+    whole(f"replan(window={shown(window)}): it", window, 2, MAX_ITERATIONS, "iterations")
     number("replan: threshold", threshold)
-    whole("replan: moments", moments, 1, MOST_MOMENTS, "of virtual time")
+    whole("replan: moments", moments, 1, MAX_MOMENTS, "of virtual time")
     if restart_s is not None:
         number("replan: restart_s", restart_s, 0, 1e9)
     profile = plan.candidate.placement.setting.profile
@@ -291,10 +292,10 @@ def _better(
         if not tried.left
         else (_unreached(f"{tried.left} more plan{'s' * (tried.left > 1)} that may be faster", moments),)
     )
-    if tried.trials and tried.trials[0].against(now) <= 1 - WORTH:
+    if tried.trials and tried.trials[0].against(now) <= 1 - WORTH_SHARE:
         return tried.trials[0], ((f"{who}: the gain is the smaller one of both.",) if readings.unclear else ()) + left
     for trial in tried.trials:
-        if any(then <= s * (1 - WORTH) for then, s in zip(trial.seconds, now.seconds, strict=True)):
+        if any(then <= s * (1 - WORTH_SHARE) for then, s in zip(trial.seconds, now.seconds, strict=True)):
             ways = [f"{then:.4g} s instead of {s:.4g} s" for then, s in zip(trial.seconds, now.seconds, strict=True)]
             shape = trial.candidates[0].placement.shape
             return None, (
@@ -309,7 +310,7 @@ def _others(now: Trial, known: Known) -> list[tuple[Candidate, ...]]:
     found: dict[object, tuple[Candidate, ...]] = {_places(now.candidates[0]): ()}
     for i, present in enumerate(now.candidates):
         for candidate in candidates(
-            present.placement.setting, quick=True, known=known, ceiling=present.searched, several=SHAPES
+            present.placement.setting, quick=True, known=known, ceiling=present.searched, several=MAX_SHAPES
         ):
             if _places(candidate) not in found:
                 others = [one.placement.setting.profile for one in now.candidates]

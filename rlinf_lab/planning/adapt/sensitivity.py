@@ -34,7 +34,7 @@ from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.adapt.perturb import KINDS, SEARCHED, Entry, of_kind
 from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check, wanted_now
 from rlinf_lab.planning.costs import GenerationModel
-from rlinf_lab.planning.forecast.forecast import DETAIL
+from rlinf_lab.planning.forecast.forecast import BUNDLES
 from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.placement.colocation import fitting
 from rlinf_lab.planning.placement.placement import Placement
@@ -489,7 +489,7 @@ class _Planned(_Judge):
         )
         rival, shape = (others[0][0], others[0][1].shape) if others else (np.inf, "")
         if rival < own:  # of each shape one plan was ranked, perhaps none of this one; but it may take as long, or less
-            own = min(own, self._seconds(self.placement, shown_[0][0].placement.setting, DETAIL))
+            own = min(own, self._seconds(self.placement, shown_[0][0].placement.setting, BUNDLES))
         return _Look(
             own,
             own,

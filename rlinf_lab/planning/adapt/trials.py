@@ -16,11 +16,12 @@ from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.planner.candidates import Candidate
 from rlinf_lab.timeline.timeline import Timeline
 
-MOMENTS = 10_000  # of virtual time at which something begins or ends, in all simulations of one question: about 0.1 s
+# of virtual time at which something begins or ends, in all simulations of one question: about 0.1 s
+DEFAULT_MOMENTS = 10_000
 # bundles of an iteration, an eighth of a forecast's: seconds change by some thousandths, and those of all plans are
 # compared in the same detail
 DETAIL = 128
-LEAST = 1  # plans that are simulated though what was followed of them promises less
+MIN_SIMULATED = 1  # plans that are simulated though what was followed of them promises less
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Tried:
 class Trials:
     """Simulations on ``devices`` (names) until ``moments`` of virtual time are used up."""
 
-    def __init__(self, devices: Sequence[str], moments: int = MOMENTS) -> None:
+    def __init__(self, devices: Sequence[str], moments: int = DEFAULT_MOMENTS) -> None:
         self._devices, self._left = tuple(devices), moments
 
     def of(self, candidates: Iterable[Candidate]) -> Trial | None:
@@ -76,7 +77,7 @@ class Trials:
         done: list[Trial] = []
         for at, (promised, i) in enumerate(waiting):
             fastest = min((t.against(now) for t in done), default=1.0)
-            if len(done) >= LEAST and fastest <= promised:
+            if len(done) >= MIN_SIMULATED and fastest <= promised:
                 break
             trial = self.of(plans[i])
             if trial is None:

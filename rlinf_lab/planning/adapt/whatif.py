@@ -19,16 +19,16 @@ from rlinf_lab.planning.placement.infeasible import Refusal, Unplaceable
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.device import extended
 from rlinf_lab.planning.plan.execution_plan import OLD_NAMES
-from rlinf_lab.planning.planner.feasible import MODES, MOST_GIB, Wish, limited, nearest
+from rlinf_lab.planning.planner.feasible import MAX_GIB, MODES, Wish, limited, nearest
 from rlinf_lab.planning.planner.planner import Plans, searched
 from rlinf_lab.planning.profile.memory import limits
 from rlinf_lab.planning.profile.profile import DeviceKind, Profile
-from rlinf_lab.planning.schema.arguments import MAX_MICRO_BATCHES, MOST_DEVICES, MOST_STALENESS, number, whole
+from rlinf_lab.planning.schema.arguments import MAX_DEVICES, MAX_MICRO_BATCHES, MAX_STALENESS, number, whole
 
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 TAILS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 SLIDER_DEVICES = 4096
-STALENESS = 4  # iterations
+SLIDER_STALENESS = 4  # iterations
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Question:
         if not isinstance(self.devices, Mapping) or not self.devices:
             raise PlanError(f"what if devices = {shown(self.devices)}: how many of each kind. Next: {{'': 64}}.")
         for kind, count in self.devices.items():
-            whole(f"what if devices[{kind!r}]", count, 1, MOST_DEVICES, of="devices")
+            whole(f"what if devices[{kind!r}]", count, 1, MAX_DEVICES, of="devices")
         whole("what if micro_batches", self.micro_batches, 1, MAX_MICRO_BATCHES)
-        whole("what if staleness", self.staleness, 0, MOST_STALENESS)
+        whole("what if staleness", self.staleness, 0, MAX_STALENESS)
         if isinstance(self.memory_gib, Mapping) and set(self.devices) == {""}:
             raise PlanError(
                 f"what if memory_gib = {shown(self.memory_gib)}: there is one kind of device. Next: one number, such "
@@ -73,7 +73,7 @@ class Question:
                     f"what if memory_gib{f'[{kind!r}]' if kind else ''} = {shown(gib)}: GiB of a device",
                     gib,
                     0,
-                    MOST_GIB,
+                    MAX_GIB,
                     above=True,
                 )
         for field in ("length", "tail", "switching"):
@@ -342,7 +342,7 @@ def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
             "staleness",
             "staleness",
             "iterations",
-            tuple(range(STALENESS + 1)),
+            tuple(range(SLIDER_STALENESS + 1)),
             "how old the weights of a rollout may be",
         )
     )

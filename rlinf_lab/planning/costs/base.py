@@ -17,7 +17,7 @@ MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED = "measured", "interpolated", "ext
 # its point.
 REPEAT, BETWEEN, BEYOND, GUESSED = 0.03, 0.05, 0.10, 0.25
 ROUNDING = 1e-9  # items
-TICK = 1e-12  # seconds; what is shorter counts as much
+TICK_S = 1e-12  # seconds; what is shorter counts as much
 T = TypeVar("T")
 NOBODY: frozenset[str] = frozenset()
 
@@ -156,7 +156,7 @@ def by_relative_error(seconds: np.ndarray) -> np.ndarray:
     """
     seconds = np.asarray(seconds, float)
     least = seconds[seconds > 0].min(initial=np.inf)
-    return np.asarray(1.0 / np.maximum(seconds, max(least, TICK) if np.isfinite(least) else 1.0))
+    return np.asarray(1.0 / np.maximum(seconds, max(least, TICK_S) if np.isfinite(least) else 1.0))
 
 
 def basis_of(samples: Sequence[Sample], devices: int, items: float, guessed: str = "") -> tuple[str, float, str]:

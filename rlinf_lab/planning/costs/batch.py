@@ -27,7 +27,7 @@ from rlinf_lab.planning.costs.base import (
 from rlinf_lab.planning.profile.profile import Sample
 
 EXPONENTS = np.linspace(0.0, 1.5, 301)
-NEAR = 1e-6  # errors of fits that are computed together are good to less
+FIT_TOLERANCE = 1e-6  # errors of fits that are computed together are good to less
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Curve:
         tried = EXPONENTS if several else np.array([1.0 if exponent is None else exponent])
         every = tried[:, None]
         about = _errors(_whole(m, n, devices_per_rank, every, group_size) * n**-every, t, fixed_known)
-        near = tried[about <= about.min() * (1 + NEAR) + NEAR]  # few: each is fitted with care
+        near = tried[about <= about.min() * (1 + FIT_TOLERANCE) + FIT_TOLERANCE]  # few: each is fitted with care
         fits = [_affine(_whole(m, n, devices_per_rank, p, group_size) * n**-p, t, fixed_known) for p in near]
         best = int(np.argmin([f[2] for f in fits]))
         fixed, each, _ = fits[best]

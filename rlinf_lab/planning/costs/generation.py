@@ -31,8 +31,8 @@ from rlinf_lab.planning.costs.completion_curve import lengths_from_completion
 from rlinf_lab.planning.costs.lengths import QUANTILES, issue_order, quantiles
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Sample
 
-KEPT = 512  # schedules of a model, 8 KiB each: a model answers many questions
-DRAWN = 32  # slots of a long queue that are looked at
+KEPT_SCHEDULES = 512  # schedules of a model, 8 KiB each: a model answers many questions
+DRAWN_SLOTS = 32  # slots of a long queue that are looked at
 ROUNDING = 1e-9
 
 
@@ -245,7 +245,7 @@ class GenerationModel:
             limit = np.minimum(limit, self.max_running)
         share = QUANTILES * limit / np.maximum(requests, 1e-9)
         few = np.minimum(np.ceil(np.where(share < QUANTILES, share, QUANTILES) - ROUNDING), QUANTILES)
-        slots = np.maximum(few, np.where(share < DRAWN, np.minimum(np.floor(limit), DRAWN), 1.0))
+        slots = np.maximum(few, np.where(share < DRAWN_SLOTS, np.minimum(np.floor(limit), DRAWN_SLOTS), 1.0))
         return slots.astype(int), np.where(share < QUANTILES, np.maximum(slots / share, 1.0), 1.0)
 
     def schedule(self, slots: int, group: int = 1, measured: bool = False, rounds: float = 1.0) -> Schedule:
@@ -259,7 +259,7 @@ class GenerationModel:
             if rounds > 1:
                 starts = _in_rounds(starts, tokens, group, rounds, round_)
             found = _schedule(starts, tokens, self.lengths.prompt_tokens, self.model is not None, round_)
-            if len(self._schedules) >= KEPT:
+            if len(self._schedules) >= KEPT_SCHEDULES:
                 self._schedules.clear()
             self._schedules[key] = found
         return found

@@ -13,7 +13,7 @@ from rlinf_lab.planning.fit.own_batches import are_groups, asked_for, held_back
 from rlinf_lab.planning.fit.run_record import switch_ns
 from rlinf_lab.planning.fit.samples import Observed, giving_at_end, inputs, taking_all, together, within
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan, execution_in
-from rlinf_lab.planning.profile.checks import MOST_SUB_BATCHES
+from rlinf_lab.planning.profile.checks import MAX_SUB_BATCHES
 from rlinf_lab.planning.profile.fingerprint import Fingerprint
 from rlinf_lab.planning.profile.handovers import Values
 from rlinf_lab.planning.profile.profile import (
@@ -28,7 +28,7 @@ from rlinf_lab.planning.profile.profile import (
     WorkerProfile,
 )
 from rlinf_lab.planning.profile.reconcile import begins_at_once
-from rlinf_lab.planning.schema.arguments import MOST_DEVICES, whole
+from rlinf_lab.planning.schema.arguments import MAX_DEVICES, whole
 from rlinf_lab.planning.schema.json_schema import known, listing
 from rlinf_lab.timeline.account.tables import whole_iterations
 from rlinf_lab.timeline.record.span import SpanKind
@@ -36,7 +36,7 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, Edge
 from rlinf_lab.workflow.workflow import Workflow
 
-NOBODY = 0.15  # of an iteration: less time in which nobody computes is not worth a word
+IDLE_SHARE = 0.15  # of an iteration: less time in which nobody computes is not worth a word
 
 
 def profile_from_run(
@@ -102,7 +102,7 @@ def _rules(flow: Workflow, ranks: Mapping[str, Sequence[int]] | None) -> dict[st
                 f"ranks={{{worker!r}: [1, 2]}}."
             )
         for count in counts:
-            whole(f"profile_from_run: ranks[{worker!r}] has {shown(count)}, which", count, 1, MOST_DEVICES)
+            whole(f"profile_from_run: ranks[{worker!r}] has {shown(count)}, which", count, 1, MAX_DEVICES)
     return {worker: RankRule(counts=tuple(sorted(set(map(int, counts))))) for worker, counts in (ranks or {}).items()}
 
 
@@ -119,7 +119,7 @@ def _unaccounted(timeline: Timeline) -> list[str]:
         reached = np.concatenate([[start], np.maximum.accumulate(np.maximum(own["end"], start))])
         idle += int(np.maximum(np.append(own["start"], end) - reached, 0).sum())
         elapsed += end - start
-    if not elapsed or idle <= NOBODY * elapsed:
+    if not elapsed or idle <= IDLE_SHARE * elapsed:
         return []
     each = 1e-9 / len(table)
     return [
@@ -334,7 +334,7 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
         if alone == 1 and any(run.follows_plan(cell) for run in runs):
             continue  # it keeps as many as a plan says
         # also where one run cannot tell whose number that is
-        own = seen.tokens if not seen.waits and seen.tokens <= min(items, MOST_SUB_BATCHES) else 1
+        own = seen.tokens if not seen.waits and seen.tokens <= min(items, MAX_SUB_BATCHES) else 1
         found.append(Cell(cell, (own,), tokens))
     return tuple(found), notes
 

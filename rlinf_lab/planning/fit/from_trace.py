@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.schema.arguments import MOST_DEVICES, whole
+from rlinf_lab.planning.schema.arguments import MAX_DEVICES, whole
 from rlinf_lab.planning.schema.json_schema import known, listing
 from rlinf_lab.timeline.account.tables import whole_iterations
 from rlinf_lab.timeline.record.span import Span, SpanKind, Track
@@ -137,7 +137,7 @@ def _check(timeline: object, workers: object, edges: object, devices: object) ->
         )
     for worker, count in (devices or {}).items():
         known("worker", worker, workers, "devices")
-        whole(f"profile_from_trace: devices[{worker!r}]", count, 0, MOST_DEVICES)
+        whole(f"profile_from_trace: devices[{worker!r}]", count, 0, MAX_DEVICES)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-SLIGHT = 0.02  # of what a rank computes: so much before the last get is reading, not work
-AT_END = 0.9  # of it: who has computed so much before the first put gives everything at its end
+READING_SHARE = 0.02  # of what a rank computes: so much before the last get is reading, not work
+AT_END_SHARE = 0.9  # of it: who has computed so much before the first put gives everything at its end
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Moments:
         if channel not in self.taken or not self.busy:
             return None
         last, before = self.read[channel]
-        slight = SLIGHT * self.busy
+        slight = READING_SHARE * self.busy
         if before > slight or any(at < last for at, _ in self.put.values()):
             return False
         asked_for_all = len(self.taken[channel]) > 1 or 0 < micro_batch < self.taken[channel][0][0]
@@ -73,7 +73,7 @@ class Moments:
             return None
         at, before = self.put[channel]
         fed = [c for c in inputs if c in self.read]
-        if before < AT_END * self.busy or any(self.read[c][0] > at for c in fed):
+        if before < AT_END_SHARE * self.busy or any(self.read[c][0] > at for c in fed):
             return False
         several = any(len(self.taken[c]) > 1 or (c in self.over and self.over[c][0] < at) for c in fed)
         return True if several or not fed else None

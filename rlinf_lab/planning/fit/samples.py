@@ -15,7 +15,7 @@ from types import MappingProxyType
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.fit.habits import Circulation, Moments, agreed, begins
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.plan.fields import MOST_TOKENS
+from rlinf_lab.planning.plan.fields import MAX_TOKENS
 from rlinf_lab.planning.profile.handovers import Values
 from rlinf_lab.planning.profile.profile import EdgeProfile, Sample
 from rlinf_lab.planning.schema.json_schema import listing
@@ -24,8 +24,8 @@ from rlinf_lab.timeline.record.span import Span, SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, Edge, WorkflowGraph
 
-CURVE = 16  # points of an output curve
-OTHER_RATE = 1.25  # so many times more or fewer items than go round: a member is not asked once for each
+CURVE_POINTS = 16  # points of an output curve
+RATE_FACTOR = 1.25  # so many times more or fewer items than go round: a member is not asked once for each
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Observed:
         inside = (e.channel for e in self.graph.edges if e.producer in cell and e.consumer in cell)
         return (
             tokens
-            if tokens <= MOST_TOKENS and all(abs(self.items(c) - tokens * seen.steps) < 0.5 for c in inside)
+            if tokens <= MAX_TOKENS and all(abs(self.items(c) - tokens * seen.steps) < 0.5 for c in inside)
             else 0
         )
 
@@ -259,7 +259,7 @@ class Observed:
         took = statistics.median(
             [sum(n for t in turns.values() for n, _ in t.batches) for turns in self._iterations(worker)] or [0.0]
         )
-        return not passing / OTHER_RATE <= took <= passing * OTHER_RATE
+        return not passing / RATE_FACTOR <= took <= passing * RATE_FACTOR
 
     def _in_all(self, worker: str, cell: Sequence[str], items: int, beside: tuple[str, ...]) -> list[Sample]:
         """Of a member whose batches do not tell which part of a step they are: a step's part of all that it did. Of
@@ -289,7 +289,7 @@ class Observed:
             return ()
         moments = sorted(curves, key=lambda m: m[-1])[len(curves) // 2]
         count = len(moments)
-        at = sorted({round(k * (count - 1) / (CURVE - 1)) for k in range(CURVE)})
+        at = sorted({round(k * (count - 1) / (CURVE_POINTS - 1)) for k in range(CURVE_POINTS)})
         return _rising([(moments[i], (i + 1) / count) for i in at])
 
     def iterations(self, worker: str | None = None) -> int:

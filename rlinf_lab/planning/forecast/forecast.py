@@ -33,7 +33,7 @@ from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Message, Profile
-from rlinf_lab.planning.schema.arguments import MOST_ITERATIONS, number, whole
+from rlinf_lab.planning.schema.arguments import MAX_ITERATIONS, number, whole
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator.scripts import Outage, Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.simulator.simulator import Simulator
@@ -41,10 +41,10 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
 from rlinf_lab.workflow.specs import ChannelSpec
 
-DETAIL = 1024  # see `forecast`
-MOST_DETAIL = 2048  # where bundles shall be whole items
+BUNDLES = 1024  # see `forecast`
+MAX_BUNDLES = 2048  # where bundles shall be whole items
 ATOMS = 512  # points of a generator's stream
-MOVED = 16  # parts in which what the consumer wants whole is moved
+MOVED_PARTS = 16  # parts in which what the consumer wants whole is moved
 METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
 
 
@@ -55,7 +55,7 @@ def forecast(
     noise: float = 0.0,
     seed: int = 0,
     outages: Sequence[Outage] = (),
-    detail: int = DETAIL,
+    detail: int = BUNDLES,
     one_by_one: bool = False,
 ) -> Timeline:
     """The predicted timeline of some iterations. The first one includes coming to the devices; later ones are what a
@@ -67,7 +67,7 @@ def forecast(
     ``detail``: bundles of items at most, unless the plan's micro-batches ask for more. ``one_by_one``: sources hand
     over each bundle as soon as it is made, and ranks take theirs by themselves, whatever the plan's micro-batches.
     """
-    whole("iterations", iterations, 1, MOST_ITERATIONS)
+    whole("iterations", iterations, 1, MAX_ITERATIONS)
     number("noise", noise, 0, 10)
     whole("seed", seed, 0, 2**63)
     if (
@@ -245,7 +245,7 @@ class _Forecast:
         seats, whole = self.placement.seats.values(), self.setting.in_whole_calls
         step = max([1, *(s.micro_batches for s in seats if s.worker not in whole)])
         for parts in self._whole_parts(detail):
-            if (both := math.lcm(step, parts)) <= MOST_DETAIL:
+            if (both := math.lcm(step, parts)) <= MAX_BUNDLES:
                 step = both
                 break
         else:
@@ -335,7 +335,7 @@ class _Forecast:
     def _moved_at_once(self, edge: EdgeProfile, micro_batch: int) -> int:
         """Bundles: batches of all ranks together."""
         ranks = self.placement.seats[edge.consumer].ranks if edge.consumer in self.by_rank else 1
-        return min(self.items, micro_batch * ranks) or max(1, self.items // MOVED)
+        return min(self.items, micro_batch * ranks) or max(1, self.items // MOVED_PARTS)
 
     def _micro_batch(self, edge: EdgeProfile) -> int:
         """Bundles of one batch of the consumer, or of a rank of it; 0: everything."""

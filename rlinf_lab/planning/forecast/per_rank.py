@@ -19,7 +19,7 @@ from rlinf_lab.planning.placement.to_execution_plan import items_between, micro_
 from rlinf_lab.planning.profile.profile import EdgeProfile
 
 # of an iteration at most, else a worker group stands for the ranks of a worker: a simulation takes some 20 us for each
-BATCHES = 1024
+MAX_BATCHES = 1024
 
 
 def by_rank(placement: Placement) -> frozenset[str]:
@@ -38,7 +38,7 @@ def separable(placement: Placement) -> frozenset[str]:
     """Workers whose ranks can be simulated one by one: no members of a cell, and not too many batches."""
     stages, home = placement.setting.stages, placement.setting.home
     seats = [s for s in placement.seats.values() if s.devices and len(stages[home[s.worker]].members) == 1]
-    return frozenset(s.worker for s in seats if s.ranks == 1 or s.ranks * s.micro_batches <= BATCHES)
+    return frozenset(s.worker for s in seats if s.ranks == 1 or s.ranks * s.micro_batches <= MAX_BATCHES)
 
 
 def has_a_rest(placement: Placement, seat: Seat) -> bool:

@@ -12,21 +12,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlinf_lab.planning.forecast.forecast import DETAIL, forecast
+from rlinf_lab.planning.forecast.forecast import BUNDLES, forecast
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
-OVERLAPPING = 8  # iterations at most that are compared with earlier ones
+MAX_OVERLAPPING = 8  # iterations at most that are compared with earlier ones
 # iterations that are forecast, unless more than half of them overlap; where nothing comes again until then, the later
 # half counts
-LONGEST = 64
-MOST_SPANS = 100_000  # of a forecast that is made longer: some tenths of a second
-ALIKE = 1e-7  # relative to the run: durations are rounded to nanoseconds
+MAX_ITERATIONS = 64
+MAX_SPANS = 100_000  # of a forecast that is made longer: some tenths of a second
+ALIKE_RELATIVE = 1e-7  # relative to the run: durations are rounded to nanoseconds
 
 
 def steady(
-    placement: Placement, devices: Sequence[str] = (), detail: int = DETAIL, one_by_one: bool = False
+    placement: Placement, devices: Sequence[str] = (), detail: int = BUNDLES, one_by_one: bool = False
 ) -> Timeline:
     """A forecast of as many iterations as it takes to settle. ``detail``, ``one_by_one``: of `forecast`."""
     staleness = placement.setting.staleness
@@ -34,11 +34,11 @@ def steady(
     timeline = forecast(placement, iterations, devices, detail=detail, one_by_one=one_by_one)
     while (
         staleness
-        and iterations < LONGEST
-        and 2 * len(timeline.spans) <= MOST_SPANS
+        and iterations < MAX_ITERATIONS
+        and 2 * len(timeline.spans) <= MAX_SPANS
         and _period(timeline, staleness) is None
     ):
-        iterations = min(2 * iterations, LONGEST)
+        iterations = min(2 * iterations, MAX_ITERATIONS)
         timeline = forecast(placement, iterations, devices, detail=detail, one_by_one=one_by_one)
     return timeline
 
@@ -47,7 +47,7 @@ def needed(staleness: int) -> int:
     """Iterations after which it may be seen what a run settles to: in which the overlap builds up, that are compared,
     that nobody follows.
     """
-    return 2 if not staleness else 2 * (staleness + 1) + 2 * min(staleness + 1, OVERLAPPING) + 2
+    return 2 if not staleness else 2 * (staleness + 1) + 2 * min(staleness + 1, MAX_OVERLAPPING) + 2
 
 
 def settled(timeline: Timeline, staleness: int) -> tuple[float, float]:
@@ -73,8 +73,8 @@ def _last(iterations: int, staleness: int) -> int:
 def _period(timeline: Timeline, staleness: int) -> int | None:
     """After how many iterations the last ones that count are repeated; None where they have not come before."""
     work = _work(timeline)
-    last, some = _last(work.shape[1], staleness), min(staleness + 1, OVERLAPPING)
-    tolerance = ALIKE * max(float(timeline.elapsed_ns), 1.0)
+    last, some = _last(work.shape[1], staleness), min(staleness + 1, MAX_OVERLAPPING)
+    tolerance = ALIKE_RELATIVE * max(float(timeline.elapsed_ns), 1.0)
     for period in range(1, last - some + 1):
         now, before = (work[:, stop - some : stop] for stop in (last + 1, last + 1 - period))
         if (np.isnan(now) == np.isnan(before)).all() and np.nanmax(np.abs(now - before), initial=0.0) <= tolerance:

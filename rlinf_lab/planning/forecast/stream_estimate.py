@@ -20,7 +20,7 @@ from rlinf_lab.planning.profile.handovers import handed_over
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, Composed, Leaf, Tree, nodes, numbers
 from rlinf_lab.planning.search.problem import Cuts
 
-FINEST = 6  # at least 2^6 atoms: a stream of responses is followed more finely than the plan's micro-batches
+MIN_ATOMS_LOG2 = 6  # at least 2^6 atoms: a stream of responses is followed more finely than the plan's micro-batches
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Follower:
         self.placement, self.setting = placement, placement.setting
         self.problem = self.setting.problem(placement.arrangement)
         self.cuts = Cuts.shared(self.problem)
-        self.atoms = 2 ** max(FINEST, *(n.grain for n in nodes(placement.tree)))
+        self.atoms = 2 ** max(MIN_ATOMS_LOG2, *(n.grain for n in nodes(placement.tree)))
         self.leaves = {n.worker: n for n in nodes(placement.tree) if isinstance(n, Leaf)}
         self.each: dict[int, float] = {}  # seconds of a micro-batch by stage: asked for as often as there are turns
         self.sources: dict[int, int | None] = {}

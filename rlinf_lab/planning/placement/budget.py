@@ -18,8 +18,8 @@ from rlinf_lab.planning.placement.calls import Calls
 from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Profile, Sample
 from rlinf_lab.planning.search.problem import Counts
 
-SLIGHT = 0.01  # of a source's seconds: a shorter lead is left out
-MICRO_BATCHES = 64  # the finest granularity looked at unless told otherwise
+SLIGHT_SHARE = 0.01  # of a source's seconds: a shorter lead is left out
+DEFAULT_MICRO_BATCHES = 64  # the finest granularity looked at unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Budget:
 
     profile: Profile
     devices: Mapping[str, int]
-    micro_batches: int = MICRO_BATCHES
+    micro_batches: int = DEFAULT_MICRO_BATCHES
     rule: str = "fitted"
     staleness: int = 0
 
@@ -160,7 +160,7 @@ class Budget:
             for name in self.sources
             if self.home[name] not in self.handed_all
         }
-        return {name: lead for name, lead in found.items() if lead > SLIGHT}
+        return {name: lead for name, lead in found.items() if lead > SLIGHT_SHARE}
 
     def calls(self, worker: str, micro_batches: float | np.ndarray, ranks: int | np.ndarray) -> Calls:
         """What a run makes of so many micro-batches of a worker."""

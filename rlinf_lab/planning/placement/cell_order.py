@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rlinf_lab.planning.profile.profile import Profile
 
-ROUNDS = 64  # of an iteration at most; more steps are bundled
+MAX_ROUNDS = 64  # of an iteration at most; more steps are bundled
 
 
 def order(profile: Profile, members: Sequence[str]) -> list[str]:
@@ -30,7 +30,7 @@ def head(profile: Profile, members: Sequence[str]) -> str:
 
 def rounds(profile: Profile, members: Sequence[str]) -> int:
     """Each stands for as many steps as are bundled."""
-    return max(1, min(ROUNDS, round(min(profile.workers[m].calls for m in members))))
+    return max(1, min(MAX_ROUNDS, round(min(profile.workers[m].calls for m in members))))
 
 
 def is_ring(profile: Profile, members: Sequence[str]) -> bool:

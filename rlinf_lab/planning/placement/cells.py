@@ -15,7 +15,7 @@ from rlinf_lab.planning.costs import CellModel
 from rlinf_lab.planning.search.pareto import ParetoFront, drops, pareto
 from rlinf_lab.planning.search.problem import Counts
 
-MOST = 160  # device counts of a member that are looked at; more are thinned evenly
+MAX_COUNTS = 160  # device counts of a member that are looked at; more are thinned evenly
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def _fronts(rows: Sequence[np.ndarray], shape: Counts) -> tuple[ParetoFront, np.
 
 def _member(row: np.ndarray, shape: Counts) -> tuple[ParetoFront, np.ndarray]:
     codes = drops(row, shape)
-    if len(codes) > MOST:
-        codes = codes[np.unique(np.linspace(0, len(codes) - 1, MOST).astype(int))]
+    if len(codes) > MAX_COUNTS:
+        codes = codes[np.unique(np.linspace(0, len(codes) - 1, MAX_COUNTS).astype(int))]
     none = np.zeros(len(codes), np.int64)
     return ParetoFront.of(codes, row[codes], row[codes], 0, none, none), codes
 

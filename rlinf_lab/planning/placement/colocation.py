@@ -21,10 +21,12 @@ from rlinf_lab.planning.search.effort import Search, search_of
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, Tree, colocated, evaluate, meeting
 from rlinf_lab.planning.search.solver import Only
 
-SPLITS = 64  # searches for a plan that fits, before what others keep on a device is counted as the most that it can be
-BRANCHES = 256  # searches for a faster one in which some of those who stay have no device in common with some others
-WORK = 3_000_000  # of all these searches together: device counts times granularities times ways to cut a flow
-FASTER, AS_FAST = 1 - 1e-9, 1 + 1e-9
+# searches for a plan that fits, before what others keep on a device is counted as the most that it can be
+MAX_SPLITS = 64
+# searches for a faster one in which some of those who stay have no device in common with some others
+MAX_BRANCHES = 256
+MAX_WORK = 3_000_000  # of all these searches together: device counts times granularities times ways to cut a flow
+FASTER_FACTOR, AS_FAST_FACTOR = 1 - 1e-9, 1 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def branched(
         or setting.costs_nothing(arrangement.staying, arrangement.forms)
     ):
         return []
-    return _Branches(setting, only, search).best(arrangement, ceiling * FASTER, most)
+    return _Branches(setting, only, search).best(arrangement, ceiling * FASTER_FACTOR, most)
 
 
 def _affordable(setting: Setting) -> int:
@@ -80,7 +82,7 @@ def _affordable(setting: Setting) -> int:
     cells = sum(len(u.members) > 1 for u in setting.stages)
     arrangements = 2 ** (setting.optional_stays.bit_count() + cells)
     one = 3 ** len(setting.stages) * int(np.prod(setting.shape)) * setting.granularities
-    return min(BRANCHES, WORK // (one * arrangements))
+    return min(MAX_BRANCHES, MAX_WORK // (one * arrangements))
 
 
 def settled(placement: Placement) -> Placement:
@@ -140,7 +142,7 @@ class _Counted(_Looks):
 
     def best(self, arrangement: Arrangement, ceiling: float) -> Fits:
         self.look(arrangement, ceiling)
-        for seconds, used, tree in self.take(SPLITS):
+        for seconds, used, tree in self.take(MAX_SPLITS):
             for one in self.spread(used, tree):
                 if fits := next((p for p in self.seated(used, one) if not p.clash()), None):
                     return [(fits.arrangement, Fitting(seconds, one))]
@@ -167,8 +169,8 @@ class _Branches(_Looks):
             if fits is not None:
                 took = evaluate(fits.tree, self.setting.problem(fits.arrangement))
                 if took < ceiling:
-                    found, ceiling = [(fits.arrangement, Fitting(took, fits.tree))], took * FASTER
-                if took <= seconds * AS_FAST:
+                    found, ceiling = [(fits.arrangement, Fitting(took, fits.tree))], took * FASTER_FACTOR
+                if took <= seconds * AS_FAST_FACTOR:
                     return found
             for branch in self._branches(used, tree, fits):
                 self.look(branch, ceiling)

@@ -22,10 +22,10 @@ from rlinf_lab.planning.profile.profile import WorkerProfile
 from rlinf_lab.planning.search.problem import members
 
 TOGETHER, APART, SINGLE = "together", "apart", ""
-TINY = 1e-300  # seconds
-SAMPLED = 8  # device counts for which a stream is computed
+TINY_S = 1e-300  # seconds
+SAMPLED_COUNTS = 8  # device counts for which a stream is computed
 T = TypeVar("T")
-RATES = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream, relative to an even one
+PERIOD_FACTORS = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream, relative to an even one
 
 
 class Window(NamedTuple):
@@ -338,7 +338,7 @@ class Tables:
         """Periods of the bounds, relative to an even stream. With staleness iterations overlap: none can be faster than
         the stream as a whole.
         """
-        return tuple(r for r in RATES if r >= 1 or not self.setting.staleness)
+        return tuple(r for r in PERIOD_FACTORS if r >= 1 or not self.setting.staleness)
 
     def _lag(self, stage: int, staying: int, forms: Forms, g: int) -> np.ndarray:
         """Fill of each bound as a part of the stream's seconds, shape (rates, codes): micro-batch j has left after fill
@@ -380,7 +380,7 @@ class Tables:
         shape = len(self._rates()), setting.granularities, len(devices)
         if not len(good):
             return np.ones(shape)
-        some = good[np.unique(np.geomspace(1, len(good), SAMPLED).astype(int)) - 1]
+        some = good[np.unique(np.geomspace(1, len(good), SAMPLED_COUNTS).astype(int)) - 1]
         cap = self.running(name, kind, devices, setting.profile.items, colocated)
         rows = np.array(
             [self._lags_at(name, model, int(devices[i]), None if cap is None else float(cap[i])) for i in some]
@@ -394,7 +394,7 @@ class Tables:
         stream = model.stream(
             devices, setting.profile.items, atoms, setting.group(name), None if cap is None or cap < 1 else cap
         )
-        total = max(float(stream.times[-1]), TINY)
+        total = max(float(stream.times[-1]), TINY_S)
         weights = stream.weights if setting.profile.weights == "tokens" else np.ones(atoms)
         found = np.ones((len(self._rates()), setting.granularities))
         for g in range(1, setting.granularities):

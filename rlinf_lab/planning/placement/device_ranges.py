@@ -20,13 +20,13 @@ import numpy as np
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, Composed, Leaf, Tree, nodes
 from rlinf_lab.planning.search.problem import Counts, Problem
 
-MOST = 64  # seatings of a plan that are looked at
+MAX_SEATINGS = 64  # seatings of a plan that are looked at
 
 
 def seatings(tree: Tree, members: dict[int, int]) -> Iterator[tuple[int, ...]]:
     """The default one first. ``members``: how many workers a leaf has that sit apart (others: 1)."""
     choices = [_choices(node, members) for node in nodes(tree)]
-    return itertools.islice(itertools.product(*choices), MOST)
+    return itertools.islice(itertools.product(*choices), MAX_SEATINGS)
 
 
 def starts(tree: Composed, choice: int) -> tuple[Counts, Counts]:
@@ -68,7 +68,7 @@ def ways(node: Tree, members: int) -> int:
 def _choices(node: Tree, members: dict[int, int]) -> list[int]:
     """Those that are not all the same."""
     if isinstance(node, Leaf):
-        return list(range(min(MOST, math.factorial(members.get(node.worker, 1)))))
+        return list(range(min(MAX_SEATINGS, math.factorial(members.get(node.worker, 1)))))
     ways = _starts(node)
     return [i for i, way in enumerate(ways) if way not in ways[:i]]
 

@@ -13,9 +13,9 @@ from rlinf_lab.planning.placement.budget import Budget, Stage
 from rlinf_lab.planning.placement.cost_table import allowed
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.memory import ROUNDING
-from rlinf_lab.planning.schema.arguments import MOST_DEVICES
+from rlinf_lab.planning.schema.arguments import MAX_DEVICES
 
-FURTHER = 64  # times as many devices as there are: so far a larger number is looked for
+FURTHER_FACTOR = 64  # times as many devices as there are: so far a larger number is looked for
 
 
 class Refusal(NamedTuple):
@@ -117,7 +117,7 @@ def _ranks(setting: Budget, name: str) -> Refusal | None:
         f"Worker {name!r} needs at least {least} devices by profile.workers.{name}.ranks ({worker.ranks}), but "
         f"{_there(setting)}."
     )
-    if least > MOST_DEVICES:
+    if least > MAX_DEVICES:
         return Refusal(said, "fewer or smaller ranks")
     return Refusal(said, f"devices={least}, or smaller ranks", devices=least)
 
@@ -133,7 +133,7 @@ def _memory(setting: Budget, names: tuple[str, ...]) -> Refusal | None:
     if least <= cap + ROUNDING:
         return None
     who = f"Worker {names[0]!r} needs" if len(names) == 1 else f"Workers {' and '.join(map(repr, names))} together need"
-    further = np.arange(max(setting.counts) + 1, min(FURTHER * max(setting.counts), MOST_DEVICES) + 1)
+    further = np.arange(max(setting.counts) + 1, min(FURTHER_FACTOR * max(setting.counts), MAX_DEVICES) + 1)
     further = further[np.all([allowed(setting.profile.workers[m], further) for m in names], axis=0)]
     fitting = further[_least_need(setting, names, further) <= cap + ROUNDING]
     count = int(fitting[0]) if len(fitting) else None

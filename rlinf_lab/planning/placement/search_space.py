@@ -16,18 +16,18 @@ from functools import cached_property
 import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
-from rlinf_lab.planning.placement.budget import MICRO_BATCHES, Budget, Stage
+from rlinf_lab.planning.placement.budget import DEFAULT_MICRO_BATCHES, Budget, Stage
 from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Forms, Tables
 from rlinf_lab.planning.placement.infeasible import Unplaceable, refusal
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.handovers import is_closed
 from rlinf_lab.planning.profile.profile import Profile
-from rlinf_lab.planning.schema.arguments import MAX_MICRO_BATCHES, MOST_DEVICES, MOST_STALENESS, whole
+from rlinf_lab.planning.schema.arguments import MAX_DEVICES, MAX_MICRO_BATCHES, MAX_STALENESS, whole
 from rlinf_lab.planning.schema.json_schema import known
 from rlinf_lab.planning.search.problem import Problem, members, subsets
 
-MOST_COUNTS = 20_000  # of devices of several kinds: pairs of (how many of each)
-STAYS = 6  # of so many workers every set of those that stay is tried, of more only some sets
+MAX_COUNTS = 20_000  # of devices of several kinds: pairs of (how many of each)
+MAX_STAYING = 6  # of so many workers every set of those that stay is tried, of more only some sets
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Setting(Budget):
         cls,
         profile: Profile,
         devices: int | Mapping[str, int],
-        micro_batches: int = MICRO_BATCHES,
+        micro_batches: int = DEFAULT_MICRO_BATCHES,
         rule: str = "fitted",
         staleness: int = 0,
     ) -> Setting:
@@ -67,7 +67,7 @@ class Setting(Budget):
                     f"devices has the kind {shown(name)}; kinds have names, which are texts. Next: devices={example!r}."
                 )
         if not kinds and any(devices):
-            together = min(max(1, sum(n for n in devices.values() if isinstance(n, int))), MOST_DEVICES)
+            together = min(max(1, sum(n for n in devices.values() if isinstance(n, int))), MAX_DEVICES)
             first = next(name for name in devices if name)
             raise UnknownNameError(
                 f"Unknown kind of device {shown(first)}: profile.kinds has none. It stands in devices. Next: "
@@ -76,16 +76,16 @@ class Setting(Budget):
         for name in devices if kinds else ():
             known("kind of device", name, kinds, "devices")
         counts = {
-            name: whole(f"devices[{name!r}]" if name else "devices", n, 1, MOST_DEVICES, of="devices")
+            name: whole(f"devices[{name!r}]" if name else "devices", n, 1, MAX_DEVICES, of="devices")
             for name, n in devices.items()
         }
-        if math.prod(n + 1 for n in counts.values()) > MOST_COUNTS:
+        if math.prod(n + 1 for n in counts.values()) > MAX_COUNTS:
             raise PlanError(
-                f"devices is {counts}: of several kinds, at most {MOST_COUNTS} combinations of counts are searched. "
+                f"devices is {counts}: of several kinds, at most {MAX_COUNTS} combinations of counts are searched. "
                 "Next: fewer devices or kinds."
             )
         micro_batches = whole("micro_batches", micro_batches, 1, MAX_MICRO_BATCHES, "1: the whole iteration at once")
-        staleness = whole("staleness", staleness, 0, MOST_STALENESS, "iterations; 0 for synchronous training")
+        staleness = whole("staleness", staleness, 0, MAX_STALENESS, "iterations; 0 for synchronous training")
         setting = cls(profile, counts, micro_batches, rule, staleness)
         setting.check()
         return setting
@@ -215,7 +215,7 @@ class Setting(Budget):
     def _sets_that_stay(self) -> list[int]:
         must = sum(1 << i for i, u in enumerate(self.stages) if self._must_stay(u)) & ~self._hosts
         optional = self.optional_stays
-        if optional.bit_count() <= STAYS:
+        if optional.bit_count() <= MAX_STAYING:
             some = [optional, *subsets(optional), 0] if optional else [0]
         else:
             some = [

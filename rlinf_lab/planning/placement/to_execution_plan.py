@@ -21,7 +21,7 @@ from rlinf_lab.planning.schema.json_schema import listing
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, meeting
 from rlinf_lab.workflow.graph import DRIVER, Edge, WorkflowGraph
 
-AHEAD = 2  # batches of a rank that a channel holds: one that is taken, and one that is made meanwhile
+AHEAD_BATCHES = 2  # batches of a rank that a channel holds: one that is taken, and one that is made meanwhile
 
 
 def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence[str], name: str) -> ExecutionPlan:
@@ -79,7 +79,7 @@ def _rooms(placement: Placement, graph: WorkflowGraph, micro_batches: Mapping[st
             continue
         items = max(micro_batch, math.ceil(items_between(placement, edge) / edge.group))
         room = (
-            min(items, AHEAD * micro_batch * seats[edge.consumer].ranks)
+            min(items, AHEAD_BATCHES * micro_batch * seats[edge.consumer].ranks)
             if micro_batch and not held.more_than_the_producer_of(edge)
             else items
         )

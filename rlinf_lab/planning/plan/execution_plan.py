@@ -23,7 +23,7 @@ from rlinf_lab.planning.schema.json_schema import distinct
 from rlinf_lab.workflow.graph import Edge, WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
 
-COLUMNS = 16  # devices that are shown side by side
+SHOWN_DEVICES = 16  # devices that are shown side by side
 OLD_NAMES = {"chunks": "micro_batches", "chunk": "micro_batch"}  # of fields, as notebooks and files before had them
 
 
@@ -468,13 +468,13 @@ class ExecutionPlan:
     def _repr_html_(self) -> str:
         """A row for each worker, with a column for each device where that is readable."""
         left, middle = "style='text-align:left'", "style='text-align:center'"
-        if len(self.devices) <= COLUMNS:
+        if len(self.devices) <= SHOWN_DEVICES:
             head = "".join(f"<th {middle}>{escape(d)}</th>" for d in self.devices)
         else:
             head = f"<th {left}>{len(self.devices)} devices: {escape(some(self.devices))}</th>"
         rows = []
         for worker, ranks in self.placements.items():
-            if len(self.devices) <= COLUMNS:
+            if len(self.devices) <= SHOWN_DEVICES:
                 held = [
                     ", ".join(f"rank {r}" for r, ds in enumerate(ranks) if d in ds) for d in range(len(self.devices))
                 ]

@@ -10,9 +10,9 @@ from rlinf_lab.errors import PlanError, PlanNameError
 from rlinf_lab.planning.plan.device import Device
 
 Ranks = tuple[tuple[int, ...], ...]
-MOST = 2**31 - 1  # items; counts travel as 32-bit integers
-MOST_TOKENS = 65_536  # sub-batches of one rank
-MOST_STALENESS = 64  # iterations under way beside the newest: each holds its queues and values
+MAX_ITEMS = 2**31 - 1  # items; counts travel as 32-bit integers
+MAX_TOKENS = 65_536  # sub-batches of one rank
+MAX_STALENESS = 64  # iterations under way beside the newest: each holds its queues and values
 
 
 class Fixed(dict[str, Any]):
@@ -52,7 +52,7 @@ class Fields:
             raise PlanNameError.of(what, name, names, f"It stands in {where} of plan {self.name!r}.")
 
     # --- single values -----------------------------------------------------------------------------------
-    def whole(self, where: str, value: Any, low: int, advice: str, high: int = MOST) -> int:
+    def whole(self, where: str, value: Any, low: int, advice: str, high: int = MAX_ITEMS) -> int:
         """A whole number; numpy's integers too, but neither a truth value nor 2.0."""
         try:
             number = None if isinstance(value, bool) else operator.index(value)
@@ -157,7 +157,7 @@ class Fields:
         return self.by_name(
             "sub_batches",
             value,
-            lambda where, n: self.whole(where, n, 1, advice, MOST_TOKENS),
+            lambda where, n: self.whole(where, n, 1, advice, MAX_TOKENS),
             "sub_batches={'simulator': 2}",
         )
 
@@ -166,7 +166,7 @@ class Fields:
         return self.by_name(
             "in_flight",
             value,
-            lambda where, n: self.whole(where, n, 1, advice, MOST_TOKENS),
+            lambda where, n: self.whole(where, n, 1, advice, MAX_TOKENS),
             "in_flight={'simulator': 16}",
         )
 
@@ -200,7 +200,7 @@ class Fields:
 
     def staleness(self, value: Any) -> int:
         advice = "0 to end each iteration before the next begins, 1 to overlap two of them"
-        return self.whole("staleness", value, 0, advice, MOST_STALENESS)
+        return self.whole("staleness", value, 0, advice, MAX_STALENESS)
 
     def origin(self, value: Any) -> dict[str, Any]:
         """Read where it is looked at (`as_given`)."""

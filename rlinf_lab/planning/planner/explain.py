@@ -27,7 +27,7 @@ from rlinf_lab.planning.profile.memory import ROUNDING
 from rlinf_lab.planning.search.plan_tree import TEMPORAL
 from rlinf_lab.timeline.timeline import Timeline
 
-WORTH = 0.02  # of a worker's seconds: less is not worth a word
+WORTH_SHARE = 0.02  # of a worker's seconds: less is not worth a word
 
 
 def caveats(placement: Placement) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def _uneven(placement: Placement, name: str, seat: Seat) -> str:
     alone = float(of_a_rank(items, ranks, group_size)[0])
     if name in setting.in_whole_calls:  # whose calls are as in a run: only iterations that overlap are not
         less = 1 - items / seat.ranks / alone
-        if not setting.overlap or less < WORTH:
+        if not setting.overlap or less < WORTH_SHARE:
             return ""
         what = f"{items / group_size:.3g} groups" if group_size > 1 else f"{items:.4g} items"
         return (
@@ -95,7 +95,7 @@ def _uneven(placement: Placement, name: str, seat: Seat) -> str:
         )
     together = float(seat.micro_batches * of_a_rank(items / seat.micro_batches, ranks, group_size)[0])
     less = 1 - alone / together
-    if less < WORTH:
+    if less < WORTH_SHARE:
         return ""
     return (
         f"micro-batches of {items / seat.micro_batches:.3g} items do not divide by {seat.ranks} ranks, which are "
@@ -136,8 +136,8 @@ def _staggered(placement: Placement, seat: Seat) -> str:
     )
 
 
-SHOWN = 0.02  # share of a bubble's cause that is worth a word
-AS_FAST = 1.0005  # 0.0 % slower
+SHOWN_SHARE = 0.02  # share of a bubble's cause that is worth a word
+AS_FAST_FACTOR = 1.0005  # 0.0 % slower
 
 
 def reason(candidate: Candidate, seconds: float, best: float, timeline: Timeline | None, bound: Bound | None) -> str:
@@ -148,7 +148,7 @@ def reason(candidate: Candidate, seconds: float, best: float, timeline: Timeline
         above = round(100 * (seconds / bound.seconds - 1)) if bound.seconds else 0
         return f"fastest; {above} % above the lower bound" + _idle(candidate, seconds, timeline)
     slower = f"{100 * (seconds / best - 1):.1f} % slower" if best else f"{seconds:.4g} s slower"
-    return ("as fast" if seconds <= best * AS_FAST else slower) + _idle(candidate, seconds, timeline)
+    return ("as fast" if seconds <= best * AS_FAST_FACTOR else slower) + _idle(candidate, seconds, timeline)
 
 
 def _idle(candidate: Candidate, seconds: float, timeline: Timeline | None) -> str:
@@ -160,7 +160,7 @@ def _idle(candidate: Candidate, seconds: float, timeline: Timeline | None) -> st
     worst = [
         f"{cause} {100 * share:.0f} %"
         for cause, share in zip(bubbles["cause"], bubbles["share"], strict=True)
-        if share >= SHOWN
+        if share >= SHOWN_SHARE
     ][:2]
     return said + (f"; idle: {', '.join(worst)}" if worst else "")
 
@@ -178,7 +178,7 @@ def _turns(candidate: Candidate, seconds: float) -> str:
     switching = f", handing over {handing:.3g} s" if handing > 1e-3 * candidate.seconds else ""
     switching += f", switching {other:.3g} s" if other > 1e-3 * candidate.seconds else ""
     profile, carried = candidate.placement.setting.profile, seconds - candidate.seconds
-    if carried > SHOWN * seconds and (profile.link is not None or profile.messages):
+    if carried > SHOWN_SHARE * seconds and (profile.link is not None or profile.messages):
         switching += f", waiting for what is moved {carried:.3g} s"
     beside = f"; on the host beside them: {', '.join(parts[False])}" if parts[False] else ""
     return (f"; turns: {', '.join(parts[True])}" if parts[True] else "") + switching + beside

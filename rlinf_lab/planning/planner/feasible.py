@@ -13,12 +13,12 @@ from rlinf_lab.planning.planner.candidates import NOTHING, Candidate, Known, can
 from rlinf_lab.planning.planner.explain import fewest_apart, shortage, why_no
 from rlinf_lab.planning.profile.memory import advised, less_than_advised
 from rlinf_lab.planning.profile.profile import Profile
-from rlinf_lab.planning.schema.arguments import MOST_DEVICES
+from rlinf_lab.planning.schema.arguments import MAX_DEVICES
 from rlinf_lab.planning.search.solver import BOTH
 
 MODES = ("temporal", "spatial", "hybrid")
-MOST_GIB = 10**9
-LOOKED_AT = 512  # devices up to which every one of the next numbers is tried
+MAX_GIB = 10**9
+MAX_TRIED_DEVICES = 512  # devices up to which every one of the next numbers is tried
 
 
 def of_modes(
@@ -84,7 +84,7 @@ def nearest(wish: Wish, gib: float | None = None, count: int | None = None) -> s
 
 def _both(wish: Wish) -> str:
     """Where more memory or more devices alone would not do."""
-    more = _least_devices(replace(wish, profile=limited(wish.profile, MOST_GIB)), None)
+    more = _least_devices(replace(wish, profile=limited(wish.profile, MAX_GIB)), None)
     gib = _least_memory(replace(wish, devices=more), None) if more is not None else None
     if more is None or gib is None:
         return "other ranks or pins of the workers, or workers that can leave (offloadable: true)"
@@ -101,7 +101,7 @@ def _least_memory(wish: Wish, likely: float | None) -> float | None:
 
     caps = [k.memory_gib for k in wish.profile.kinds if k.name in wish.devices] or [None]
     least = min((c if c is not None else wish.profile.device_memory_gib or math.inf for c in caps), default=math.inf)
-    if not math.isfinite(least) or not does(MOST_GIB):
+    if not math.isfinite(least) or not does(MAX_GIB):
         return None
     low, high = least, advised(least)
     if likely is not None and likely > low and does(likely):
@@ -109,8 +109,8 @@ def _least_memory(wish: Wish, likely: float | None) -> float | None:
         if before <= low or not does(before):
             return likely
         high = before
-    while high < MOST_GIB and not does(high):
-        low, high = high, min(MOST_GIB, 2 * high)
+    while high < MAX_GIB and not does(high):
+        low, high = high, min(MAX_GIB, 2 * high)
     return _between(low, high, does)
 
 
@@ -131,7 +131,7 @@ def _least_devices(wish: Wish, likely: int | None) -> Mapping[str, int] | None:
     for kind, there in {**wish.devices, **others}.items():
 
         def does(number: int, kind: str = kind) -> bool:
-            return number <= MOST_DEVICES and wish.is_possible(devices={**wish.devices, kind: number})
+            return number <= MAX_DEVICES and wish.is_possible(devices={**wish.devices, kind: number})
 
         if (
             kind in wish.devices
@@ -142,7 +142,7 @@ def _least_devices(wish: Wish, likely: int | None) -> Mapping[str, int] | None:
         ):
             found.append((likely - there, {**wish.devices, kind: likely}))
             continue
-        near = range(there + 1, there + 9) if there <= LOOKED_AT else ()
+        near = range(there + 1, there + 9) if there <= MAX_TRIED_DEVICES else ()
         low = there
         for high in sorted({*near, *((there or max(wish.devices.values())) * t for t in (2, 3, 4, 8, 16, 64))}):
             if does(high):

@@ -13,8 +13,8 @@ from rlinf_lab.planning.forecast.stream_estimate import Work
 from rlinf_lab.planning.planner.planner import Planned
 from rlinf_lab.timeline.record.span import SpanKind
 
-FINEST = 1 / 800  # of an iteration: gaps and bars below it melt together
-SAME = 1e-9  # relative: sums of the same seconds in another order
+FINEST_SHARE = 1 / 800  # of an iteration: gaps and bars below it melt together
+SAME_RELATIVE = 1e-9  # relative: sums of the same seconds in another order
 BUSY, SWITCHING = 0, 1
 Bar = tuple[float, float, float, float, int, int]
 
@@ -84,7 +84,7 @@ def _together(work: Work, seconds: float) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.minimum(work.ends - work.starts, seconds)
     starts = np.mod(work.starts, seconds) if seconds else work.starts
     over = np.maximum(starts + lengths - seconds, 0.0)
-    rest = over > SAME * seconds
+    rest = over > SAME_RELATIVE * seconds
     return np.concatenate([starts, np.zeros(rest.sum())]), np.concatenate([starts + lengths - over, over[rest]])
 
 
@@ -114,7 +114,7 @@ def _simulated(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tupl
             if len(bars) < len(rows):
                 melted += range(len(found), len(found) + len(bars))
             found += [(a, b, first, stop, workers.index(track.worker), kind) for a, b in bars]
-    return _told_apart(found, melted, FINEST * (end - origin) / 1e9)
+    return _told_apart(found, melted, FINEST_SHARE * (end - origin) / 1e9)
 
 
 def _told_apart(bars: list[Bar], melted: list[int], least: float) -> list[Bar]:
@@ -149,9 +149,9 @@ def _told_apart(bars: list[Bar], melted: list[int], least: float) -> list[Bar]:
 
 
 def _merged(starts: np.ndarray, ends: np.ndarray, seconds: float) -> list[tuple[float, float]]:
-    """Ascending intervals, those with less than `FINEST` between them joined."""
+    """Ascending intervals, those with less than `FINEST_SHARE` between them joined."""
     if not len(starts):
         return []
     reached = np.maximum.accumulate(ends)
-    cuts = np.flatnonzero(starts[1:] - reached[:-1] > FINEST * seconds) + 1
+    cuts = np.flatnonzero(starts[1:] - reached[:-1] > FINEST_SHARE * seconds) + 1
     return [(float(starts[a]), float(reached[b - 1])) for a, b in zip([0, *cuts], [*cuts, len(starts)], strict=True)]

@@ -28,7 +28,7 @@ from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, For
 from rlinf_lab.planning.placement.memory_units import priorities
 from rlinf_lab.planning.placement.placement import Placement, Seat
 from rlinf_lab.planning.placement.provenance import found_by
-from rlinf_lab.planning.placement.search_space import MICRO_BATCHES, Arrangement, Setting
+from rlinf_lab.planning.placement.search_space import DEFAULT_MICRO_BATCHES, Arrangement, Setting
 from rlinf_lab.planning.placement.to_execution_plan import batch_of_tokens, execution_plan, micro_batch_between
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.candidates import Candidate
@@ -84,8 +84,8 @@ def _in_parts(setting: Setting, name: str, part: float) -> WorkerProfile:
     return replace(worker, samples=tuple(made))
 
 
-TREES = 64  # of a part that are looked at
-MOST = 4096  # of trees and micro-batches together
+MAX_TREES = 64  # of a part that are looked at
+MAX_CANDIDATES = 4096  # of trees and micro-batches together
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def as_given(
     plan.validate(graph)
     if plan.origin and (candidate := _as_found(profile, graph, plan, devices, rule)) is not None:
         return candidate, plan.devices
-    setting = Setting.of(profile, devices, MICRO_BATCHES, rule, plan.staleness)
+    setting = Setting.of(profile, devices, DEFAULT_MICRO_BATCHES, rule, plan.staleness)
     if (changed := in_given_batches(setting, graph, plan)) is not profile:
-        profile, setting = changed, Setting.of(changed, devices, MICRO_BATCHES, rule, plan.staleness)
+        profile, setting = changed, Setting.of(changed, devices, DEFAULT_MICRO_BATCHES, rule, plan.staleness)
     reader = _Reader(setting, graph, plan)
     if not reader.is_coarse():
         reader = _Reader(
@@ -126,14 +126,10 @@ def _as_found(
     profile: Profile, graph: WorkflowGraph, plan: ExecutionPlan, devices: Mapping[str, int], rule: str
 ) -> Candidate | None:
     """The plan of the search that it was, if that still makes this very plan (nobody has edited it) and fits."""
-    micro_batches = plan.origin.get("micro_batches", 0)
-    setting = Setting.of(
-        profile,
-        devices,
-        micro_batches if isinstance(micro_batches, int) and 1 <= micro_batches <= MAX_MICRO_BATCHES else MICRO_BATCHES,
-        rule,
-        plan.staleness,
-    )
+    finest = plan.origin.get("micro_batches", 0)
+    if not isinstance(finest, int) or not 1 <= finest <= MAX_MICRO_BATCHES:
+        finest = DEFAULT_MICRO_BATCHES
+    setting = Setting.of(profile, devices, finest, rule, plan.staleness)
     try:
         placement = found_by(plan.origin, setting)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -187,7 +183,7 @@ class _Reader:
         problem = setting.problem(arrangement)
         found: list[tuple[int, float, Seated]] = []
         for tree in itertools.islice(
-            itertools.chain.from_iterable(map(self._in_micro_batches, self._trees(problem))), MOST
+            itertools.chain.from_iterable(map(self._in_micro_batches, self._trees(problem))), MAX_CANDIDATES
         ):
             there = {n.worker: 2**n.grain for n in nodes(tree) if isinstance(n, Leaf)}
             placed = Seated(
@@ -425,7 +421,7 @@ class _Reader:
                     for (wrong, before), (more, after) in itertools.product(some(cut.before), some(cut.after)):
                         missed, tree = self._composed(cut, before, after)
                         found.append((wrong + more + missed, tree))
-                known[leaves] = sorted(found, key=lambda way: way[0])[:TREES]
+                known[leaves] = sorted(found, key=lambda way: way[0])[:MAX_TREES]
             return known[leaves]
 
         trees = some(problem.everyone)

@@ -15,8 +15,8 @@ from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.profile.handovers import tail
 from rlinf_lab.planning.profile.profile import EdgeProfile
 
-ROUNDED = 1 + 1e-6
-ATOMS, GRID = 512, 24  # of a generator's stream, and of device counts for which it is looked at
+ROUNDING_FACTOR = 1 + 1e-6
+ATOMS, GRID_COUNTS = 512, 24  # of a generator's stream, and of device counts for which it is looked at
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _of_worker(setting: Setting, stage: int, name: str, known: float) -> float:
     )
     # A plan of ``known`` seconds may be a little above what the search says of it, or below by the nanoseconds to which
     # a simulation rounds.
-    quick = np.isfinite(busy) & (busy <= max(known * ROUNDED, busy.min()))
+    quick = np.isfinite(busy) & (busy <= max(known * ROUNDING_FACTOR, busy.min()))
     return float((np.minimum(busy, occupied)[quick] * setting.totals[quick]).min())
 
 
@@ -127,7 +127,7 @@ def _occupied(setting: Setting, stage: int, name: str) -> np.ndarray:
         for axis, kind in enumerate(setting.kinds):
             model, counts = (
                 setting.models[name, kind],
-                np.unique(np.geomspace(1, setting.counts[axis], GRID).astype(int)),
+                np.unique(np.geomspace(1, setting.counts[axis], GRID_COUNTS).astype(int)),
             )
             if isinstance(model, GenerationModel):
                 slots = setting.tables.running(

@@ -19,12 +19,12 @@ from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED, CostEs
 from rlinf_lab.planning.forecast.forecast import device_names, forecast, graph_of
 from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.placement.infeasible import Unplaceable
-from rlinf_lab.planning.placement.search_space import MICRO_BATCHES, Setting
+from rlinf_lab.planning.placement.search_space import DEFAULT_MICRO_BATCHES, Setting
 from rlinf_lab.planning.placement.to_execution_plan import execution_plan, same_workers
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.candidates import NOTHING, Candidate, Known
-from rlinf_lab.planning.planner.explain import WORTH, caveats, reason, why_no
-from rlinf_lab.planning.planner.feasible import MODES, MOST_GIB, Wish, limited, nearest, of_modes, why_none
+from rlinf_lab.planning.planner.explain import WORTH_SHARE, caveats, reason, why_no
+from rlinf_lab.planning.planner.feasible import MAX_GIB, MODES, Wish, limited, nearest, of_modes, why_none
 from rlinf_lab.planning.planner.given_plan import as_given
 from rlinf_lab.planning.planner.lower_bound import Bound, lower_bound
 from rlinf_lab.planning.planner.ranking import SEVERAL, Shown, order, ranking, simulated
@@ -38,7 +38,7 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
 
-ANY_FACTOR = 100.0  # an estimate that is off by more says nothing
+MAX_FACTOR = 100.0  # an estimate that is off by more says nothing
 ABOUT = "~ followed micro-batch by micro-batch, not simulated"
 
 
@@ -120,7 +120,7 @@ class Planned:
         if self.simulated is None or not placement.setting.overlap or not sources:
             return ()
         _, seconds = settled(steady(placement, self.devices, one_by_one=True), placement.setting.staleness)
-        if abs(seconds - self.simulated) <= WORTH * self.simulated:
+        if abs(seconds - self.simulated) <= WORTH_SHARE * self.simulated:
             return ()
         return (
             f"{' and '.join(sources)}: simulated as handing over items in the plan's micro-batches, to all ranks at a "
@@ -361,7 +361,7 @@ def plan(
     *,
     memory_gib: float | None = None,
     staleness: int = 0,
-    micro_batches: int = MICRO_BATCHES,
+    micro_batches: int = DEFAULT_MICRO_BATCHES,
     rule: str = "fitted",
     modes: Sequence[str] = MODES,
     simulate: bool = True,
@@ -387,7 +387,7 @@ def plan(
         if given not in MODES:
             raise UnknownNameError.of("mode", given, MODES)
     if memory_gib is not None:
-        number("memory_gib", memory_gib, 0, MOST_GIB, above=True)
+        number("memory_gib", memory_gib, 0, MAX_GIB, above=True)
         profile = limited(profile, memory_gib)
     try:
         setting = Setting.of(profile, counts, micro_batches, rule, staleness)
@@ -423,7 +423,7 @@ def planned(
         )
     counts = _counts_of(profile, plan, devices)
     if memory_gib is not None:
-        number("memory_gib", memory_gib, 0, MOST_GIB, above=True)
+        number("memory_gib", memory_gib, 0, MAX_GIB, above=True)
         profile = limited(profile, memory_gib)
     try:
         candidate, names = as_given(profile, graph, plan, counts, rule)
@@ -544,7 +544,7 @@ def _good(estimate: CostEstimate) -> str:
         return f"good to {100 * estimate.relative:.0f} %"
     return (
         f"may be off by a factor of {1 + estimate.relative:.2g}"
-        if estimate.relative < ANY_FACTOR
+        if estimate.relative < MAX_FACTOR
         else "may be off by any factor"
     )
 

@@ -24,10 +24,10 @@ from rlinf_lab.planning.profile.parts import (
 from rlinf_lab.planning.schema.json_schema import check, known, listing
 from rlinf_lab.workflow.graph import DRIVER
 
-LEAST_ITEMS = 1e-6  # of a call; numbers near the smallest of all make no seconds an item
-MOST_SUB_BATCHES = 64
-MOST_RANKS = 1_000_000
-NEAR = 8192  # devices: so far the nearest number to a pin is looked for
+MIN_ITEMS = 1e-6  # of a call; numbers near the smallest of all make no seconds an item
+MAX_SUB_BATCHES = 64
+MAX_RANKS = 1_000_000
+NEAR_DEVICES = 8192  # devices: so far the nearest number to a pin is looked for
 
 
 class Parts(Protocol):
@@ -151,10 +151,10 @@ def _check_cells(profile: Parts) -> None:
                 f"Next: {f'all members of one: {there}' if there else 'leave it out'}."
             )
         cycles.remove(set(cell.members))  # a second entry for it would be ignored
-        if not cell.sub_batches or min(cell.sub_batches) < 1 or max(cell.sub_batches) > MOST_SUB_BATCHES:
+        if not cell.sub_batches or min(cell.sub_batches) < 1 or max(cell.sub_batches) > MAX_SUB_BATCHES:
             raise ConfigError(
                 f"profile.cells[{i}].sub_batches is {shown(list(cell.sub_batches))}; give numbers from 1 to "
-                f"{MOST_SUB_BATCHES}. Next: [1, 2]."
+                f"{MAX_SUB_BATCHES}. Next: [1, 2]."
             )
 
         if len(cell.sub_batches) > 1 and cell.tokens > 1:
@@ -273,7 +273,7 @@ def _check_worker(profile: Parts, name: str, worker: WorkerProfile) -> None:
                 f"{where}.samples[{i}].devices is 0. Next: at least 1, or resource: 'host' for a worker that takes no "
                 "device."
             )
-        if sample.items < LEAST_ITEMS:
+        if sample.items < MIN_ITEMS:
             raise ConfigError(
                 f"{where}.samples[{i}].items is {sample.items:g}, hardly any of an item. Next: the items of the "
                 "measured call, such as 1."
@@ -311,10 +311,10 @@ def _check_worker(profile: Parts, name: str, worker: WorkerProfile) -> None:
 def _check_ranks(where: str, ranks: RankRule, pinned: int | None) -> None:
     """A rule that allows some number of devices, and a pin that it allows."""
     for i, count in enumerate(ranks.counts):
-        if not 1 <= count <= MOST_RANKS:
-            near = min(max(count, 1), MOST_RANKS)
+        if not 1 <= count <= MAX_RANKS:
+            near = min(max(count, 1), MAX_RANKS)
             raise ConfigError(
-                f"{where}.ranks.counts[{i}] is {shown(count)}; it must be a number of ranks from 1 to {MOST_RANKS}. "
+                f"{where}.ranks.counts[{i}] is {shown(count)}; it must be a number of ranks from 1 to {MAX_RANKS}. "
                 f"Next: {near}."
             )
     if not ranks.fewest:
@@ -322,7 +322,9 @@ def _check_ranks(where: str, ranks: RankRule, pinned: int | None) -> None:
             f"{where}.ranks allows no number of ranks at all: {ranks}. Next: leave out one of counts, divides and most."
         )
     if pinned is not None and not ranks.allows(pinned):
-        near = min(filter(ranks.allows, range(1, NEAR + 1)), key=lambda n: (abs(n - pinned), n), default=ranks.fewest)
+        near = min(
+            filter(ranks.allows, range(1, NEAR_DEVICES + 1)), key=lambda n: (abs(n - pinned), n), default=ranks.fewest
+        )
         raise ConfigError(
             f"{where}.devices is {pinned}, which {where}.ranks does not allow: {ranks}. Next: {near}, or other ranks."
         )

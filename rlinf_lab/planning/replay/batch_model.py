@@ -186,7 +186,7 @@ def _some(sizes: Iterable[Sequence[int]]) -> str:
 
 
 O = TypeVar("O", bound=tuple[Any, ...])  # an Operation, or one that knows more
-SLIGHT = 0.01  # of the mean: a fit that comes out negative by less is zero
+SLIGHT_SHARE = 0.01  # of the mean: a fit that comes out negative by less is zero
 Part = tuple[Operation, list[Operation]]
 """a get, and what follows it until the next one"""
 
@@ -379,7 +379,7 @@ def fit(sizes: np.ndarray, spent: np.ndarray) -> tuple[float, float, str]:
     each, fixed = (float(x) for x in np.polyfit(sizes, spent, 1))
     low, high = int(sizes.min()), int(sizes.max())
     if each < 0:
-        slight = -each * (high - low) <= SLIGHT * mean
+        slight = -each * (high - low) <= SLIGHT_SHARE * mean
         ends = [float(spent[sizes == n].mean()) / 1e9 for n in (low, high)]
         seen = f"batches of {low} items took {ends[0]:.3g} s, of {high} items {ends[1]:.3g} s"
         return (
@@ -391,7 +391,7 @@ def fit(sizes: np.ndarray, spent: np.ndarray) -> tuple[float, float, str]:
             f"every batch is assumed to take the mean, {mean / 1e9:.3g} s",
         )
     if fixed < 0:
-        slight = -fixed <= SLIGHT * mean
+        slight = -fixed <= SLIGHT_SHARE * mean
         through = float((sizes * spent).sum() / (sizes * sizes).sum())
         seen = (
             f"a straight line through the measured batches of {low} to {high} items would give {fixed / 1e9:.3g} s for "

@@ -44,7 +44,7 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, Step, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
-SIMULATED = 4  # iterations of a prediction: recorded calls of different length time-share
+SIMULATED_ITERATIONS = 4  # iterations of a prediction: recorded calls of different length time-share
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,15 @@ class Estimate:
         Scaled so that the measured plan comes out as measured: waking threads up is not simulated, nor are messages
         whose cost is not known.
         """
-        return self.overhead * self.simulate(plan, SIMULATED).elapsed_ns / SIMULATED / 1e9
+        return self.overhead * self.simulate(plan, SIMULATED_ITERATIONS).elapsed_ns / SIMULATED_ITERATIONS / 1e9
 
     @cached_property
     def overhead(self) -> float:
         """Measured seconds over simulated seconds of the measured plan."""
         return self.measured_seconds / (
-            self._simulated(self.measured, SIMULATED, self.in_processes).elapsed_ns / SIMULATED / 1e9
+            self._simulated(self.measured, SIMULATED_ITERATIONS, self.in_processes).elapsed_ns
+            / SIMULATED_ITERATIONS
+            / 1e9
         )
 
     def __repr__(self) -> str:

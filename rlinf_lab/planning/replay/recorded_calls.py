@@ -19,7 +19,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.fit.run_record import Recorded, Records
 from rlinf_lab.planning.plan.layout import Layout
-from rlinf_lab.planning.replay.batch_model import SLIGHT, Consumption, Phase, components, cut, fit, learn
+from rlinf_lab.planning.replay.batch_model import SLIGHT_SHARE, Consumption, Phase, components, cut, fit, learn
 from rlinf_lab.planning.simulator.scripts import Script, Turn, get, put, run
 from rlinf_lab.timeline.critical.gains import Times
 from rlinf_lab.timeline.record.span import SpanKind
@@ -101,7 +101,7 @@ class _Costs:
             off = [
                 abs(times[:, end] - fixed - each * sizes).max(initial=0.0) for end, (fixed, each) in enumerate(lines)
             ]
-            self.are_known = len(set(sizes)) > 1 and max(off) <= SLIGHT * times.sum(1).mean()
+            self.are_known = len(set(sizes)) > 1 and max(off) <= SLIGHT_SHARE * times.sum(1).mean()
 
     def composed(self, items: Sequence[tuple[Part, int, int]]) -> Part:
         """``items``: of each, what its batch did, how many items that had, and its place among them."""

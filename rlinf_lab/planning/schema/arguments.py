@@ -13,10 +13,10 @@ from typing import Any
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.schema.json_schema import nearest
 
-MOST_DEVICES = 8192
-MOST_STALENESS = 64  # iterations
+MAX_DEVICES = 8192
+MAX_STALENESS = 64  # iterations
 MAX_MICRO_BATCHES = 8192
-MOST_ITERATIONS = 10_000  # of a simulation
+MAX_ITERATIONS = 10_000  # of a simulation
 _NO_NAMES = (
     "devices is {}; give a number, a number of each kind, or names (of each kind: {{'H': ['cuda:0'], 'R': "
     "['cuda:1']}}). Next: ['cuda:0', 'cuda:1']."

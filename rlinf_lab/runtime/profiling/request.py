@@ -15,7 +15,7 @@ from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.profile.handovers import Values
 from rlinf_lab.planning.profile.profile import Profile
-from rlinf_lab.planning.schema.arguments import MOST_ITERATIONS, number, whole
+from rlinf_lab.planning.schema.arguments import MAX_ITERATIONS, number, whole
 from rlinf_lab.planning.schema.json_schema import known, listing
 from rlinf_lab.runtime.machine.devices import devices_here, refuse_missing
 from rlinf_lab.runtime.profiling.subject import changed, subject
@@ -68,7 +68,7 @@ class Request:
         return cls(
             flow, names, _ranks(flow, names, ranks),
             None if items is None else whole("profile(items=...)", items, 1, MOST_ITEMS),
-            _first(inputs), whole("profile(iterations=...)", iterations, 1, MOST_ITERATIONS), executor,
+            _first(inputs), whole("profile(iterations=...)", iterations, 1, MAX_ITERATIONS), executor,
             _generators(flow, generators), _path(path),
         )  # fmt: skip
 

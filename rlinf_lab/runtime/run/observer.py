@@ -24,7 +24,7 @@ from rlinf_lab.runtime.run.metrics import MetricTable
 from rlinf_lab.runtime.run.stall_report import Stillness, who_does_what
 from rlinf_lab.runtime.run.turns import quick_turns
 from rlinf_lab.runtime.session.session import Executor
-from rlinf_lab.timeline.record.batch import AT_A_GLANCE, SpanBatch
+from rlinf_lab.timeline.record.batch import FEW_SPANS, SpanBatch
 from rlinf_lab.timeline.record.sampler import UtilisationSampler
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -204,10 +204,10 @@ class Observer:
             return False
         if self._lock.acquire(blocking=False):  # else they are being taken
             try:
-                rows = self._executor.rows(AT_A_GLANCE)
+                rows = self._executor.rows(FEW_SPANS)
                 if rows is None:
                     # Else the disk is to be waited for, or they are many: the own thread does that.
-                    if not self._executor.driver_host.recorder.at_disk() and self._executor.undrained() <= AT_A_GLANCE:
+                    if not self._executor.driver_host.recorder.at_disk() and self._executor.undrained() <= FEW_SPANS:
                         self._take_spans(self._executor.rounds())
                 elif rows[2]:
                     self.moved_at = time.monotonic()

@@ -46,10 +46,11 @@ __all__ = ["BUBBLE_DTYPE", "CAUSES", "Accounting", "Ledger", "account", "shares"
 
 # stretches at the end, beside those of open iterations, that are never joined: spans that come a little late make few
 # of them new
-_FRESH = 2
-_OPEN = 8  # iterations at the end, at most, that are stretches of their own
+_FRESH_STRETCHES = 2
+_MAX_OPEN_ITERATIONS = 8  # iterations at the end, at most, that are stretches of their own
 _NOWHERE = Placement.of([], [])
-_ENOUGH = 1 << 16  # spans or bubbles: a stretch of that many is not joined with others, so that arrays fit in caches
+# spans or bubbles: a stretch of that many is not joined with others, so that arrays fit in caches
+_ENOUGH_ROWS = 1 << 16
 # 292 years: differences of what lies farther apart do not fit into 64 bits, and no clock says such times
 FARTHEST_NS = (1 << 63) - 2
 _YEAR_NS = 365 * 86_400 * 10**9
@@ -223,7 +224,7 @@ class Ledger:
         ends = rows["end"][numbers]
         here = numbers[ends > cut]
         spans = Spans.of(rows, here[rows["start"][here].argsort(kind="stable")])
-        apart = min(_OPEN, 1 + self._tracker.open_iterations)
+        apart = min(_MAX_OPEN_ITERATIONS, 1 + self._tracker.open_iterations)
         edges, seams = _edges(spans.start, windows.starts[windows.starts > cut], cut, store.end_ns, apart)
         begun, overhang = 0, spans[:0]
         for start, end in itertools.pairwise(edges):
@@ -234,7 +235,7 @@ class Ledger:
                 _Settled(start, end, stretch.busy, stretch.bubbles, part), [s for s in seams if start < s < end]
             )
             overhang = inside[inside.end > end]
-        fresh = _FRESH + apart
+        fresh = _FRESH_STRETCHES + apart
         self._tidy(fresh)
         self._open_ns = max(self._open_ns, self._stretches[max(0, len(self._stretches) - fresh)].start_ns)
         self._open = numbers[ends > self._open_ns]
@@ -245,14 +246,14 @@ class Ledger:
         # one after another: a short one may have become old together with a long one after it
         for stretch in self._stretches[:-fresh_count]:
             old.append(stretch)
-            while len(old) > 1 and len(old[-2].bubbles) <= min(2 * len(old[-1].bubbles), _ENOUGH):
+            while len(old) > 1 and len(old[-2].bubbles) <= min(2 * len(old[-1].bubbles), _ENOUGH_ROWS):
                 a, b = old[-2:]
                 iterations = Windows(
                     *(np.concatenate(pair) for pair in zip(a.windows.columns(), b.windows.columns(), strict=True))
                 )
                 old[-2:] = [_Settled(a.start_ns, b.end_ns, a.busy + b.busy, _joined([a, b]), iterations)]
         self._stretches = [
-            stretch.kept(*self._long) if len(stretch.bubbles) > _ENOUGH else stretch for stretch in old
+            stretch.kept(*self._long) if len(stretch.bubbles) > _ENOUGH_ROWS else stretch for stretch in old
         ] + fresh
 
 
@@ -271,14 +272,14 @@ def shares(accounting: Accounting) -> tuple[float, list[tuple[str, float]]]:
 
 
 def _edges(starts: Ints, cuts: Ints, begin: int, end: int, apart: int) -> tuple[list[int], list[int]]:
-    """Where what is computed at a time begins and ends: some of ``cuts``, so that ``_ENOUGH`` of ``starts`` are in
+    """Where what is computed at a time begins and ends: some of ``cuts``, so that ``_ENOUGH_ROWS`` of ``starts`` are in
     each; and where it is cut: the last ``apart``.
 
     Computing a stretch is a hundred calls of numpy, however few spans it has; cutting one is ten.
     """
     edges, after = [begin], starts.searchsorted(begin)
     at = starts.searchsorted(cuts)
-    while (n := at.searchsorted(after + _ENOUGH)) < cuts.size:
+    while (n := at.searchsorted(after + _ENOUGH_ROWS)) < cuts.size:
         edges.append(int(cuts[n]))
         after = at[n]
     return [*edges, end], cuts[-apart:].tolist()

@@ -42,7 +42,7 @@ BUBBLE_DTYPE = np.dtype(
      ("track", "<i4"), ("channel", "<i4"), ("iteration", "<i4")]
 )  # fmt: skip
 
-_LONGEST = 1 << 62  # of the long axis
+_LONGEST_NS = 1 << 62  # of the long axis
 _FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
@@ -154,7 +154,7 @@ class Stretch:
 
     def _portions(self, lanes: int) -> list[tuple[int, int]]:
         """As many lanes at a time as fit on one axis of 64 bits: 4,096 devices for 13 days."""
-        at_once = max(1, _LONGEST // self._stride)
+        at_once = max(1, _LONGEST_NS // self._stride)
         return [(low, min(low + at_once, lanes)) for low in range(0, lanes, at_once)]
 
     def _lay(

@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 COLUMNS = ("worker", "rank", "name")
 #: Spans that are replayed: of a longer timeline the last iterations, as many as fit.
-REPLAYED = 60_000
+MAX_REPLAYED_SPANS = 60_000
 #: Spans of all the runs that are done again for one answer, a few seconds; where that is not enough for every row,
 #: those that gain most by the spans are.
-DONE_AGAIN = 500_000
+MAX_RERUN_SPANS = 500_000
 #: What an answer rests on: the run done again by its scheduler, or the recorded spans in their recorded orders.
 SCHEDULER, SPANS = "scheduler", "spans"
-TOLERANCE = 0.1  # of the recorded time: a run that takes otherwise when it is done again was not understood
+TOLERANCE_SHARE = 0.1  # of the recorded time: a run that takes otherwise when it is done again was not understood
 Times = Callable[[str, int, str], float]
 """for worker, rank and call: how many times as fast its RUN spans are"""
-_CELLS = 1 << 24  # numbers in memory at a time
+_MAX_NUMBERS = 1 << 24  # numbers in memory at a time
 _NOBODYS = 1 << 40  # the number of no group
 _EVER = -(1 << 63)  # before all times
 _WORK = (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.TRANSFER, SpanKind.SETUP)
@@ -90,7 +90,7 @@ def gains(
     ``replayed_spans``, how many spans the answer rests on, ``spans``, how many there are, and ``note``, which says in
     words what makes the answer uncertain ("" for nothing): a part that is taken for the whole in proportion to their
     times, why a run that is known could not be done again, or for which rows it was not. ``most``: rows for which it is
-    (default: see `DONE_AGAIN`).
+    (default: see `MAX_RERUN_SPANS`).
     """
     import pandas as pd
 
@@ -180,11 +180,11 @@ def _by_scheduler(
     measured = _extent(marks)
     again = rerun(store, sorted(marks["iteration"].tolist()))
     was = again(lambda worker, rank, name: 1.0)
-    if abs(was - measured) > TOLERANCE * measured:
+    if abs(was - measured) > TOLERANCE_SHARE * measured:
         raise TimelineError(f"it takes {was / 1e9:.4g} s in virtual time, {measured / 1e9:.4g} s were recorded")
     words = Standing.of(store, spans["iteration"]).words
     notes = [f"PART: {words}; not counted."] if words else []
-    allowed = max(1, DONE_AGAIN // len(spans)) if most is None else most
+    allowed = max(1, MAX_RERUN_SPANS // len(spans)) if most is None else most
     if allowed >= len(faster):
         found = _Told.of(SCHEDULER, "", was, whole_ns, map(again, faster))
     else:
@@ -239,9 +239,9 @@ def _last_iterations(store: SpanStore) -> tuple[SpanArray, int]:
     spans = store.spans
     spans = spans[(spans["kind"] != SpanKind.LABEL) & (spans["kind"] != SpanKind.MARK)]
     count = len(spans)
-    if count > REPLAYED:
+    if count > MAX_REPLAYED_SPANS:
         starts = np.sort(spans["start"])
-        low = starts[-REPLAYED]
+        low = starts[-MAX_REPLAYED_SPANS]
         begins = store.marks()["start"]
         later = begins[begins >= low]
         spans = spans[spans["start"] >= (later.min() if later.size else low)]
@@ -355,7 +355,7 @@ class _Replay:
         group = np.full(len(self._start), _NOBODYS)
         for number, mine in enumerate(groups):
             group[mine] = number
-        width, found = max(1, _CELLS // len(self._start)), list[int]()
+        width, found = max(1, _MAX_NUMBERS // len(self._start)), list[int]()
         for low in range(0, len(groups) + 1, width):
             found += self._lengths(group - low, min(width, len(groups) + 1 - low), times)
         return found[-1], found[:-1]

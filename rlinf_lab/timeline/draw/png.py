@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFont import FreeTypeFont
 
-_MOST = 40_000  # pixels of width
+_MAX_WIDTH_PX = 40_000  # pixels of width
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
@@ -31,10 +31,11 @@ def to_png(scene: Scene, path: str | Path, theme: str = "light", scale: float = 
         isinstance(scale, bool)
         or not isinstance(scale, int | float)
         or not 0.1 <= scale <= 20
-        or scene.width * scale > _MOST
+        or scene.width * scale > _MAX_WIDTH_PX
     ):
         raise TimelineError(
-            f"to_png(scale={shown(scale)}): pixels for each CSS pixel, from 0.1 to 20, at most {_MOST} in all. Next: "
+            f"to_png(scale={shown(scale)}): pixels for each CSS pixel, from 0.1 to 20, at most {_MAX_WIDTH_PX} in all. "
+            "Next: "
             "scale=3."
         )
     _drawn(scene, theme, scale).save(path, "PNG", dpi=(96 * scale, 96 * scale))

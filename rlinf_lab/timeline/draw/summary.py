@@ -23,7 +23,7 @@ from rlinf_lab.timeline.record.store import SpanStore
 if TYPE_CHECKING:
     import pandas as pd
 
-_SHOWN = 12  # rows of a table in the text
+_SHOWN_ROWS = 12  # rows of a table in the text
 _UNTIL_THEN = "; what is idle there counts as fill, tail or drain until more comes"
 
 
@@ -106,7 +106,7 @@ def _counted(number: int, thing: str) -> str:
 
 
 def _aligned(frame: pd.DataFrame, columns: list[str]) -> list[str]:
-    top = frame.head(_SHOWN)
+    top = frame.head(_SHOWN_ROWS)
     texts = [
         [_counted(n, "span") for n in top[c]] if c == "spans" else narrow([str(v) for v in top[c]]) for c in columns
     ]
@@ -118,7 +118,7 @@ def _aligned(frame: pd.DataFrame, columns: list[str]) -> list[str]:
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = len(columns) - ("spans" in columns)
     lines = ["  " + "  ".join(_padded(text, widths[i], i < left) for i, text in enumerate(row)) for row in rows]
-    return lines + ([f"  … and {len(frame) - _SHOWN} more"] if len(frame) > _SHOWN else [])
+    return lines + ([f"  … and {len(frame) - _SHOWN_ROWS} more"] if len(frame) > _SHOWN_ROWS else [])
 
 
 def _padded(text: str, columns: int, left: bool) -> str:

@@ -44,7 +44,7 @@ _KINDS = {
 _NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d{1,3})?")
 _TIMED = frozenset("XBEbeCiI")
 _INSTANT = ("i", "I")
-_MOST_US = (1 << 62) // 1000
+_MAX_US = (1 << 62) // 1000
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
 _WAITS_FOR_GPU = re.compile(r"cud?a?(Stream|Event|Device|Ctx)Synchronize")  # of a thread, in CUDA's runtime and driver
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -189,8 +189,8 @@ class _Reader:
             elif event["ph"] in ("t", "f"):  # where it leads to; one may have several
                 self._arrows += 1
         first, last = (
-            min((row[0] for row in self._rows), default=-_MOST_US * 1000),
-            max((row[1] for row in self._rows), default=_MOST_US * 1000),
+            min((row[0] for row in self._rows), default=-_MAX_US * 1000),
+            max((row[1] for row in self._rows), default=_MAX_US * 1000),
         )
         for event in kept:
             if event["ph"] in _INSTANT and first <= (at := _ns(event["ts"])) <= last and self._has_place(event):
@@ -449,7 +449,7 @@ def _ns(us: float) -> int:
         whole = int(us // 1)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the time of an event is {shown(us)}, which is no number of microseconds") from error
-    if not -_MOST_US < whole < _MOST_US:
+    if not -_MAX_US < whole < _MAX_US:
         raise ValueError(f"the time of an event is {shown(us)} microseconds, which no 64 bits of nanoseconds hold")
     return whole * 1000 + round((us - whole) * 1000)
 

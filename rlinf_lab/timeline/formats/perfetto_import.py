@@ -16,7 +16,7 @@ from rlinf_lab.timeline.formats.perfetto import ANNOTATIONS, OURS, PACKET_TAIL
 from rlinf_lab.timeline.record.batch import COUNTER_DTYPE, SPAN_DTYPE
 from rlinf_lab.timeline.record.span import Track
 
-MOST_KEPT = 1 << 16
+MAX_KEPT_NOTES = 1 << 16
 _TIME, _EVENT = bytes([8 << 3]), bytes([11 << 3 | 2])  # keys of fields: a packet's time and event
 _NOTE = 4 << 3 | 2  # of an event
 LANE = re.compile(r"(.*)\[(\d+)\](?: \(\d+\))?", re.DOTALL)
@@ -183,7 +183,7 @@ class _Reader:
 
 
 def _kept(kept: dict[bytes, tuple[Any, ...]], data: bytes, value: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(kept) < MOST_KEPT:
+    if len(kept) < MAX_KEPT_NOTES:
         kept[data] = value
     return value
 

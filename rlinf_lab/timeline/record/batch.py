@@ -40,7 +40,7 @@ NARROW_DTYPE = np.dtype(
 )
 #: The machine's own packing gives the same bytes, where it has this order, in three quarters of the time.
 NARROW_STRUCT = struct.Struct(f"{'@' if sys.byteorder == 'little' else '<'}qIiiIHhhH")
-AT_A_GLANCE = 50_000  # spans: to take, or to send, more of them holds up a thread that others wait for by tens of ms
+FEW_SPANS = 50_000  # spans: to take, or to send, more of them holds up a thread that others wait for by tens of ms
 #: One sample of a counter: number of its name, ns, value in the counter's own unit.
 COUNTER_DTYPE = np.dtype([("name", "<i4"), ("time", "<i8"), ("value", "<f8")])
 

@@ -46,13 +46,13 @@ from rlinf_lab.timeline.record.span import SpanKind, Track, writable
 from rlinf_lab.timeline.record.spill import Spill
 
 NAME_CHARACTERS = 200
-_LOOSE = 1024  # rows that may wait as numbers, which take six times as much memory
+_MAX_LOOSE_ROWS = 1024  # rows that may wait as numbers, which take six times as much memory
 _COUNTER = struct.Struct("<iqd")  # COUNTER_DTYPE
 _NO_SAMPLES = np.empty(0, COUNTER_DTYPE)
 _KINDS = tuple(range(len(SpanKind)))  # a plain int of each kind, too; they fit into four bits
 _KNOWN = frozenset(map(int, SpanKind))
 _RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_CHILDREN = 512  # forked processes at a time that count without getting into each other's way
+_MAX_CHILDREN = 512  # forked processes at a time that count without getting into each other's way
 
 
 class Recorder:
@@ -86,7 +86,7 @@ class Recorder:
         self._pack = NARROW_STRUCT.pack
         # rows by their numbers in the order of `NARROW_DTYPE`, of a runtime of ours, which knows that they are right
         self.loose: list[int] = []
-        self.most_loose = NUMBERS * min(_LOOSE, max(limit // 2, 1))  # numbers, then `pack_up` is to be called
+        self.most_loose = NUMBERS * min(_MAX_LOOSE_ROWS, max(limit // 2, 1))  # numbers, then `pack_up` is to be called
         self._packing = threading.Lock()
         self._tracks: dict[Track, int] = {}
         self._names: dict[str, int] = {}
@@ -114,7 +114,7 @@ class Recorder:
     def _before_fork(self) -> None:
         """From the first fork on there is a page of memory that all forked processes share."""
         if self._elsewhere is None:
-            self._elsewhere = np.frombuffer(mmap.mmap(-1, _CHILDREN * 16), np.int64).reshape(_CHILDREN, 2)
+            self._elsewhere = np.frombuffer(mmap.mmap(-1, _MAX_CHILDREN * 16), np.int64).reshape(_MAX_CHILDREN, 2)
 
     def _after_fork(self) -> None:
         """In the new process: whatever is added here is counted and not kept."""
@@ -217,7 +217,7 @@ class Recorder:
             self.dropped += spans
             self.dropped_samples += samples
             if self._is_forked and self._elsewhere is not None:
-                self._elsewhere[os.getpid() % _CHILDREN] += (spans, samples)
+                self._elsewhere[os.getpid() % _MAX_CHILDREN] += (spans, samples)
 
     def _count_forked(self) -> None:
         """What was added in forked processes is lost, and its number known here."""

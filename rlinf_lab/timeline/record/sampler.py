@@ -18,7 +18,7 @@ from typing import Any, Self
 from rlinf_lab.timeline.record.recorder import Recorder
 
 _MIB = 1 << 20
-LEAST_SECONDS = 0.1  # the kernel counts the time of its processors in hundredths: a load over less says nothing
+MIN_SECONDS = 0.1  # the kernel counts the time of its processors in hundredths: a load over less says nothing
 
 
 class UtilisationSampler:
@@ -91,7 +91,7 @@ class UtilisationSampler:
         is_over, since = False, time.monotonic()
         while not is_over:
             is_over = self._ended.wait(self.seconds)
-            if is_over and time.monotonic() - since < LEAST_SECONDS:
+            if is_over and time.monotonic() - since < MIN_SECONDS:
                 return
             now, since = self.recorder.clock.now_ns(), time.monotonic()
             for name, value in [*processors(), *gpus()]:

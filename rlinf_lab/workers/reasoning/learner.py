@@ -164,9 +164,7 @@ class _Iteration:
             part = slice(first, first + self._next_pass())
             responses = [r for group in groups[part] for r in group.responses]
             with self.learner.span("forward, backward"):
-                # Within an iteration the weights move with its first step: tokens of them are older from then on.
-                version = self.learner.version + bool(self._told)
-                self.learner._accumulator.add(responses, advantage_PG[part].ravel(), version)
+                self.learner._accumulator.add(responses, advantage_PG[part].ravel(), self.learner.version)
             self._used += len(groups[part])
             first = part.stop
             if self._used % (self.learner.prompts // self.settings.updates) == 0:
@@ -174,7 +172,8 @@ class _Iteration:
 
     def _step(self) -> None:
         with self.learner.span("step"):
-            self._told.append(self.learner._accumulator.step(self.learner.learning_rate()))
+            learner = self.learner
+            self._told.append(learner._accumulator.step(learner.learning_rate(), learner.version))
 
     def end(self) -> dict[str, float]:
         waiting, self._waiting = self._waiting, []

@@ -37,6 +37,8 @@ class RewardWorker(Worker):
     def evaluate(self, responses: Inbox[Response]) -> dict[str, float]:
         """Judge everything: mean reward, mean length, shares of what failed and of what was cut off."""
         every = [r for batch in responses for r in batch]
+        if not every:  # others of several ranks had them all
+            return {"samples": 0.0}
         verdicts = [self._verdict(r, trains=False) for r in every]
         return {
             "samples": float(len(every)),

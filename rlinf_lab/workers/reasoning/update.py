@@ -38,6 +38,7 @@ class GradientAccumulator:
             model.module.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
         self._reference = copy.deepcopy(model.module).requires_grad_(False) if settings.kl_coef > 0 else None
+        self._moved_from = -1
         self.forget()
 
     def forget(self) -> None:
@@ -51,7 +52,7 @@ class GradientAccumulator:
     def add(self, responses: Sequence[Response], advantage_B: NDArray[np.floating], version: int) -> None:
         """Forward and backward. Responses without tokens, and those without an advantage, only count.
 
-        ``version``: of the current weights, to tell which tokens are older.
+        ``version``: of the weights that this batch's updates began with, to tell which tokens are older.
         """
         settings = self.settings
         lengths = np.array([len(r) for r in responses])
@@ -67,7 +68,7 @@ class GradientAccumulator:
         batch = token_batch([r.completion for r in responses], pad_id=self.model.pad_id).to(device)
         log_prob_BT = token_log_probs(self.model, batch, temperature=self.temperature)
         near_BT = log_prob_BT.detach()
-        own_BT = batch.version_BT == version
+        own_BT = (batch.version_BT == version) & (version != self._moved_from)
         old_BT, weight_BT = self._corrected(near_BT, batch.log_prob_BT, own_BT)
         loss = settings.loss(
             log_prob_BT,
@@ -121,8 +122,11 @@ class GradientAccumulator:
             self._sums["sampled"] += len(behind_T)
             self._largest["staleness_max"] = max(self._largest["staleness_max"], float(behind_T.max()))
 
-    def step(self, learning_rate: float) -> dict[str, float]:
-        """One optimiser step on what has been added, and what is to be told about it. Nothing added: no step."""
+    def step(self, learning_rate: float, version: int = -1) -> dict[str, float]:
+        """One optimiser step on what has been added, and what is to be told about it. Nothing added: no step.
+
+        From then on tokens of ``version`` are not the current weights' own any more.
+        """
         sums, tokens, count = self._sums, max(1.0, self._tokens), self._count
         norm = 0.0
         if self._tokens:
@@ -133,6 +137,7 @@ class GradientAccumulator:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
+            self._moved_from = version
         told = {
             "policy_loss": sums["policy_loss"] / max(1.0, count),
             "kl": sums["kl"] / tokens,

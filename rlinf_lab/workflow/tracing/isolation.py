@@ -26,7 +26,7 @@ _CONTAINERS = (
     collections.OrderedDict,
 )
 _SHOWN = ("print", "display")
-_LARGEST = 10_000  # a data set is not copied, nor is what it holds
+_MAX_ITEMS = 10_000  # a data set is not copied, nor is what it holds
 
 
 def isolated(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
@@ -121,7 +121,7 @@ def _rebinds(code: types.CodeType) -> bool:
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     """A copy of plain containers, also of those inside; the same one for the same container."""
-    if type(value) not in _CONTAINERS or len(value) > _LARGEST:
+    if type(value) not in _CONTAINERS or len(value) > _MAX_ITEMS:
         return value
     if id(value) in memo:
         return memo[id(value)]

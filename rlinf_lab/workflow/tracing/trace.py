@@ -29,7 +29,7 @@ from rlinf_lab.workflow.tracing.isolation import isolated
 MAX_PATHS = 32  # branches on run-time values grow as 2^n; a loop of research code has a handful
 MAX_CALLS = 2_000  # a loop that no symbol ends
 # so often one branch is taken the same way in a path: `while not handle.wait()` ends, and so does `while handle.wait()`
-SAME_WAY = 3
+MAX_SAME_WAY = 3
 _HERE = str(pathlib.Path(__file__).parents[1])  # the room: what the user wrote is outside
 Site = tuple[Any, int]  # code object and instruction that ask
 
@@ -62,8 +62,8 @@ class Tracer:
         if number < len(self._prescribed):
             answer = self._prescribed[number]
         else:
-            before = [a for a, s in zip(self.answers, self.sites, strict=True) if s == site][-SAME_WAY:]
-            answer = len(before) == SAME_WAY and not any(before)
+            before = [a for a, s in zip(self.answers, self.sites, strict=True) if s == site][-MAX_SAME_WAY:]
+            answer = len(before) == MAX_SAME_WAY and not any(before)
         self.answers.append(answer)
         self.sites.append(site)
         return answer
@@ -81,7 +81,7 @@ class Tracer:
         found = []
         for i in range(len(self._prescribed), len(self.answers)):
             way = (self.sites[i], not self.answers[i])
-            if sum(self.sites[j] == way[0] and self.answers[j] == way[1] for j in range(i)) < SAME_WAY:
+            if sum(self.sites[j] == way[0] and self.answers[j] == way[1] for j in range(i)) < MAX_SAME_WAY:
                 found.append(([*self.answers[:i], way[1]], way))
         return found
 
