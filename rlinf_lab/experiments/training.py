@@ -161,7 +161,8 @@ class TrainingRun:
         last = self._between.rows.get(self.iteration, {})
         value = f", return {last['return']:.4g}" if "return" in last else ""
         why = f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
-        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value})"
+        resumed = f"; went on after iteration {self._between.first} from the start of episodes" if self._between.first else ""
+        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value}{resumed})"
 
     # --- the policy ----------------------------------------------------------------------------------------
     def policy(self, best: bool = False) -> TrainedPolicy:
