@@ -65,6 +65,8 @@ def resume(
 ) -> TrainingRun:
     """Go on with a run from its folder, which keeps it from then on; returns at once.
 
+    The learner goes on exactly where it was; the environments begin new episodes, which the run's repr says.
+
     ``total_timesteps``: of both together; None: as the run was begun. ``env``: again, where it was no id but an object. ``settings``: as in `train`.
     """
     kept = RunFolder(folder)

@@ -161,7 +161,8 @@ class TrainingRun:
         last = self._between.rows.get(self.iteration, {})
         value = f", return {last['return']:.4g}" if "return" in last else ""
         why = f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
-        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value})"
+        resumed = f"; went on after iteration {self._between.first} from the start of episodes" if self._between.first else ""
+        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value}{resumed})"
 
     # --- the policy ----------------------------------------------------------------------------------------
     def policy(self, best: bool = False) -> TrainedPolicy:
@@ -212,9 +213,9 @@ class TrainingRun:
         """After each iteration. Returns whether the run shall end."""
         iteration = int(row["iteration"])
         if snapshot is not None and self.options.evaluates_after(iteration, self.config.env_steps):
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             found = TrainedPolicy(self.config, snapshot.weights).evaluate(self.options.eval_episodes, self.options.eval_seed)
-            row |= {**found.row(), "eval_seconds": time.perf_counter() - began}
+            row |= {**found.row(), "eval_seconds": time.perf_counter() - began, "eval_cpu_seconds": time.thread_time() - cpu}
             self._keeper.evaluated(found, snapshot)
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))

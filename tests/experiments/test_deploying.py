@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.experiments.acting import TrainedPolicy
+from rlinf_lab.recipes.ppo import PPOConfig
+
+
+class Both(gymnasium.Env[Any, Any]):
+    """A Dict of numbers and of a category, and bounded actions."""
+
+    observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-5, 5, (3,)), "b": gymnasium.spaces.Discrete(4)})
+    action_space = gymnasium.spaces.Box(-2, 2, (2,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"a": np.zeros(3, np.float32), "b": 1}, {}
+
+    def step(self, action: Any) -> Any:
+        return self.reset()[0], 0.0, False, False, {}
+
+
+def policy() -> TrainedPolicy:
+    config = PPOConfig(env=Both)
+    module = config.make_policy()()
+    module.set_normaliser(np.full(module.normalised_size, 0.5), np.full(module.normalised_size, 2.0))
+    return TrainedPolicy(config, module.weights())
+
+
+@pytest.mark.parametrize("name", ["policy.pt2", "policy.onnx"])
+def test_an_exported_policy_answers_as_the_policy_does(tmp_path: Path, name: str) -> None:
+    own = policy()
+    rng = np.random.default_rng(0)
+    obs = {"a": rng.normal(size=(5, 3)).astype(np.float32), "b": rng.integers(0, 4, 5)}
+    path = own.export(tmp_path / name)
+    if path.suffix == ".onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
+        (found,) = session.run(None, {given.name: obs[key] for given, key in zip(session.get_inputs(), ("a", "b"), strict=True)})
+    else:
+        found = torch.export.load(path).module()(*map(torch.as_tensor, obs.values())).numpy()
+    assert np.abs(found - own.act(obs)).max() < 1e-5, "another size of the batch than it was traced with"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_other_formats_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match=r"Did you mean '\.onnx'"):
+        policy().export(tmp_path / "policy.onx")
+
+
+def test_predict_is_in_the_bounds_of_the_environment_and_act_in_those_of_make_vec() -> None:
+    own = policy()
+    obs = {"a": np.full(3, 4.0, np.float32), "b": 2}
+    action, state = own.predict(obs)
+    assert state is None and own.action_space == gymnasium.spaces.Box(-1, 1, (2,)) and Both.action_space.contains(action)
+    assert action == pytest.approx(2 * np.clip(own.act(obs), -1, 1))
+
+
+SCRIPT = """
+import os, signal
+import rlinf_lab as lab
+def tell(row):
+    if row["iteration"] == 2: os.kill(os.getpid(), signal.{signal})
+lab.train("ppo", "CartPole-v1", iterations=10_000, num_envs=2, n_steps=16, batch_size=32, n_epochs=1, plan=None, progress=False, folder="kept",
+          checkpoint_on_sigterm={asked}, on_iteration=tell){wait}
+"""
+
+
+@pytest.mark.parametrize(("asked", "sent", "wait", "status"), [(True, "SIGTERM", ".wait()", 143), (False, "SIGINT", "", 0)])
+def test_a_script_that_is_told_to_end_writes_its_state(tmp_path: Path, asked: bool, sent: str, wait: str, status: int) -> None:
+    """SIGINT comes while it waits at its exit, after its last line."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(signal=sent, asked=asked, wait=wait)], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=200, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "kept" / "learner.safetensors").exists() and '"state": "stopped"' in (tmp_path / "kept" / "run.json").read_text()
