@@ -40,12 +40,12 @@ def learn(seed: int, *, random_rewards: bool = False, **overrides: Any) -> dict[
     with lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])) as session:
         before = session.step("evaluate")
         warm = time.process_time() - start
-        rewards = [session.step("train")["reward"] for _ in range(config.iterations)]
+        rewards = [session.step("train")["reward"] for _ in range(config.updates)]
         learnt = time.process_time() - start
         after = session.step("evaluate")
     return {
         "task": TASK, "seed": seed, "random_rewards": random_rewards, "before": before["reward"], "after": after["reward"],
-        "points": round(100 * (after["reward"] - before["reward"]), 1), "samples": before["samples"], "iterations": config.iterations,
+        "points": round(100 * (after["reward"] - before["reward"]), 1), "samples": before["samples"], "iterations": config.updates,
         "response_tokens": [before["response_tokens"], after["response_tokens"]], "train_reward": [rewards[0], float(np.mean(rewards[-5:]))],
         "warm_up_cpu_s": round(warm, 1), "cpu_s": round(learnt, 1),
     }  # fmt: skip

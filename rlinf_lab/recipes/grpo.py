@@ -64,8 +64,8 @@ class GRPOConfig:
     """"small": made here and warmed up; else the folder of a model in Hugging Face's format"""
     total_timesteps: int | None = None
     """responses of the whole run, rounded up to whole iterations; None: as many as ``iterations`` give"""
-    iterations: int = 200
-    """iterations of the run, each with new weights; the learning rate is annealed over so many"""
+    iterations: int | None = 200
+    """iterations of the run, each with new weights; the learning rate is annealed over so many. None: as ``total_timesteps`` says"""
     seed: int = 0
     """of model, problems and sampling"""
     prompts: int = 16
@@ -141,7 +141,6 @@ class GRPOConfig:
             "env", isinstance(self.env, (str, Task)), "a task's name, such as 'reasoning/remainder', or a Task"
         )
         for name in (
-            "iterations",
             "prompts",
             "max_tokens",
             "minibatches",
@@ -182,6 +181,10 @@ class GRPOConfig:
             "between 1 and max_tokens, or None",
         )
         total = self.total_timesteps
+        needed = "a whole number of at least 1, or None with total_timesteps"
+        self._require(
+            "iterations", _whole(self.iterations, 1) or (self.iterations is None and total is not None), needed
+        )
         self._require("total_timesteps", total is None or _whole(total, 1), "a whole number of at least 1, or None")
         advantage.get(self.advantage, of=("group", "batch"))
         loss.get(self.loss)
@@ -203,7 +206,9 @@ class GRPOConfig:
     @property
     def updates(self) -> int:
         """Iterations of the whole run."""
-        return self.iterations if self.total_timesteps is None else -(-self.total_timesteps // self.env_steps)
+        if self.total_timesteps is not None:
+            return -(-self.total_timesteps // self.env_steps)
+        return int(self.iterations or 1)
 
     @property
     def factory(self) -> TaskName:
@@ -286,7 +291,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "minibatches": 4,
         "slots": 512,
         "groups_per_pass": 8,
-        "iterations": 150,
+        "iterations": 300,
         "learning_rate": 6e-4,
         "warm_up_steps": 120,
     },
