@@ -8,6 +8,7 @@ from typing import Any
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.experiments.recipe import Recipe
 from rlinf_lab.experiments.storage.folder import RunFolder, from_plain
+from rlinf_lab.notebook import in_notebook
 
 #: Words of earlier versions and of other libraries, and what they are called here; the first of the new ones that the recipe has.
 OLD_WORDS = {
@@ -25,6 +26,8 @@ def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Map
     """
     check_names(recipe, given)
     settings = dict(given) if total_timesteps is None else {**given, "total_timesteps": total_timesteps}
+    if "render" in recipe.fields:  # where nobody looks nothing is drawn
+        settings.setdefault("render", in_notebook())
     preset = getattr(recipe.config, "preset", recipe.config)
     return preset(env, **settings)
 

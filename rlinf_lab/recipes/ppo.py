@@ -103,6 +103,8 @@ class PPOConfig:
     """makes the module from prepared observations to features, see `make_policy`; None: a convolutional net for images, all else as it is"""
     policy: Callable[..., nn.Module] | None = None
     """makes the whole module instead, of (observation_space, action_space); it has the methods of `ActorCritic`"""
+    render: bool = True
+    """whether the simulator draws a picture now and then, for a dashboard; `train` wants them in a notebook only"""
     save_to: str | None = None
     """safetensors file that the learner writes when the run ends"""
     parallel: str = "ddp"
@@ -128,7 +130,7 @@ class PPOConfig:
         self._require("log_std_init", _real(self.log_std_init) and -5 <= self.log_std_init <= 2, "a number between -5 and 2")
         units = isinstance(self.net_arch, (tuple, list)) and all(_whole(n, 1) for n in self.net_arch)
         self._require("net_arch", units, "a tuple of whole numbers of at least 1, such as (64, 64)")
-        for name in ("normalize_obs", "normalize_reward", "squash"):
+        for name in ("normalize_obs", "normalize_reward", "squash", "render"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         for name in ("encoder", "policy"):
             value = getattr(self, name)
@@ -328,6 +330,6 @@ def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int
     simulator = flow.worker(
         SimulatorWorker, config.factory, name="simulator",
         num_envs=config.num_envs, n_steps=config.n_steps, max_episode_steps=config.max_episode_steps, seed=config.seed, taken=taken,
-        spaces=(spec.observation_space, spec.action_space),
+        spaces=(spec.observation_space, spec.action_space), render=config.render,
     )  # fmt: skip
     return simulator, flow.worker(PolicyWorker, make, name="policy", seed=config.seed, weights=weights)

@@ -60,6 +60,13 @@ class EnvSpec:
     runner: Runner | None = field(default=None, compare=False)
     """what steps the environments; None: not said"""
 
+    def __repr__(self) -> str:
+        limit = "no limit of steps" if self.max_episode_steps is None else f"at most {self.max_episode_steps} steps"
+        told = [f"success: {self.success}"] if self.success else []
+        told += [f"steps by {self.runner}"] if self.runner else []
+        lines = [f"observation {self.observation_space}", f"action {self.action_space}", *told]
+        return "\n  ".join([f"EnvSpec(id={self.id!r}, {limit}, {'renders' if self.renders else 'draws no pictures'})", *lines])
+
     @functools.cached_property
     def action_bounds(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """(low, high) of a Box of actions, without axes where they are the same everywhere, which clips twice as fast; None for other spaces."""

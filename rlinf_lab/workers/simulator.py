@@ -34,7 +34,8 @@ class SimulatorWorker(Worker):
     ``env``: whatever `vecenv.environment` takes: an id, a class, a function that makes one or several, a gymnasium VectorEnv.
     ``max_episode_steps``: steps after which an episode is cut (None: the environment's own limit). ``taken``: training steps of each
     environment in an earlier run that this one goes on from; its episodes and its noise are not repeated.
-    ``spaces``: the (observation, action) spaces that the policy was built for, checked in `setup`. ``options`` go to the environment's
+    ``spaces``: the (observation, action) spaces that the policy was built for, checked in `setup`. ``render``: whether to draw a picture now
+    and then, for a dashboard. ``options`` go to the environment's
     constructor.
     """
 
@@ -48,6 +49,7 @@ class SimulatorWorker(Worker):
         seed: int = 0,
         taken: int = 0,
         spaces: tuple[Any, Any] | None = None,
+        render: bool = True,
         **options: Any,
     ) -> None:
         renamed = {"horizon": "max_episode_steps", "steps": "n_steps", "sizes": "spaces=(observation_space, action_space)"}
@@ -57,7 +59,7 @@ class SimulatorWorker(Worker):
         self.groups: list[EnvGroup] = []
         self._states: list[Any] = []
         self._runners: list[Runner | None] = []
-        self._draws = True
+        self._draws = render
 
     def preflight(self) -> None:
         slots = self.ranks * self.sub_batches

@@ -22,7 +22,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
 
-CHANGE_S = 4.0  # until processes with torch in them are there, beside what the workers' own setup takes
+CHANGE_S = 6.0  # until processes with torch in them are there and warm, beside what the workers' own setup takes
 WORSE = 1.05  # times slower than the old plan: then back
 
 
@@ -72,7 +72,7 @@ class AutoPlan:
         if self._number == 0:
             self._measured_s = _typical(seconds)
             most_gained = remaining * self._measured_s * (1 - 1 / len(self.devices))
-            if most_gained <= CHANGE_S:
+            if most_gained <= 2 * CHANGE_S:  # there and, of a change that was a mistake, back
                 self._is_over = True
                 self.notes.append(f"{remaining} iterations of {self._measured_s:.3g} s are left: no change of plans could pay")
         return not self._is_over
