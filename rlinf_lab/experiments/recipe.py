@@ -28,6 +28,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.experiments.acting import TrainedPolicy
+from rlinf_lab.policies.weights import Weights
 from rlinf_lab.workflow.workflow import Workflow
 
 GROUP = "rlinf_lab.recipes"
@@ -36,6 +38,9 @@ HOMES = {
     "grpo": ("rlinf_lab.recipes.grpo", "GRPOConfig", "build"),
     "ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build"),
 }
+
+#: What is learnt is no `TrainedPolicy` there.
+POLICIES = {"grpo": ("rlinf_lab.experiments.answering", "TrainedModel")}
 
 
 def no_shares(_config: Any) -> Mapping[str, int]:
@@ -55,6 +60,8 @@ class Recipe:
     """``build(config, state=None)``"""
     shares: Callable[[Any], Mapping[str, int]] = no_shares
     """``shares(config)``; none: every worker has one rank"""
+    policy: Callable[[Any, Weights], Any] = TrainedPolicy
+    """``policy(config, weights)``: what `load_policy` gives; it has ``version`` and ``evaluate(episodes, seed)``"""
 
     @property
     def fields(self) -> dict[str, dataclasses.Field[Any]]:
@@ -71,7 +78,11 @@ def find(algorithm: str | Recipe) -> Recipe:
     if algorithm in HOMES:
         module, config, build = HOMES[algorithm]
         home = importlib.import_module(module)
-        return Recipe(algorithm, getattr(home, config), getattr(home, build), getattr(home, "shares", no_shares))
+        policy = TrainedPolicy
+        if algorithm in POLICIES:
+            module, name = POLICIES[algorithm]
+            policy = getattr(importlib.import_module(module), name)
+        return Recipe(algorithm, getattr(home, config), getattr(home, build), getattr(home, "shares", no_shares), policy)
     found = {point.name: point for point in entry_points(group=GROUP)}
     if algorithm not in found:
         raise UnknownNameError.of("algorithm", algorithm, [*HOMES, *found])

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, shown
-from rlinf_lab.experiments.acting import TrainedPolicy
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.options import OPTIONS, Options
 from rlinf_lab.experiments.recipe import Recipe, find
@@ -85,11 +84,11 @@ def resume(
     return TrainingRun(recipe, config, workflow, plan, executor_for(plan, executor or about.get("executor")), options, kept, start, rows)
 
 
-def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> TrainedPolicy:
+def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> Any:
     """The policy of a run's folder: ``load_policy(...).act(obs)``. ``best``: of the best evaluation. ``env``: again, where it was an object."""
     kept = RunFolder(folder)
     recipe = kept.recipe()
-    return TrainedPolicy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
+    return recipe.policy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
 
 
 def auto_plan(plan: Any, devices: Sequence[str] | None, shares: Mapping[str, int], executor: str | None) -> AutoPlan | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.experiments.acting import TrainedPolicy
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
 from rlinf_lab.experiments.evaluation import Evaluation
@@ -165,9 +164,9 @@ class TrainingRun:
         return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value}{resumed})"
 
     # --- the policy ----------------------------------------------------------------------------------------
-    def policy(self, best: bool = False) -> TrainedPolicy:
+    def policy(self, best: bool = False) -> Any:
         """The newest policy, or that of the ``best`` evaluation so far. While the run goes on it waits for the iteration's end."""
-        return TrainedPolicy(self.config, self._best().weights if best else self._between.snapshot().weights)
+        return self.recipe.policy(self.config, self._best().weights if best else self._between.snapshot().weights)
 
     def evaluate(self, episodes: int = 50, seed: int | None = None, best: bool = False) -> Evaluation:
         """Play whole episodes greedily with the newest weights (or the ``best``), on environments of its own; the run goes on.
@@ -214,7 +213,7 @@ class TrainingRun:
         iteration = int(row["iteration"])
         if snapshot is not None and self.options.evaluates_after(iteration, self.config.env_steps):
             began, cpu = time.perf_counter(), time.thread_time()
-            found = TrainedPolicy(self.config, snapshot.weights).evaluate(self.options.eval_episodes, self.options.eval_seed)
+            found = self.recipe.policy(self.config, snapshot.weights).evaluate(self.options.eval_episodes, self.options.eval_seed)
             row |= {**found.row(), "eval_seconds": time.perf_counter() - began, "eval_cpu_seconds": time.thread_time() - cpu}
             self._keeper.evaluated(found, snapshot)
         if self.options.on_iteration is not None:

@@ -57,7 +57,7 @@ class AutoPlan:
         self._is_over = not self._probes
         if self._is_over:
             few = len(self.devices) < 2
-            self.notes.append("one device: nothing to choose" if few else "no worker of this algorithm could have several ranks: nothing to choose")
+            self.notes.append("one device: nothing to choose" if few else "no cell whose environments several ranks could share: nothing to choose")
             return Phase(ExecutionPlan.temporal(flow, self.devices[:1]), "local")
         return Phase(self._probes[0].plan, "local")
 

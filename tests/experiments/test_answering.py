@@ -1,0 +1,28 @@
+"""A language model that was trained by name: kept, loaded and evaluated as a policy is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.tasks import make
+
+
+def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path) -> None:
+    small = {"prompts": 2, "group_size": 2, "minibatches": 1, "warm_up_steps": 2, "max_tokens": 8, "slots": 8, "progress": False}
+    run = lab.train("grpo", "reasoning/sorting", iterations=2, eval_every={"iterations": 1}, eval_episodes=6, folder=tmp_path / "run", **small).wait()
+    assert run.metrics["eval_length"].notna().all() and run.policy().version == 2
+    loaded = lab.load_policy(tmp_path / "run")
+    found, again = run.evaluate(20, seed=3), loaded.evaluate(20, seed=3)
+    assert np.array_equal(found.returns_E, again.returns_E) and np.array_equal(found.lengths_E, again.lengths_E)
+    assert again["iteration"] == 2 and 1 <= again["length"] <= 8 and again["success_rate"] == np.mean(again.returns_E >= 1)
+    problems = make("sorting").sample(np.random.default_rng(0), 3, 2)
+    prompts = [p.prompt for p in problems]
+    answers = loaded.answer(prompts, temperature=0.0)
+    assert [loaded.answer(p, temperature=0.0) for p in prompts] == answers, "one by one as together"
+    with pytest.raises(ConfigError, match="a prompt, or several"):
+        loaded.answer([])
