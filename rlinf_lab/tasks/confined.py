@@ -40,8 +40,9 @@ def main() -> None:
                 break
         os.write(tell, f"{int(isolated)} {os.waitstatus_to_exitcode(status)}".encode())
         os._exit(0)
+    # A second apart, so that SIGXCPU tells why it ended; who ignores that is killed.
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     for what, most in (
-        (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, memory_mib << 20),
         (resource.RLIMIT_FSIZE, FILE_MIB << 20),
         (resource.RLIMIT_NOFILE, OPEN_FILES),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -92,6 +93,8 @@ class Sandbox:
                         child.stdout.close()
                 isolated, _, code = told.read().decode().partition(" ")
         ended = None if reason or not code else int(code)
+        if ended == -signal.SIGXCPU:  # the kernel was quicker than the watch here
+            ended, reason = None, "time"
         return ProgramResult(ended, output.decode("utf-8", "replace"), reason, isolated == "1")
 
     def _watch(self, child: subprocess.Popen[bytes]) -> tuple[bytes, str]:

@@ -461,18 +461,18 @@ def test_many_spans_at_once_do_not_hold_up_the_thread_that_sends(monkeypatch: py
             alone.setattr(s._observer, "collect", lambda: None)  # the own thread is kept off
             with s._observer._lock:  # and is not at it just now
                 known = s.timeline.so_far()
-            for at in range(observer.AT_A_GLANCE + 1):
+            for at in range(observer.FEW_SPANS + 1):
                 recorder.add(track, SpanKind.RUN, name, at, at + 1)
-            assert s.glance() and len(recorder) > observer.AT_A_GLANCE and s.timeline.so_far() == known
+            assert s.glance() and len(recorder) > observer.FEW_SPANS and s.timeline.so_far() == known
         s._observer.collect()
         told = board._feed.told_spans
         board.push_spans(s.timeline, wait=False)
         assert board._feed.told_spans == told
         board.push({"state": "running"}, timeline=s.timeline, later=True)
-        assert board._feed.told_spans >= told + observer.AT_A_GLANCE
+        assert board._feed.told_spans >= told + observer.FEW_SPANS
         one.wait()
         feeder(s)
-    assert len(s.timeline) > observer.AT_A_GLANCE + 100
+    assert len(s.timeline) > observer.FEW_SPANS + 100
 
 
 def test_nothing_is_kept_of_a_listener_that_is_not_called_any_more(beats: Beats, caplog: pytest.LogCaptureFixture) -> None:

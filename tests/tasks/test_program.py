@@ -22,9 +22,11 @@ def test_share_of_tests(program, value, says):
     assert verdict.value == value and says in verdict.detail
 
 
-def test_limits_end_what_goes_beyond_them():
+def test_limits_end_what_goes_beyond_them(monkeypatch):
     hasty = Sandbox(seconds=0.2)
     assert hasty.run("import time; time.sleep(99)").reason == "time"
+    assert hasty.run("while True: pass").reason == "time"
+    monkeypatch.setattr("rlinf_lab.tasks.program.STARTING_SECONDS", 30.0)  # its second of CPU time is over first
     assert hasty.run("while True: pass").reason == "time"
     sandbox = Sandbox(seconds=20, memory_mib=256, output_kib=4)
     flood = sandbox.run("while True: print('a' * 999)")

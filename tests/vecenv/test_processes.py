@@ -73,8 +73,9 @@ def made() -> Iterator[Callable[..., ProcessVecEnv]]:
     vectors = []
 
     def make(num_envs: int = 3, processes: int = 2, timeout: float = 60.0, of: Any = faulty) -> ProcessVecEnv:
+        before = set(psutil.Process().children())  # this process may have others, of tests before
         vectors.append(ProcessVecEnv(of, num_envs, processes, timeout))
-        children.extend(psutil.Process().children())
+        children.extend(set(psutil.Process().children()) - before)
         return vectors[-1]
 
     yield make
