@@ -59,7 +59,10 @@ def test_the_walls_stand() -> None:
 
 
 def test_no_init_files_under_tests() -> None:
+    """And so no two files of tests may be called alike: the second one would not run."""
     assert not list((ROOT / "tests").rglob("__init__.py"))
+    names = Counter(p.name for p in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, n in names.items() if n > 1] == []
 
 
 #: Classes above 300 lines or 30 methods: (lines, methods) that they may have. Facades that users hold, and what is still to be cut: nothing is added.
