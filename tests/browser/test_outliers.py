@@ -9,6 +9,7 @@ import pytest
 from lanes import encoded, fill, tell, view_page
 
 import rlinf_lab as lab
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.widgets import timeline_html
 from rlinf_lab.widgets.feed import TimelineFeed
@@ -69,7 +70,7 @@ def run() -> lab.Run:
 
     devices = ["cpu:0", "cpu:1", "cpu:2"]
     plan = lab.ExecutionPlan.spatial(flow, devices, {"simulator": [0], "policy": [1], "learner": [2]}, micro_batch=1)
-    done = lab.run(flow, plan, iterations=ITERATIONS, dashboard=False, emulate=True)
+    done = lab.run(flow, plan, iterations=ITERATIONS, dashboard=False, clock=MockClock())  # a busy machine would add slow calls
     done.wait()
     return done
 
@@ -213,7 +214,7 @@ def test_a_click_leads_to_the_slow_call(browser: Any, run: lab.Run, tmp_path: Pa
     panel.get_by_role("button", name="policy 0 act: 2").first.click()
     page.wait_for_function("() => document.querySelector('.rl-details').innerText.includes('from a get of 1 item to the next')")
     start, end = map(float, page.evaluate("() => document.getElementById('timeline').dataset.range").split(","))
-    assert 1200 * MS < end - start < 1800 * MS, "six times as long as the call"
+    assert 1200 * MS <= end - start < 1800 * MS, "six times as long as the call"
     page.screenshot(path=str(ARTIFACTS / f"outliers-there-{theme}.png"))
     page.close()
 
