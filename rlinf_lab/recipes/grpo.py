@@ -245,7 +245,7 @@ class GRPOConfig:
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> GRPOConfig:
-        """A published variant by name, or the settings known to learn a task ("reasoning/remainder"), some fields changed.
+        """A published variant by name, or the settings for a task ("reasoning/sorting"; see `PRESETS`), some fields changed.
 
         A variant needs ``env=``. Raises `UnknownNameError` for an unknown name or field.
         """
@@ -296,7 +296,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "warm_up_steps": 120,
     },
 }
-"""settings for a task on two cores"""
+"""settings for a task on two cores. Sorting gained 27, 34 and 23 points on three seeds in 150 iterations; its 300 are not measured. Remainder
+does not learn with these"""
 
 
 def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
