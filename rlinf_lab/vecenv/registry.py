@@ -169,12 +169,12 @@ class EnvFactory:
 _REGISTERED: dict[str, Callable[..., Any]] = {}
 
 
-def register_env(id: str, make: Callable[..., Any]) -> None:
+def register(id: str, make: Callable[..., Any]) -> None:
     """Add an environment under an id, "simulator/task", whatever `environment` takes but an id: a class, or a function that makes one."""
     if not isinstance(id, str) or id.count("/") != 1:
-        raise ConfigError(f"register_env({shown(id)}): an id has the form 'simulator/task', for example 'mine/Reach-v0'.")
+        raise ConfigError(f"register({shown(id)}): an id has the form 'simulator/task', for example 'mine/Reach-v0'.")
     if not callable(make):
-        raise ConfigError(f"register_env({id!r}, {shown(make)}): the second is a class or a function that makes an environment.")
+        raise ConfigError(f"register({id!r}, {shown(make)}): the second is a class or a function that makes an environment.")
     _REGISTERED[id] = make
 
 
@@ -217,7 +217,7 @@ def _by_id(id: str) -> EnvFactory:
     task = task if simulator == GYMNASIUM and task else id
     spec = _gymnasium_spec(task)
     if spec is None:
-        hint = "lab.list_envs() lists what there is; a class or a function will do, too."
+        hint = "lab.envs.ids() lists what there is; a class or a function will do, too."
         raise UnknownNameError.of("environment", id, _known_ids(simulator, "/" in id), hint)
     return EnvFactory(f"{GYMNASIUM}/{task}", partial(_from_gymnasium, "from_spec", f"{GYMNASIUM}/{task}", spec))
 
@@ -369,7 +369,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def list_envs(simulator: str | None = None) -> list[str]:
+def ids(simulator: str | None = None) -> list[str]:
     """Ids of the environments that `make_vec` can make here; of one simulator if given.
 
     Raises `UnknownNameError` for a simulator that nobody knows, `MissingDependencyError` for one that is not installed.

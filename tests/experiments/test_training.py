@@ -120,9 +120,9 @@ def test_what_on_iteration_raises_comes_out_where_the_user_waits() -> None:
 
 def test_a_broken_environment_comes_out_too() -> None:
     run = lab.train("ppo", Breaks, **{**SMALL, "folder": False, "iterations": 3})
-    with pytest.raises(lab.WorkerError, match="the arm fell off"):
+    with pytest.raises(lab.errors.WorkerError, match="the arm fell off"):
         run.wait()
-    with pytest.raises(lab.WorkerError, match="the arm fell off"):
+    with pytest.raises(lab.errors.WorkerError, match="the arm fell off"):
         run.save("here")
 
 
