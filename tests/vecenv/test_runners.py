@@ -143,7 +143,8 @@ def test_what_was_chosen_by_measuring_takes_in_a_state_of_another_runner(id: str
 
 def test_a_run_has_one_runner_however_it_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop is faster for few, the batch for many: chosen for the vector, a plan of more ranks would give other numbers."""
-    from rlinf_lab.recipes.ppo import PPOConfig, build  # not above: processes of tests import this module, and torch with it
+    from rlinf_lab.recipes import ppo  # not above: processes of tests import this module, and torch with it
+
     by_size = lambda make, num_envs: float(num_envs) if make.args[1].get("runner") == "numpy" else 10.0  # noqa: E731
     monkeypatch.setattr(module, "steps_per_second", by_size)
     factory = lab.vecenv.environment("CartPole-v1")
@@ -151,5 +152,5 @@ def test_a_run_has_one_runner_however_it_is_divided(monkeypatch: pytest.MonkeyPa
     of_run = pickle.loads(pickle.dumps(factory.for_run(64)))
     assert [of_run(n).spec.runner.name for n in (4, 64)] == ["numpy", "numpy"] and of_run(4).spec.runner.why == "measured"
     assert of_run(4, runner="loop").spec.runner.name == "loop" and factory.for_run(4, runner="numpy")(4).spec.runner.why == "as asked"
-    simulator = build(PPOConfig("CartPole-v1", num_envs=64)).workers["simulator"]
+    simulator = ppo.build(ppo.PPOConfig("CartPole-v1", num_envs=64)).workers["simulator"]
     assert simulator.args[0].runner.name == "numpy"
