@@ -59,6 +59,8 @@ class PPOConfig:
     """environment steps after which an episode is cut; None: the environment's own limit"""
     num_envs: int = 8
     """environments, over all ranks and sub-batches together"""
+    runner: str = "auto"
+    """what steps the environments, the same everywhere in the run: "auto" measures those that the simulator has, see `make_vec`; `train` writes down which"""
     n_steps: int = 128
     """environment steps of each environment in an iteration"""
     total_timesteps: int | None = None
@@ -135,6 +137,7 @@ class PPOConfig:
         for name in ("encoder", "policy"):
             value = getattr(self, name)
             self._require(name, value is None or (callable(value) and not isinstance(value, nn.Module)), "a function that makes a torch module, or None")
+        self._require("runner", isinstance(self.runner, str), "'auto', or the name of a runner")
         self._require("parallel", self.parallel in GROUPS, " or ".join(map(repr, GROUPS)))
         self._require("save_to", self.save_to is None or isinstance(self.save_to, (str, os.PathLike)), "a path, or None")
 
@@ -177,7 +180,8 @@ class PPOConfig:
     @functools.cached_property
     def factory(self) -> EnvFactory:
         """What makes the environments, in any process."""
-        return environment(self.env)
+        factory = environment(self.env)
+        return factory if self.runner == "auto" else factory.for_run(self.num_envs, self.max_episode_steps, runner=self.runner)
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
@@ -328,7 +332,7 @@ def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int
     make()  # refuses a space here, not in a worker after the launch
     spec = config.spec
     simulator = flow.worker(
-        SimulatorWorker, config.factory, name="simulator",
+        SimulatorWorker, config.factory.for_run(config.num_envs, config.max_episode_steps), name="simulator",
         num_envs=config.num_envs, n_steps=config.n_steps, max_episode_steps=config.max_episode_steps, seed=config.seed, taken=taken,
         spaces=(spec.observation_space, spec.action_space), render=config.render,
     )  # fmt: skip
