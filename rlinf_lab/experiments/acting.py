@@ -73,7 +73,9 @@ class TrainedPolicy:
     @functools.cached_property
     def _native(self) -> Native | None:
         """To the range of the environment's own actions; None where it is no gymnasium environment."""
-        env = self.config.factory(1, self.config.max_episode_steps)
+        factory = self.config.factory
+        stock = {"runner": "loop"} if "loop" in factory.runners() else {}  # others do not hold gymnasium's environments
+        env = factory(1, self.config.max_episode_steps, **stock)
         try:
             single = getattr(next(iter(getattr(env, "envs", ())), None), "env", None)
             return None if single is None else Native(single.action_space)

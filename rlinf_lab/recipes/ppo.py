@@ -62,6 +62,8 @@ class PPOConfig:
     """environment steps after which an episode is cut; None: the environment's own limit"""
     num_envs: int = 8
     """environments, over all ranks and sub-batches together"""
+    runner: str = "auto"
+    """what steps the environments, the same everywhere in the run: "auto" measures those that the simulator has, see `make_vec`; `train` writes down which"""
     n_steps: int = 128
     """environment steps of each environment in an iteration"""
     total_timesteps: int | None = None
@@ -159,7 +161,9 @@ class PPOConfig:
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         for name in ("encoder", "policy"):
             value = getattr(self, name)
-            self._require(name, value is None or isinstance(value, StartingPolicy) or (callable(value) and not isinstance(value, nn.Module)), "a function that makes a torch module, or None")
+            fits = value is None or isinstance(value, StartingPolicy) or (callable(value) and not isinstance(value, nn.Module))
+            self._require(name, fits, "a function that makes a torch module, or None")
+        self._require("runner", isinstance(self.runner, str), "'auto', or the name of a runner")
         self._require("parallel", self.parallel in GROUPS, " or ".join(map(repr, GROUPS)))
         self._require("save_to", self.save_to is None or isinstance(self.save_to, (str, os.PathLike)), "a path, or None")
 
@@ -214,6 +218,7 @@ class PPOConfig:
     def factory(self) -> EnvFactory:
         """What makes the environments, in any process."""
         factory = environment(self.env)
+        factory = factory if self.runner == "auto" else factory.for_run(self.num_envs, self.max_episode_steps, runner=self.runner)
         return rewarded_for_success(factory) if self.reward == "success" else factory
 
     @functools.cached_property
@@ -368,7 +373,7 @@ def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int
     make()  # refuses a space here, not in a worker after the launch
     spec = config.spec
     simulator = flow.worker(
-        SimulatorWorker, config.factory, name="simulator",
+        SimulatorWorker, config.factory.for_run(config.num_envs, config.max_episode_steps), name="simulator",
         num_envs=config.num_envs, n_steps=config.n_steps, max_episode_steps=config.max_episode_steps, seed=config.seed, taken=taken,
         spaces=(spec.observation_space, spec.action_space), render=config.render, chunk_size=config.chunk,
     )  # fmt: skip

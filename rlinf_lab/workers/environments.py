@@ -219,7 +219,7 @@ class EnvGroup:
         raise EnvError(
             f"{self.env.spec.id}, environment {self.first_env + row}, step {int(self._now - self._began_N[row])} of its episode "
             f"({self.taken} steps in training before): the {what}{name} is {value}. "
-            f"Nothing was learnt from it. Next: mend the environment; lab.check_env finds such steps without training."
+            f"Nothing was learnt from it. Next: mend the environment; lab.envs.check_env finds such steps without training."
         )
 
     def each_has_ended(self) -> bool:

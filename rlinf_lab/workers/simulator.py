@@ -22,7 +22,6 @@ from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
 if TYPE_CHECKING:
     from rlinf_lab.vecenv import EnvSpec, Restorable, VecEnv
-    from rlinf_lab.vecenv.base import Runner
 
 
 LONGEST = 10_000  # steps of an episode in an evaluation that nothing else limits
@@ -62,7 +61,6 @@ class SimulatorWorker(Worker):
         self.chunk_size = chunk_size
         self.groups: list[EnvGroup] = []
         self._states: list[Any] = []
-        self._runners: list[Runner | None] = []
         self._draws = render
 
     def preflight(self) -> None:
@@ -81,10 +79,8 @@ class SimulatorWorker(Worker):
             self._check_spaces(env.spec)
             self.groups.append(EnvGroup(env, slot, slot * size, self.seed, self.taken, self.chunk_size))
 
-    def _made(self, size: int, runner: Runner | None = None) -> VecEnv:
-        """``runner``: of the vector in whose place this one comes, which only the same one can; one that was chosen by measuring might be another."""
-        again = {"runner": runner.name} if runner is not None and runner.rates else {}
-        return self.env(size, self.max_episode_steps, **{**self.options, **again})
+    def _made(self, size: int) -> VecEnv:
+        return self.env(size, self.max_episode_steps, **self.options)
 
     # --- leaving the device ---------------------------------------------------------------------------------
     def can_leave(self) -> bool:
@@ -108,7 +104,6 @@ class SimulatorWorker(Worker):
         if why := self._why_it_stays():
             raise WorkflowError(f"{self.name} cannot leave its device: {why}. Next: a device of its own, or memory for all (device_memory=).")
         self._states = [cast("Restorable", group.env).save_state() if group.has_begun else None for group in self.groups]
-        self._runners = [group.env.spec.runner for group in self.groups]
         for group in self.groups:
             group.give_up_environments()
 
@@ -116,8 +111,8 @@ class SimulatorWorker(Worker):
         """Make them anew and go on from the saved states."""
         if not self._states:
             return
-        for group, state, runner in zip(self.groups, self._states, self._runners, strict=True):
-            group.env = self._made(group.size, runner)
+        for group, state in zip(self.groups, self._states, strict=True):
+            group.env = self._made(group.size)
             if group.has_begun:
                 cast("Restorable", group.env).restore_state(state)
         self._states = []

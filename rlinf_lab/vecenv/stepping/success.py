@@ -6,6 +6,7 @@ episode (`EnvStep.reset_only_N`). All environments that began together thus begi
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
@@ -67,7 +68,7 @@ class SuccessVecEnv:
 
 def rewarded_for_success(factory: EnvFactory) -> EnvFactory:
     """The same environments, rewarded for success alone."""
-    return SuccessFactory(factory.id, factory.make, factory.given)
+    return SuccessFactory(**{f.name: getattr(factory, f.name) for f in fields(factory)})
 
 
 class SuccessFactory(EnvFactory):
