@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
@@ -32,6 +30,8 @@ from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from rlinf_lab.timeline.timeline import Timeline
 
 ROOT = Path("runs")
@@ -128,6 +128,8 @@ class TrainingRun:
     @property
     def metrics(self) -> pd.DataFrame:
         """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, …; what evaluations found begins with ``eval_``."""
+        import pandas as pd
+
         rows = self._between.rows
         return pd.DataFrame([rows[number] for number in sorted(rows.copy())])
 
@@ -219,7 +221,7 @@ class TrainingRun:
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))
         if snapshot is not None:
-            self._keeper.checkpoint(snapshot, self.metrics)
+            self._keeper.checkpoint(snapshot, lambda: self.metrics)
         self._loggers.log(row)
         if self._line is not None:
             self._line(row)
@@ -250,7 +252,7 @@ class TrainingRun:
             self.error = self.error or error
         newest = self._between.newest
         self._keeper.end(
-            newest, self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
+            newest, lambda: self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
             error="" if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000],
         )  # fmt: skip
         self._loggers.close()
