@@ -26,6 +26,7 @@ from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
 from rlinf_lab.notebook import in_notebook, show
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import ENDED, Run, run
+from rlinf_lab.vecenv import Runner
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -41,7 +42,7 @@ STOP_SECONDS = 30.0  # for the iteration that goes on; then it is given up
 class TrainingRun:
     """A training that goes on in the background; made by `train` and `resume`.
 
-    Attributes: ``recipe``, ``config`` (every setting), ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames,
+    Attributes: ``recipe``, ``config`` (every setting), ``runner`` (what steps the environments, and why that), ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames,
     channels), ``reason`` (why it ended before its last iteration, in words). Of a run that plans itself, ``auto`` says what was measured and chosen,
     ``phases`` are the runs so far, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
     """
@@ -49,9 +50,11 @@ class TrainingRun:
     def __init__(
         self, recipe: Recipe, config: Any, workflow: Workflow, plan: ExecutionPlan, executor: str, options: Options,
         folder: RunFolder | None, start: Snapshot | None = None, rows: dict[int, Row] | None = None, auto: AutoPlan | None = None,
+        runner: Runner | None = None,
     ) -> None:  # fmt: skip
         first = 0 if start is None else start.iteration
         self.recipe, self.config, self.workflow, self.options = recipe, config, workflow, options
+        self.runner = runner
         self.error: BaseException | None = None
         self._folder = folder
         best = None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
@@ -163,7 +166,10 @@ class TrainingRun:
         value = f", return {last['return']:.4g}" if "return" in last else ""
         why = f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
         resumed = f"; went on after iteration {self._between.first} from the start of episodes" if self._between.first else ""
-        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value}{resumed})"
+        runner = f"; steps by {self.runner}" if self.runner is not None else ""
+        return (
+            f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"
+        )
 
     # --- the policy ----------------------------------------------------------------------------------------
     def policy(self, best: bool = False) -> Any:
@@ -317,4 +323,4 @@ class TrainingRun:
         folder.write_json("config.json", to_plain(self.config))
         self.plan.save(folder.path / "plan.json")
         seeds = {"training": self.config.seed, "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION)}
-        folder.about(algorithm=self.recipe.name, env=env_name(self.config), seeds=seeds, versions=versions())
+        folder.about(algorithm=self.recipe.name, env=env_name(self.config), seeds=seeds, versions=versions(), runner=str(self.runner or ""))
