@@ -44,7 +44,7 @@ class TrainingRun:
 
     Attributes: ``recipe``, ``config`` (every setting), ``runner`` (what steps the environments, and why that), ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames,
     channels), ``reason`` (why it ended before its last iteration, in words). Of a run that plans itself, ``auto`` says what was measured and chosen,
-    ``phases`` are the runs so far, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
+    ``phases`` are the runs so far, ``phase_firsts`` the iterations before each, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class TrainingRun:
         self._closing = threading.Lock()
         self.auto = auto
         self.phases: list[Run] = []
+        self.phase_firsts: list[int] = []
         self._begin(workflow, plan, executor)
         wait_at_exit(self)
 
@@ -270,11 +271,12 @@ class TrainingRun:
     # --- the beginning -------------------------------------------------------------------------------------
     def _begin(self, workflow: Workflow, plan: ExecutionPlan, executor: str) -> None:
         """Start the run, or its next phase."""
-        first = self._phase_first = self._between.trained
+        first = self._between.trained
         requests = self._requests(self._between.requests())
         started = run(workflow, plan, self.config.updates - first, executor, requests, plan.staleness + 2)
         self.workflow, self.run, self.plan = workflow, started, started.plan
         self.phases.append(started)
+        self.phase_firsts.append(first)
         self._between.attach(started)
         self._tell_folder(state="running", began=time.time(), iteration=first, iterations=self.config.updates, executor=executor, **this_process())
         self._show()
@@ -282,7 +284,7 @@ class TrainingRun:
 
     def _phase_seconds(self) -> list[float]:
         """Of the iterations of this phase, as far as they are known."""
-        rows = (self._between.rows.get(i, {}) for i in range(self._phase_first + 1, self.iteration + 1))
+        rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
         return [row["seconds"] for row in rows if "seconds" in row]
 
     def _next_phase(self) -> None:
