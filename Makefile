@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt environment.yml tools/setup.sh
 	@bash tools/setup.sh
 	@touch $@
 
-demo: $(STAMP)  ## train a robot arm to press a button, under two schedules, with a live view
+demo: $(STAMP)  ## train a robot arm to press a button, under a plan that it finds by itself, with a live view
 	@.venv/bin/rlinf-lab demo $(ARGS)
 
 test: $(STAMP)  ## the test suite (about 17 minutes on 2 cores)

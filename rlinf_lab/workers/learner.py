@@ -25,6 +25,7 @@ from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import ActorCritic, Weights
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
+from rlinf_lab.workers.adam import Adam
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.returns import DiscountedReturns
@@ -126,7 +127,7 @@ class LearnerWorker(TorchWorker):
     def _begin(self) -> None:
         """A policy as constructed, and its optimiser."""
         self.policy = self._make().to(self.device)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
+        self.optimizer = Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
 
     # --- the update -----------------------------------------------------------------------------------
     def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
@@ -249,7 +250,7 @@ class LearnerWorker(TorchWorker):
             total = self.now("vf_coef") * value_loss(value, ret) + 0.0 * (log_prob.sum() + entropy.sum())
         self.optimizer.zero_grad()
         (share * total).backward()
-        nn.utils.clip_grad_norm_(self.policy.parameters(), self.now("max_grad_norm"))
+        self.optimizer.clip(self.now("max_grad_norm"))
         self.optimizer.step()
         means = {"policy_loss": found.policy, "value_loss": found.value, "entropy": found.entropy,
                  "kl": found.kl, "clip_fraction": found.clip_fraction}  # fmt: skip
