@@ -49,15 +49,23 @@ class PolicyWorker(TorchWorker):
                 weights = None
             obs_B = joined([o.obs_N for o in batch])
             action_B, log_prob_B = self.choose(obs_B, None if deterministic else self._draw(batch), batch)
+            executed_B = self._executed(action_B)
             start = 0
             for token in batch:
                 mine = slice(start, start := start + length(token.obs_N))
-                answer = Action(token.slot, rows(action_B, mine), log_prob_B[mine], self.policy.version)
+                executed_N = None if executed_B is None else rows(executed_B, mine)
+                answer = Action(token.slot, rows(action_B, mine), log_prob_B[mine], self.policy.version, executed_N)
                 actions.put(answer, key=token.slot)
 
     def choose(self, obs_B: Tree, noise_BK: NDArray[np.float32] | None, batch: list[Observation]) -> tuple[Tree, NDArray[np.float32]]:
         """Actions and log-probabilities of all rows; without noise the greedy ones. ``batch``: whose observations they are, for those that override it."""
         return self.policy.act(obs_B, noise_BK)
+
+    def _executed(self, action_B: Tree) -> Tree:
+        """What environments get, where that is another than what is learned from, else None. A module of the user's may not know the difference."""
+        executed = getattr(self.policy, "executed", None)
+        found = action_B if executed is None else executed(action_B)
+        return None if found is action_B else found
 
     def load_weights(self, weights: Weights) -> None:
         """Use these from the next observation on."""
