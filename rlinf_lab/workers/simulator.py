@@ -34,8 +34,8 @@ class SimulatorWorker(Worker):
     ``max_episode_steps``: steps after which an episode is cut (None: the environment's own limit). ``taken``: training steps of each
     environment in an earlier run that this one goes on from; its episodes and its noise are not repeated.
     ``spaces``: the (observation, action) spaces that the policy was built for, checked in `setup`. ``render``: whether to draw a picture now
-    and then, for a dashboard. ``options`` go to the environment's
-    constructor.
+    and then, for a dashboard. ``chunk_size``: the policy chooses so many actions at once, and a row of a trajectory is such a chunk; ``n_steps`` is a
+    multiple of it. ``options`` go to the environment's constructor.
     """
 
     def __init__(
@@ -49,12 +49,16 @@ class SimulatorWorker(Worker):
         taken: int = 0,
         spaces: tuple[Any, Any] | None = None,
         render: bool = True,
+        chunk_size: int | None = None,
         **options: Any,
     ) -> None:
         renamed = {"horizon": "max_episode_steps", "steps": "n_steps", "sizes": "spaces=(observation_space, action_space)"}
         refuse_old_names("SimulatorWorker", options, renamed)
         self.env, self.num_envs, self.n_steps = environment(env), num_envs, n_steps
         self.max_episode_steps, self.seed, self.taken, self.spaces, self.options = max_episode_steps, seed, taken, spaces, options
+        if chunk_size is not None and n_steps % chunk_size:
+            raise ConfigError(f"SimulatorWorker(n_steps={n_steps}, chunk_size={chunk_size}): n_steps must be a multiple of the chunk's size.")
+        self.chunk_size = chunk_size
         self.groups: list[EnvGroup] = []
         self._states: list[Any] = []
         self._draws = render
@@ -73,7 +77,7 @@ class SimulatorWorker(Worker):
         for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
             env = self._made(size)
             self._check_spaces(env.spec)
-            self.groups.append(EnvGroup(env, slot, slot * size, self.seed, self.taken))
+            self.groups.append(EnvGroup(env, slot, slot * size, self.seed, self.taken, self.chunk_size))
 
     def _made(self, size: int) -> VecEnv:
         return self.env(size, self.max_episode_steps, **self.options)
@@ -115,10 +119,11 @@ class SimulatorWorker(Worker):
 
     def collect(self, actions: Inbox[Action], observations: Outbox[Observation], trajectories: Outbox[Trajectory]) -> None:
         """``n_steps`` steps of every environment; then one `Trajectory` per slot."""
+        rows = self.n_steps // (self.chunk_size or 1)
         for group in self.groups:
-            group.begin(self.n_steps)
+            group.begin(rows)
             observations.put(group.observation())
-        for left in range(self.n_steps - 1, -1, -1):
+        for left in range(rows - 1, -1, -1):
             for group in self.groups:
                 group.record(actions.take(key=group.slot))
                 if left:
@@ -150,8 +155,8 @@ class SimulatorWorker(Worker):
         taken = 0
         while live:
             for group in live:
-                group.step(actions.take(key=group.slot).action_N)
-            taken += 1
+                group.step(actions.take(key=group.slot).for_environment_N)
+            taken += self.chunk_size or 1
             if taken >= LONGEST and live[0].env.spec.max_episode_steps is None:
                 warnings.warn(f"{live[0].env.spec.id}: an evaluated episode was cut after {taken} steps. Next: max_episode_steps=.", stacklevel=2)
                 for group in live:
