@@ -46,7 +46,7 @@ class AsynchronousTraining:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ConfigError(
-                    f"AsynchronousTraining.{name} is {shown(value)}; it must be a whole number of at least 1. Next: 1 or more."
+                    f"AsynchronousTraining.{name} is {shown(value)}; it must be a whole number. Next: 1 or more."
                 )
         for name, least in (("training_s", "above 0"), ("load_s", "at least 0")):
             value = getattr(self, name)
