@@ -46,7 +46,6 @@ class First(IntEnum):
     WORKS = 3
 
 
-@functools.lru_cache(1024)
 def computes_first(function: Callable[..., Any], cls: type) -> bool:
     """Whether a method of a class computes, or may compute, before it first reads from an inbox, or never reads."""
     definition = _definition(function)
@@ -57,7 +56,6 @@ def computes_first(function: Callable[..., Any], cls: type) -> bool:
     return reader.block(definition.body) in (First.NOTHING, First.WORKS)
 
 
-@functools.lru_cache(1024)
 def batched(function: Callable[..., Any]) -> frozenset[str]:
     """Inboxes that a method uses for nothing but to get the plan's batches: ``for batch in inbox``, ``inbox.get()``."""
     definition = _definition(function)
@@ -77,6 +75,7 @@ def _inboxes(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(name for name, end in channel_ends(function).items() if end == READ)
 
 
+@functools.lru_cache(1024)
 def _definition(function: Callable[..., Any]) -> ast.FunctionDef | None:
     """None where there is no source, another function stands before this one, or the file has changed since."""
     function = inspect.unwrap(function)
