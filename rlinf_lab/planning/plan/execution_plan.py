@@ -382,7 +382,7 @@ class ExecutionPlan:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON: to be edited, read again by `load`, and simulated (`rlinf-lab simulate --plan FILE.json`,
-        `lab.planned`).
+        `lab.planning.planned`).
         """
         write_text(path, self.to_json(), "plan", PlanError)
 
