@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
+from rlinf_lab.experiments.display.progress import Line
+from rlinf_lab.experiments.display.watching import CHARTS, Watched
 from rlinf_lab.experiments.evaluation import Evaluation
 from rlinf_lab.experiments.exits import wait_at_exit
 from rlinf_lab.experiments.goals import Watch
 from rlinf_lab.experiments.loggers import Loggers
 from rlinf_lab.experiments.options import Options, checked_metrics
-from rlinf_lab.experiments.progress import Line
 from rlinf_lab.experiments.recipe import Recipe
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, this_process, to_plain, versions
 from rlinf_lab.experiments.storage.keeping import Keeper
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
-from rlinf_lab.experiments.watching import CHARTS, Watched
 from rlinf_lab.notebook import Shown, in_notebook, shown_live
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import ENDED, Run, run

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlinf_lab.experiments.between import Between
-    from rlinf_lab.experiments.training import TrainingRun
     from rlinf_lab.runtime.run.run import Run
 
 CHARTS = ("success_rate", "return", "eval_return", "value_loss|loss")
@@ -17,10 +16,10 @@ class Watched:
     """What a dashboard reads of a run; everything else is the run's own.
 
     The runtime counts what it was asked, the training what was trained: an iteration is one update, in every phase, and its row has all that is known of
-    it.
+    it. ``training``: a `TrainingRun`; ``run``: of this phase.
     """
 
-    def __init__(self, training: TrainingRun, run: Run, between: Between, began: float) -> None:
+    def __init__(self, training: Any, run: Run, between: Between, began: float) -> None:
         self._training, self._run, self._between, self._began = training, run, between, began
 
     def __getattr__(self, name: str) -> Any:
@@ -29,12 +28,12 @@ class Watched:
     @property
     def state(self) -> str:
         """Of the training; of a phase that another one has followed: over."""
-        return self._training.state if self._training.run is self._run else "finished"
+        return str(self._training.state) if self._training.run is self._run else "finished"
 
     @property
     def iteration(self) -> int:
         """Updates so far."""
-        return self._training.iteration
+        return int(self._training.iteration)
 
     @property
     def iterations(self) -> int:
@@ -49,12 +48,13 @@ class Watched:
     @property
     def error(self) -> BaseException | None:
         """Of the training: also of an evaluation, or of what the user has called after each iteration."""
-        return self._training.error or self._run.error
+        found: BaseException | None = self._training.error or self._run.error
+        return found
 
     @property
     def plan_note(self) -> str:
         """Old, predicted, measured, gain."""
-        return "" if self._training.auto is None else self._training.auto.note
+        return "" if self._training.auto is None else str(self._training.auto.note)
 
     def metrics_since(self, version: int) -> tuple[list[dict[str, float]], int]:
         """Rows that are new or have changed."""
