@@ -52,6 +52,14 @@ class Choice:
         new = {"plan": self.new.name, "predicted_s": self.predicted_s, "measured_s": self.result_s, "gain": self.gain}
         return pd.DataFrame([old, new] if self.changes else [old])
 
+    @property
+    def line(self) -> str:
+        """Old, predicted, measured and gain; seconds of an iteration."""
+        if not self.changes:
+            return f"plan {self.old.name} is kept, {self.measured_s:.3g} s an iteration: {self.reason}"
+        measured = "not measured yet" if self.result_s is None else f"measured {self.result_s:.3g} s"
+        return f"old plan {self.old.name} {self.measured_s:.3g} s → new plan {self.new.name}: predicted {self.predicted_s:.3g} s, {measured}, gain {self.gain:.2f}×"
+
     def __repr__(self) -> str:
         if not self.changes:
             return f"Choice(stays under {self.old.name!r}, {self.measured_s:.3g} s an iteration: {self.reason})"

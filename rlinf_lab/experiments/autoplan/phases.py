@@ -114,6 +114,13 @@ class AutoPlan:
         self._is_over = not worse
         return worse
 
+    @property
+    def note(self) -> str:
+        """In one line: old, predicted, measured, gain; or why there is nothing to say."""
+        if self.choice is None:
+            return "; ".join(self.notes) or "plan: measuring the first iterations on one core"
+        return "; ".join([self.choice.line, *self.notes])
+
     def _repr_html_(self) -> str:
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes)
         if self.choice is None:
