@@ -101,7 +101,7 @@ def test_in_place_and_resumed_answers_are_the_same_under_the_same_weights():
 
 
 def test_an_evaluation_between_does_not_disturb_what_runs():
-    handed, _, worker = rollouts(StalenessPolicy("pace"))
+    _, _, worker = rollouts(StalenessPolicy("pace"))
     running = worker._groups.running
     out = Collected()
     worker.generate(Scripted([Asked(problem(0, p), -1, p, 0) for p in range(20)]), out, Published())

@@ -19,7 +19,6 @@ from rlinf_lab.workers.reasoning.records import Asked, ModelWeights, Response
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
-
 DEFAULT_SLOTS = 128
 """of a generator that is not told otherwise"""
 

@@ -26,7 +26,6 @@ from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
 
-
 MOST_STALE = 4
 """updates from which on the histogram tells staleness together"""
 
