@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
@@ -33,6 +31,8 @@ from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from rlinf_lab.timeline.timeline import Timeline
 
 ROOT = Path("runs")
@@ -44,7 +44,7 @@ class TrainingRun:
 
     Attributes: ``recipe``, ``config`` (every setting), ``runner`` (what steps the environments, and why that), ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames,
     channels), ``reason`` (why it ended before its last iteration, in words). Of a run that plans itself, ``auto`` says what was measured and chosen,
-    ``phases`` are the runs so far, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
+    ``phases`` are the runs so far, ``phase_firsts`` the iterations before each, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class TrainingRun:
         self._closing = threading.Lock()
         self.auto = auto
         self.phases: list[Run] = []
+        self.phase_firsts: list[int] = []
         self._begin(workflow, plan, executor)
         wait_at_exit(self)
 
@@ -131,6 +132,8 @@ class TrainingRun:
     @property
     def metrics(self) -> pd.DataFrame:
         """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, …; what evaluations found begins with ``eval_``."""
+        import pandas as pd
+
         rows = self._between.rows
         return pd.DataFrame([rows[number] for number in sorted(rows.copy())])
 
@@ -225,7 +228,7 @@ class TrainingRun:
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))
         if snapshot is not None:
-            self._keeper.checkpoint(snapshot, self.metrics)
+            self._keeper.checkpoint(snapshot, lambda: self.metrics)
         self._loggers.log(row)
         if self._line is not None:
             self._line(row)
@@ -256,7 +259,7 @@ class TrainingRun:
             self.error = self.error or error
         newest = self._between.newest
         self._keeper.end(
-            newest, self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
+            newest, lambda: self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
             error="" if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000],
         )  # fmt: skip
         self._loggers.close()
@@ -268,11 +271,12 @@ class TrainingRun:
     # --- the beginning -------------------------------------------------------------------------------------
     def _begin(self, workflow: Workflow, plan: ExecutionPlan, executor: str) -> None:
         """Start the run, or its next phase."""
-        first = self._phase_first = self._between.trained
+        first = self._between.trained
         requests = self._requests(self._between.requests())
         started = run(workflow, plan, self.config.updates - first, executor, requests, plan.staleness + 2)
         self.workflow, self.run, self.plan = workflow, started, started.plan
         self.phases.append(started)
+        self.phase_firsts.append(first)
         self._between.attach(started)
         self._tell_folder(state="running", began=time.time(), iteration=first, iterations=self.config.updates, executor=executor, **this_process())
         self._show()
@@ -280,7 +284,7 @@ class TrainingRun:
 
     def _phase_seconds(self) -> list[float]:
         """Of the iterations of this phase, as far as they are known."""
-        rows = (self._between.rows.get(i, {}) for i in range(self._phase_first + 1, self.iteration + 1))
+        rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
         return [row["seconds"] for row in rows if "seconds" in row]
 
     def _next_phase(self) -> None:

@@ -130,7 +130,7 @@ class CloneLearner(LearnerWorker):
         loss = share * model(*(rows(tree, mine) for tree in trees), my_noise)[0].mean()
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.policy.parameters(), self.now("max_grad_norm"))
+        self.optimizer.clip(self.now("max_grad_norm"))
         self.optimizer.step()
         return loss.detach()
 

@@ -25,6 +25,7 @@ from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import ActorCritic, Weights
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
+from rlinf_lab.workers.adam import Adam
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.returns import DiscountedReturns
@@ -128,7 +129,7 @@ class LearnerWorker(TorchWorker):
         """A policy as constructed, and its optimiser."""
         self.policy = self._make().to(self.device)
         self._actor_alone = None
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
+        self.optimizer = Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
 
     # --- the update -----------------------------------------------------------------------------------
     def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
@@ -255,7 +256,7 @@ class LearnerWorker(TorchWorker):
         (share * total).backward()
         for parameter in self._actor_alone or () if values_only else ():
             parameter.grad = None  # a gradient of zero would let Adam's momentum move it on
-        nn.utils.clip_grad_norm_(self.policy.parameters(), self.now("max_grad_norm"))
+        self.optimizer.clip(self.now("max_grad_norm"))
         self.optimizer.step()
         means = {"policy_loss": found.policy, "value_loss": found.value, "entropy": found.entropy,
                  "kl": found.kl, "clip_fraction": found.clip_fraction}  # fmt: skip
