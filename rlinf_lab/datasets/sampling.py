@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,7 +83,7 @@ class ChunkSampler:
         place = np.argsort(order, kind="stable")
         if not self._is_whole:
             self._take(self._next())
-        return tuple(map_tree(lambda *parts: np.concatenate(parts)[place], *trees) for trees in (obs, actions))  # type: ignore[return-value]
+        return tuple(map_tree(lambda *parts: np.concatenate(parts)[place], *trees) for trees in (obs, actions))
 
     def _chunks(self, action_T: NDArray, step: NDArray) -> NDArray:
         if self.chunk_size is None:

@@ -35,7 +35,7 @@ def from_json(plain: Any) -> Space:
     try:
         if "box" in plain:
             low, high = (np.array(plain[name], np.float64) for name in ("low", "high"))
-            return spaces.Box(_filled(low, plain), _filled(high, plain), tuple(plain["box"]), np.dtype(plain["dtype"]).type)  # type: ignore[arg-type]
+            return spaces.Box(_filled(low, plain), _filled(high, plain), tuple(plain["box"]), np.dtype(plain["dtype"]).type)
         if "discrete" in plain:
             return spaces.Discrete(int(plain["discrete"]), start=int(plain.get("start", 0)))
         if "multi_discrete" in plain:

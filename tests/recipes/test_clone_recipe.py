@@ -88,8 +88,8 @@ def test_a_transformer_of_chunks_is_cloned_like_any_policy(data):
 def test_ppo_goes_on_from_a_clone(data, tmp_path):
     """While the value net alone is taught the policy is the clone, normalisation included; what was trained on is kept and loaded."""
     clone = lab.train("clone", LineEnv, data=data, chunk_size=3, **SMALL, **QUIET).wait()
-    ppo = {"policy": clone, "max_episode_steps": 6, "num_envs": 4, "n_steps": 12, "batch_size": 8, "reward": "success", "iterations": 2}
-    kept = lab.train("ppo", LineEnv, **{**ppo, "reward": "environment"}, critic_warmup=2, plan=None, progress=False, folder=tmp_path / "kept").wait()
+    ppo = {"policy": clone, "max_episode_steps": 6, "num_envs": 4, "n_steps": 12, "batch_size": 8, "iterations": 2}
+    kept = lab.train("ppo", LineEnv, **ppo, critic_warmup=2, plan=None, progress=False, folder=tmp_path / "kept").wait()
     obs = data[4].obs_T
     np.testing.assert_array_equal(kept.policy().act(obs), clone.policy().act(obs))
     assert kept.config.chunk == 3 and kept.policy().version == 2

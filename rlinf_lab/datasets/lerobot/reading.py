@@ -216,9 +216,9 @@ class LeRobotData(EpisodeSource):
             return found
         kind = np.dtype(feature["dtype"])
         if kind.kind == "f":
-            return spaces.Box(-np.inf, np.inf, shape, kind.type)  # type: ignore[arg-type]
+            return spaces.Box(-np.inf, np.inf, shape, kind.type)
         limits = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
-        return spaces.Box(*limits, shape, np.int8 if kind.kind == "b" else kind.type)  # type: ignore[arg-type]
+        return spaces.Box(*limits, shape, np.int8 if kind.kind == "b" else kind.type)
 
     @cached_property
     def _places(self) -> dict[str, NDArray[np.int64]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def read_frames(data: LeRobotData, name: str, at: dict[str, int]) -> NDArray[np.uint8]:
     """The pictures (T, H, W, C) of an episode: decoded from where it begins in its file, and no further than its end."""
-    import imageio
+    import imageio.v2 as imageio
 
     places, index = data._places, at["episode_index"]
     row = int(np.flatnonzero(places["episode_index"] == index)[0])
@@ -25,8 +26,8 @@ def read_frames(data: LeRobotData, name: str, at: dict[str, int]) -> NDArray[np.
     # Half a frame earlier: a time stamp is rounded.
     options: dict[str, Any] = {"input_params": ["-ss", f"{max(0.0, float(start) - 0.5 / data.spec.fps):.6f}"]}
     try:
-        with imageio.get_reader(path, "ffmpeg", **options) as reader:  # type: ignore[attr-defined]
-            frames = [np.asarray(frame) for _, frame in zip(range(at["length"]), reader, strict=False)]
+        with imageio.get_reader(path, "ffmpeg", **options) as reader:
+            frames = [np.asarray(frame) for frame in itertools.islice(reader.iter_data(), at["length"])]
     except (OSError, RuntimeError, ValueError, IndexError) as error:
         raise data._bad(path, f"it cannot be decoded: {str(error)[:200]}") from error
     if len(frames) < at["length"] or frames[0].shape != shape:

@@ -20,8 +20,8 @@ from PIL import Image
 
 from rlinf_lab.datasets.episodes import Episode, EpisodeSource
 from rlinf_lab.datasets.lerobot import layout
-from rlinf_lab.datasets.space_json import at, is_image, leaf_spaces, to_json
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.datasets.space_json import at, leaf_spaces, to_json
+from rlinf_lab.errors import ConfigError
 
 
 def write_lerobot(data: EpisodeSource, folder: str | os.PathLike[str]) -> Path:
@@ -114,7 +114,7 @@ class _Writer:
 
     def _written(self) -> Iterator[tuple[Episode, tuple[int, int]]]:
         """Each episode when its frames are on disk, and in which file."""
-        number, writer = -1, None
+        number, writer, path = -1, None, self.root
         try:
             for index, episode in enumerate(self.data):
                 if writer is None or path.stat().st_size > layout.DATA_FILE_MB * 2**20:
@@ -135,14 +135,15 @@ class _Writer:
 
     def _schema(self) -> pa.Schema:
         """With what Hugging Face's datasets reads of it: which columns are pictures."""
-        fields, described = {}, {}
+        fields: dict[str, pa.DataType] = {}
+        described: dict[str, dict[str, Any]] = {}
         for name, feature in self.features.items():
             kind, shape = feature["dtype"], feature["shape"]
             if kind == "image":
                 fields[name], described[name] = pa.struct({"bytes": pa.binary(), "path": pa.string()}), {"_type": "Image"}
                 continue
             fields[name] = _arrow(kind, shape)
-            value = {"dtype": kind, "_type": "Value"}
+            value: dict[str, Any] = {"dtype": kind, "_type": "Value"}
             if shape == [1]:
                 described[name] = value
             elif len(shape) == 1:
@@ -243,5 +244,5 @@ def _pictures(column_THWC: NDArray) -> pa.Array:
 def packed(arrays: dict[str, NDArray]) -> bytes:
     """Arrays as one npz; reading it executes nothing."""
     out = io.BytesIO()
-    np.savez_compressed(out, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(out, allow_pickle=False, **arrays)
     return out.getvalue()
