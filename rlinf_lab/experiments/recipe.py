@@ -5,6 +5,7 @@ A recipe is one readable file with a frozen dataclass of settings and a function
     config      fields ``env``, ``max_episode_steps``, ``seed``, ``total_timesteps``, ``iterations``; properties ``updates`` (iterations of the whole run),
                 ``env_steps`` (of one iteration), ``factory`` (an `EnvFactory`), ``spec``; ``make_policy()`` gives a constructor of the policy, which has
                 ``act(obs, None)`` and ``load(weights)``; ``preset(env, **changes)`` where settings are known that learn
+                ``staleness``, optional: how many updates the acting weights may be old, for ``plan="auto"``
     build       ``build(config, state=None) -> Workflow``, whose iteration function takes one request:
                 "train"       one update; returns its metrics, a dict of numbers
                 "checkpoint"  the same; returns {"metrics": ..., "state": ...}; of several ranks the state may be a list
@@ -38,6 +39,7 @@ HOMES = {
     "clone": ("rlinf_lab.recipes.clone", "CloneConfig", "build"),
     "grpo": ("rlinf_lab.recipes.grpo", "GRPOConfig", "build"),
     "ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build"),
+    "rlpd": ("rlinf_lab.recipes.rlpd", "RLPDConfig", "build"),
     "sac": ("rlinf_lab.recipes.sac", "SACConfig", "build"),
     "td3": ("rlinf_lab.recipes.td3", "TD3Config", "build"),
 }

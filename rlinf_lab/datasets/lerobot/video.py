@@ -27,7 +27,8 @@ def read_frames(data: LeRobotData, name: str, at: dict[str, int]) -> NDArray[np.
     options: dict[str, Any] = {"input_params": ["-ss", f"{max(0.0, float(start) - 0.5 / data.spec.fps):.6f}"]}
     try:
         with imageio.get_reader(path, "ffmpeg", **options) as reader:
-            frames = [np.asarray(frame) for frame in itertools.islice(reader.iter_data(), at["length"])]
+            pictures: Any = reader
+            frames = [np.asarray(frame) for frame in itertools.islice(pictures.iter_data(), at["length"])]
     except (OSError, RuntimeError, ValueError, IndexError) as error:
         raise data._bad(path, f"it cannot be decoded: {str(error)[:200]}") from error
     if len(frames) < at["length"] or frames[0].shape != shape:
