@@ -36,6 +36,7 @@ from rlinf_lab.workflow.workflow import Workflow
 GROUP = "rlinf_lab.recipes"
 #: By name: the module, its configuration and the function that builds the workflow. Loaded when asked for, torch with them.
 HOMES = {
+    "clone": ("rlinf_lab.recipes.clone", "CloneConfig", "build"),
     "grpo": ("rlinf_lab.recipes.grpo", "GRPOConfig", "build"),
     "ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build"),
     "rlpd": ("rlinf_lab.recipes.rlpd", "RLPDConfig", "build"),
@@ -99,3 +100,11 @@ def find(algorithm: str | Recipe) -> Recipe:
 def names() -> list[str]:
     """All algorithms that `train` knows."""
     return sorted({*HOMES, *(point.name for point in entry_points(group=GROUP))})
+
+
+def name_of(config: Any) -> str:
+    """The algorithm that a configuration is of. `ConfigError` for one of a `Recipe` that has no name here."""
+    for name, (module, kind, _) in HOMES.items():
+        if type(config).__name__ == kind and type(config).__module__ == module:
+            return name
+    raise ConfigError(f"{type(config).__name__} is of no algorithm that is known by name. Next: give the run itself, policy=run.")

@@ -20,7 +20,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 def train(
     algorithm: str | Recipe,
-    env: Any,
+    env: Any = None,
     *,
     total_timesteps: int | None = None,
     plan: ExecutionPlan | Callable[[Workflow], ExecutionPlan] | str | None = "auto",
@@ -31,7 +31,7 @@ def train(
 ) -> TrainingRun:
     """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
 
-    ``algorithm``: "ppo", or a `Recipe`. ``env``: an id, a factory, a class. ``total_timesteps``: environment steps over all environments,
+    ``algorithm``: "ppo", "clone", ... or a `Recipe`. ``env``: an id, a factory, a class; may be left out where data says it. ``total_timesteps``: environment steps over all environments,
     rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores of
     this machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it found); or an
     `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on one core. ``executor``: "local"
