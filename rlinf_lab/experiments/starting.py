@@ -41,7 +41,7 @@ def train(
 
     Raises `ConfigError`, `UnknownNameError` or `PlanError` before anything starts; what a worker raises comes from `TrainingRun.wait`.
     """
-    recipe = find(algorithm)
+    recipe = find(algorithm, env)
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
