@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, shown
@@ -20,7 +20,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 def train(
     algorithm: str | Recipe,
-    env: Any,
+    env: Any = None,
     *,
     total_timesteps: int | None = None,
     plan: ExecutionPlan | Callable[[Workflow], ExecutionPlan] | str | None = "auto",
@@ -31,7 +31,7 @@ def train(
 ) -> TrainingRun:
     """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
 
-    ``algorithm``: "ppo", or a `Recipe`. ``env``: an id, a factory, a class. ``total_timesteps``: environment steps over all environments,
+    ``algorithm``: "ppo", "clone", ... or a `Recipe`. ``env``: an id, a factory, a class; may be left out where data says it. ``total_timesteps``: environment steps over all environments,
     rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores of
     this machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it found); or an
     `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on one core. ``executor``: "local"
@@ -46,7 +46,7 @@ def train(
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
     workflow = recipe.build(config)
-    auto = auto_plan(plan, devices, recipe.shares(config), executor, recipe.fuse is not None)
+    auto = auto_plan(plan, devices, recipe, config, executor)
     first = auto.first(workflow) if auto is not None else None
     finds_itself = plan is None or (first is not None and not first.measures)
     plan = checked_plan(plan if first is None else first.plan, workflow)
@@ -96,10 +96,13 @@ def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = N
     return recipe.policy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
 
 
-def auto_plan(plan: Any, devices: Sequence[str] | None, shares: Mapping[str, int], executor: str | None, fuses: bool = False) -> AutoPlan | None:
+def auto_plan(plan: Any, devices: Sequence[str] | None, recipe: Recipe, config: Any, executor: str | None) -> AutoPlan | None:
     """For ``plan="auto"``; None for another plan. `ConfigError` for devices beside a plan that names its own."""
     if plan == "auto":
-        return AutoPlan(shares, tuple(devices_here("cpu") if devices is None else devices), executor or "processes", fuses)
+        found = tuple(devices_here("cpu") if devices is None else devices)
+        staleness = getattr(config, "staleness", 0)
+        behind = staleness if isinstance(staleness, int) else 0  # GRPO's is the name of a rule
+        return AutoPlan(recipe.shares(config), found, executor or "processes", behind, recipe.fuse is not None)
     if devices is not None:
         raise ConfigError(f"train(devices={shown(devices)}): for plan='auto' only; a plan names its own. Next: leave one of them out.")
     return None

@@ -39,8 +39,9 @@ class Phase(NamedTuple):
 
 @dataclass
 class AutoPlan:
-    """Says under which plan a run goes on. ``shares``: see `Recipe.shares`; ``executor``: of plans on several devices. ``fuses``: the
-    recipe can (`Recipe.fuse`): the run then begins as it would go on on one core, and is measured only where a change could pay.
+    """Says under which plan a run goes on. ``shares``: see `Recipe.shares`; ``executor``: of plans on several devices; ``staleness``: how many updates
+    the weights that act may be old; ``fuses``: the recipe can (`Recipe.fuse`), so the run begins as it would go on on one core, and is measured only
+    where a change could pay.
 
     ``choice`` is there when it has been made; ``notes``: why there was nothing to choose.
     """
@@ -48,6 +49,7 @@ class AutoPlan:
     shares: Mapping[str, int]
     devices: Sequence[str]
     executor: str = "processes"
+    staleness: int = 0
     fuses: bool = False
     choice: Choice | None = None
     notes: list[str] = field(default_factory=list)
@@ -59,7 +61,7 @@ class AutoPlan:
 
     def first(self, flow: Workflow) -> Phase:
         """The plan to begin with."""
-        self._probes = probes(flow, self.shares, self.devices)
+        self._probes = probes(flow, self.shares, self.devices, self.staleness)
         self._is_over = not self._probes
         if self._probes and self.fuses:
             self._probes.insert(0, self._probes[0]._replace(measures=False))
@@ -104,7 +106,7 @@ class AutoPlan:
         if self._number < len(self._probes):
             return self._probe(self._number)
         change_s = CHANGE_S + setup_s
-        self.choice = choose(flow, self._seen, self.shares, self.devices, self._measured_s, remaining, change_s, self.executor)
+        self.choice = choose(flow, self._seen, self.shares, self.devices, self._measured_s, remaining, change_s, self.executor, self.staleness)
         self._is_over = not self.choice.changes
         plan = self.choice.new
         return Phase(plan, self.executor if len(plan.devices) > 1 else "local")
