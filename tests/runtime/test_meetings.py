@@ -13,7 +13,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError
 from rlinf_lab.planning.engine.engine import Do, Engine, Event
 from rlinf_lab.runtime.host.elastic.meetings import Meetings, may_meet
-from rlinf_lab.runtime.host.rank import Process
+from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, RankGroup, SimulatorWorker

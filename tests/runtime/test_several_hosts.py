@@ -466,12 +466,11 @@ def test_what_a_rank_has_put_is_sent_before_it_lets_go_of_its_device() -> None:
     held: dict[str, list[bool]] = {}
     for name, host in executor.hosts.items():
 
-        def watched(to: str, message: tuple, host: Any = host, name: str = name, send: Callable[..., None] = host._send) -> None:
+        def watched(to: str, message: tuple, host: Any = host, name: str = name) -> None:
             if message[0] == "put":
                 held.setdefault(name, []).append(any(p.machine.holding for p in host.ranks))
-            send(to, message)
 
-        host._send = watched
+        executor.before_sending[name] = watched
     executor.start()
     session = Session(executor)
     try:

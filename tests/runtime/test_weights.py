@@ -143,7 +143,7 @@ def test_the_bound_holds_over_several_hosts(staleness: int, delay: float, monkey
         sent.append((name, host, version))
         original(self, name, version, host, have, number)
 
-    monkeypatch.setattr(WeightTable, "answer", counted)
+    monkeypatch.setattr(WeightTable, "_asked", counted)
     for seed in range(8):
         flow, plan = asynchronous(staleness, 2, 0.002, seed)
         executor = MeshExecutor(flow, plan, delay, seed)

@@ -124,9 +124,9 @@ class Run(Observed):
             loop.give_up(0, Cancelled("the run was stopped"))
         if wait and threading.current_thread() is not self._thread:
             if not self._ended.wait(STOP_SECONDS):
+                busy = ", ".join(sorted(loop.under_way.labels())) or "its start"
                 raise TimeoutError(
-                    f"{self!r} has not ended after {STOP_SECONDS} s: {', '.join(loop.busy()) or 'its start'} goes on. "
-                    "Next: wait, or restart the kernel; a "
+                    f"{self!r} has not ended after {STOP_SECONDS} s: {busy} goes on. Next: wait, or restart the kernel; a "
                     f"method that computes for long looks at self.cancelled now and then."
                 )
             self._warn()

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.layout import Layout
-from rlinf_lab.runtime.host.channels.unread import moved
-from rlinf_lab.runtime.host.driver import short
+from rlinf_lab.runtime.host.driver.loop import short
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
-from rlinf_lab.runtime.host.rank import Filled
+from rlinf_lab.runtime.host.state.messages import ReadersOf, Retire, SealStreams, ValuesWanted, moved
+from rlinf_lab.runtime.host.state.rank import Filled
 from rlinf_lab.runtime.threads.main_thread_guard import Servant, aside
 from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind
@@ -253,8 +253,8 @@ class Session:
         raise one._error from one._error.__cause__
 
     def _tell_remarks(self, stacklevel: int = 5) -> None:
-        while self._loop.remarks:
-            warnings.warn(self._loop.remarks.popleft(), RuntimeWarning, stacklevel=stacklevel)
+        while self._loop.remarks.untold:
+            warnings.warn(self._loop.remarks.untold.popleft(), RuntimeWarning, stacklevel=stacklevel)
 
     def _refuse_inside(self, what: str) -> None:
         if self._is_inside():
@@ -305,10 +305,10 @@ class Session:
         """The iteration function has returned."""
         self._seal(set(self._layout.graph_channels()))
         self._loop.counted(self._now, moved(self._ports.values()))
-        self._loop.broadcast(("readers", self._now, self._readers()))
+        self._loop.broadcast(ReadersOf(self._now, self._readers()))
         # before it can be known that nobody reads one any more
         if any(spec.discard_unread for spec in self._layout.graph.channels):
-            self._loop.broadcast(("wanted", self._now, self._wanted()))
+            self._loop.broadcast(ValuesWanted(self._now, self._wanted()))
         self._loop.leave(self._now)
 
     def _wait_until_over(self, number: int, timeout: float | None = None) -> None:
@@ -323,7 +323,7 @@ class Session:
                 self._collect(one)
             self._open.popleft()
             self.iteration += 1
-            self._loop.broadcast(("retire", one.number - 1))  # values of this one may still be asked for
+            self._loop.broadcast(Retire(one.number - 1))  # values of this one may still be asked for
 
     def _collect(self, one: Iteration) -> None:
         """Resolve what an iteration that has ended returned."""
@@ -468,11 +468,11 @@ class Session:
         self._refuse_forgotten(_value_of(call), call.iteration)
         if call.iteration == self._now:
             self._seal(self._upstream(call))
-        host, driver = self._host, self._host.driver
+        fetch, driver = self._host.values.fetch, self._host.driver
         if path or self._layout.ranks(call.worker) == 1:
-            return follow(host.fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
+            return follow(fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
         return [
-            host.fetch(driver, call.call_id, call.worker, r, call.iteration, timeout)
+            fetch(driver, call.call_id, call.worker, r, call.iteration, timeout)
             for r in self._loop.members.of(call)
         ]
 
@@ -509,11 +509,9 @@ class Session:
         return items
 
     def _port(self, channel: str, direction: str) -> Any:
-        from rlinf_lab.runtime.host.channels.ports import InboxPort, outbox
-
         if (channel, direction) not in self._ports:
-            made = outbox if direction == WRITE else InboxPort
-            self._ports[channel, direction] = made(self._host, self._host.driver, channel, self._now)
+            made = self._host.ports.outbox if direction == WRITE else self._host.ports.inbox
+            self._ports[channel, direction] = made(self._host.driver, channel, self._now)
         return self._ports[channel, direction]
 
     # --- the end of streams ------------------------------------------------------------------------------
@@ -548,7 +546,7 @@ class Session:
                 if (channel, WRITE) in self._ports:
                     self._ports[channel, WRITE].refuse_incomplete()
                 self._loop.close_channel(channel, self._now)
-        self._loop.broadcast(("seal", self._now, expected))
+        self._loop.broadcast(SealStreams(self._now, expected))
 
     def _refuse_untraced(self, channel: str, direction: str, worker: str, who: str) -> None:
         """The plan has no place for what the dry run has not seen."""
