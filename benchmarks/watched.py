@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import kernel_cell
 
-from rlinf_lab.runtime.host.control.spans import SpanWriter
+from rlinf_lab.runtime.host.state.spans import SpanWriter
 from rlinf_lab.timeline.record.pending import NUMBERS
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind

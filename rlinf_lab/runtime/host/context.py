@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
+from rlinf_lab.runtime.host.control.instants import Instants
 from rlinf_lab.runtime.host.elastic.exchange import Exchange, place_of
 from rlinf_lab.runtime.host.pictures import PictureBudget, picture
 from rlinf_lab.runtime.host.state.host_state import HostState
@@ -14,12 +15,6 @@ from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.specs import CallSpec
 from rlinf_lab.workflow.worker import Context
-
-
-class Time(Protocol):
-    """See `control.instants`."""
-
-    def sleep(self, process: Process, duration_ns: int) -> None: ...
 
 
 class Told:
@@ -33,9 +28,7 @@ class Told:
 class HostContext(Context):
     """See the module's docstring; `Worker` forwards to it."""
 
-    def __init__(
-        self, state: HostState, process: Process, told: Told, time: Time, exchange: Exchange
-    ) -> None:
+    def __init__(self, state: HostState, process: Process, told: Told, time: Instants, exchange: Exchange) -> None:
         self._state, self._process, self._told = state, process, told
         self._time, self._exchange = time, exchange
         self.name = process.worker

@@ -10,7 +10,8 @@ from functools import partial
 
 from rlinf_lab.errors import Cancelled, WorkerError
 from rlinf_lab.runtime.host.calls.work import Calls
-from rlinf_lab.runtime.host.context import HostContext, Time, Told
+from rlinf_lab.runtime.host.context import HostContext, Told
+from rlinf_lab.runtime.host.control.instants import Instants
 from rlinf_lab.runtime.host.control.residency import Residency
 from rlinf_lab.runtime.host.elastic.exchange import Exchange
 from rlinf_lab.runtime.host.elastic.fillers import Fillers
@@ -38,7 +39,7 @@ class Ranks:
         turnover: Turnover,
         fillers: Fillers,
         told: Told,
-        time: Time,
+        time: Instants,
         exchange: Exchange,
     ) -> None:
         self._state, self._control, self._post = state, control, post

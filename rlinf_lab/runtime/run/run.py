@@ -126,8 +126,8 @@ class Run(Observed):
             if not self._ended.wait(STOP_SECONDS):
                 busy = ", ".join(sorted(loop.under_way.labels())) or "its start"
                 raise TimeoutError(
-                    f"{self!r} has not ended after {STOP_SECONDS} s: {busy} goes on. Next: wait, or restart the kernel; a "
-                    f"method that computes for long looks at self.cancelled now and then."
+                    f"{self!r} has not ended after {STOP_SECONDS} s: {busy} goes on. Next: wait, or restart the "
+                    f"kernel; a method that computes for long looks at self.cancelled now and then."
                 )
             self._warn()
 

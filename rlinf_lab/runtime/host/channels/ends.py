@@ -10,6 +10,7 @@ from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.runtime.host.channels.credit import Credits
 from rlinf_lab.runtime.host.channels.remote_readers import FarReaders
 from rlinf_lab.runtime.host.channels.stream_end import Unwanted
+from rlinf_lab.runtime.host.control.post import Post
 from rlinf_lab.runtime.host.liveness.failures import misunderstood
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
@@ -36,7 +37,7 @@ class ChannelEnds:
         self,
         state: HostState,
         control: parts.RankControl,
-        post: parts.Sender,
+        post: Post,
         credits: Credits,
         far: FarReaders,
         unwanted: Unwanted,

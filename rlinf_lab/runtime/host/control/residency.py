@@ -11,6 +11,7 @@ from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.runtime.host.state import parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
+from rlinf_lab.runtime.host.state.spans import SpanWriter
 from rlinf_lab.timeline.record.span import SpanKind
 
 
@@ -27,7 +28,7 @@ class Threads(Protocol):
 class Residency:
     """Of one host. ``threads``: its scheduler."""
 
-    def __init__(self, state: HostState, threads: Threads, post: parts.Post, spans: parts.Spans) -> None:
+    def __init__(self, state: HostState, threads: Threads, post: parts.Post, spans: SpanWriter) -> None:
         self._state, self._threads, self._post, self._spans = state, threads, post, spans
 
     def order(self, process: Process, order: str) -> None:

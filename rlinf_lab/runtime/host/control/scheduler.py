@@ -21,11 +21,11 @@ from rlinf_lab.planning.engine.fast_path import NOBODY, NOT_AT_ONCE
 from rlinf_lab.runtime.host.control.instants import Instants
 from rlinf_lab.runtime.host.control.post import Post
 from rlinf_lab.runtime.host.control.residency import Residency
-from rlinf_lab.runtime.host.control.spans import SpanWriter
 from rlinf_lab.runtime.host.state import parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import Message
 from rlinf_lab.runtime.host.state.rank import Process
+from rlinf_lab.runtime.host.state.spans import SpanWriter
 from rlinf_lab.runtime.threads.gate import Gate
 from rlinf_lab.runtime.threads.lookout import Lookout
 

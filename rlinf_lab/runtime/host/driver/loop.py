@@ -41,7 +41,7 @@ class Loop:
         self._state, self._control, self._post, self._calls, self._ends = state, control, post, calls, ends
         self._driver = state.members[DRIVER, 0]
         self.others = sorted(set(state.place.values()) - {state.name})
-        self.watch_reset: Callable[[], None] = bool
+        self.watch_reset: Callable[[], object] = bool
         self.iterations, self.under_way = Iterations(), CallsUnderWay()
         self.streams = Streams(self.iterations, state.layout.graph, self._driver, self._tell_all, self.failed)
         self.members = Members(state, post, self)

@@ -16,6 +16,7 @@ from rlinf_lab.runtime.host.elastic.meetings import Meetings
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
+from rlinf_lab.runtime.host.state.spans import SpanWriter
 
 _IN_A_CALL = 1 << 20  # exchanges that one call may have
 _KEPT = 1 << 62  # in the place of an iteration: it is not over with any
@@ -27,7 +28,7 @@ class Exchange:
     def __init__(
         self,
         state: HostState,
-        spans: parts.Spans,
+        spans: SpanWriter,
         post: parts.Messenger,
         values: Values,
         unwanted: Unwanted,

@@ -11,23 +11,17 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import Protocol
 
 from rlinf_lab.errors import Cancelled, WorkerError
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.runtime.host.channels.credit import Credits
+from rlinf_lab.runtime.host.control.instants import Instants
 from rlinf_lab.runtime.host.elastic.exchange import Exchange
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.transport.routing import StreamId
 from rlinf_lab.workflow.specs import READ
-
-
-class Gets(Protocol):
-    """Gets of this very instant; see `control.instants`."""
-
-    def dismiss(self, process: Process) -> bool: ...
 
 
 class Turnover:
@@ -37,12 +31,12 @@ class Turnover:
         self,
         state: HostState,
         control: parts.RankControl,
-        gets: Gets,
+        instants: Instants,
         post: parts.Post,
         credits: Credits,
         exchange: Exchange,
     ) -> None:
-        self._state, self._control, self._gets, self._post = state, control, gets, post
+        self._state, self._control, self._instants, self._post = state, control, instants, post
         self._credits, self._exchange = credits, exchange
         self.begin_thread: Callable[[Process], None] | None = None
         post.on(messages.Leave, self._leave)
@@ -57,7 +51,7 @@ class Turnover:
         process.leaving = True
         if process.waits_for == "call":
             self._control.wake(process)
-        elif process.getting and self.takes_nothing_more(process) and self._gets.dismiss(process):
+        elif process.getting and self.takes_nothing_more(process) and self._instants.dismiss(process):
             queue = process.queue  # items may be on their way: its home says that nothing more comes
             assert queue is not None
             here = self._state.name

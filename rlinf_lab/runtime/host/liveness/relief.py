@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from rlinf_lab.runtime.host.control.post import Post
 from rlinf_lab.runtime.host.liveness.wait_graph import Waits
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
@@ -17,18 +18,11 @@ class Streams(Protocol):
     def indices(self, stranded: Iterable[tuple[str, int]]) -> set[int]: ...
 
 
-class Counts(parts.Post, Protocol):
-    """The way out, and how many messages have passed it."""
-
-    said: int
-    heard: int
-
-
 class Relief:
     """Of one host; under its mutex."""
 
     def __init__(
-        self, state: HostState, control: parts.RankControl, post: Counts, streams: Streams, waits: Waits
+        self, state: HostState, control: parts.RankControl, post: Post, streams: Streams, waits: Waits
     ) -> None:
         self._state, self._control, self._post = state, control, post
         self._streams, self._waits = streams, waits

@@ -10,10 +10,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError, said, shown
-from rlinf_lab.runtime.host.state import messages, parts
+from rlinf_lab.runtime.host.control.post import Post
+from rlinf_lab.runtime.host.state import messages
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import Broken, Message
 from rlinf_lab.runtime.host.state.values import Returned
@@ -23,16 +24,10 @@ from rlinf_lab.runtime.transport.pickling import unsendable
 LAST = Broken.kind  # the message that says so; a process that cannot send even this one has to end
 
 
-class Way(parts.Post, Protocol):
-    """The way out, which takes note of what was not said."""
-
-    def not_said(self, message: Message) -> None: ...
-
-
 class Unsent:
     """In whichever thread sends, without the mutex. ``owner_of(weights)``: the worker that publishes them."""
 
-    def __init__(self, state: HostState, post: Way, owner_of: Callable[[str], str]) -> None:
+    def __init__(self, state: HostState, post: Post, owner_of: Callable[[str], str]) -> None:
         self._state, self._post, self._owner_of = state, post, owner_of
         self._replaced: dict[type[Message], Callable[[str, Any, Exception], bool]] = {
             messages.ValueOf: self._value,

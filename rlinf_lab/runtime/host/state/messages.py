@@ -30,7 +30,7 @@ class Message:
 
 _KINDS: dict[str, type[Message]] = {}
 _FIELDS: dict[type[Message], Callable[[Message], tuple]] = {}
-M = TypeVar("M", bound=type)
+M = TypeVar("M", bound="type[Message]")
 
 
 @dataclass_transform(frozen_default=True)
@@ -184,7 +184,7 @@ class Get(Message):
     index: int
     asked: int
     wanted: int
-    part: tuple[int, int, int]
+    part: tuple[int, ...]
 
 
 @message("got")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from rlinf_lab.runtime.host.state.messages import Failure, Message
 from rlinf_lab.runtime.host.state.queues import Queue
 from rlinf_lab.runtime.host.state.rank import Process
+from rlinf_lab.runtime.host.state.spans import SpanWriter
 
 Event = tuple[int, int, int, int]
 M = TypeVar("M", bound=Message)
@@ -53,32 +53,11 @@ class Post(Messenger, DriverLink, Protocol):
     """Both."""
 
 
-class Sender(Post, Protocol):
-    """Who puts things on their way in a rank's own thread, and counts what has come."""
-
-    unsent: Collection[Any]
-    "Decided, and not handed to the links yet."
-    heard: int
-    "Messages."
-
-    def send_all(self) -> None:
-        """When it returns, everything decided before was handed to the links, by whichever thread."""
-
-
-class Spans(Protocol):
-    """Writing down what a rank's own thread does; see `control.spans`."""
-
-    def end_run(self, process: Process, at: int | None = None) -> int: ...
-    def resumed(self, process: Process, kind: int = -1, items: int = 0) -> None: ...
-    def wait(self, process: Process) -> AbstractContextManager[None]: ...
-    def add(self, process: Process, kind: Any, start: int, end: int, name: str = "") -> None: ...
-
-
 class RankControl(Protocol):
     """The threads of ranks. Under the mutex, but for `post` and `park`, which a rank's own thread calls without it."""
 
     @property
-    def spans(self) -> Spans: ...
+    def spans(self) -> SpanWriter: ...
 
     def post(self, process: Process, kind: int, channel: int, n: int, what: str) -> None:
         """Report an event to the engine, and wait until that lets the thread go on. ``what``: in words."""
