@@ -238,7 +238,7 @@ def test_a_loop_that_fails_takes_away_who_came_to_a_meeting_in_this_very_instant
         fails.append(True)
         with pytest.raises(ValueError, match="as it was asked to"):
             session.step()
-    assert not isinstance(session._loop.host.failure, DeadlockError)
+    assert not isinstance(session._host.state.failure, DeadlockError)
 
 
 class Learns(lab.Worker):

@@ -93,7 +93,7 @@ def test_the_loop_itself_may_be_what_lasts(monkeypatch: pytest.MonkeyPatch, capl
     def iteration() -> None:
         maker.save().wait()
         if sessions:  # no dry run
-            until(lambda: not sessions[0]._loop.open_calls())
+            until(lambda: not sessions[0]._loop.under_way.labels())
             monkeypatch.setattr(stall_report, "TOLD_SECONDS", 0.2)
             until(lambda: told(caplog))
 

@@ -16,7 +16,7 @@ from mesh import MeshExecutor
 
 from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.host.driver.loop import Loop
+from rlinf_lab.runtime.host.driver import waiting
 from rlinf_lab.runtime.host.liveness.failures import described
 from rlinf_lab.runtime.host.state.messages import kinds as all_kinds
 from rlinf_lab.runtime.run.run import session
@@ -35,7 +35,7 @@ DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 @pytest.fixture(autouse=True)
 def _not_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long an iteration that failed waits for calls of which nothing more will be heard."""
-    monkeypatch.setattr(Loop, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "SETTLE_SECONDS", 0.1)
 
 
 class Plain:

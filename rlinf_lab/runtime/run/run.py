@@ -117,7 +117,7 @@ class Run(Observed):
         self._go.set()
         loop = self._executor.driver_host.loop
         assert loop is not None
-        loop.ending = True
+        loop.waiting.ending = True
         if starting:
             threading.Thread(target=self._executor.stop, name=f"stop {self.flow.name}", daemon=True).start()
         else:

@@ -102,7 +102,7 @@ class Iteration:
 
     def done(self) -> bool:
         """Whether `wait` would return (or raise) at once; never blocks."""
-        return self._is_over or (self._session._body() != self.number and self._session._loop.is_over(self.number))
+        return self._is_over or (self._session._body() != self.number and self._session._loop.iterations.is_over(self.number))
 
     def __repr__(self) -> str:
         state = "going on" if not self._is_over else "done" if self._error is None else f"failed: {short(self._error)}"
@@ -241,7 +241,7 @@ class Session:
             try:
                 self._servant.do(lambda: self._wait_until_over(one.number, timeout))
             except KeyboardInterrupt:
-                aside(self._loop.stop_waiting)
+                aside(self._loop.waiting.stop)
                 raise
             finally:
                 self._frame = None
@@ -298,13 +298,13 @@ class Session:
         self._loop.begin(self._now)
         self._open.append(Iteration(self, self._now))
         self._loop.enter(self._now)
-        self._loop.wait_for_the_late()
+        self._loop.waiting.for_the_late()
         return self._open[-1]
 
     def _leave(self) -> None:
         """The iteration function has returned."""
         self._seal(set(self._layout.graph_channels()))
-        self._loop.counted(self._now, moved(self._ports.values()))
+        self._loop.streams.counted(self._now, moved(self._ports.values()))
         self._loop.broadcast(ReadersOf(self._now, self._readers()))
         # before it can be known that nobody reads one any more
         if any(spec.discard_unread for spec in self._layout.graph.channels):
@@ -313,9 +313,9 @@ class Session:
 
     def _wait_until_over(self, number: int, timeout: float | None = None) -> None:
         """Wait for this iteration and all before it, and take in what has ended, in order."""
-        self._loop.wait_until_over(number, timeout)
+        self._loop.waiting.until_over(number, timeout)
         while True:
-            if (failed := self._loop.first_failed()) is not None:
+            if (failed := self._loop.iterations.first_failed()) is not None:
                 self._tell_later(self._end_failed(failed, Cancelled("it has failed"))[1])
             if not self._open or not self._open[0].done():
                 return
@@ -366,7 +366,7 @@ class Session:
 
         def let_go() -> None:  # the servant may be waiting for something
             self._loop.give_up(number, error)
-            self._loop.stop_waiting()
+            self._loop.waiting.stop()
 
         def end() -> BaseException | None:
             first, failure = self._end_failed(number, error)
@@ -386,12 +386,12 @@ class Session:
         Returns the first of them, and why it was given up.
         """
         self._loop.give_up(number, error)
-        first = self._loop.first_failed()
+        first = self._loop.iterations.first_failed()
         if first is None:
             return number, None
         if (body := self._body()) is not None:
             self._loop.leave(body)
-        failure, late = self._loop.failure_of(first), self._loop.settle()
+        failure, late = self._loop.iterations.failure_of(first), self._loop.waiting.settle()
         assert failure is not None
         if late:
             failure.add_note(
@@ -503,7 +503,7 @@ class Session:
 
     def _get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
         self._refuse_untraced(channel.name, READ, DRIVER, "The iteration function")
-        self._loop.reads(self._now, channel.name)
+        self._loop.streams.reads(self._now, channel.name)
         self._seal(self._above([channel.name]))
         items: list[Any] = self._port(channel.name, READ).get(ALL if n == "all" else n, key=key)
         return items

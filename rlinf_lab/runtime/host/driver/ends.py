@@ -63,4 +63,6 @@ def wait_for_room(channel: str, waits: Iterable[Wait]) -> bool:
 
 def is_read_by_the_loop(process: Process, channel: str) -> bool:
     """Whether the loop's thread waits for items of this channel right now."""
-    return process.waits_for == "engine" and process.getting and process.queue is not None and process.queue.name.channel == channel
+    if process.waits_for != "engine" or not process.getting or process.queue is None:
+        return False
+    return process.queue.name.channel == channel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,9 +10,9 @@ from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.plan.wait_graph import Wait
 from rlinf_lab.runtime.host.driver.ends import Ends, is_read_by_the_loop, wait_for_room
 from rlinf_lab.runtime.host.driver.unread import Unread
+from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import Message, Moved, NoReaders
-from rlinf_lab.runtime.host.state.rank import Process
-from rlinf_lab.workflow.graph import WorkflowGraph
+from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.specs import CallSpec
 
 
@@ -35,7 +36,8 @@ class OpenIteration:
 class Iterations:
     """By number; written under the mutex of the driver's host."""
 
-    def __init__(self) -> None:
+    def __init__(self, mutex: threading.RLock) -> None:
+        self._mutex = mutex
         self.open: dict[int, OpenIteration] = {}
 
     def goes_on(self) -> bool:
@@ -44,10 +46,16 @@ class Iterations:
 
     def is_over(self, iteration: int) -> bool:
         """Whether this one and all before it have ended, or this one was given up."""
-        own = self.open.get(iteration)
-        if own is not None and own.failure is not None:
-            return True
-        return all(one.is_over() for number, one in self.open.items() if number <= iteration)
+        with self._mutex:
+            own = self.open.get(iteration)
+            if own is not None and own.failure is not None:
+                return True
+            return all(one.is_over() for number, one in self.open.items() if number <= iteration)
+
+    def failure_of(self, iteration: int) -> BaseException | None:
+        """Why it was given up."""
+        one = self.open.get(iteration)
+        return None if one is None else one.failure
 
     def first_failed(self) -> int | None:
         """The first one that was given up and is not closed yet; so were all after it."""
@@ -68,22 +76,22 @@ class Iterations:
 
 
 class Streams:
-    """What the driver knows of the streams of each iteration; under its mutex.
+    """What the driver knows of the streams of each iteration; under its mutex, which `counted` and `reads` take.
 
     ``tell_all(message)``: every host; ``failed(error, iteration)``: that one cannot go on.
     """
 
     def __init__(
         self,
+        state: HostState,
         iterations: Iterations,
-        graph: WorkflowGraph,
-        driver: Process,
         tell_all: Callable[[Message], None],
         failed: Callable[[WorkflowError, int], None],
     ) -> None:
-        self._open, self._graph, self._driver = iterations.open, graph, driver
+        self._open, self._mutex, self._graph = iterations.open, state.mutex, state.layout.graph
+        self._driver = state.members[DRIVER, 0]
         self._tell_all, self._failed = tell_all, failed
-        self._names = [spec.name for spec in graph.channels]
+        self._names = [spec.name for spec in self._graph.channels]
 
     def begin(self, call: CallSpec, ranks: int) -> None:
         """So many ranks do it."""
@@ -97,19 +105,21 @@ class Streams:
 
     def counted(self, iteration: int, moved: Sequence[Moved]) -> None:
         """So much the iteration function has put and taken, which has returned."""
-        self._open[iteration].unread.count("the loop", moved)
+        with self._mutex:
+            self._open[iteration].unread.count("the loop", moved)
 
     def reads(self, iteration: int, channel: str) -> None:
         """The loop itself reads it. `WorkflowError` when it was taken for read to the end."""
-        self.refuse_told(channel, iteration, "the loop")
-        self._open[iteration].ends.read.add(channel)
+        with self._mutex:
+            self.refuse_told(channel, iteration, "the loop")
+            self._open[iteration].ends.read.add(channel)
 
     def refuse_told(self, channel: str, iteration: int, who: str) -> None:
         """`WorkflowError` when its readers had ended, and that was told."""
         if channel in self._open[iteration].ends.told:
             raise WorkflowError(
-                f"{who} reads channel {channel!r}, of which the rest was discarded: all that read it had ended, and its "
-                f"producers could not go on while the loop waited. Next: call every reader before the wait()."
+                f"{who} reads channel {channel!r}, of which the rest was discarded: all that read it had ended, and "
+                f"its producers could not go on while the loop waited. Next: call every reader before the wait()."
             )
 
     def judge(self, iteration: int, loop_ended: bool) -> None:

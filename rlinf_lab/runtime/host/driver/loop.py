@@ -16,6 +16,7 @@ from rlinf_lab.runtime.host.driver.iterations import Iterations, OpenIteration, 
 from rlinf_lab.runtime.host.driver.members import Members
 from rlinf_lab.runtime.host.driver.remarks import Remarks
 from rlinf_lab.runtime.host.driver.under_way import CallsUnderWay
+from rlinf_lab.runtime.host.driver.waiting import Waiting
 from rlinf_lab.runtime.host.liveness.failures import death
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
@@ -33,8 +34,6 @@ class Loop:
     stands still meanwhile.
     """
 
-    SETTLE_SECONDS = 3.0
-
     def __init__(
         self, state: HostState, control: parts.RankControl, post: parts.Post, calls: Calls, ends: ChannelEnds
     ) -> None:
@@ -42,14 +41,13 @@ class Loop:
         self._driver = state.members[DRIVER, 0]
         self.others = sorted(set(state.place.values()) - {state.name})
         self.watch_reset: Callable[[], object] = bool
-        self.iterations, self.under_way = Iterations(), CallsUnderWay()
-        self.streams = Streams(self.iterations, state.layout.graph, self._driver, self._tell_all, self.failed)
+        self.iterations, self.under_way = Iterations(state.mutex), CallsUnderWay()
+        self.streams = Streams(state, self.iterations, self._tell_all, self.failed)
+        self.waiting = Waiting(state, control, post, self.iterations, self.under_way)
         self.members = Members(state, post, self)
         self.remarks = Remarks(post)
-        self.ending = False  # the run is being stopped: nothing begins any more, and nobody needs idle workers
         self.lost: ExecutorError | None = None
         self._open = self.iterations.open
-        self._has_come: Callable[[], bool] = bool  # what the driver's thread waits for while it waits for "calls"
         post.on(messages.Ended, lambda m: self._ended(m.call_id, m.rank, m.iteration, m.error, m.moved))
         post.on(messages.Failed, self._has_failed)
         post.on(messages.Broken, self._break_off)
@@ -67,9 +65,9 @@ class Loop:
                 )
             if self.lost is not None:
                 raise ExecutorError(*self.lost.args)
-            if self.ending:
+            if self.waiting.ending:
                 raise Cancelled("the run was stopped")
-            if (failed := self.first_failed()) is not None:
+            if (failed := self.iterations.first_failed()) is not None:
                 raise Cancelled(f"iteration {failed} has failed")
             self.watch_reset()
             self._control.begins(not self._open)
@@ -112,20 +110,6 @@ class Loop:
         """Whether any iteration has begun and was not closed: it goes on, or nobody has taken it in."""
         return bool(self._open)
 
-    def is_over(self, iteration: int) -> bool:
-        """Whether this iteration and all before it have ended, or this one was given up."""
-        with self._state.mutex:
-            return self.iterations.is_over(iteration)
-
-    def first_failed(self) -> int | None:
-        """The first iteration that was given up and is not closed yet; so were all after it."""
-        return self.iterations.first_failed()
-
-    def failure_of(self, iteration: int) -> BaseException | None:
-        """Why it was given up."""
-        one = self._open.get(iteration)
-        return None if one is None else one.failure
-
     def broadcast(self, message: Message) -> None:
         """Tell every host, this one too."""
         with self._state.mutex:
@@ -161,7 +145,7 @@ class Loop:
             if number >= iteration and one.failure is None:
                 one.failure = cause
                 self._tell_all(messages.Cancel(number, Cancelled(short(cause))))
-        self._wake_if_it_has_come()
+        self.waiting.look()
 
     def host_died(self, name: str) -> None:
         """A host has; its calls will not report their end. Takes the mutex itself; the caller flushes."""
@@ -250,16 +234,6 @@ class Loop:
         if iteration in self._open:
             self.streams.judge(iteration, loop_ended=call_id < 0)
 
-    def counted(self, iteration: int, moved: Sequence[Moved]) -> None:
-        """So much the iteration function has put and taken, which has returned."""
-        with self._state.mutex:
-            self.streams.counted(iteration, moved)
-
-    def reads(self, iteration: int, channel: str) -> None:
-        """The loop itself reads it. `WorkflowError` when its readers had ended and it was taken for read to the end."""
-        with self._state.mutex:
-            self.streams.reads(iteration, channel)
-
     def close_channel(self, channel: str, iteration: int) -> None:
         """The driver will put nothing more into this channel in this iteration."""
         with self._state.mutex:
@@ -272,7 +246,7 @@ class Loop:
         if one is not None:
             one.calls -= 1
             self._look(iteration)
-        self._wake_if_it_has_come()
+        self.waiting.look()
 
     def _look(self, iteration: int) -> None:
         """Whether it has ended now."""
@@ -291,7 +265,6 @@ class Loop:
         with self._state.mutex:
             return not self.under_way.has(call_id, range(ranks))
 
-    # --- waiting -------------------------------------------------------------------------------------------
     def stranded(self) -> list[tuple[str, int]]:
         """Under the mutex: streams whose readers have all ended while the loop waits for something else."""
         return self.streams.stranded()
@@ -300,60 +273,6 @@ class Loop:
         """Under the mutex: an iteration is going on, and the loop waits."""
         state = self._state
         return self.is_open() and state.running == 0 and not state.stopping and not state.dead
-
-    def wait_until_over(self, iteration: int, timeout: float | None = None) -> None:
-        """Block until `is_over`. `TimeoutError` after ``timeout`` seconds."""
-        self._block_until(lambda: self.is_over(iteration), f"the calls of iteration {iteration}", timeout)
-
-    def wait_for_the_late(self) -> None:
-        """Block until what computes on since its iteration was given up has ended: the next one wants idle workers."""
-        self._block_until(lambda: self.under_way.is_within(self._open), "calls of an iteration that was given up")
-
-    def settle(self) -> list[str]:
-        """Wait until every call of the iterations that were given up has ended. Returns those that compute on after
-        `SETTLE_SECONDS`."""
-        driver, now_ns = self._driver, self._state.clock.now_ns
-        seconds = 0.0 if self.ending else self.SETTLE_SECONDS
-        deadline = now_ns() + round(seconds * 1e9)
-        while self._given_up_calls():
-            driver.error = None
-            try:
-                left = max(0.0, (deadline - now_ns()) / 1e9)
-                what = "calls of an iteration that was given up"
-                self._block_until(lambda: not self._given_up_calls(), what, left)
-            except Cancelled:
-                if self._state.stopping:
-                    break
-            except TimeoutError:
-                break
-        driver.error = None
-        with self._state.mutex:
-            return sorted(self._given_up_calls())
-
-    def _given_up_calls(self) -> list[str]:
-        return self.under_way.of(self.iterations.given_up())
-
-    def _block_until(self, has_come: Callable[[], bool], what: str, timeout: float | None = None) -> None:
-        driver = self._driver
-        with self._state.mutex:
-            waits = not has_come()
-            if waits:
-                self._has_come = has_come
-                self._control.block(driver, "calls", what)
-        self._post.flush()
-        if waits:
-            self._control.park(driver, timeout)
-        driver.raise_if_interrupted()
-
-    def stop_waiting(self) -> None:
-        """The driver's thread, if it waits for iterations to end, gives that up and raises `Cancelled`."""
-        with self._state.mutex:
-            if self._driver.waits_for == "calls":
-                self._control.interrupt(self._driver, Cancelled("it was interrupted"))
-
-    def _wake_if_it_has_come(self) -> None:
-        if self._driver.waits_for == "calls" and self._has_come():
-            self._control.wake(self._driver)
 
 
 def packed(call: CallSpec) -> CallSpec:
