@@ -165,7 +165,7 @@ def test_who_waits_for_whom_is_looked_at_while_nobody_comes_or_goes(monkeypatch:
     looked, missing = [], Meetings.missing
 
     def watched(self: Meetings, process: Process) -> list[str]:
-        looked.append(self._host._mutex._is_owned())
+        looked.append(self._state.mutex._is_owned())
         return missing(self, process)
 
     monkeypatch.setattr(Meetings, "missing", watched)
