@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-quick test-all env-vllm test-vllm bench bench-smoke lint lab doctor clean
+.PHONY: help demo test test-quick test-all env-vllm test-vllm bench bench-smoke notebooks lint lab doctor clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt environment.yml tools/setup.sh
 	@bash tools/setup.sh
 	@touch $@
 
-demo: $(STAMP)  ## train a robot arm to press a button, under two schedules, with a live view
+demo: $(STAMP)  ## train a robot arm to press a button, under a plan that it finds by itself, with a live view
 	@.venv/bin/rlinf-lab demo $(ARGS)
 
 test: $(STAMP)  ## the test suite (about 17 minutes on 2 cores)
@@ -39,6 +39,9 @@ test-vllm: .venv-vllm/.installed  ## what needs vLLM, with it
 
 bench: $(STAMP)  ## measure, paired with peers, and write benchmarks/results
 	@$(PY) benchmarks/harness.py
+
+notebooks: $(STAMP)  ## execute the notebooks and keep their outputs (ARGS: which)
+	@$(PY) tools/execute_notebooks.py $(ARGS)
 
 bench-smoke: $(STAMP)  ## run every benchmark at a tiny size
 	@$(PY) benchmarks/harness.py --smoke

@@ -89,7 +89,7 @@ def predicted(staleness: int, iterations: int) -> Callable[[], float]:
 
     def simulate() -> float:
         calls = [SimCall("collector", "collect", collect, (), ("records",)), SimCall("learner", "learn", learn, ("records",), (), starts_on_device=False)]
-        return lab.Simulator(*made(staleness)).simulate(calls, iterations).elapsed_ns / iterations / 1e6
+        return lab.planning.Simulator(*made(staleness)).simulate(calls, iterations).elapsed_ns / iterations / 1e6
 
     return simulate
 

@@ -205,8 +205,8 @@ def in_turn(flow: lab.Workflow, plans: Sequence[ExecutionPlan], rounds: int, exe
     messages cost.
     """
     with (
-        lab.Crowd(executor, devices(2), flow, emulate=True) as crowd,
-        lab.PingPong(executor, devices(2), emulate=True) as messages,
+        lab.profiling.Crowd(executor, devices(2), flow, emulate=True) as crowd,
+        lab.profiling.PingPong(executor, devices(2), emulate=True) as messages,
         contextlib.ExitStack() as stack,
     ):
         sessions = [stack.enter_context(lab.session(flow, plan, executor, emulate=True)) for plan in plans]

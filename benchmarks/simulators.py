@@ -45,7 +45,7 @@ class Stepper:
 
 
 def ours(id: str, num_envs: int, steps: int, cpu: bool = False, **told: Any) -> Stepper:
-    env = lab.make_vec(id, num_envs, **told)
+    env = lab.envs.make_vec(id, num_envs, **told)
     env.reset(seed=0)
     return Stepper(env, steps, cpu)
 
@@ -91,7 +91,7 @@ def made(num_envs: int, **told: Any) -> Iterator[tuple[Any, float, float]]:
     """A vector of CartPole, the seconds until its first observation, and the MiB that it takes."""
     gc.collect()
     before, start = memory(), time.perf_counter()
-    env = lab.make_vec("CartPole-v1", num_envs, **told)
+    env = lab.envs.make_vec("CartPole-v1", num_envs, **told)
     env.reset(seed=0)
     try:
         yield env, time.perf_counter() - start, memory() - before
@@ -106,7 +106,7 @@ def start_seconds(num_envs: int, **told: Any) -> float:
 
 def mebibytes(num_envs: int, **told: Any) -> float:
     """In a process that has done nothing else: memory that was freed before would be used again."""
-    code = f"import simulators as s\ns.lab.make_vec('CartPole-v1', 1).close()\nwith s.made({num_envs}, **{told!r}) as (_, _, m): print(m)"
+    code = f"import simulators as s\ns.lab.envs.make_vec('CartPole-v1', 1).close()\nwith s.made({num_envs}, **{told!r}) as (_, _, m): print(m)"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 

@@ -17,21 +17,13 @@ _HOME = {
     "TorchWorker": "rlinf_lab.workers.residence",
     "Inbox": "rlinf_lab.workflow.worker",
     "Outbox": "rlinf_lab.workflow.worker",
-    "Collected": "rlinf_lab.workflow.worker",
-    "Scripted": "rlinf_lab.workflow.worker",
     "Weights": "rlinf_lab.workflow.weights",
     "Workflow": "rlinf_lab.workflow.workflow",
     "Filler": "rlinf_lab.workflow.filler",
     "ExecutionPlan": "rlinf_lab.planning.plan.execution_plan",
-    "Simulator": "rlinf_lab.planning.simulator.simulator",
-    "Outage": "rlinf_lab.planning.simulator.scripts",
     "Profile": "rlinf_lab.planning.profile.profile",
     "profile": "rlinf_lab.runtime.profiling.profiler",
-    "profile_from_run": "rlinf_lab.planning.fit.fit",
-    "profile_from_trace": "rlinf_lab.planning.fit.from_trace",
     "plan": "rlinf_lab.planning.planner.planner",
-    "planned": "rlinf_lab.planning.planner.planner",
-    "sensitivity": "rlinf_lab.planning.adapt.sensitivity",
     "replan": "rlinf_lab.planning.adapt.replan",
     "estimate": "rlinf_lab.planning.replay.estimate",
     "train": "rlinf_lab.experiments",
@@ -47,30 +39,16 @@ _HOME = {
     "show": "rlinf_lab.notebook",
     "TimelineView": "rlinf_lab.widgets.timeline_view",
     "PlanExplorer": "rlinf_lab.widgets.explorer",
-    "timeline_html": "rlinf_lab.widgets.report",
-    "WorkerError": "rlinf_lab.errors",
     "devices": "rlinf_lab.runtime.executors.ray_nodes",
     "shutdown": "rlinf_lab.runtime.executors.ray_start",
     "Timeline": "rlinf_lab.timeline.timeline",
-    "Recorder": "rlinf_lab.timeline.record.recorder",
-    "make_vec": "rlinf_lab.vecenv",
-    "list_envs": "rlinf_lab.vecenv",
-    "register_env": "rlinf_lab.vecenv",
-    "check_env": "rlinf_lab.vecenv",
-    "VecEnv": "rlinf_lab.vecenv",
-    "EnvSpec": "rlinf_lab.vecenv",
     "envs": "rlinf_lab.vecenv",
     "doctor": "rlinf_lab.checkup",
     "check": "rlinf_lab.runtime.run.preflight",
-    "message_costs": "rlinf_lab.runtime.profiling.messages",
-    "PingPong": "rlinf_lab.runtime.profiling.messages",
-    "crowding": "rlinf_lab.runtime.profiling.crowding",
-    "Crowd": "rlinf_lab.runtime.profiling.crowding",
 }
 
 if TYPE_CHECKING:
     from rlinf_lab.checkup import doctor as doctor
-    from rlinf_lab.errors import WorkerError as WorkerError
     from rlinf_lab.experiments import compare as compare
     from rlinf_lab.experiments import load_policy as load_policy
     from rlinf_lab.experiments import resume as resume
@@ -80,51 +58,55 @@ if TYPE_CHECKING:
     from rlinf_lab.notebook import run as run
     from rlinf_lab.notebook import show as show
     from rlinf_lab.planning.adapt.replan import replan as replan
-    from rlinf_lab.planning.adapt.sensitivity import sensitivity as sensitivity
-    from rlinf_lab.planning.fit.fit import profile_from_run as profile_from_run
-    from rlinf_lab.planning.fit.from_trace import profile_from_trace as profile_from_trace
     from rlinf_lab.planning.plan.execution_plan import ExecutionPlan as ExecutionPlan
     from rlinf_lab.planning.planner.planner import plan as plan
-    from rlinf_lab.planning.planner.planner import planned as planned
     from rlinf_lab.planning.profile.profile import Profile as Profile
     from rlinf_lab.planning.replay.estimate import estimate as estimate
-    from rlinf_lab.planning.simulator.scripts import Outage as Outage
-    from rlinf_lab.planning.simulator.simulator import Simulator as Simulator
     from rlinf_lab.recipes.schedules import linear as linear
     from rlinf_lab.runtime.executors.ray_nodes import devices as devices
     from rlinf_lab.runtime.executors.ray_start import shutdown as shutdown
-    from rlinf_lab.runtime.profiling.crowding import Crowd as Crowd
-    from rlinf_lab.runtime.profiling.crowding import crowding as crowding
-    from rlinf_lab.runtime.profiling.messages import PingPong as PingPong
-    from rlinf_lab.runtime.profiling.messages import message_costs as message_costs
     from rlinf_lab.runtime.profiling.profiler import profile as profile
     from rlinf_lab.runtime.run.preflight import check as check
     from rlinf_lab.runtime.run.run import Run as Run
     from rlinf_lab.runtime.run.run import session as session
-    from rlinf_lab.timeline.record.recorder import Recorder as Recorder
     from rlinf_lab.timeline.timeline import Timeline as Timeline
-    from rlinf_lab.vecenv import EnvSpec as EnvSpec
-    from rlinf_lab.vecenv import VecEnv as VecEnv
-    from rlinf_lab.vecenv import check_env as check_env
     from rlinf_lab.vecenv import envs as envs
-    from rlinf_lab.vecenv import list_envs as list_envs
-    from rlinf_lab.vecenv import make_vec as make_vec
-    from rlinf_lab.vecenv import register_env as register_env
     from rlinf_lab.widgets.explorer import PlanExplorer as PlanExplorer
-    from rlinf_lab.widgets.report import timeline_html as timeline_html
     from rlinf_lab.widgets.timeline_view import TimelineView as TimelineView
     from rlinf_lab.workers.residence import TorchWorker as TorchWorker
     from rlinf_lab.workflow.filler import Filler as Filler
     from rlinf_lab.workflow.weights import Weights as Weights
-    from rlinf_lab.workflow.worker import Collected as Collected
     from rlinf_lab.workflow.worker import Inbox as Inbox
     from rlinf_lab.workflow.worker import Outbox as Outbox
-    from rlinf_lab.workflow.worker import Scripted as Scripted
     from rlinf_lab.workflow.worker import Worker as Worker
     from rlinf_lab.workflow.workflow import Workflow as Workflow
 
-_ROOMS = frozenset({"algorithms", "generation", "replay", "tasks"})
-"""packages whose names are reached as ``lab.algorithms.grpo``"""
+_ROOMS = frozenset({"algorithms", "errors", "generation", "planning", "profiling", "replay", "tasks", "testing"})
+"""packages and modules whose names are reached as ``lab.algorithms.grpo``"""
+_MOVED = {
+    "timeline_html": "rlinf_lab.widgets.timeline_html",
+    "message_costs": "lab.profiling.message_costs",
+    "PingPong": "lab.profiling.PingPong",
+    "crowding": "lab.profiling.crowding",
+    "Crowd": "lab.profiling.Crowd",
+    "make_vec": "lab.envs.make_vec",
+    "list_envs": "lab.envs.ids",
+    "register_env": "lab.envs.register",
+    "check_env": "lab.envs.check_env",
+    "VecEnv": "lab.envs.VecEnv",
+    "EnvSpec": "lab.envs.EnvSpec",
+    "Simulator": "lab.planning.Simulator",
+    "Outage": "lab.planning.Outage",
+    "profile_from_run": "lab.planning.profile_from_run",
+    "profile_from_trace": "lab.planning.profile_from_trace",
+    "planned": "lab.planning.planned",
+    "sensitivity": "lab.planning.sensitivity",
+    "Scripted": "lab.testing.Scripted",
+    "Collected": "lab.testing.Collected",
+    "Recorder": "lab.testing.Recorder",
+    "WorkerError": "lab.errors.WorkerError",
+}
+"""flat names of before, for notebooks that were written with them"""
 
 
 def __getattr__(name: str) -> Any:
@@ -142,6 +124,8 @@ def __getattr__(name: str) -> Any:
         return value
     if name.startswith("__"):
         raise AttributeError(name)
+    if name in _MOVED:
+        raise AttributeError(f"lab.{name} is called {_MOVED[name]} now.")
     import difflib
 
     near = difflib.get_close_matches(name, [*_HOME, *_ROOMS], n=1)

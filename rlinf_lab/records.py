@@ -38,6 +38,26 @@ class EnvStep:
     """where this was no step: the action was ignored, ``obs_N`` is the first of a new episode (gymnasium's NEXT_STEP). None: nowhere"""
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkStep:
+    """What a chunk of K actions of each environment gave, see `vecenv.chunks`. An episode ends with the chunk in which it ends."""
+
+    obs_N: Tree
+    """to act on next; after a reset one of the new episode"""
+    reward_NK: NDArray
+    """of each action, float32; 0 for those that were not carried out in the episode for which the chunk was chosen"""
+    steps_N: NDArray[np.int64]
+    """how many were, from the first on; 0 where the chunk only waited for a reset"""
+    terminated_N: NDArray[np.bool_]
+    """the task ended within the chunk"""
+    truncated_N: NDArray[np.bool_]
+    """the limit of steps was reached within the chunk. Never together with ``terminated_N``"""
+    success_NK: NDArray[np.bool_] | None
+    """the task's own signal after each action that was carried out; None where the task gives none"""
+    final_obs_N: Tree
+    """the observation that the last of those steps led to, before any reset"""
+
+
 # --- simulator <-> policy: the tokens of the cell ------------------------------------------------------
 
 
@@ -63,6 +83,13 @@ class Action:
     """log-density under the policy that chose, in nats"""
     policy_version: int
     """number of updates that went into that policy"""
+    executed_N: Tree = None
+    """what the environments get, where that is only a part of what is learned from (the end of a flow's chain); None: ``action_N``"""
+
+    @property
+    def for_environment_N(self) -> Tree:
+        """What the environments get."""
+        return self.action_N if self.executed_N is None else self.executed_N
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +132,32 @@ class Trajectory:
     """success in any of its steps ("once"); nan where the task gave no signal"""
     reset_only_TN: NDArray[np.bool_] | None = None
     """rows that are no steps and teach nothing, see `EnvStep.reset_only_N`; None: there are none"""
+    chunk_reward_TNK: NDArray | None = None
+    """where a row is a chunk of K actions: the reward of each; ``reward_TN`` is their sum. None: a row is one action"""
+    chunk_steps_TN: NDArray[np.int64] | None = None
+    """where a row is a chunk: how many of its actions were carried out, see `ChunkStep`"""
+
+    @property
+    def rows(self) -> int:
+        """Decisions in here: T·N, without those that only began an episode."""
+        return self.reward_TN.size - (0 if self.reset_only_TN is None else int(self.reset_only_TN.sum()))
 
     @property
     def steps(self) -> int:
-        """Environment steps in here: T·N, without those that only began an episode."""
-        return self.reward_TN.size - (0 if self.reset_only_TN is None else int(self.reset_only_TN.sum()))
+        """Environment steps in here: as `rows`, but of chunks their actions."""
+        return self.rows if self.chunk_steps_TN is None else int(self.chunk_steps_TN.sum())
+
+    def discounted(self, gamma: float) -> tuple[NDArray, NDArray | float]:
+        """The reward of each row, T×N, and what the value after it is discounted by; ``gamma`` is per environment step.
+
+        A row of one action has its reward and ``gamma``. Of a chunk of k actions that were carried out it is
+        ``sum(gamma^i · reward_i)`` and ``gamma^k``: options as one decision (Sutton, Precup and Singh, Between MDPs and
+        semi-MDPs, 1999, section 3).
+        """
+        if self.chunk_reward_TNK is None or self.chunk_steps_TN is None:
+            return self.reward_TN, gamma
+        powers_K = gamma ** np.arange(self.chunk_reward_TNK.shape[-1])
+        return (self.chunk_reward_TNK * powers_K).sum(-1), gamma**self.chunk_steps_TN
 
     def next_values(self, value_TN: NDArray, last_value_N: NDArray, end_value_E: NDArray) -> NDArray:
         """Value of the observation each step led to: the row below, except where an episode ended. See `algorithms.gae`."""
@@ -136,6 +184,8 @@ class TrainBatch:
     """not normalised"""
     return_B: NDArray
     """target of the value net"""
+    steps_B: NDArray | None = None
+    """of chunks: how many actions were carried out; None: a row is one action"""
 
     def __len__(self) -> int:
         return len(self.return_B)

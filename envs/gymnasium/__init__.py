@@ -107,7 +107,7 @@ class GymnasiumEnv:
         try:
             self.env = maker.make()
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-            raise MissingDependencyError(f"{id} needs a package of its own: {error}. Next: install that, or choose from lab.list_envs('gymnasium').") from error
+            raise MissingDependencyError(f"{id} needs a package of its own: {error}. Next: install that, or choose from lab.envs.ids('gymnasium').") from error
         if not isinstance(self.env, gymnasium.Env):
             raise EnvError(f"{id}: what should make a gymnasium.Env gave {shown(self.env)}.")
         for name in ("observation_space", "action_space"):
@@ -174,7 +174,7 @@ class GymnasiumEnv:
             return saving.save(self.env)
         except Exception as error:
             raise EnvError(
-                f"{self._maker.id} cannot be saved: {type(error).__name__}: {said(error)}. Next: leave it where it is (lab.check_env)."
+                f"{self._maker.id} cannot be saved: {type(error).__name__}: {said(error)}. Next: leave it where it is (lab.envs.check_env)."
             ) from error  # fmt: skip
 
     def restore_state(self, state: dict[str, Any]) -> None:

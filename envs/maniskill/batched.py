@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from envs.maniskill.rules import Rule, State
 from rlinf_lab.records import EnvStep
-from rlinf_lab.vecenv import EnvSpec, checked_actions, other_environments
-from rlinf_lab.vecenv.loop import described
+from rlinf_lab.vecenv import EnvSpec, checked_actions
+from rlinf_lab.vecenv.loop import check_state, described
 
 if TYPE_CHECKING:
     from envs.maniskill import ManiSkillEnv
@@ -108,12 +108,11 @@ class BatchedVecEnv:
 
     def save_state(self) -> dict[str, Any]:
         """See `vecenv.Restorable` and `ManiSkillEnv`."""
-        return {"of": self._kind(), "age_N": self._age_N.copy(), "started": self._started, "envs": [env.save_state() for env in self._envs]}
+        return {"of": self._kind(), "runner": "batched", "age_N": self._age_N.copy(), "started": self._started, "envs": [env.save_state() for env in self._envs]}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """`EnvError` when the state is that of other environments."""
-        if state["of"] != self._kind():
-            raise other_environments(self._kind(), state["of"])
+        check_state(state, self._kind(), "batched")
         for i, (env, saved) in enumerate(zip(self._envs, state["envs"], strict=True)):
             actions = env.begin_again(saved)
             self._scenes[i] = Scene(env.stock, self._rule)

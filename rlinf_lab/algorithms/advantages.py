@@ -26,14 +26,14 @@ def gae(
     terminated_TN: BoolArray,
     truncated_TN: BoolArray,
     *,
-    gamma: float,
+    gamma: float | FloatArray,
     lam: float,
 ) -> tuple[FloatArray, FloatArray]:
     """Advantages and value targets (``advantage + value``), both of shape T×N.
 
     ``next_value_TN[t]`` is the value of the observation that step ``t`` *led to*, before any reset: at the end of an
     episode that is the value of the final observation, not of the next episode's first. Ignored where ``terminated``.
-    ``gamma`` (discount per step) and ``lam`` (0: one-step errors, 1: Monte Carlo minus baseline) lie in [0, 1].
+    ``gamma`` (discount per step, or T×N where rows last differently long) and ``lam`` (0: one-step errors, 1: Monte Carlo minus baseline) lie in [0, 1].
 
     Source: Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation
     (arXiv 1506.02438), equation 16; Pardo et al., Time Limits in Reinforcement Learning (arXiv 1712.00378) for the

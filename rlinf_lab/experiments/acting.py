@@ -33,18 +33,28 @@ class TrainedPolicy:
     def act(self, obs: Any) -> Any:
         """Greedy actions for observations of one environment, or of a vector of them, as `make_vec` takes them: of a bounded Box in [-1, 1].
 
-        Raises `ValueError` naming the leaf of an observation that does not fit.
+        A policy of chunks gives all actions of a chunk, one after another along an axis before the action's own. Raises `ValueError` naming the leaf of an observation that does not fit.
         """
         is_one = np.ndim(leaves(obs)[0]) == len(_first_shape(self.observation_space))
         batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs) if is_one else obs
-        action, _ = self.module.act(batch, None)
+        action = self._greedy(batch)
         return rows(action, 0) if is_one else action
 
+    def _greedy(self, obs_N: Any) -> Any:
+        """What environments get."""
+        action_N, _ = self.module.act(obs_N, None)
+        return self.module.executed(action_N) if hasattr(self.module, "executed") else action_N
+
     def predict(self, obs: Any, deterministic: bool = True) -> tuple[Any, None]:
-        """As stable-baselines3 has it: greedy actions for ``env.step`` of gymnasium's own environment, in its bounds, and no state."""
+        """As stable-baselines3 has it: greedy actions for ``env.step`` of gymnasium's own environment, in its bounds, and no state.
+
+        Of a chunk the first action: whoever steps one by one asks again for each step.
+        """
         if not deterministic:
             raise ConfigError("predict(deterministic=False): a policy by itself acts greedily. Next: predict(obs).")
         action = self.act(obs)
+        if getattr(self.config, "chunk", None) is not None:
+            action = np.take(action, 0, axis=np.ndim(action) - len(self.action_space.shape) - 1)
         clipped = map_tree(lambda leaf: np.clip(leaf, -1, 1) if np.asarray(leaf).dtype.kind == "f" else leaf, action)
         return (action if self._native is None else self._native(clipped)), None
 
@@ -63,7 +73,9 @@ class TrainedPolicy:
     @functools.cached_property
     def _native(self) -> Native | None:
         """To the range of the environment's own actions; None where it is no gymnasium environment."""
-        env = self.config.factory(1, self.config.max_episode_steps)
+        factory = self.config.factory
+        stock = {"runner": "loop"} if "loop" in factory.runners() else {}  # others do not hold gymnasium's environments
+        env = factory(1, self.config.max_episode_steps, **stock)
         try:
             single = getattr(next(iter(getattr(env, "envs", ())), None), "env", None)
             return None if single is None else Native(single.action_space)
@@ -76,7 +88,7 @@ class TrainedPolicy:
         check_counts("evaluate", episodes, seed)
         first = environment_seed(seed, Purpose.EVALUATION)
         steps = self.config.max_episode_steps
-        return play(lambda n: self.config.factory(n, steps), lambda obs_N: self.module.act(obs_N, None)[0], episodes, first, Told(self.version, seed))
+        return play(lambda n: self.config.factory(n, steps), self._greedy, episodes, first, Told(self.version, seed))
 
     def __repr__(self) -> str:
         return f"TrainedPolicy({self.config.factory.id!r}, after {self.version} updates)"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.vecenv.stepping import is_chunk, step_chunk
 
 AT_ONCE = 16  # environments at most: more of them wait for the longest episode
 NORMAL_95 = 1.959964
@@ -34,7 +35,8 @@ class Evaluation(Mapping[str, Any]):
     """What `evaluate` found, a mapping: ``return``, ``return_interval``, ``length``, ``episodes``, ``iteration``; ``success_rate`` where the task tells.
 
     ``return``: mean undiscounted return of an episode; ``return_interval``: where that mean lies with 95 % confidence, from the spread over the episodes
-    (Student's t); ``length``: mean steps; ``success_rate``: at the end of an episode, with ``success_interval`` (Wilson's, 95 %).
+    (Student's t); ``length``: mean steps; ``success_rate``: at the end of an episode, with ``success_interval`` (Wilson's, 95 %);
+    ``success_once``: in any step, with ``success_once_interval``.
     """
 
     returns_E: np.ndarray
@@ -42,6 +44,8 @@ class Evaluation(Mapping[str, Any]):
     success_E: np.ndarray | None
     """None where the task has no signal of success"""
     of: Told
+    once_E: np.ndarray | None = None
+    """success in any step of an episode; None as for ``success_E``"""
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a plain dict."""
@@ -51,6 +55,8 @@ class Evaluation(Mapping[str, Any]):
         }  # fmt: skip
         if self.success_E is not None:
             found |= {"success_rate": float(self.success_E.mean()), "success_interval": wilson(int(self.success_E.sum()), len(self.success_E))}
+        if self.once_E is not None:
+            found |= {"success_once": float(self.once_E.mean()), "success_once_interval": wilson(int(self.once_E.sum()), len(self.once_E))}
         return found
 
     def __getitem__(self, name: str) -> Any:
@@ -123,22 +129,63 @@ def play(make: Callable[[int], Any], act: Callable[[Any], Any], episodes: int, f
     try:
         n_envs = env.num_envs
         left_N = np.array([(episodes + i) // n_envs for i in range(n_envs)])
-        return_N, length_N = np.zeros(n_envs), np.zeros(n_envs, int)
-        ended: list[tuple[int, float, int, bool | None]] = []
+        return_N, length_N, once_N = np.zeros(n_envs), np.zeros(n_envs, int), np.zeros(n_envs, bool)
+        ended: list[_Ended] = []
         obs_N = env.reset(seed=first_seed)
         while left_N.any():
-            step = env.step(act(obs_N))
+            step = _advanced(env, act(obs_N))
             obs_N = step.obs_N
             return_N += step.reward_N
-            length_N += 1
-            for n in np.flatnonzero(step.terminated_N | step.truncated_N).tolist():
+            length_N += step.steps_N
+            once_N |= step.once_N
+            for n in np.flatnonzero(step.ended_N).tolist():
                 if left_N[n]:
                     left_N[n] -= 1
-                    ended.append((n, return_N[n], length_N[n], None if step.success_N is None else bool(step.success_N[n])))
-                return_N[n], length_N[n] = 0.0, 0
+                    ended.append(_Ended(n, return_N[n], length_N[n], step.at_end(n), bool(once_N[n])))
+                return_N[n], length_N[n], once_N[n] = 0.0, 0, False
     finally:
         env.close()
-    ended.sort(key=lambda e: e[0])  # of an environment in order: what is told does not depend on which ended first
-    returns, lengths, success = (np.array(column) for column in list(zip(*ended, strict=True))[1:])
-    known = None if any(s is None for s in success.tolist()) else success.astype(bool)
-    return Evaluation(returns.astype(float), lengths.astype(int), known, of)
+    ended.sort(key=lambda e: e.environment)  # of an environment in order: what is told does not depend on which ended first
+    _, returns, lengths, at_end, once = (np.array(column) for column in zip(*ended, strict=True))
+    known = not any(s is None for s in at_end.tolist())
+    success = (at_end.astype(bool), once.astype(bool)) if known else (None, None)
+    return Evaluation(returns.astype(float), lengths.astype(int), success[0], of, success[1])
+
+
+class _Ended(NamedTuple):
+    """An episode that has ended."""
+
+    environment: int
+    total: float
+    length: int
+    at_end: bool | None
+    once: bool
+
+
+class _Step(NamedTuple):
+    """A step or a chunk of a vector, as far as an evaluation looks at it."""
+
+    obs_N: Any
+    reward_N: np.ndarray
+    steps_N: np.ndarray
+    ended_N: np.ndarray
+    once_N: np.ndarray
+    success_N: np.ndarray | None
+
+    def at_end(self, n: int) -> bool | None:
+        return None if self.success_N is None else bool(self.success_N[n])
+
+
+def _advanced(env: Any, action_N: Any) -> _Step:
+    """One action of each environment, or a chunk of them."""
+    if not is_chunk(env.spec.action_space, action_N):
+        step = env.step(action_N)
+        steps_N = np.ones(env.num_envs, int) if step.reset_only_N is None else 1 - step.reset_only_N.astype(int)
+        once_N = np.zeros(env.num_envs, bool) if step.success_N is None else step.success_N
+        return _Step(step.obs_N, step.reward_N, steps_N, step.terminated_N | step.truncated_N, once_N, step.success_N)
+    chunk = step_chunk(env, action_N)
+    success_N = None
+    if chunk.success_NK is not None:
+        success_N = np.take_along_axis(chunk.success_NK, np.maximum(chunk.steps_N - 1, 0)[:, None], 1)[:, 0]
+    once_N = np.zeros(env.num_envs, bool) if chunk.success_NK is None else np.any(chunk.success_NK, axis=1)
+    return _Step(chunk.obs_N, chunk.reward_NK.sum(1), chunk.steps_N, chunk.terminated_N | chunk.truncated_N, once_N, success_N)

@@ -37,6 +37,8 @@ GROUP = "rlinf_lab.recipes"
 HOMES = {
     "grpo": ("rlinf_lab.recipes.grpo", "GRPOConfig", "build"),
     "ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build"),
+    "sac": ("rlinf_lab.recipes.sac", "SACConfig", "build"),
+    "td3": ("rlinf_lab.recipes.td3", "TD3Config", "build"),
 }
 
 #: What is learnt is no `TrainedPolicy` there.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.experiments.recipe import Recipe
 from rlinf_lab.experiments.storage.folder import RunFolder, from_plain
 from rlinf_lab.notebook import in_notebook
+from rlinf_lab.vecenv import Runner
 
 #: Words of earlier versions and of other libraries, and what they are called here; the first of the new ones that the recipe has.
 OLD_WORDS = {
@@ -30,6 +32,17 @@ def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Map
         settings.setdefault("render", in_notebook())
     preset = getattr(recipe.config, "preset", recipe.config)
     return preset(env, **settings)
+
+
+def with_runner(config: Any) -> tuple[Any, Runner | None]:
+    """The configuration with the name of what steps its environments, and what that is; (as it is, None) where a recipe has no such field.
+
+    Chosen once for a run, and kept in its folder: runners differ in the last digits of their numbers, and which one is fastest differs from day to day.
+    """
+    if not hasattr(config, "runner"):
+        return config, None
+    runner = config.factory.for_run(config.num_envs, config.max_episode_steps).runner
+    return (config, None) if runner is None else (replace(config, runner=runner.name), runner)
 
 
 def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:

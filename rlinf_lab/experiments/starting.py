@@ -10,7 +10,7 @@ from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.options import OPTIONS, Options
 from rlinf_lab.experiments.recipe import Recipe, find
-from rlinf_lab.experiments.settings import check_names, configured, configured_again
+from rlinf_lab.experiments.settings import check_names, configured, configured_again, with_runner
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
 from rlinf_lab.experiments.training import ROOT, TrainingRun
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -44,13 +44,13 @@ def train(
     recipe = find(algorithm)
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
-    config = configured(recipe, env, total_timesteps, settings)
+    config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
     workflow = recipe.build(config)
     auto = auto_plan(plan, devices, recipe.shares(config), executor)
     first = auto.first(workflow) if auto is not None else None
     plan = checked_plan(plan if first is None else first.plan, workflow)
     kept = folder_of(folder, recipe, config)
-    return TrainingRun(recipe, config, workflow, plan, first.executor if first else executor_for(plan, executor), options, kept, auto=auto)
+    return TrainingRun(recipe, config, workflow, plan, first.executor if first else executor_for(plan, executor), options, kept, auto=auto, runner=runner)
 
 
 def resume(
@@ -72,7 +72,7 @@ def resume(
     about, recipe, start = kept.read_json("run.json"), kept.recipe(), kept.state()
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
-    config = configured_again(recipe, kept, env, total_timesteps, settings)
+    config, runner = with_runner(configured_again(recipe, kept, env, total_timesteps, settings))
     if config.updates <= start.iteration:
         raise ConfigError(
             f"The run in {str(kept.path)!r} has done all its {start.iteration} iterations. "
@@ -81,7 +81,7 @@ def resume(
     workflow = recipe.build(config, start.state)
     plan = checked_plan(kept.plan() if plan is None else plan, workflow)
     rows = {number: row for number, row in kept.rows().items() if number <= start.iteration}
-    return TrainingRun(recipe, config, workflow, plan, executor_for(plan, executor or about.get("executor")), options, kept, start, rows)
+    return TrainingRun(recipe, config, workflow, plan, executor_for(plan, executor or about.get("executor")), options, kept, start, rows, runner=runner)
 
 
 def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> Any:

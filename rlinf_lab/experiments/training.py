@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
@@ -28,10 +26,13 @@ from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
 from rlinf_lab.notebook import in_notebook, show
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import ENDED, Run, run
+from rlinf_lab.vecenv import Runner
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from rlinf_lab.timeline.timeline import Timeline
 
 ROOT = Path("runs")
@@ -41,17 +42,19 @@ STOP_SECONDS = 30.0  # for the iteration that goes on; then it is given up
 class TrainingRun:
     """A training that goes on in the background; made by `train` and `resume`.
 
-    Attributes: ``recipe``, ``config`` (every setting), ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames,
+    Attributes: ``recipe``, ``config`` (every setting), ``runner`` (what steps the environments, and why that), ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames,
     channels), ``reason`` (why it ended before its last iteration, in words). Of a run that plans itself, ``auto`` says what was measured and chosen,
-    ``phases`` are the runs so far, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
+    ``phases`` are the runs so far, ``phase_firsts`` the iterations before each, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
     """
 
     def __init__(
         self, recipe: Recipe, config: Any, workflow: Workflow, plan: ExecutionPlan, executor: str, options: Options,
         folder: RunFolder | None, start: Snapshot | None = None, rows: dict[int, Row] | None = None, auto: AutoPlan | None = None,
+        runner: Runner | None = None,
     ) -> None:  # fmt: skip
         first = 0 if start is None else start.iteration
         self.recipe, self.config, self.workflow, self.options = recipe, config, workflow, options
+        self.runner = runner
         self.error: BaseException | None = None
         self._folder = folder
         best = None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
@@ -68,6 +71,7 @@ class TrainingRun:
         self._closing = threading.Lock()
         self.auto = auto
         self.phases: list[Run] = []
+        self.phase_firsts: list[int] = []
         self._begin(workflow, plan, executor)
         wait_at_exit(self)
 
@@ -128,6 +132,8 @@ class TrainingRun:
     @property
     def metrics(self) -> pd.DataFrame:
         """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, …; what evaluations found begins with ``eval_``."""
+        import pandas as pd
+
         rows = self._between.rows
         return pd.DataFrame([rows[number] for number in sorted(rows.copy())])
 
@@ -161,7 +167,10 @@ class TrainingRun:
         value = f", return {last['return']:.4g}" if "return" in last else ""
         why = f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
         resumed = f"; went on after iteration {self._between.first} from the start of episodes" if self._between.first else ""
-        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value}{resumed})"
+        runner = f"; steps by {self.runner}" if self.runner is not None else ""
+        return (
+            f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"
+        )
 
     # --- the policy ----------------------------------------------------------------------------------------
     def policy(self, best: bool = False) -> Any:
@@ -219,7 +228,7 @@ class TrainingRun:
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))
         if snapshot is not None:
-            self._keeper.checkpoint(snapshot, self.metrics)
+            self._keeper.checkpoint(snapshot, lambda: self.metrics)
         self._loggers.log(row)
         if self._line is not None:
             self._line(row)
@@ -250,7 +259,7 @@ class TrainingRun:
             self.error = self.error or error
         newest = self._between.newest
         self._keeper.end(
-            newest, self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
+            newest, lambda: self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
             error="" if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000],
         )  # fmt: skip
         self._loggers.close()
@@ -262,11 +271,12 @@ class TrainingRun:
     # --- the beginning -------------------------------------------------------------------------------------
     def _begin(self, workflow: Workflow, plan: ExecutionPlan, executor: str) -> None:
         """Start the run, or its next phase."""
-        first = self._phase_first = self._between.trained
+        first = self._between.trained
         requests = self._requests(self._between.requests())
         started = run(workflow, plan, self.config.updates - first, executor, requests, plan.staleness + 2)
         self.workflow, self.run, self.plan = workflow, started, started.plan
         self.phases.append(started)
+        self.phase_firsts.append(first)
         self._between.attach(started)
         self._tell_folder(state="running", began=time.time(), iteration=first, iterations=self.config.updates, executor=executor, **this_process())
         self._show()
@@ -274,7 +284,7 @@ class TrainingRun:
 
     def _phase_seconds(self) -> list[float]:
         """Of the iterations of this phase, as far as they are known."""
-        rows = (self._between.rows.get(i, {}) for i in range(self._phase_first + 1, self.iteration + 1))
+        rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
         return [row["seconds"] for row in rows if "seconds" in row]
 
     def _next_phase(self) -> None:
@@ -315,4 +325,4 @@ class TrainingRun:
         folder.write_json("config.json", to_plain(self.config))
         self.plan.save(folder.path / "plan.json")
         seeds = {"training": self.config.seed, "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION)}
-        folder.about(algorithm=self.recipe.name, env=env_name(self.config), seeds=seeds, versions=versions())
+        folder.about(algorithm=self.recipe.name, env=env_name(self.config), seeds=seeds, versions=versions(), runner=str(self.runner or ""))

@@ -24,7 +24,7 @@ from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies.actor_critic import Actor
 from rlinf_lab.policies.heads import DeterministicHead, Head, SquashedGaussianHead, centre_and_reach, check_box
 from rlinf_lab.policies.make import Encoder, check_arguments, derived_seed, encoder_of, whole_number
-from rlinf_lab.policies.mlp import ACTIVATIONS
+from rlinf_lab.policies.mlp import ACTIVATIONS, blank
 from rlinf_lab.policies.preprocess import Preprocess
 
 NORMS = ("layer", "batch")
@@ -211,7 +211,7 @@ def _net(inputs: int, net_arch: Sequence[int], outputs: int, activation: str, se
     """A perceptron that begins as torch's linear layers do, which SAC's and TD3's authors used."""
     generator, layers = torch.Generator().manual_seed(seed), list[nn.Module]()
     for before, after in pairwise([inputs, *net_arch, outputs]):
-        linear = nn.utils.skip_init(nn.Linear, before, after)
+        linear = blank(nn.Linear, before, after)
         bound = 1.0 / math.sqrt(before)
         with torch.no_grad():
             linear.weight.uniform_(-bound, bound, generator=generator)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.policies import Weights
-from rlinf_lab.recipes.ppo import PPOConfig
 from rlinf_lab.vecenv import VecEnv
+from rlinf_lab.vecenv.stepping import is_chunk
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 FRAMES_PER_SECOND = 25
 LONGEST = 1000  # steps of a film of an episode that nothing limits
 
 
-def film(config: PPOConfig, weights: Weights, path: Path, episodes: int = 2) -> str:
+def film(config: Any, weights: Weights, path: Path, episodes: int = 2) -> str:
     """Greedy episodes as an MP4, each up to one second after its success. Returns what was written, or why nothing was."""
     import imageio.v3 as imageio
 
@@ -35,20 +36,23 @@ def film(config: PPOConfig, weights: Weights, path: Path, episodes: int = 2) -> 
     return f"{path.name}: {episodes} episodes of the learnt policy"
 
 
-def _episode(config: PPOConfig, weights: Weights, env: VecEnv, seed: int) -> Iterator[NDArray[np.uint8]]:
+def _episode(config: Any, weights: Weights, env: VecEnv, seed: int) -> Iterator[NDArray[np.uint8]]:
     """The pictures of one greedy episode."""
     policy = config.make_policy()()
     policy.load(weights)
     obs_N, left = env.reset(seed=seed), env.spec.max_episode_steps or LONGEST
     while left > 0:
-        picture = env.render()
-        if picture is None:
-            return
-        yield picture
         action_N, _ = policy.act(obs_N, None)
-        step = env.step(action_N)
-        obs_N, left = step.obs_N, left - 1
-        if step.success_N is not None and step.success_N[0]:
-            left = min(left, FRAMES_PER_SECOND)
-        if step.truncated_N[0] or step.terminated_N[0]:
-            return
+        action_N = policy.executed(action_N) if hasattr(policy, "executed") else action_N
+        chunk = list(np.swapaxes(action_N, 0, 1)) if is_chunk(env.spec.action_space, action_N) else [action_N]
+        for one_N in chunk:  # a picture of each step
+            picture = env.render()
+            if picture is None:
+                return
+            yield picture
+            step = env.step(one_N)
+            obs_N, left = step.obs_N, left - 1
+            if step.success_N is not None and step.success_N[0]:
+                left = min(left, FRAMES_PER_SECOND)
+            if step.truncated_N[0] or step.terminated_N[0] or left <= 0:
+                return

@@ -29,8 +29,10 @@ from torch import nn
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown, with_old_names
 from rlinf_lab.policies import Weights, make_policy
 from rlinf_lab.recipes.schedules import linear
+from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.records import Episodes
 from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
+from rlinf_lab.vecenv.stepping import rewarded_for_success
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
 from rlinf_lab.workers.learner import GROUPS, Number
 from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
@@ -41,6 +43,7 @@ OLD_NAMES = {
     "steps": "n_steps", "lam": "gae_lambda", "epochs": "n_epochs", "minibatch": "batch_size", "clip": "clip_range", "value_coefficient": "vf_coef",
     "entropy_coefficient": "ent_coef", "log_std": "log_std_init", "hidden": "net_arch", "anneal": "learning_rate=lab.linear(1e-3, 1e-4)",
 }  # fmt: skip
+REWARDS = ("environment", "success")
 POLICY_METHODS = ("act", "draw_noise", "values", "numbers", "set_normaliser", "weights", "load", "normalised_size", "version")
 
 
@@ -59,6 +62,8 @@ class PPOConfig:
     """environment steps after which an episode is cut; None: the environment's own limit"""
     num_envs: int = 8
     """environments, over all ranks and sub-batches together"""
+    runner: str = "auto"
+    """what steps the environments, the same everywhere in the run: "auto" measures those that the simulator has, see `make_vec`; `train` writes down which"""
     n_steps: int = 128
     """environment steps of each environment in an iteration"""
     total_timesteps: int | None = None
@@ -89,6 +94,8 @@ class PPOConfig:
     """whether numbers of observations are normalised by their running mean and deviation; images and categories never are"""
     normalize_reward: bool = False
     """whether rewards are divided by the running standard deviation of the discounted return; returns are reported without it"""
+    reward: str = "environment"
+    """"environment": its own; "success": 1 in the step in which the task first succeeds, which ends the episode, and 0 before"""
     reward_scale: float = 1.0
     """factor on rewards before learning; returns are reported without it"""
     net_arch: tuple[int, ...] = (64, 64)
@@ -101,8 +108,18 @@ class PPOConfig:
     """whether continuous actions pass through tanh, instead of being clipped"""
     encoder: Callable[..., nn.Module] | None = None
     """makes the module from prepared observations to features, see `make_policy`; None: a convolutional net for images, all else as it is"""
-    policy: Callable[..., nn.Module] | None = None
-    """makes the whole module instead, of (observation_space, action_space); it has the methods of `ActorCritic`"""
+    policy: Callable[..., nn.Module] | StartingPolicy | None = None
+    """what to go on from: a run, a loaded policy, a run's folder, network and normalisation with it; or what makes the whole module instead,
+    of (observation_space, action_space), with the methods of `ActorCritic`"""
+    chunk_size: int | None = None
+    """so many actions are chosen at once, and a sample is such a chunk; `gamma` is per environment step still, `gae_lambda` per chunk.
+    None: as the policy that is gone on from has it, else single actions"""
+    per_action: bool = False
+    """whether the probability ratio is clipped for each action of a chunk by itself, and not for the whole chunk"""
+    critic_warmup: int = 0
+    """updates at first that teach the value net alone: one that knows nothing would spoil a policy that is gone on from"""
+    target_kl: float | None = None
+    """above 1.5 times this divergence (nats) the rest of an update teaches the value net alone; None: no limit"""
     render: bool = True
     """whether the simulator draws a picture now and then, for a dashboard; `train` wants them in a notebook only"""
     save_to: str | None = None
@@ -126,7 +143,17 @@ class PPOConfig:
         for name in ("vf_coef", "ent_coef"):
             self._require_number(name, lambda value: value >= 0, "a number of at least 0")
         self._require("reward_scale", _real(self.reward_scale) and self.reward_scale > 0, "a number greater than 0")
-        self._require("batch_size", callable(self.batch_size) or self.batch_size <= self.env_steps, f"at most num_envs × n_steps = {self.env_steps}")
+        self._require("chunk_size", self.chunk_size is None or _whole(self.chunk_size, 1), "a whole number of at least 1, or None")
+        chunk = self.chunk
+        self._require("chunk_size", self.chunk_size in (None, chunk), f"{chunk}, as the policy that is gone on from has it, or None")
+        self._require("n_steps", self.n_steps % (chunk or 1) == 0, f"a multiple of the chunk's size, {chunk}")
+        samples = self.env_steps // (chunk or 1)
+        what = "num_envs × n_steps" + (" / chunk_size" if chunk else "")
+        self._require("batch_size", callable(self.batch_size) or self.batch_size <= samples, f"at most {what} = {samples}")
+        self._require("per_action", not self.per_action or chunk is not None, "False where single actions are chosen")
+        self._require("reward", self.reward in REWARDS, " or ".join(map(repr, REWARDS)))
+        self._require("critic_warmup", _whole(self.critic_warmup, 0), "a whole number of at least 0")
+        self._require("target_kl", self.target_kl is None or (_real(self.target_kl) and self.target_kl > 0), "a number greater than 0, or None")
         self._require("log_std_init", _real(self.log_std_init) and -5 <= self.log_std_init <= 2, "a number between -5 and 2")
         units = isinstance(self.net_arch, (tuple, list)) and all(_whole(n, 1) for n in self.net_arch)
         self._require("net_arch", units, "a tuple of whole numbers of at least 1, such as (64, 64)")
@@ -134,9 +161,17 @@ class PPOConfig:
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         for name in ("encoder", "policy"):
             value = getattr(self, name)
-            self._require(name, value is None or (callable(value) and not isinstance(value, nn.Module)), "a function that makes a torch module, or None")
+            fits = value is None or isinstance(value, StartingPolicy) or (callable(value) and not isinstance(value, nn.Module))
+            self._require(name, fits, "a function that makes a torch module, or None")
+        self._require("runner", isinstance(self.runner, str), "'auto', or the name of a runner")
         self._require("parallel", self.parallel in GROUPS, " or ".join(map(repr, GROUPS)))
         self._require("save_to", self.save_to is None or isinstance(self.save_to, (str, os.PathLike)), "a path, or None")
+
+    @property
+    def chunk(self) -> int | None:
+        """How many actions are chosen at once; None: one."""
+        started = self.policy.chunk if isinstance(self.policy, StartingPolicy) else None
+        return self.chunk_size if started is None else started
 
     def _require(self, field: str, holds: bool, limit: str) -> None:
         if not holds:
@@ -155,6 +190,11 @@ class PPOConfig:
     def env_steps(self) -> int:
         """Environment steps of one iteration."""
         return self.num_envs * self.n_steps
+
+    @property
+    def decisions(self) -> int:
+        """How often the policy is asked for each environment in an iteration."""
+        return self.n_steps // (self.chunk or 1)
 
     @property
     def updates(self) -> int:
@@ -177,7 +217,9 @@ class PPOConfig:
     @functools.cached_property
     def factory(self) -> EnvFactory:
         """What makes the environments, in any process."""
-        return environment(self.env)
+        factory = environment(self.env)
+        factory = factory if self.runner == "auto" else factory.for_run(self.num_envs, self.max_episode_steps, runner=self.runner)
+        return rewarded_for_success(factory) if self.reward == "success" else factory
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
@@ -187,11 +229,13 @@ class PPOConfig:
     def make_policy(self) -> partial[Any]:
         """The constructor that policy and learner share: equal arguments, equal initial weights."""
         spaces = self.spec.observation_space, self.spec.action_space
+        if isinstance(self.policy, StartingPolicy):
+            return self.policy.constructor(*spaces)
         if self.policy is not None:
             return partial(_seeded, self.policy, *spaces, self.seed)
         return partial(
             make_policy, *spaces, net_arch=tuple(self.net_arch), activation=self.activation, log_std_init=self.log_std_init, squash=self.squash,
-            normalize_obs=self.normalize_obs, encoder=self.encoder, seed=self.seed,
+            normalize_obs=self.normalize_obs, encoder=self.encoder, seed=self.seed, chunk=self.chunk_size, per_action=self.per_action,
         )  # fmt: skip
 
 
@@ -267,7 +311,7 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
     published = flow.weights("policy_weights")
-    weights, taken = (None, 0) if state is None else (state["weights"], state["env_steps"] // config.num_envs)
+    weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
     simulator, policy = _cell(flow, config, weights, taken)
     learner = flow.worker(
         LearnerWorker, config.make_policy(), name="learner",
@@ -275,6 +319,7 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         batch_size=config.batch_size, clip_range=config.clip_range, vf_coef=config.vf_coef, ent_coef=config.ent_coef,
         max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale, normalize_reward=config.normalize_reward,
         updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel,
+        critic_warmup=config.critic_warmup, target_kl=config.target_kl, moves_normaliser=not isinstance(config.policy, StartingPolicy),
     )  # fmt: skip
 
     @flow.iteration
@@ -328,8 +373,8 @@ def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int
     make()  # refuses a space here, not in a worker after the launch
     spec = config.spec
     simulator = flow.worker(
-        SimulatorWorker, config.factory, name="simulator",
+        SimulatorWorker, config.factory.for_run(config.num_envs, config.max_episode_steps), name="simulator",
         num_envs=config.num_envs, n_steps=config.n_steps, max_episode_steps=config.max_episode_steps, seed=config.seed, taken=taken,
-        spaces=(spec.observation_space, spec.action_space), render=config.render,
+        spaces=(spec.observation_space, spec.action_space), render=config.render, chunk_size=config.chunk,
     )  # fmt: skip
     return simulator, flow.worker(PolicyWorker, make, name="policy", seed=config.seed, weights=weights)

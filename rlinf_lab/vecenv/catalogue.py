@@ -1,4 +1,4 @@
-"""``lab.envs``: which simulators and tasks there are, how large, what they need, and whether they run here."""
+"""``lab.envs``: environments by name: made, checked, registered, listed with their sizes, needs and whether they run here."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import MissingDependencyError, said
-from rlinf_lab.vecenv.base import EnvSpec
-from rlinf_lab.vecenv.registry import adapters, environment, list_envs
+from rlinf_lab.vecenv.base import EnvSpec, VecEnv
+from rlinf_lab.vecenv.check import check_env
+from rlinf_lab.vecenv.registry import adapters, environment, ids, make_vec, register
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["list"]
+__all__ = ["EnvSpec", "VecEnv", "check_env", "ids", "list", "make_vec", "register"]
 
 
 def list(simulator: str | None = None) -> pandas.DataFrame:
@@ -21,19 +22,19 @@ def list(simulator: str | None = None) -> pandas.DataFrame:
 
     Simulators: how many tasks there are, whether they run here, and what to install. Tasks: spaces, limit of steps, runners, and why one does not run
     here. Spaces that are not known otherwise are read from an environment that is made for it: some seconds for a simulator with many tasks. Raises as
-    `list_envs`.
+    `ids`.
     """
     import pandas
 
-    rows = [_simulator(name) for name in sorted(adapters())] if simulator is None else [_task(id) for id in list_envs(simulator)]
+    rows = [_simulator(name) for name in sorted(adapters())] if simulator is None else [_task(id) for id in ids(simulator)]
     return pandas.DataFrame(rows).set_index("simulator" if simulator is None else "id")
 
 
 def _simulator(name: str) -> dict[str, Any]:
     try:
         module = adapters()[name].load()
-        ids = module.tasks()
-        return {"simulator": name, "tasks": len(ids), "runs": True, "needs": getattr(module, "NEEDS", ""), "why not": ""}
+        tasks = module.tasks()
+        return {"simulator": name, "tasks": len(tasks), "runs": True, "needs": getattr(module, "NEEDS", ""), "why not": ""}
     except ImportError as error:
         return {"simulator": name, "tasks": 0, "runs": False, "needs": _needs(name), "why not": said(error)}
 

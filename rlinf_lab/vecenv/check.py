@@ -61,7 +61,7 @@ def _makes(env: Any, num_envs: int) -> Callable[[], VecEnv]:
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise ConfigError(f"check_env({shown(env)}): two are compared. Next: the function that makes it, check_env(lambda: gymnasium.make_vec(...)).")
     if not isinstance(env, str) and not callable(env):
-        raise ConfigError(f"check_env({shown(env)}): an id, a class, or a function that makes a vector. Next: lab.check_env('numpy/ReachArm-v0').")
+        raise ConfigError(f"check_env({shown(env)}): an id, a class, or a function that makes a vector. Next: lab.envs.check_env('numpy/ReachArm-v0').")
     factory = environment(env)
     if not isinstance(env, (str, type)) and not takes(env, "num_envs"):
         made = env()

@@ -22,7 +22,8 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError, refuse_old_names, shown
-from rlinf_lab.vecenv.base import EnvSpec, VecEnv, cannot_leave
+from rlinf_lab.vecenv.base import EnvSpec, Runner, VecEnv, cannot_leave
+from rlinf_lab.vecenv.chosen import ChosenVecEnv
 from rlinf_lab.vecenv.loop import LoopVecEnv
 from rlinf_lab.vecenv.processes import ProcessVecEnv
 from rlinf_lab.vecenv.runners import AUTO, LOOP, PROCESSES, Question, choose
@@ -62,9 +63,46 @@ class EnvFactory:
     """``make(num_envs=..., max_episode_steps=..., **options)``"""
     given: Any = field(default=None, repr=False)
     """the class or function that was handed over, if any"""
+    runner: Runner | None = None
+    """what steps its vectors where none is asked for; None: chosen by measuring, for each vector"""
 
     def __call__(self, num_envs: int = 1, max_episode_steps: int | None = None, *, runner: str = AUTO, cores: int = 1, **options: Any) -> VecEnv:
         """A vector; see `make_vec`. `ConfigError` for a bad number, `UnknownNameError` for an option that there is not."""
+        self._check(num_envs, max_episode_steps, cores, options)
+        ways = self._ways(int(num_envs), max_episode_steps, int(cores), options, runner)
+        chosen = self._chosen(int(num_envs), max_episode_steps, int(cores), options, runner, ways)
+        env = ways[chosen.name](int(num_envs))
+        if chosen.name == LOOP and not isinstance(env, LoopVecEnv):
+            chosen = replace(chosen, name=type(env).__name__)  # a vector of somebody's own
+        chosen = replace(chosen, cores=getattr(env, "cores", 1))
+        with contextlib.suppress(AttributeError):  # somebody's own vector may not have it changed
+            env.spec = replace(env.spec, runner=chosen)
+        return ChosenVecEnv(env, ways) if chosen.rates and runner == AUTO else env
+
+    def for_run(self, num_envs: int, max_episode_steps: int | None = None, *, runner: str = AUTO, cores: int = 1, **options: Any) -> EnvFactory:
+        """This factory with one runner for all vectors of a run of ``num_envs`` environments, however a plan divides them; see `make_vec`.
+
+        Chosen for vectors of different sizes, runners would differ, and they differ in the last digits of their numbers. Where the simulator is not installed
+        here it stays as it is, and each vector chooses.
+        """
+        self._check(num_envs, max_episode_steps, cores, options)
+        try:
+            ways = self._ways(int(num_envs), max_episode_steps, int(cores), options, runner)
+            return replace(self, runner=self._chosen(int(num_envs), max_episode_steps, int(cores), options, runner, ways))
+        except MissingDependencyError:
+            return self
+
+    def _chosen(
+        self, num_envs: int, max_episode_steps: int | None, cores: int, options: dict[str, Any], wanted: str, ways: dict[str, Callable[[int], VecEnv]]
+    ) -> Runner:
+        if wanted == AUTO and self.runner is not None:
+            if self.runner.name not in ways:
+                raise UnknownNameError.of(f"runner of {self.id}", self.runner.name, ways)
+            return self.runner
+        said_of = ", ".join(f"{name}={value!r}" for name, value in (("max_episode_steps", max_episode_steps), *options.items()) if value is not None)
+        return choose(Question(self.id, num_envs, cores, ways, said_of, self.given is None and not options), wanted)
+
+    def _check(self, num_envs: Any, max_episode_steps: Any, cores: Any, options: dict[str, Any]) -> None:
         if not _is_count(num_envs):
             raise ConfigError(f"make_vec({self.id!r}, num_envs={shown(num_envs)}): a whole number of at least 1.")
         if max_episode_steps is not None and not _is_count(max_episode_steps):
@@ -72,16 +110,6 @@ class EnvFactory:
         if not _is_count(cores):
             raise ConfigError(f"make_vec({self.id!r}, cores={shown(cores)}): a whole number of at least 1.")
         refuse_old_names(f"make_vec({self.id!r})", options, OLD_NAMES)
-        ways = self._ways(int(num_envs), max_episode_steps, int(cores), options, runner)
-        said_of = ", ".join(f"{name}={value!r}" for name, value in (("max_episode_steps", max_episode_steps), *options.items()) if value is not None)
-        chosen = choose(Question(self.id, int(num_envs), int(cores), ways, said_of, self.given is None and not options), runner)
-        env = ways[chosen.name](int(num_envs))
-        if chosen.name == LOOP and not isinstance(env, LoopVecEnv):
-            chosen = replace(chosen, name=type(env).__name__)  # a vector of somebody's own
-        chosen = replace(chosen, cores=getattr(env, "cores", 1))
-        with contextlib.suppress(AttributeError):  # somebody's own vector may not have it changed
-            env.spec = replace(env.spec, runner=chosen)
-        return env
 
     def runners(self, **options: Any) -> dict[str, bool]:
         """Runners in one process that its adapter has, the best first, and whether they can share several cores among threads."""
@@ -99,7 +127,7 @@ class EnvFactory:
             told = {**({"runner": name} if len(runners) > 1 else {}), **({"cores": cores} if shares and cores > 1 else {})}
             ways[name] = partial(self._made, max_episode_steps, {**told, **options})
         gains = cores > 1 and num_envs > 1  # one process alone is for whoever asks: faults stay in it
-        if (gains or wanted == PROCESSES) and not isinstance(self.given, gymnasium.vector.VectorEnv):
+        if (gains or PROCESSES in (wanted, self.runner.name if self.runner else None)) and not isinstance(self.given, gymnasium.vector.VectorEnv):
             share = partial(self._share, max_episode_steps, options)
             ways[PROCESSES] = lambda n: ProcessVecEnv(share, n, min(cores, n))
         return ways
@@ -108,8 +136,8 @@ class EnvFactory:
         return self.make(num_envs=num_envs, max_episode_steps=max_episode_steps, **told)
 
     def _share(self, max_episode_steps: int | None, options: dict[str, Any], num_envs: int) -> VecEnv:
-        """In a process of its own."""
-        return self(num_envs, max_episode_steps, **options)
+        """In a process of its own, by the first of the adapter's runners: the processes of a vector shall not choose differently."""
+        return self(num_envs, max_episode_steps, runner=next(iter(self.runners(**options))), **options)
 
     def _adapter(self) -> Any:
         """Of the simulator; None where a class or a function was handed over."""
@@ -169,12 +197,12 @@ class EnvFactory:
 _REGISTERED: dict[str, Callable[..., Any]] = {}
 
 
-def register_env(id: str, make: Callable[..., Any]) -> None:
+def register(id: str, make: Callable[..., Any]) -> None:
     """Add an environment under an id, "simulator/task", whatever `environment` takes but an id: a class, or a function that makes one."""
     if not isinstance(id, str) or id.count("/") != 1:
-        raise ConfigError(f"register_env({shown(id)}): an id has the form 'simulator/task', for example 'mine/Reach-v0'.")
+        raise ConfigError(f"register({shown(id)}): an id has the form 'simulator/task', for example 'mine/Reach-v0'.")
     if not callable(make):
-        raise ConfigError(f"register_env({id!r}, {shown(make)}): the second is a class or a function that makes an environment.")
+        raise ConfigError(f"register({id!r}, {shown(make)}): the second is a class or a function that makes an environment.")
     _REGISTERED[id] = make
 
 
@@ -217,7 +245,7 @@ def _by_id(id: str) -> EnvFactory:
     task = task if simulator == GYMNASIUM and task else id
     spec = _gymnasium_spec(task)
     if spec is None:
-        hint = "lab.list_envs() lists what there is; a class or a function will do, too."
+        hint = "lab.envs.ids() lists what there is; a class or a function will do, too."
         raise UnknownNameError.of("environment", id, _known_ids(simulator, "/" in id), hint)
     return EnvFactory(f"{GYMNASIUM}/{task}", partial(_from_gymnasium, "from_spec", f"{GYMNASIUM}/{task}", spec))
 
@@ -369,7 +397,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def list_envs(simulator: str | None = None) -> list[str]:
+def ids(simulator: str | None = None) -> list[str]:
     """Ids of the environments that `make_vec` can make here; of one simulator if given.
 
     Raises `UnknownNameError` for a simulator that nobody knows, `MissingDependencyError` for one that is not installed.

@@ -26,6 +26,7 @@ from rlinf_lab.vecenv.spaces import sampled
 AUTO, LOOP, PROCESSES = "auto", "loop", "processes"
 TRIAL_SECONDS = 0.02
 WARM_STEPS, MOST_STEPS = 3, 500
+TRIED_ENVS = 256  # of more environments so many are tried: making thousands, for a moment, takes minutes in a loop
 
 Make = Callable[[int], VecEnv]
 
@@ -62,7 +63,7 @@ def choose(question: Question, wanted: str) -> Runner:
         return Runner(names[0], "the only one")
     rates = _remembered(question.key)
     if rates is None or set(rates) != set(names):
-        rates = {name: steps_per_second(make, question.num_envs) for name, make in question.ways.items()}
+        rates = {name: steps_per_second(make, min(question.num_envs, TRIED_ENVS)) for name, make in question.ways.items()}
         _remember(question.key, rates, question.remembers)
     best = max(names, key=rates.__getitem__)
     return Runner(best, "measured", {name: rates[name] for name in sorted(rates, key=rates.__getitem__, reverse=True)})

@@ -158,7 +158,7 @@ class PlanExplorer(PushedWidget):
     # --- sensitivity ---------------------------------------------------------------------------------------------
     def sensitivity(self, entries: Collection[str] | str = ("seconds",)) -> Sensitivity:
         """Over which range of error of each worker's seconds the choice that is shown stands; shown too. ``entries``:
-        as of `lab.sensitivity`.
+        as of `lab.planning.sensitivity`.
         """
         found = sensitivity(self.plans, entries)
         with self._push_lock:
@@ -332,7 +332,6 @@ def _range(r: Any) -> dict[str, Any]:
         "high": r.high,
         "below": r.instead[0],
         "above": r.instead[1],
-        "step": r.step,
     }
 
 

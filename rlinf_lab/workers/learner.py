@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlinf_lab.algorithms import Moments, PPOLoss, gae, ppo_loss
+from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, ppo_loss, value_loss
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import ActorCritic, Weights
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
+from rlinf_lab.workers.adam import Adam
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.returns import DiscountedReturns
@@ -64,6 +65,8 @@ class LearnerWorker(TorchWorker):
     ``reward_scale`` multiplies rewards before anything else. ``normalize_reward``: they are also divided by the running standard deviation of the discounted
     return (as VecNormalize of stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`).
     ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
+    ``critic_warmup``: so many updates at first teach the value net alone. ``target_kl``: above 1.5 times that the rest of an update does, too.
+    ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was cloned is for those that it has.
     """
 
     def __init__(
@@ -86,6 +89,9 @@ class LearnerWorker(TorchWorker):
         save_to: str | None = None,
         state: dict[str, Any] | None = None,
         parallel: str = "ddp",
+        critic_warmup: int = 0,
+        target_kl: float | None = None,
+        moves_normaliser: bool = True,
     ) -> None:
         if not callable(batch_size) and batch_size < 2:
             raise ConfigError(f"LearnerWorker(batch_size={batch_size}): at least 2, for advantages are normalised within a minibatch.")
@@ -102,6 +108,7 @@ class LearnerWorker(TorchWorker):
         self.env_steps = 0
         self.returns = DiscountedReturns()
         self._made: Weights | None = None  # of the latest update
+        self.critic_warmup, self.target_kl, self.moves_normaliser = critic_warmup, target_kl, moves_normaliser
 
     def now(self, name: str) -> float:
         """A setting as it is in the next update."""
@@ -120,7 +127,7 @@ class LearnerWorker(TorchWorker):
     def _begin(self) -> None:
         """A policy as constructed, and its optimiser."""
         self.policy = self._make().to(self.device)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
+        self.optimizer = Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
 
     # --- the update -----------------------------------------------------------------------------------
     def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
@@ -132,13 +139,13 @@ class LearnerWorker(TorchWorker):
                 batch = self._batch(sorted(received, key=lambda t: t.first_env))
             with self.span("update"):
                 losses = self._optimise(batch)
-            if self.policy.normalised_size:
+            if self.policy.normalised_size and self.moves_normaliser:
                 self.moments = self.moments.update(self.policy.numbers(batch.obs_B))
                 self.policy.set_normaliser(self.moments.mean, self.moments.std)
             staleness = self.policy.version - min(int(t.version_T.min()) for t in received)
             self.policy.version += 1
             self._made = _finite(self.weights(), losses)
-        self.env_steps += len(batch)
+        self.env_steps += sum(t.steps for t in received)
         metrics = {"env_steps": float(self.env_steps), "staleness": float(staleness), **episode_metrics(received), **losses}
         if weights is not None and self.rank == 0:
             weights.publish(self._made)
@@ -169,7 +176,7 @@ class LearnerWorker(TorchWorker):
     def _batch(self, trajectories: list[Trajectory]) -> TrainBatch:
         if not trajectories:
             raise ValueError("LearnerWorker.train got no trajectory. Next: does the simulator put one before its call returns?")
-        samples = sum(t.steps for t in trajectories)
+        samples = sum(t.rows for t in trajectories)
         if samples < max(2, self.ranks):
             raise ValueError(
                 f"LearnerWorker.train got {samples} samples for {self.ranks} ranks: each needs one, and a single advantage has nothing to be compared "
@@ -183,6 +190,7 @@ class LearnerWorker(TorchWorker):
             log_prob_B=_flat([t.log_prob_TN for t in trajectories]),
             advantage_B=_flat(advantages),
             return_B=_flat(returns),
+            steps_B=None if trajectories[0].chunk_steps_TN is None else _flat([t.chunk_steps_TN for t in trajectories]),
         )
         return batch if samples == len(batch) else _without_resets(batch, trajectories)
 
@@ -195,8 +203,10 @@ class LearnerWorker(TorchWorker):
     def _advantages(self, t: Trajectory, scale: float) -> tuple[np.ndarray, np.ndarray]:
         value_TN = self.policy.values(t.obs_TN)
         next_TN = t.next_values(value_TN, self.policy.values(t.last_obs_N), self.policy.values(t.end_obs_E))
-        reward_TN = (scale * t.reward_TN).astype(np.float32)
-        return gae(reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=self.now("gamma"), lam=self.now("gae_lambda"))
+        reward_TN, gamma = t.discounted(self.now("gamma"))
+        reward_TN = (scale * reward_TN).astype(np.float32)
+        advantage_TN, return_TN = gae(reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=gamma, lam=self.now("gae_lambda"))
+        return advantage_TN.astype(np.float32, copy=False), return_TN.astype(np.float32, copy=False)
 
     def _optimise(self, batch: TrainBatch) -> dict[str, float]:
         self.optimizer.param_groups[0]["lr"] = self.now("learning_rate")
@@ -206,31 +216,41 @@ class LearnerWorker(TorchWorker):
         model = self.group.parallel(self.policy, self.optimizer)
         device = next(self.policy.parameters()).device
         trees = [map_tree(lambda leaf: torch.from_numpy(_writable(leaf)).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
-        numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in (batch.log_prob_B, batch.advantage_B, batch.return_B)]
+        columns = [batch.log_prob_B, batch.advantage_B, batch.return_B, *([] if batch.steps_B is None else [batch.steps_B])]
+        numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in columns]
         parts = number_of_minibatches(len(batch), round(self.now("batch_size")), self.ranks)
         sums: dict[str, Any] = defaultdict(float)  # tensors: reading a number would wait for the GPU after every step
         count = 0
+        values_only = self.policy.version < self.critic_warmup
         for _ in range(round(self.now("n_epochs"))):
             order = torch.from_numpy(self._rng.permutation(len(batch))).to(device)
             for rows_B in order.tensor_split(parts):
-                for name, value in self._step(model, loss, rows_B, trees, numbers).items():
+                found = self._step(model, loss, rows_B, trees, numbers, values_only)
+                for name, value in found.items():
                     sums[name] += value
                 count += 1
+                if self.target_kl is not None and not values_only:
+                    values_only = exceeds_target_kl(self.group.mean({"kl": float(found["kl"])})["kl"], self.target_kl)
         return self.group.mean({name: float(value) / count for name, value in sums.items()})
 
     def _step(
-        self, model: nn.Module, loss: Callable[..., PPOLoss], rows_B: torch.Tensor, trees: list[Tree], numbers: list[torch.Tensor]
+        self, model: nn.Module, loss: Callable[..., PPOLoss], rows_B: torch.Tensor, trees: list[Tree], numbers: list[torch.Tensor], values_only: bool
     ) -> dict[str, torch.Tensor]:
-        """One gradient step on this rank's part of a minibatch. Returns its share of the minibatch's means."""
-        old, adv, ret = (column[rows_B] for column in numbers)
+        """One gradient step on this rank's part of a minibatch, ``values_only``: of the value net. Returns its share of the minibatch's means."""
+        old, adv, ret, *steps = (column[rows_B] for column in numbers)
         adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # of the whole minibatch, on however many ranks
-        mine, old, adv, ret = self._part(rows_B, old, adv, ret)
+        mine, old, adv, ret, *steps = self._part(rows_B, old, adv, ret, *steps)
         share = self.ranks * len(mine) / len(rows_B)  # relative to a fair one: the mean over the ranks is the mean over all rows
         log_prob, entropy, value = model(*(rows(tree, mine) for tree in trees))
+        if log_prob.dim() == 2:  # a ratio for each action of a chunk, all with the chunk's advantage
+            log_prob, adv = _carried_out(log_prob, old, *steps), adv.unsqueeze(1)
         found = loss(log_prob, old, adv, value, ret, entropy)
+        total = found.total
+        if values_only:  # every parameter gets a gradient all the same: DistributedDataParallel waits for it
+            total = self.now("vf_coef") * value_loss(value, ret) + 0.0 * (log_prob.sum() + entropy.sum())
         self.optimizer.zero_grad()
-        (share * found.total).backward()
-        nn.utils.clip_grad_norm_(self.policy.parameters(), self.now("max_grad_norm"))
+        (share * total).backward()
+        self.optimizer.clip(self.now("max_grad_norm"))
         self.optimizer.step()
         means = {"policy_loss": found.policy, "value_loss": found.value, "entropy": found.entropy,
                  "kl": found.kl, "clip_fraction": found.clip_fraction}  # fmt: skip
@@ -302,7 +322,15 @@ def _without_resets(batch: TrainBatch, trajectories: list[Trajectory]) -> TrainB
     """Rows that were no steps teach nothing."""
     masks = [np.zeros(t.reward_TN.shape, bool) if t.reset_only_TN is None else t.reset_only_TN for t in trajectories]
     kept_B = ~_flat(masks)
-    return TrainBatch(*(rows(getattr(batch, field.name), kept_B) for field in fields(batch)))
+    columns: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    kept: dict[str, Any] = {name: None if column is None else rows(column, kept_B) for name, column in columns.items()}
+    return TrainBatch(**kept)
+
+
+def _carried_out(log_prob_BK: torch.Tensor, old_BK: torch.Tensor, steps_B: torch.Tensor) -> torch.Tensor:
+    """Actions of a chunk that no environment got teach nothing: their ratio is one."""
+    counts_BK = torch.arange(log_prob_BK.shape[1], device=steps_B.device) < steps_B.unsqueeze(1)
+    return torch.where(counts_BK, log_prob_BK, old_BK)
 
 
 def _writable(leaf: np.ndarray) -> np.ndarray:

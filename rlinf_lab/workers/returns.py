@@ -27,7 +27,9 @@ class DiscountedReturns:
 
     def update(self, trajectories: Sequence[Trajectory], gamma: float) -> DiscountedReturns:
         """With the steps of all environments, trajectories in the order of their environments; rewards as the environments gave them."""
-        reward_TN = np.concatenate([t.reward_TN for t in trajectories], axis=1).astype(np.float64)
+        rewards, factors = zip(*(t.discounted(gamma) for t in trajectories), strict=True)
+        reward_TN = np.concatenate(rewards, axis=1).astype(np.float64)
+        factor_TN = np.concatenate([np.broadcast_to(f, r.shape) for f, r in zip(factors, rewards, strict=True)], axis=1)
         ended_TN = np.concatenate([t.terminated_TN | t.truncated_TN for t in trajectories], axis=1)
         running_N = self.under_way_N
         if running_N.shape != reward_TN[0].shape:  # the first time, or another number of environments
@@ -36,7 +38,7 @@ class DiscountedReturns:
         running_N = np.where(fresh_N, 0.0, running_N)
         return_TN = np.empty_like(reward_TN)
         for t, reward_N in enumerate(reward_TN):
-            running_N = return_TN[t] = gamma * running_N + reward_N
+            running_N = return_TN[t] = factor_TN[t] * running_N + reward_N
             running_N = np.where(ended_TN[t], 0.0, running_N)
         return DiscountedReturns(self.moments.update(return_TN.reshape(-1)), running_N)
 

@@ -22,7 +22,6 @@ from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
 if TYPE_CHECKING:
     from rlinf_lab.vecenv import EnvSpec, Restorable, VecEnv
-    from rlinf_lab.vecenv.base import Runner
 
 
 LONGEST = 10_000  # steps of an episode in an evaluation that nothing else limits
@@ -35,8 +34,8 @@ class SimulatorWorker(Worker):
     ``max_episode_steps``: steps after which an episode is cut (None: the environment's own limit). ``taken``: training steps of each
     environment in an earlier run that this one goes on from; its episodes and its noise are not repeated.
     ``spaces``: the (observation, action) spaces that the policy was built for, checked in `setup`. ``render``: whether to draw a picture now
-    and then, for a dashboard. ``options`` go to the environment's
-    constructor.
+    and then, for a dashboard. ``chunk_size``: the policy chooses so many actions at once, and a row of a trajectory is such a chunk; ``n_steps`` is a
+    multiple of it. ``options`` go to the environment's constructor.
     """
 
     def __init__(
@@ -50,15 +49,18 @@ class SimulatorWorker(Worker):
         taken: int = 0,
         spaces: tuple[Any, Any] | None = None,
         render: bool = True,
+        chunk_size: int | None = None,
         **options: Any,
     ) -> None:
         renamed = {"horizon": "max_episode_steps", "steps": "n_steps", "sizes": "spaces=(observation_space, action_space)"}
         refuse_old_names("SimulatorWorker", options, renamed)
         self.env, self.num_envs, self.n_steps = environment(env), num_envs, n_steps
         self.max_episode_steps, self.seed, self.taken, self.spaces, self.options = max_episode_steps, seed, taken, spaces, options
+        if chunk_size is not None and n_steps % chunk_size:
+            raise ConfigError(f"SimulatorWorker(n_steps={n_steps}, chunk_size={chunk_size}): n_steps must be a multiple of the chunk's size.")
+        self.chunk_size = chunk_size
         self.groups: list[EnvGroup] = []
         self._states: list[Any] = []
-        self._runners: list[Runner | None] = []
         self._draws = render
 
     def preflight(self) -> None:
@@ -75,12 +77,10 @@ class SimulatorWorker(Worker):
         for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
             env = self._made(size)
             self._check_spaces(env.spec)
-            self.groups.append(EnvGroup(env, slot, slot * size, self.seed, self.taken))
+            self.groups.append(EnvGroup(env, slot, slot * size, self.seed, self.taken, self.chunk_size))
 
-    def _made(self, size: int, runner: Runner | None = None) -> VecEnv:
-        """``runner``: of the vector in whose place this one comes, which only the same one can; one that was chosen by measuring might be another."""
-        again = {"runner": runner.name} if runner is not None and runner.rates else {}
-        return self.env(size, self.max_episode_steps, **{**self.options, **again})
+    def _made(self, size: int) -> VecEnv:
+        return self.env(size, self.max_episode_steps, **self.options)
 
     # --- leaving the device ---------------------------------------------------------------------------------
     def can_leave(self) -> bool:
@@ -104,7 +104,6 @@ class SimulatorWorker(Worker):
         if why := self._why_it_stays():
             raise WorkflowError(f"{self.name} cannot leave its device: {why}. Next: a device of its own, or memory for all (device_memory=).")
         self._states = [cast("Restorable", group.env).save_state() if group.has_begun else None for group in self.groups]
-        self._runners = [group.env.spec.runner for group in self.groups]
         for group in self.groups:
             group.give_up_environments()
 
@@ -112,18 +111,19 @@ class SimulatorWorker(Worker):
         """Make them anew and go on from the saved states."""
         if not self._states:
             return
-        for group, state, runner in zip(self.groups, self._states, self._runners, strict=True):
-            group.env = self._made(group.size, runner)
+        for group, state in zip(self.groups, self._states, strict=True):
+            group.env = self._made(group.size)
             if group.has_begun:
                 cast("Restorable", group.env).restore_state(state)
         self._states = []
 
     def collect(self, actions: Inbox[Action], observations: Outbox[Observation], trajectories: Outbox[Trajectory]) -> None:
         """``n_steps`` steps of every environment; then one `Trajectory` per slot."""
+        rows = self.n_steps // (self.chunk_size or 1)
         for group in self.groups:
-            group.begin(self.n_steps)
+            group.begin(rows)
             observations.put(group.observation())
-        for left in range(self.n_steps - 1, -1, -1):
+        for left in range(rows - 1, -1, -1):
             for group in self.groups:
                 group.record(actions.take(key=group.slot))
                 if left:
@@ -155,8 +155,8 @@ class SimulatorWorker(Worker):
         taken = 0
         while live:
             for group in live:
-                group.step(actions.take(key=group.slot).action_N)
-            taken += 1
+                group.step(actions.take(key=group.slot).for_environment_N)
+            taken += self.chunk_size or 1
             if taken >= LONGEST and live[0].env.spec.max_episode_steps is None:
                 warnings.warn(f"{live[0].env.spec.id}: an evaluated episode was cut after {taken} steps. Next: max_episode_steps=.", stacklevel=2)
                 for group in live:

@@ -71,7 +71,7 @@ def test_the_pip_section_installs_into_a_fresh_environment(tmp_path: Path) -> No
     say(python, "-m", "pip", "install", "--quiet", *offline, "--report", report, *section(), cwd=ROOT)
     (installed,) = json.loads(report.read_text())["install"]
     assert installed["metadata"]["name"] == "rlinf-lab" and installed["requested_extras"] == ["dev"]
-    use = "import rlinf_lab as lab; print(lab.__file__); print(*lab.list_envs())"
+    use = "import rlinf_lab as lab; print(lab.__file__); print(*lab.envs.ids())"
     where, names = say(python, "-c", use, cwd=tmp_path).splitlines()
     assert Path(where) == ROOT / "rlinf_lab" / "__init__.py"
     assert {"numpy/ReachArm-v0", "metaworld/button-press-v3", "maniskill/PushCube-v1"} <= set(names.split())
@@ -87,7 +87,7 @@ def test_the_pip_section_installs_from_nothing(tmp_path: Path) -> None:
         say(python, "-m", "ensurepip", cwd=ROOT)
         say(python, "-m", "pip", "install", "-q", *section(), cwd=ROOT)
         say(python, "-m", "pip", "check", cwd=tmp_path)
-        say(python, "-c", "import rlinf_lab as lab; assert lab.doctor().ok; assert lab.list_envs('metaworld')", cwd=tmp_path)
+        say(python, "-c", "import rlinf_lab as lab; assert lab.doctor().ok; assert lab.envs.ids('metaworld')", cwd=tmp_path)
     finally:
         shutil.rmtree(tmp_path / "env")  # gigabytes, which pytest would keep
 

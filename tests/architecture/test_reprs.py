@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import operator
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -101,8 +102,8 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "ExecutionPlan": (lambda o: o.plan, "ExecutionPlan 'temporal' on 2 devices: cpu:0, cpu:1\n  sim          2 ranks on cpu:0, cpu:1"),
     "ExecutionPlan of a thousand": (_many, "ExecutionPlan 'temporal' on 1024 devices: cuda:0, cuda:1, cuda:2, …, cuda:1023\n  sim          1000 ranks"),
     "Layout": (lambda o: Layout(o.graph, o.plan), "Layout(workflow 'cell' under plan 'temporal': 4 ranks on 2 devices; channels obs"),
-    "Simulator": (lambda o: lab.Simulator(o.graph, o.plan), "Simulator(workflow 'cell' under plan 'temporal', 2 devices)"),
-    "Outage": (lambda o: lab.Outage.of("cuda:3", 100, 160), "Outage(device='cuda:3', start_ns=100000000000, end_ns=160000000000, lost=False)"),
+    "Simulator": (lambda o: lab.planning.Simulator(o.graph, o.plan), "Simulator(workflow 'cell' under plan 'temporal', 2 devices)"),
+    "Outage": (lambda o: lab.planning.Outage.of("cuda:3", 100, 160), "Outage(device='cuda:3', start_ns=100000000000, end_ns=160000000000, lost=False)"),
     "SimCall": (lambda o: SimCall("sim", "collect", lambda turn: iter(()), ("act",), ("obs",), (0,)), "SimCall(sim.collect, reads act, writes obs, after [0])"),
     "Run": (lambda o: o.run, "Run('cell', plan 'temporal': finished, iteration 2/2"),
     "Session": (lambda o: o.ports()[-1], "Session('ports', plan 'temporal': 1 iteration done)"),
@@ -116,32 +117,30 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "TorchWorker": (lambda o: lab.TorchWorker(), "<TorchWorker, by hand>"),
     "Residence": (lambda o: Residence([torch.nn.Linear(512, 512)], "cpu"), "Residence(Linear of cpu, 1.0 MiB, now in cpu)"),
     "Filler": (lambda o: lab.Filler(Step, on=["cpu:0", "cpu:1"]), "Filler('step': Step.step on cpu:0, cpu:1)"),
-    "Collected": (lambda o: lab.Collected(), "[]"),
-    "Scripted": (lambda o: lab.Scripted([1, 2, 3], micro_batch=2), "Scripted(3 items left, in batches of 2)"),
+    "Collected": (lambda o: lab.testing.Collected(), "[]"),
+    "Scripted": (lambda o: lab.testing.Scripted([1, 2, 3], micro_batch=2), "Scripted(3 items left, in batches of 2)"),
     "Timeline": (lambda o: o.run.timeline, "Timeline: 2 devices"),
     "TimelineView": (lambda o: lab.TimelineView(o.run.timeline), "TimelineView("),
-    "Recorder": (lambda o: lab.Recorder("here", _Clock()), "Recorder on here"),
+    "Recorder": (lambda o: lab.testing.Recorder("here", _Clock()), "Recorder on here"),
     "estimate": (lambda o: lab.estimate(o.graph, o.plan, o.run.timeline), "Estimate of workflow 'cell' from a run under plan 'temporal'"),
     "Profile": (lambda o: Profile.from_dict({"items": 4, "workers": {"a": {"samples": [SAMPLE]}}}), "Profile 'profile': 4 items"),
     "plan": (lambda o: lab.plan(Profile.from_dict(TWO), 2), "2 plans for 'two' on 2 devices; none can take less than 2 s (all workers"),
     "Planned": (lambda o: lab.plan(Profile.from_dict(TWO), 2).best, "temporal: 2 s an iteration, a > b\n  a            2 devices"),
     "PlanExplorer": (lambda o: lab.PlanExplorer(lab.plan(Profile.from_dict(TWO), 2)), "PlanExplorer('two': 2 plans, a > b 2 s)"),
-    "make_vec": (lambda o: lab.make_vec("numpy/ReachArm-v0", 2), "numpy/ReachArm-v0 × 2"),
-    "EnvSpec": (lambda o: lab.make_vec("numpy/ReachArm-v0", 2).spec, "EnvSpec(id='numpy/ReachArm-v0'"),
+    "make_vec": (lambda o: lab.envs.make_vec("numpy/ReachArm-v0", 2), "numpy/ReachArm-v0 × 2"),
+    "EnvSpec": (lambda o: lab.envs.make_vec("numpy/ReachArm-v0", 2).spec, "EnvSpec(id='numpy/ReachArm-v0'"),
     "devices": (lambda o: lab.devices("cpu"), "['cpu:0'"),
-    "WorkerError": (lambda o: lab.WorkerError.of("w", 1, "f", ValueError("x"), "trace"), "WorkerError(\"Worker 'w' rank 1 failed in f(): ValueError: x"),
+    "WorkerError": (lambda o: lab.errors.WorkerError.of("w", 1, "f", ValueError("x"), "trace"), "WorkerError(\"Worker 'w' rank 1 failed in f(): ValueError: x"),
     "check": (lambda o: lab.check(o.flow, o.plan, emulate=True), "workflow 'cell' under plan 'temporal', executor 'local': ready"),
     "doctor": (lambda o: lab.doctor(), "rlinf_lab"),
-    "PingPong": (lambda o: lab.PingPong("processes", ["cpu:0", "cpu:1"]), "PingPong('processes', cpu:0, cpu:1: 0 rounds)"),
-    "Crowd": (lambda o: lab.Crowd("local", ["cpu:0"], o.flow), "Crowd(cpu:0: copies of workflow 'cell', 0 rounds)"),
+    "PingPong": (lambda o: lab.profiling.PingPong("processes", ["cpu:0", "cpu:1"]), "PingPong('processes', cpu:0, cpu:1: 0 rounds)"),
+    "Crowd": (lambda o: lab.profiling.Crowd("local", ["cpu:0"], o.flow), "Crowd(cpu:0: copies of workflow 'cell', 0 rounds)"),
 }  # fmt: skip
 RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousand", "Timeline", "Profile", "plan", "Planned", "doctor"}
 # Functions that give one of the above, nothing, or a text; and protocols.
 ELSEWHERE = {
-    "crowding", "message_costs", "planned", "profile", "profile_from_run", "profile_from_trace", "replan", "sensitivity",
-    "session", "run", "show", "timeline_html", "shutdown", "list_envs", "register_env", "check_env", "VecEnv",
-    "train", "resume", "load_policy", "compare", "runs", "sweep", "linear", "envs",
-    "algorithms", "generation", "replay", "tasks",
+    "profile", "replan", "session", "run", "show", "shutdown", "train", "resume", "load_policy", "compare", "runs", "sweep", "linear",
+    "envs", "algorithms", "errors", "generation", "planning", "profiling", "replay", "tasks", "testing",
 }  # fmt: skip
 
 
@@ -195,3 +194,12 @@ def test_a_function_as_worker_shows_its_name() -> None:
     flow = lab.Workflow("w")
     assert repr(flow.worker(sorted)) == "WorkerHandle('sorted': sorted)"
     assert repr(FunctionWorker(sorted)) == "<FunctionWorker, by hand>"
+
+
+def test_a_flat_name_of_before_says_the_one_of_today() -> None:
+    moved = {"make_vec": "lab.envs.make_vec", "profile_from_run": "lab.planning.profile_from_run", "Collected": "lab.testing.Collected"}
+    for name, now in moved.items():
+        with pytest.raises(AttributeError, match=rf"^lab\.{name} is called {now} now\.$"):
+            getattr(lab, name)
+        assert callable(operator.attrgetter(now.removeprefix("lab."))(lab))
+    assert len(lab._HOME) <= 32  # a newcomer reads all of it

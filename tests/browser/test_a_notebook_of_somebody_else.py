@@ -41,7 +41,7 @@ CELLS = [
     PIPELINE,
     "flow",
     f"import rlinf_lab as lab\nplans = lab.plan(lab.Profile.load({PROFILE!r}), 4)\nplans.best",
-    "lab.sensitivity(plans)",
+    "lab.planning.sensitivity(plans)",
 ]
 PICTURES = "() => [...document.querySelectorAll('.jp-OutputArea img[src^=\"data:image/svg\"]')].filter((e) => e.offsetWidth).map((e) => e.naturalWidth > 100)"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 from rlinf_lab.experiments.evaluation import Told, mean_interval, play, student_t95, wilson
 
@@ -17,6 +18,7 @@ class Lengths:
 
     def __init__(self, num_envs: int, success: bool) -> None:
         self.num_envs, self.tells, self.closed = num_envs, success, False
+        self.spec = SimpleNamespace(action_space=Box(-1, 1, (1,)))
 
     def reset(self, *, seed: int | None = None) -> np.ndarray:
         self.seed, self.t, self.episode = seed, np.zeros(self.num_envs, int), np.zeros(self.num_envs, int)
@@ -30,7 +32,7 @@ class Lengths:
         success = self.episode % 2 == 0
         self.episode, self.t = self.episode + over, np.where(over, 0, self.t)
         return SimpleNamespace(obs_N=np.zeros((self.num_envs, 1)), reward_N=reward, terminated_N=over & (n % 2 == 0), truncated_N=over & (n % 2 == 1),
-                               success_N=success if self.tells else None)  # fmt: skip
+                               success_N=success if self.tells else None, reset_only_N=None)  # fmt: skip
 
     def close(self) -> None:
         self.closed = True

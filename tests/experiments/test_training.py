@@ -15,6 +15,7 @@ import pytest
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.experiments import TrainingRun
+from rlinf_lab.vecenv import runners
 
 SMALL: dict[str, Any] = {"num_envs": 4, "n_steps": 20, "batch_size": 40, "n_epochs": 1, "progress": False, "max_episode_steps": 20}
 
@@ -86,6 +87,20 @@ def test_a_run_is_kept_and_goes_on_from_its_folder(tmp_path: Path) -> None:
     assert all(a["policy_loss"] == b["policy_loss"] for a, b in pairs), "what was before is kept"
 
 
+def test_what_steps_the_environments_is_said_kept_and_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured once for a run; on the day it goes on another runner is faster, and its numbers would not be the same."""
+    for faster in ("numpy", "loop"):
+        rates = {"numpy": 20.0 if faster == "numpy" else 1.0, "loop": 10.0}
+        monkeypatch.setattr(runners, "steps_per_second", lambda make, n, rates=rates: rates[make.args[1]["runner"]])
+        monkeypatch.setattr(runners, "_KNOWN", {})
+        monkeypatch.setenv("RLINF_LAB_CACHE", "")
+        if faster == "numpy":
+            run = lab.train("ppo", "CartPole-v1", **{**SMALL, "iterations": 1}).wait()
+            assert run.config.runner == "numpy" and "steps by numpy (measured: numpy 20, loop 10 steps/s)" in repr(run)
+            assert run.runner is not None and json.loads((run.folder / "run.json").read_text())["runner"] == str(run.runner)
+    assert lab.resume(run.folder, total_timesteps=160, progress=False).wait().config.runner == "numpy"
+
+
 def test_a_goal_ends_a_run_and_is_named() -> None:
     run = train(iterations=50, until={"return": -1e9}, eval_every={"iterations": 1}, eval_episodes=2).wait()
     assert run.state == "finished" and run.iteration == 1 and "≥ -1e+09" in run.reason and run.evaluate(2)["iteration"] == 1
@@ -120,9 +135,9 @@ def test_what_on_iteration_raises_comes_out_where_the_user_waits() -> None:
 
 def test_a_broken_environment_comes_out_too() -> None:
     run = lab.train("ppo", Breaks, **{**SMALL, "folder": False, "iterations": 3})
-    with pytest.raises(lab.WorkerError, match="the arm fell off"):
+    with pytest.raises(lab.errors.WorkerError, match="the arm fell off"):
         run.wait()
-    with pytest.raises(lab.WorkerError, match="the arm fell off"):
+    with pytest.raises(lab.errors.WorkerError, match="the arm fell off"):
         run.save("here")
 
 

@@ -26,6 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "30_live_timeline": {"samples": 24, "iterations": 4},
     "31_reading_a_timeline": {"iterations": 3},
     "40_any_plan": {"steps": 4, "iterations": 3},
+    "41_idle_devices": {"samples": 12, "iterations": 2},
     "50_simulators": {"envs": ["CartPole-v1", "numpy/ReachArm-v0"], "num_envs": 4, "steps": 5, "frames": 2},
     "60_reasoning": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
 }  # fmt: skip

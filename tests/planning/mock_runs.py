@@ -16,7 +16,7 @@ def run(flow: lab.Workflow, plan: lab.ExecutionPlan | lab.Planned, iterations: i
 def profiled(flow: lab.Workflow) -> Profile:
     """From a run on one device."""
     plan = lab.ExecutionPlan.temporal(flow, ["cpu:0"])
-    return lab.profile_from_run(flow, plan, run(flow, plan).timeline)
+    return lab.planning.profile_from_run(flow, plan, run(flow, plan).timeline)
 
 
 def seconds(done: lab.Run) -> float:

@@ -96,7 +96,7 @@ def test_an_explorer_survives_questions_that_cannot_be_asked(odd: Any) -> None:
         (lambda: plan(PROFILE, 2, modes=()), "modes is (); give some of temporal, spatial, hybrid."),
         (lambda: PLANS.best.simulate(0), "iterations is 0; give a whole number, at least 1. Next: 1."),
         (lambda: PLANS.best.simulate(noise=-1), "noise is -1; give a number, at least 0, at most 10."),
-        (lambda: PLANS.best.simulate(outages=["cuda:0"]), "Next: outages=[lab.Outage.of('cuda:3', 100, 160)]"),
+        (lambda: PLANS.best.simulate(outages=["cuda:0"]), "Next: outages=[lab.planning.Outage.of('cuda:3', 100, 160)]"),
         (lambda: Profile.from_dict({"items": 8, "workers": {}}), "profile.workers is empty"),
         (lambda: PROFILE.with_worker("a", samples=(Sample(1, 8, math.inf),)), "profile.workers.a.samples[0].seconds is inf; it must be finite."),
         (lambda: PROFILE.with_worker("a", samples=[Sample(1, 8, 1.0)]), "profile.workers.a.samples is [Sample(devices=1"),

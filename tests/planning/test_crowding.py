@@ -99,7 +99,7 @@ def test_factors_that_cannot_be_are_refused(bad: object) -> None:
 
 @pytest.mark.slow
 def test_crowding_is_measured() -> None:
-    factors = lab.crowding("processes", ["cpu:0", "cpu:1"], emulate=True)
+    factors = lab.profiling.crowding("processes", ["cpu:0", "cpu:1"], emulate=True)
     assert len(factors) == 2 and checked_factors(factors) == factors
 
 
@@ -108,11 +108,11 @@ def test_crowding_of_a_workflow_of_one_s_own_is_measured(monkeypatch: pytest.Mon
     flow = lab.Workflow("short")
     worker = flow.worker(Sleeps, name="sleeps")
     flow.iteration(lambda: worker.go())
-    factors = lab.crowding("processes", ["cpu:0", "cpu:1"], flow, emulate=True)
+    factors = lab.profiling.crowding("processes", ["cpu:0", "cpu:1"], flow, emulate=True)
     assert len(factors) == 2 and checked_factors(factors) == factors
-    assert lab.crowding("processes", ["cpu:0"], flow) == (1.0,)
+    assert lab.profiling.crowding("processes", ["cpu:0"], flow) == (1.0,)
     with pytest.raises(PlanError, match="at least one device"):
-        lab.crowding(devices=[])
+        lab.profiling.crowding(devices=[])
 
 
 class Sleeps(lab.Worker):
@@ -173,7 +173,7 @@ def test_a_round_that_fails_does_not_count() -> None:
     with Crowd("local", ["cpu:0", "cpu:1"], flow, emulate=True) as crowd:
         crowd.round()
         crowd.round()
-        with pytest.raises(lab.WorkerError, match="not today"):
+        with pytest.raises(lab.errors.WorkerError, match="not today"):
             crowd.round()
         crowd.round()
     assert "3 rounds" in repr(crowd) and [list(steps) for steps in crowd._steps] == [[0, 1, 2, 3, 6, 7]] * 2
@@ -181,8 +181,8 @@ def test_a_round_that_fails_does_not_count() -> None:
     assert crowd.factors()[0] == 1.0
 
 
-@pytest.mark.parametrize("made", [lambda: Crowd("local", ["cpu:0"]), lambda: lab.PingPong("local")])
-def test_rounds_are_done_in_the_block(made: Callable[[], lab.Crowd | lab.PingPong]) -> None:
+@pytest.mark.parametrize("made", [lambda: Crowd("local", ["cpu:0"]), lambda: lab.profiling.PingPong("local")])
+def test_rounds_are_done_in_the_block(made: Callable[[], lab.profiling.Crowd | lab.profiling.PingPong]) -> None:
     measuring = made()
     with pytest.raises(PlanError, match=r"its sessions are not open\. Next: round\(\) in the with block"):
         measuring.round()

@@ -238,7 +238,7 @@ def test_a_plan_by_hand_in_other_batches_is_foreseen_too(micro_batch: int) -> No
     flow = collecting()
     profile = measured(flow)
     plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1], micro_batches={"obs": micro_batch}, in_flight={"simulator": ITEMS})
-    assert lab.planned(flow, plan, profile).seconds == pytest.approx(took(flow, plan), rel=1e-6)
+    assert lab.planning.planned(flow, plan, profile).seconds == pytest.approx(took(flow, plan), rel=1e-6)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
@@ -258,7 +258,7 @@ def test_a_run_in_one_size_says_what_it_cannot_tell() -> None:
     plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
     run = lab.run(flow, plan, 3, dashboard=False, clock=MockClock())
     run.wait()
-    notes = lab.profile_from_run(flow, plan, run.timeline).notes
+    notes = lab.planning.profile_from_run(flow, plan, run.timeline).notes
     assert any("'policy' (1 item)" in n and "'learner' (12 items)" in n and "'source'" not in n and "What a batch takes by itself" in n for n in notes)
     assert not any("What a batch takes by itself" in n for n in measured(flow).notes)
 
@@ -278,7 +278,7 @@ def test_a_run_is_read_with_the_plan_that_the_search_found() -> None:
     best = lab.plan(flow, DEVICES, measured(flow)).best
     run = lab.run(flow, best, 3, dashboard=False, clock=MockClock())
     run.wait()
-    assert lab.profile_from_run(flow, best, run.timeline) == lab.profile_from_run(flow, best.execution, run.timeline)
+    assert lab.planning.profile_from_run(flow, best, run.timeline) == lab.planning.profile_from_run(flow, best.execution, run.timeline)
     found = lab.estimate(flow, best, run.timeline)
     assert found.simulate(best, 3).iterations()["seconds"].iloc[-1] == pytest.approx(best.seconds, rel=1e-6)
     with pytest.raises(PlanError, match=r"plan is 'best'; it must be an ExecutionPlan"):

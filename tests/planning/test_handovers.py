@@ -136,7 +136,7 @@ def test_who_loads_new_weights_comes_to_its_device_for_it(staleness: int) -> Non
     """One device for both: the source comes back to load, and stays for the next iteration."""
     flow = weights_by_value(0.01, 0.3, 0.4, workers=(Large, LargeLearner))
     measured = lab.ExecutionPlan.temporal(flow, DEVICES[:1], memory={"source": 1, "learner": 1}, device_memory=1)
-    profile = lab.profile_from_run(flow, measured, run(flow, measured).timeline)
+    profile = lab.planning.profile_from_run(flow, measured, run(flow, measured).timeline)
     plans = lab.plan(flow, DEVICES[:1], profile, staleness=staleness)
     assert plans.best.seconds == pytest.approx(1.44) and plans.best.candidate.seconds == pytest.approx(1.44)
     assert seconds(run(flow, plans.best)) == pytest.approx(1.44) and plans.bound.seconds == pytest.approx(1.02)

@@ -190,7 +190,7 @@ def test_profiles_keep_messages_and_older_ones_have_none() -> None:
 
 
 def test_messages_are_measured_by_rounds_and_told_at_the_end() -> None:
-    with lab.PingPong("local") as measuring:
+    with lab.profiling.PingPong("local") as measuring:
         measuring.round()
         with pytest.raises(PlanError, match="PingPong.*1 rounds.* is open.*after the with block"):
             measuring.costs()
@@ -199,8 +199,8 @@ def test_messages_are_measured_by_rounds_and_told_at_the_end() -> None:
 
 
 def test_messages_are_measured_under_an_executor() -> None:
-    assert lab.message_costs("local") == ()
+    assert lab.profiling.message_costs("local") == ()
     with pytest.raises(PlanError, match="two different devices at least"):
-        lab.message_costs("processes", ["cpu:0"])
-    (cost,) = lab.message_costs("processes", ["cpu:0", "cpu:1"], emulate=True)
+        lab.profiling.message_costs("processes", ["cpu:0"])
+    (cost,) = lab.profiling.message_costs("processes", ["cpu:0", "cpu:1"], emulate=True)
     assert cost.transport == "unix" and cost.busy_s > 1e-6 and cost.latency_s > 1e-6

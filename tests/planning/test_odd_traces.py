@@ -39,24 +39,24 @@ def seconds(profile: lab.Profile) -> dict[str, float]:
 
 def test_the_name_of_a_span_is_a_pattern_of_itself(tmp_path: Path) -> None:
     trace = opened(tmp_path, event("generate[0]", 0, 1), event("kernel<float[4], *>", 1, 2))
-    profile = lab.profile_from_trace(trace, {"a": "generate[0]", "b": "kernel<float[4], *>"}, 8, [("a", "b")])
+    profile = lab.planning.profile_from_trace(trace, {"a": "generate[0]", "b": "kernel<float[4], *>"}, 8, [("a", "b")])
     assert seconds(profile) == {"a": 1, "b": 2}
 
 
 def test_what_lies_around_the_marked_steps_is_left_out_and_told(tmp_path: Path) -> None:
     trace = opened(tmp_path, event("generate", 0, 9), *steps(3, 10), event("train", 20, 4))
     for iterations in (None, 3):
-        profile = lab.profile_from_trace(trace, {"a": "generate", "b": "train"}, 8, [("a", "b")], iterations=iterations)
+        profile = lab.planning.profile_from_trace(trace, {"a": "generate", "b": "train"}, 8, [("a", "b")], iterations=iterations)
         assert seconds(profile) == {"a": 1, "b": 1}
         assert {f"{w}: 1 span outside of the iterations that came to their end left out, {s} s." for w, s in (("a", 9), ("b", 4))} <= {*profile.notes}
-    whole = lab.profile_from_trace(trace, {"a": "generate", "b": "train"}, 8, [("a", "b")], iterations=1)  # as asked, all of it
+    whole = lab.planning.profile_from_trace(trace, {"a": "generate", "b": "train"}, 8, [("a", "b")], iterations=1)  # as asked, all of it
     assert seconds(whole) == {"a": 12, "b": 7} and not any("left out" in note for note in whole.notes)
 
 
 def test_a_gpu_may_be_behind_the_host_that_marks_the_steps(tmp_path: Path) -> None:
     on_gpu = {"cat": "kernel", "args": {"device": 0, "stream": 7}}
     kernels = [event("gemm", 9, 0.5, **on_gpu), *(event("gemm", 11 + 2 * i + 1.5, 1, **on_gpu) for i in range(3))]  # the last one begins after its step
-    profile = lab.profile_from_trace(opened(tmp_path, *steps(3, 10), *kernels), {"a": "gemm"}, 8, [])
+    profile = lab.planning.profile_from_trace(opened(tmp_path, *steps(3, 10), *kernels), {"a": "gemm"}, 8, [])
     assert seconds(profile) == {"a": 1}
     assert "a: 1 span outside of the iterations that came to their end left out, 0.5 s." in profile.notes
 
@@ -73,4 +73,4 @@ def test_a_gpu_may_be_behind_the_host_that_marks_the_steps(tmp_path: Path) -> No
 )
 def test_why_nothing_can_be_fitted(tmp_path: Path, events: list[Event], said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        lab.profile_from_trace(opened(tmp_path, *events), {"w": "a"}, 8, [])
+        lab.planning.profile_from_trace(opened(tmp_path, *events), {"w": "a"}, 8, [])

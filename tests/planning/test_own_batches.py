@@ -86,7 +86,7 @@ def test_batches_that_a_full_channel_cuts_were_not_asked_for() -> None:
     plan = lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(4)], {w: [i] for i, w in enumerate(flow.graph.workers)}, micro_batch=12)
     run = lab.run(flow, plan, 3, dashboard=False, clock=MockClock())
     run.wait()
-    assert {e.group for e in lab.profile_from_run(flow, plan, run.timeline).edges} == {1}
+    assert {e.group for e in lab.planning.profile_from_run(flow, plan, run.timeline).edges} == {1}
 
 
 def test_who_takes_several_batches_before_it_works_is_told() -> None:
@@ -163,7 +163,7 @@ def test_a_run_of_so_many_sub_batches_does_not_tell_whose_number_it_was() -> Non
     assert plan.sub_batches["environments"] == 8
     run = lab.run(flow, plan, 3, dashboard=False, clock=MockClock())
     run.wait()
-    best = lab.plan(flow, DEVICES, lab.profile_from_run(flow, plan, run.timeline)).best
+    best = lab.plan(flow, DEVICES, lab.planning.profile_from_run(flow, plan, run.timeline)).best
     assert best.seconds == pytest.approx(took(flow, best), rel=0.01)
 
 

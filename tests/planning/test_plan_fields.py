@@ -488,7 +488,7 @@ def test_names_of_before_are_read_from_files_and_refused_in_code_with_the_new_on
     assert before != now.to_dict()
     read = ExecutionPlan.from_json(json.dumps(before))
     assert read == now and read.origin == json.loads(json.dumps(dict(now.origin)))
-    for old in (lambda: dataclasses.replace(now, chunks={}), lambda: lab.plan(1, 1, chunks=2), lambda: lab.Scripted([1], chunk=1)):
+    for old in (lambda: dataclasses.replace(now, chunks={}), lambda: lab.plan(1, 1, chunks=2), lambda: lab.testing.Scripted([1], chunk=1)):
         with pytest.raises(ConfigError, match=r"'chunks?' is called 'micro_batch(es)?' now\. Next: "):
             old()
     with pytest.raises(AttributeError, match=r"called micro_batches now\. Next: plan\.micro_batches"):

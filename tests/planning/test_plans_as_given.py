@@ -72,7 +72,7 @@ def test_a_plan_made_by_hand() -> None:
     mixed = planned(two(), by_hand(placements={"a": [[0], [2], [4], [6]], "b": [[1], [3], [5], [7]]}))
     assert mixed.seconds == streamed.seconds and mixed.devices[:4] == ("cuda:0", "cuda:2", "cuda:4", "cuda:6")
     assert planned(two(), by_hand(staleness=1)).seconds < streamed.seconds
-    assert lab.planned is planned
+    assert lab.planning.planned is planned
 
 
 def test_who_leaves_pays_for_it() -> None:

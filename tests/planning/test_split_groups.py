@@ -176,5 +176,5 @@ def test_a_worker_that_must_have_several_ranks_is_refused_by_name() -> None:
 def test_a_plan_by_hand_that_splits_groups_says_how_many_ranks_there_are() -> None:
     flow = made("rewards")
     plan = lab.ExecutionPlan.temporal(flow, DEVICES[:2], {"b": 2}, micro_batches={"x": 1})
-    with pytest.raises(lab.WorkerError, match=r"with 2 of key \d, one of its 2 ranks.*Next: .*a plan with one rank of 'b', or groups of 4 in what it reads"):
+    with pytest.raises(lab.errors.WorkerError, match=r"with 2 of key \d, one of its 2 ranks.*Next: .*a plan with one rank of 'b', or groups of 4 in what it reads"):
         run(flow, plan, 1)

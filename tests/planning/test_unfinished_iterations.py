@@ -113,7 +113,7 @@ def test_a_drift_is_seen_while_the_run_goes_on(stopped: Stopped, window: int) ->
 
 def test_a_profile_knows_nothing_of_the_rest(stopped: Stopped) -> None:
     flow, plan, timeline = stopped
-    profile = lab.profile_from_run(flow, plan.execution, timeline)
+    profile = lab.planning.profile_from_run(flow, plan.execution, timeline)
     for worker in profile.workers.values():
         assert [s.seconds for s in worker.samples] == [1.5 * s.items for s in worker.samples]
 
@@ -165,7 +165,7 @@ def test_a_summary_says_what_has_not_come_to_its_end(stopped: Stopped) -> None:
 
 def test_a_trace_of_ours_counts_only_what_came_to_its_end(stopped: Stopped) -> None:
     _, _, timeline = stopped
-    profile = lab.profile_from_trace(timeline, {w: w for w in ("source", "learner")}, ITEMS, [("source", "learner")])
+    profile = lab.planning.profile_from_trace(timeline, {w: w for w in ("source", "learner")}, ITEMS, [("source", "learner")])
     assert {w: p.samples[0].seconds for w, p in profile.workers.items()} == {"source": 1.5 * ITEMS, "learner": 1.5 * ITEMS}
     assert "outside of the iterations that came to their end left out" in " ".join(profile.notes)
 
@@ -178,7 +178,7 @@ def test_a_trace_in_which_everything_failed_is_refused() -> None:
     timeline = Timeline()
     timeline.extend(recorder.drain())
     with pytest.raises(PlanError, match="No iteration of the timeline came to its end.* Next: "):
-        lab.profile_from_trace(timeline, {"source": "source"}, 8, [])
+        lab.planning.profile_from_trace(timeline, {"source": "source"}, 8, [])
 
 
 class Loaded(Source):

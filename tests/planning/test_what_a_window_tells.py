@@ -183,7 +183,7 @@ def test_an_iteration_that_its_workers_do_not_account_for_is_no_stillness() -> N
 def test_a_worker_of_some_iterations_counts_with_its_share() -> None:
     flow = sometimes(3)
     plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
-    profile = lab.profile_from_run(flow, plan, run(flow, plan, 10).timeline)
+    profile = lab.planning.profile_from_run(flow, plan, run(flow, plan, 10).timeline)
     assert profile.workers["evaluator"].calls == pytest.approx(1 / 3) and profile.workers["evaluator"].samples[0].seconds == pytest.approx(0.2)
     assert any("'evaluator' worked in 3 of the 9 iterations" in note for note in profile.notes)
     best = lab.plan(flow, DEVICES[:1], profile).best
@@ -198,7 +198,7 @@ def test_a_worker_that_is_never_called_is_named() -> None:
     flow = sometimes(100)
     plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
     with pytest.raises(PlanError, match=r"no span of 'evaluator' in the 3 iterations .* does not call 'evaluator' either\. Next: more iterations"):
-        lab.profile_from_run(flow, plan, run(flow, plan, 4).timeline)
+        lab.planning.profile_from_run(flow, plan, run(flow, plan, 4).timeline)
 
 
 def test_batches_of_a_window_are_those_of_one_rank() -> None:

@@ -92,7 +92,7 @@ def test_a_rank_that_fails_ends_the_collectives_of_the_others(executor: str) -> 
     with lab.session(flow, plan, executor=executor, emulate=True) as session:
         expected = [([[2.0, 2.0]], {"rank": 1.0})] * 3
         assert session.step() == expected
-        with pytest.raises(lab.WorkerError, match="'together' rank 1 failed in train.*no"):
+        with pytest.raises(lab.errors.WorkerError, match="'together' rank 1 failed in train.*no"):
             session.step()
         assert session._loop.under_way.labels() == []  # nobody is left in a collective
         assert session.step() == expected
@@ -355,7 +355,7 @@ def test_an_exchange_that_meets_the_group_of_another_rank_is_named() -> None:
     flow.iteration(lambda: mixed.train())
     plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"mixed": [0, 1]})
     message = r"rank 1 gave 'of its own' to an exchange\(\) of its own where this rank began `with group:`.*in the same order"
-    with lab.session(flow, plan, emulate=True) as session, pytest.raises(lab.WorkerError, match=message):
+    with lab.session(flow, plan, emulate=True) as session, pytest.raises(lab.errors.WorkerError, match=message):
         session.step()
 
 

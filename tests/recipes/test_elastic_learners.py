@@ -231,13 +231,13 @@ def test_shards_of_an_update_that_failed_are_not_gone_on_from_when_a_rank_leaves
     flow, plan = quiet(True)
     with lab.session(flow, plan, emulate=True) as session:
         session.step(0)
-        with pytest.raises(lab.WorkerError, match="rank 1 failed in train.*no"):
+        with pytest.raises(lab.errors.WorkerError, match="rank 1 failed in train.*no"):
             session.step(1)
         session.leave("learner", 1)
-        with pytest.raises(lab.WorkerError, match="rank 1 has left with its part .* after an update of it had failed. Next: go on from a checkpoint"):
+        with pytest.raises(lab.errors.WorkerError, match="rank 1 has left with its part .* after an update of it had failed. Next: go on from a checkpoint"):
             session.step(2)
         for what in (session.join, session.leave):
-            with pytest.raises(lab.WorkerError, match="an update of its sharded weights has failed.*Next: go on from a checkpoint"):
+            with pytest.raises(lab.errors.WorkerError, match="an update of its sharded weights has failed.*Next: go on from a checkpoint"):
                 session.step(3)
             what("learner", 1)
 
@@ -366,11 +366,11 @@ def test_a_farewell_that_fails_is_the_reason_that_the_others_hear(executor: str)
     flow.iteration(lambda step: learner.train(step))
     plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0, 1]})
     heard = False
-    at_the_end = pytest.raises(lab.WorkerError, match="rank 1 failed in close.*no room for its part")
+    at_the_end = pytest.raises(lab.errors.WorkerError, match="rank 1 failed in close.*no room for its part")
     with at_the_end, lab.session(flow, plan, executor=executor, emulate=True) as session:
         session.step(0)
         session.leave("learner", 1)
-        with pytest.raises(lab.WorkerError, match=r"(?s)rank 1 failed in leave\(\).*no room for its part"):
+        with pytest.raises(lab.errors.WorkerError, match=r"(?s)rank 1 failed in leave\(\).*no room for its part"):
             session.step(1)
         heard = True
     assert heard

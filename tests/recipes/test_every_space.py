@@ -244,7 +244,7 @@ class Line(gymnasium.Env):
 
 gymnasium.register("Line-v0", entry_point=Line, max_episode_steps=10)
 gymnasium.register("Named-v0", entry_point="__main__:Line", max_episode_steps=10)
-lab.register_env("mine/Line", lambda num_envs, max_episode_steps: lab.make_vec("Line-v0", num_envs, max_episode_steps))
+lab.envs.register("mine/Line", lambda num_envs, max_episode_steps: lab.envs.make_vec("Line-v0", num_envs, max_episode_steps))
 
 if __name__ == "__main__":
     for env in ("Named-v0", "mine/Line"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -40,12 +41,15 @@ def test_presets_are_valid(env_id):
     ("gamma", float("nan"), "a number between 0 and 1"), ("gamma", "0.9", "a number between 0 and 1"),
     ("learning_rate", float("inf"), "a number greater than 0"), ("learning_rate", linear(1e-3, -1e-3), "a number greater than 0 everywhere"),
     ("save_to", 3, "a path, or None"), ("policy", torch.nn.Linear(2, 2), "a function that makes a torch module"),
-    ("total_timesteps", 1000, "None where total_timesteps is given"),
+    ("total_timesteps", 1000, "None where total_timesteps is given"), ("chunk_size", 0, "a whole number of at least 1, or None"),
+    ("chunk_size", 7, "a multiple of the chunk's size, 7"), ("chunk_size", 50, "at most num_envs × n_steps / chunk_size = 16"),
+    ("per_action", True, "False where single actions are chosen"), ("reward", "sparse", "'environment' or 'success'"),
+    ("target_kl", 0, "a number greater than 0, or None"),
 ])  # fmt: skip
 def test_a_bad_value_is_named_with_its_limit(field, value, limit):
     with pytest.raises(ConfigError) as error:
         PPOConfig(**{"env": "metaworld/button-press-v3", **PRESETS["metaworld/button-press-v3"], field: value})
-    named = "iterations" if field == "total_timesteps" else field
+    named = {("total_timesteps", 1000): "iterations", ("chunk_size", 7): "n_steps", ("chunk_size", 50): "batch_size"}.get((field, value), field)
     assert f"PPOConfig.{named} is " in str(error.value) and f"it must be {limit}" in str(error.value)
 
 
@@ -96,6 +100,25 @@ def test_the_same_learning_under_every_plan():
     results = {name: run(SMALL, plan) for name, plan in PLANS.items()}
     reference = results.pop("temporal")
     assert reference[0][-1]["env_steps"] == 3 * 40
+    for rows, score, after in results.values():
+        for ours, theirs in zip([*rows, score, after], [*reference[0], *reference[1:]], strict=True):
+            for name, value in theirs.items():
+                assert ours[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.parametrize("per_action", [False, True])
+def test_chunks_of_one_action_are_single_actions(per_action):
+    """The learner of chunks against that of actions: the same noise, the same curve."""
+    single, chunks = (run(dataclasses.replace(SMALL, **more), PLANS["fused"]) for more in ({}, {"chunk_size": 1, "per_action": per_action}))
+    for ours, theirs in zip([*chunks[0], *chunks[1:]], [*single[0], *single[1:]], strict=True):
+        for name, value in theirs.items():
+            assert ours[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_the_same_learning_of_chunks_under_every_plan():
+    config = dataclasses.replace(SMALL, chunk_size=5, batch_size=4, reward="success", critic_warmup=1, target_kl=0.1)
+    results = {name: run(config, plan) for name, plan in PLANS.items()}
+    reference = results.pop("temporal")
     for rows, score, after in results.values():
         for ours, theirs in zip([*rows, score, after], [*reference[0], *reference[1:]], strict=True):
             for name, value in theirs.items():

@@ -100,10 +100,10 @@ def test_each_rank_keeps_its_part_and_a_failed_update_is_not_gone_on_from() -> N
     with lab.session(flow, plan, executor="processes", emulate=True) as session:
         (kept, whole, gathered), (other, *same_whole) = session.step()
         assert whole == gathered and [whole, gathered] == same_whole and kept + other == 4 * 8 + 8 + 8 * 3 + 3 and max(kept, other) < 40
-        with pytest.raises(lab.WorkerError, match="'layers' rank 1 failed in train.*no"):
+        with pytest.raises(lab.errors.WorkerError, match="'layers' rank 1 failed in train.*no"):
             session.step(1)
         assert session._loop.under_way.labels() == []  # nobody is left in a collective
-        with pytest.raises(lab.WorkerError, match="the shards may be of different steps. Next: go on from a checkpoint"):
+        with pytest.raises(lab.errors.WorkerError, match="the shards may be of different steps. Next: go on from a checkpoint"):
             session.step()
 
 
@@ -155,7 +155,7 @@ def test_two_workers_of_the_same_processes_shard_side_by_side(executor: str) -> 
         plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], dict.fromkeys(names, 2))
         with lab.session(flow, plan, executor=executor, emulate=True) as session:
             found.append([session.step() for _ in range(3)])
-            with pytest.raises(lab.WorkerError, match=f"'{names[-1]}' rank 1 failed in train.*no"):
+            with pytest.raises(lab.errors.WorkerError, match=f"'{names[-1]}' rank 1 failed in train.*no"):
                 session.step(1)
     for (alone,), (actor, critic) in zip(*found, strict=True):
         assert alone == actor == critic

@@ -61,7 +61,7 @@ def test_a_rank_that_fails_frees_the_others(executor: str) -> None:
     flow = flow_of(fails=(1, 1))
     with lab.session(flow, plan_of(flow), executor=executor, emulate=True) as session:
         session.step()
-        with pytest.raises(lab.WorkerError, match=r"'meeting' rank 1 failed in meet\(\): ValueError: no"):
+        with pytest.raises(lab.errors.WorkerError, match=r"'meeting' rank 1 failed in meet\(\): ValueError: no"):
             session.step()
         first, *_ = session.step()  # and all meet again
         assert first[0][0] == [(0, 0, 2), (1, 0, 2), (2, 0, 2)]
@@ -81,7 +81,7 @@ def test_before_the_first_call_the_others_are_not_there() -> None:
     flow = lab.Workflow("hasty")
     hasty = flow.worker(Hasty)
     flow.iteration(lambda: hasty.go())
-    with pytest.raises((lab.WorkerError, WorkflowError), match="outside a call"), lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])):
+    with pytest.raises((lab.errors.WorkerError, WorkflowError), match="outside a call"), lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])):
         pass
 
 

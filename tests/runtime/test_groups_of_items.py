@@ -94,7 +94,7 @@ def test_groups_go_from_process_to_process() -> None:
 def test_what_does_not_come_together_is_an_error_by_name(method: str, message: str) -> None:
     flow = grpo(method)
     with lab.session(flow, plan_of(flow), emulate=True) as session:
-        with pytest.raises(lab.WorkerError, match=message):
+        with pytest.raises(lab.errors.WorkerError, match=message):
             session.step([1, 2])
         if method == "forgets":
             assert session.step([1, 2, 3]) == [[1, 2, 3]]
@@ -131,7 +131,7 @@ def test_the_graph_the_profile_and_the_plan_know_groups() -> None:
     for batch in executor.drain():
         timeline.extend(batch)
     executor.stop()
-    profile = lab.profile_from_run(flow, plan, timeline)
+    profile = lab.planning.profile_from_run(flow, plan, timeline)
     assert profile.items == 4 * GROUP and [(e.group, e.items) for e in profile.edges] == [(GROUP, None)]
     plans = lab.plan(flow, ["cpu:0", "cpu:1"], profile)
     assert {p.execution.micro_batches["completions"] for p in plans if p.mode == "spatial"} <= {1, 2, 4}  # groups, of which there are four

@@ -113,7 +113,7 @@ def test_who_waits_when_another_one_fails() -> None:
 
     plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"maker": [0], "taker": [1], "other": [2]})
     run = lab.run(flow, plan, 1, dashboard=False, emulate=True)
-    with pytest.raises(lab.WorkerError, match="as it was asked to"):
+    with pytest.raises(lab.errors.WorkerError, match="as it was asked to"):
         run.wait(30)
     spans = spans_of(run, "taker")
     assert_none_overlap(spans)

@@ -430,7 +430,7 @@ def test_who_would_wait_at_a_channel_between_a_meeting_and_a_collective_is_told_
         for _ in range(20 if executor == "local" else 5):
             began = time.monotonic()
             message = rf"actor\[.\]: train\(\) {what}s .* within `with group:`.*'critic', whose ranks meet too.*Next: take and put"
-            with pytest.raises(lab.WorkerError, match=message):
+            with pytest.raises(lab.errors.WorkerError, match=message):
                 session.step()
             assert time.monotonic() - began < 20
 

@@ -102,9 +102,9 @@ def run_of(flow: lab.Workflow) -> tuple[lab.ExecutionPlan, lab.Timeline]:
 def test_a_run_can_be_asked_about_other_ranks_than_it_had() -> None:
     flow = flow_of()
     plan, timeline = run_of(flow)
-    as_it_was = lab.profile_from_run(flow, plan, timeline)
+    as_it_was = lab.planning.profile_from_run(flow, plan, timeline)
     assert [w.ranks.counts for w in as_it_was.workers.values()] == [(1,), (1,)]
-    other = lab.profile_from_run(flow, plan, timeline, ranks={"learner": [4, 1, 2, 2]})
+    other = lab.planning.profile_from_run(flow, plan, timeline, ranks={"learner": [4, 1, 2, 2]})
     assert [w.ranks.counts for w in other.workers.values()] == [(1,), (1, 2, 4)]
     assert "or those that were asked for: learner (source 1, learner 1 or 2 or 4). Next: ranks=" in other.notes[0]
     assert max(p.candidate.placement.seats["learner"].ranks for p in lab.plan(flow, DEVICES, other)) == 2
@@ -124,4 +124,4 @@ def test_a_run_can_be_asked_about_other_ranks_than_it_had() -> None:
 def test_ranks_that_cannot_be(ranks: Any, said: str) -> None:
     flow = flow_of()
     with pytest.raises((PlanError, LookupError), match=said):
-        lab.profile_from_run(flow, lab.ExecutionPlan.temporal(flow, DEVICES[:1]), lab.Timeline(), ranks=ranks)
+        lab.planning.profile_from_run(flow, lab.ExecutionPlan.temporal(flow, DEVICES[:1]), lab.Timeline(), ranks=ranks)

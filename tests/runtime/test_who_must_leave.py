@@ -13,7 +13,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, WorkerError, WorkflowError
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.timeline import SpanKind
-from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, register_env, registry
+from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, register, registry
 from rlinf_lab.workers import SimulatorWorker, TorchWorker
 
 
@@ -199,7 +199,7 @@ def test_simulators_are_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, num_envs, max_episode_steps): ...
 
     monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))  # other tests of this process know no such environment
-    register_env("mine/Real-v0", Robots)
+    register("mine/Real-v0", Robots)
     memory = {"a": 1, "b": 1, "c": 1}
     for env, refused_by_check, why in (
         ("mine/Real-v0", False, r"mine/Real-v0 cannot be saved: Real has no save_state\(\) and restore_state\(\)"),

@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError
 from rlinf_lab.trees import leaves
-from rlinf_lab.vecenv import check_env, list_envs, make_vec
+from rlinf_lab.vecenv import check_env, ids, make_vec
 
 CASES = {
     "atari/Breakout-v5": "ale_py",
@@ -39,7 +39,7 @@ def need(package: str) -> None:
 def test_the_contract_is_kept(id: str) -> None:
     need(CASES[id])
     check_env(lambda: make_vec(id, 2, 6))
-    assert id in list_envs(id.partition("/")[0])
+    assert id in ids(id.partition("/")[0])
 
 
 def test_goals_are_a_dict_with_success() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import MissingDependencyError, UnknownNameError
-from rlinf_lab.vecenv import check_env, list_envs, make_vec
+from rlinf_lab.vecenv import check_env, ids, make_vec
 
 
 def test_metaworld_keeps_the_contract() -> None:
@@ -56,7 +56,7 @@ def test_metaworld_draws() -> None:
 def test_unknown_tasks_are_suggested() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'metaworld/button-press-v3'"):
         make_vec("metaworld/button-pres-v3")
-    assert "metaworld/button-press-v3" in list_envs("metaworld")
+    assert "metaworld/button-press-v3" in ids("metaworld")
 
 
 def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

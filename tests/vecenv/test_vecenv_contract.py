@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box
 
 from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
-from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv, check_env, list_envs, make_vec, register_env
+from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv, check_env, ids, make_vec, register
 
 SPEC = EnvSpec("mine/Walk", Box(-np.inf, np.inf, (2,), np.float32), Box(-1, 1, (2,)), 5, "near the origin")
 
@@ -115,15 +115,15 @@ def test_the_registry_suggests_and_refuses() -> None:
     with pytest.raises(ConfigError, match="max_episode_steps=-3"):
         make_vec("numpy/ReachArm-v0", 1, -3)
     with pytest.raises(ConfigError, match="simulator/task"):
-        register_env("walk", walk)
-    with pytest.raises(ConfigError, match=r"register_env\(3\): an id has the form"):
-        register_env(3, walk)  # type: ignore[arg-type]
+        register("walk", walk)
+    with pytest.raises(ConfigError, match=r"register\(3\): an id has the form"):
+        register(3, walk)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'mine/Walk-v0', 3.: the second is a class or a function"):
-        register_env("mine/Walk-v0", 3)  # type: ignore[arg-type]
+        register("mine/Walk-v0", 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"check_env\(3\): an id, a class, or a function"):
         check_env(3)  # type: ignore[arg-type]
-    register_env("mine/Walk-v0", lambda num_envs: walk())
-    assert make_vec("mine/Walk-v0", 3).num_envs == 3 and "mine/Walk-v0" in list_envs()
+    register("mine/Walk-v0", lambda num_envs: walk())
+    assert make_vec("mine/Walk-v0", 3).num_envs == 3 and "mine/Walk-v0" in ids()
 
 
 @pytest.mark.parametrize("count", [True, 0, -1, "8", 2.5, None])
@@ -137,21 +137,21 @@ def test_unknown_options_are_named_with_those_there_are() -> None:
         make_vec("metaworld/button-press-v3", 1, task_sed=3)
     with pytest.raises(UnknownNameError, match=r"option of numpy/ReachArm-v0 'bogus'\. Known: none"):
         make_vec("numpy/ReachArm-v0", 1, bogus=3)
-    register_env("mine/Walk-v1", lambda num_envs, wind=0: walk())
+    register("mine/Walk-v1", lambda num_envs, wind=0: walk())
     with pytest.raises(UnknownNameError, match="option of mine/Walk-v1 'winds'"):
         make_vec("mine/Walk-v1", 3, winds=3)
     with pytest.raises(UnknownNameError, match="Unknown simulator 'metaword'. Did you mean 'metaworld'"):
-        list_envs("metaword")
+        ids("metaword")
 
 
 def test_gymnasium_lists_what_can_be_made_whatever_was_imported() -> None:
     class Elsewhere(gymnasium.Env):
         """As packages register theirs when they are imported."""
 
-    before = list_envs("gymnasium")
+    before = ids("gymnasium")
     gymnasium.register("elsewhere/Thing-v0", entry_point=Elsewhere)
     try:
-        assert list_envs("gymnasium") == before and "gymnasium/Pendulum-v1" in before
+        assert ids("gymnasium") == before and "gymnasium/Pendulum-v1" in before
         assert "gymnasium/CartPole-v1" in before and not {"gymnasium/Hopper-v2", "gymnasium/phys2d/Pendulum-v0"} & set(before)
         for id in before:
             make_vec(id, 1).close()

@@ -233,3 +233,35 @@ def test_what_lasts_from_episode_to_episode_is_saved_after_an_evaluation_too():
             simulator.onload()
         found.append(collect(simulator)[0][0].obs_TN)
     np.testing.assert_array_equal(*found)
+
+
+def test_rows_of_chunks_end_with_their_episode():
+    """Environments 0 and 1 begin at 0 and 1, +0.5 a step, episodes of 4 steps; the last two actions of the second chunk come after the end."""
+    simulator = SimulatorWorker(LineEnv, num_envs=2, n_steps=6, max_episode_steps=4, seed=SEED, chunk_size=3)
+    simulator._context = Context()
+    simulator.setup()
+    (t,), _ = collect(simulator, lambda obs: np.full((len(obs), 3, 1), 0.5))
+    np.testing.assert_array_equal(t.chunk_steps_TN, [[3, 3], [1, 1]])
+    np.testing.assert_array_equal(t.chunk_reward_TNK[:, 0], [[-0.5, -1, -1.5], [-2, 0, 0]])
+    np.testing.assert_array_equal(t.truncated_TN, [[False, False], [True, True]])
+    np.testing.assert_array_equal(t.end_obs_E, [[2, 4], [3, 4]])
+    np.testing.assert_array_equal([t.end_length_E, t.end_return_E], [[4, 4], [-5, -9]])
+    np.testing.assert_array_equal(t.last_obs_N, [[0.25, 2], [1.25, 2]])  # two steps with the action zero
+    assert t.action_TN.shape == (2, 2, 3, 1) and t.steps == 8 and t.rows == 4
+    reward_TN, factor_TN = t.discounted(0.5)
+    np.testing.assert_array_equal(reward_TN[:, 0], [-0.5 - 1 / 2 - 1.5 / 4, -2])
+    np.testing.assert_array_equal(factor_TN, [[0.125, 0.125], [0.5, 0.5]])
+
+
+def test_what_is_learned_from_may_be_more_than_what_environments_get():
+    class Chain(Answering):
+        def put(self, token, *, key=None):
+            chain = self.policy(token.obs_N)
+            self.waiting[token.slot] = Action(token.slot, chain, np.full(len(chain), -0.5), 0, executed_N=chain[:, -1])
+
+    simulator, out = worker(), Collected()
+    cell = Chain(lambda obs: np.broadcast_to([[9.0], [0.5]], (len(obs), 2, 1)).copy())
+    simulator.collect(cell, cell, out)
+    (t,) = out
+    assert t.action_TN.shape == (3, 2, 2, 1)
+    np.testing.assert_array_equal(t.obs_TN[:, 0, 0], [0, 0.5, 1])

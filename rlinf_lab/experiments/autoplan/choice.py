@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from rlinf_lab.errors import PlanError, RlinfLabError
 from rlinf_lab.experiments.autoplan.probes import rank_counts
-from rlinf_lab.planning.fit.fit import fitted
-from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.planner.planner import Planned, Plans, plan
-from rlinf_lab.planning.profile.parts import RankRule
 from rlinf_lab.runtime.run.run import make_executor
 from rlinf_lab.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rlinf_lab.planning.fit.samples import Observed
+    from rlinf_lab.planning.planner.planner import Planned, Plans
 
 LEAST_GAIN = 1.05  # times faster: predictions are good to a few per cent
 
@@ -45,6 +46,8 @@ class Choice:
     @property
     def table(self) -> pd.DataFrame:
         """A row for the old plan and one for the new: seconds predicted and measured, and the gain."""
+        import pandas as pd
+
         old = {"plan": self.old.name, "predicted_s": None, "measured_s": self.measured_s, "gain": 1.0}
         new = {"plan": self.new.name, "predicted_s": self.predicted_s, "measured_s": self.result_s, "gain": self.gain}
         return pd.DataFrame([old, new] if self.changes else [old])
@@ -66,6 +69,10 @@ def choose(
     ``runs``: those of `probes`, the first one under the plan that the run would otherwise keep, ``measured_s`` an iteration.
     ``shares``: see `probes`. ``executor``: under which a plan on several devices would run.
     """
+    from rlinf_lab.planning.fit.fit import fitted  # not before: who plans by hand need not wait for the planner
+    from rlinf_lab.planning.planner.planner import plan
+    from rlinf_lab.planning.profile.parts import RankRule
+
     old = runs[0].plan
     stay = lambda reason, plans=None: Choice(old, old, measured_s, measured_s, False, reason, plans)  # noqa: E731
     rules = {w: RankRule(counts=rank_counts(shares[w], len(devices))) if w in shares else RankRule(most=1) for w in flow.graph.workers}

@@ -13,14 +13,16 @@ import html
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_lab.experiments.autoplan.choice import Choice, choose
 from rlinf_lab.experiments.autoplan.probes import ITERATIONS, Probe, probes
-from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    from rlinf_lab.planning.fit.samples import Observed
 
 CHANGE_S = 6.0  # until processes with torch in them are there and warm, beside what the workers' own setup takes
 WORSE = 1.05  # times slower than the old plan: then back
@@ -85,6 +87,8 @@ class AutoPlan:
         if self.choice is not None:  # it was a mistake
             self._is_over = True
             return Phase(self.choice.old, "local")
+        from rlinf_lab.planning.fit.samples import Observed  # not before it is needed: the planner takes half a second
+
         self._seen.append(Observed.of(flow.graph, self._probes[self._number].plan, timeline))
         self._number += 1
         if self._number < len(self._probes):

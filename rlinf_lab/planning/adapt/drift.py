@@ -79,7 +79,8 @@ class Window:
             raise PlanError(
                 "No span of the timeline says of which iteration it is, as those of other tools: it cannot be told "
                 "what an iteration takes. "
-                "Next: lab.profile_from_trace(timeline, ...) and lab.plan with it, or the timeline of a run of lab.run."
+                "Next: lab.planning.profile_from_trace(timeline, ...) and lab.plan with it, or the timeline of a run "
+                "of lab.run."
             )
         every = np.unique(runs["iteration"])
         every = every if over is None else every[np.isin(every, sorted(over))]

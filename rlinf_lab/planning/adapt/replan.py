@@ -348,7 +348,8 @@ def _other_workers(plan: Planned, seen: Window) -> tuple[str, ...]:
     return (
         f"others compute in the timeline, too, whom plan {plan.name!r} does not place: {said} an iteration, which no "
         "plan here counts. "
-        f"Next: a profile with them, lab.profile_from_run(flow, plan.execution, run.timeline), and lab.plan with it.",
+        f"Next: a profile with them, lab.planning.profile_from_run(flow, plan.execution, run.timeline), and lab.plan "
+        "with it.",
     )
 
 
@@ -377,7 +378,7 @@ def _other_items(candidate: Candidate, seen: Window, threshold: float) -> tuple[
     return (
         f"items that are taken in an iteration: {said}; the profile counts {items}. Other seconds are no drift then, "
         "they are of other work. "
-        f"Next: profile = lab.profile_from_run(flow, plan.execution, run.timeline), and lab.plan with it.",
+        f"Next: profile = lab.planning.profile_from_run(flow, plan.execution, run.timeline), and lab.plan with it.",
     )
 
 
@@ -397,7 +398,7 @@ def _unaccounted(elapsed: Drift, more: Sequence[MoreBatches] = ()) -> str:
     return (
         f"{off}: the rest (waits for values, the loop itself, "
         "messages) is not in the profile. Next: run.timeline.bubbles(by=['cause', 'waiting_for']), and "
-        "lab.profile_from_run(flow, plan, run.timeline).notes."
+        "lab.planning.profile_from_run(flow, plan, run.timeline).notes."
     )
 
 

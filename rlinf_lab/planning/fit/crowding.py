@@ -29,7 +29,7 @@ def checked_factors(factors: Sequence[float]) -> tuple[float, ...]:
         raise PlanError(
             f"crowding={shown(factors)}: how many times longer work takes when 1, 2, 3 ... cores of a machine are "
             "busy, beginning with 1 and not falling. "
-            f"Next: crowding=rlinf_lab.crowding(), or (1.0, 1.3)."
+            f"Next: crowding=lab.profiling.crowding(), or (1.0, 1.3)."
         )
     return found
 

@@ -76,8 +76,8 @@ def forecast(
         or not all(isinstance(o, Outage) for o in outages)
     ):
         raise PlanError(
-            f"outages is {shown(outages)}; give a list of them. Next: outages=[lab.Outage.of('cuda:3', 100, 160)], "
-            "from and to in seconds."
+            f"outages is {shown(outages)}, no list. Next: outages=[lab.planning.Outage.of('cuda:3', 100, 160)],"
+            " from and to in seconds."
         )
     return _Forecast(placement, devices, noise, seed, detail, one_by_one).run(iterations, outages)
 

@@ -160,7 +160,7 @@ class Planned:
         self, iterations: int = 10, noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()
     ) -> Timeline:
         """A longer forecast; ``noise``: relative standard deviation of every duration. ``outages``:
-        `lab.Outage.of("cuda:3", 100, 160)`: from, to [s].
+        `lab.planning.Outage.of("cuda:3", 100, 160)`: from, to [s].
         """
         return forecast(self.candidate.placement, iterations, self.devices, noise, seed, outages)
 

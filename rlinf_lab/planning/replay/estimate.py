@@ -285,10 +285,10 @@ def estimate(
     """Read the cost of every call of a workflow off a timeline that was recorded under ``plan``.
 
     ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms
-    up. ``messages``: what messages between processes cost (``profile.messages``, or `rlinf_lab.message_costs`), for
+    up. ``messages``: what messages between processes cost (``profile.messages``, or `lab.profiling.message_costs`), for
     predicting plans that an executor of processes will run. How long they fly is read off the run where cells sent any;
     without ``messages`` they then cost no computing. ``crowding``: how many times longer work takes when 1, 2, ...
-    cores are busy (`rlinf_lab.crowding`), for machines whose cores slow each other down.
+    cores are busy (`lab.profiling.crowding`), for machines whose cores slow each other down.
 
     Raises `PlanError` naming the call whose record cannot be understood.
     """

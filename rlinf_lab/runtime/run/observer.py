@@ -10,9 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError, DeadlockError, shown
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -29,6 +27,9 @@ from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.quantities import returned
 from rlinf_lab.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LOOK_SECONDS = 0.12  # from one look to the next: eight a second
 RELIEVED_SECONDS = 0.5  # the same, while somebody else glances at the spans
@@ -347,6 +348,8 @@ class Observed:
 
     def channels(self) -> pd.DataFrame:
         """Depth, capacity, puts, gets and how many ranks wait at either end, of every live queue."""
+        import pandas as pd
+
         return pd.DataFrame(self._executor.channels())
 
     def transports(self) -> pd.DataFrame:
@@ -356,6 +359,8 @@ class Observed:
         ``unix``, ``tcp``: all of it in the stream. Ranks that read a queue of another host are not in it: what they get
         is counted where it was put.
         """
+        import pandas as pd
+
         return pd.DataFrame(
             self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"]
         )

@@ -10,11 +10,10 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, UnknownNameError, WorkflowError, shown
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.planner.planner import Planned
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.elastic.unfit import refuse_unfit_workers
 from rlinf_lab.runtime.machine.devices import devices_here
@@ -24,6 +23,9 @@ from rlinf_lab.runtime.run.observer import Observed, Observer
 from rlinf_lab.runtime.session.session import Executor, Iteration, Session
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    from rlinf_lab.planning.planner.planner import Planned
 
 EXECUTORS = ("local", "processes", "ray")
 STOP_SECONDS = 30
@@ -334,7 +336,9 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
             raise UnknownNameError.of(f"option of the {name} executor", option, known)
     if plan is None:
         plan = ExecutionPlan.temporal(flow, devices_here())
-    executor: Executor = made(flow, plan.execution if isinstance(plan, Planned) else plan, **options)
+    # What the planner gave has its plan inside; the planner is not imported to ask.
+    given = plan if plan is None or isinstance(plan, ExecutionPlan) else getattr(plan, "execution", plan)
+    executor: Executor = made(flow, given, **options)
     refuse_unfit_workers(flow, executor.layout, executor.driver_host.place, options.get("fillers", ()))
     return executor
 
