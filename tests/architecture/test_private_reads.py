@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "rlinf_lab"
 #: How many there are; a number may only fall.
-READS = {"runtime": 0, "planning": 8, "workflow": 14}
+READS = {"runtime": 0, "planning": 1, "workflow": 12}
 #: Public though underscored: of named tuples, of Python itself.
 PYTHONS = {"_replace", "_make", "_asdict", "_fields", "_exit", "_getframe", "_current_frames"}
 #: Of other libraries, which have no other name for it; each in few places.
@@ -27,8 +27,7 @@ def reads(tree: ast.Module) -> Iterator[str]:
     own = set(defined(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            of_itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            if not of_itself and node.attr not in own | PYTHONS | OTHERS:
+            if not is_itself(node.value) and node.attr not in own | PYTHONS | OTHERS:
                 yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
@@ -41,9 +40,12 @@ def defined(tree: ast.Module) -> Iterator[str]:
             yield node.target.id
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-                yield node.attr
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_itself(node.value):
+            yield node.attr
+
+
+def is_itself(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
 @functools.cache
@@ -57,7 +59,6 @@ def test_private_attributes_of_other_modules_are_read_nowhere_new(room: str) -> 
     count = sum(map(len, found.values()))
     shown = "\n".join(f"{path} {read}" for path, lines in found.items() for read in lines)
     assert count <= READS[room], f"{count} in {room}, {READS[room]} before. Next: give the part what it uses, or a method.\n{shown}"
-    assert count == READS[room], f"{count} left in {room}. Next: write that number into READS."
 
 
 def test_what_is_counted() -> None:

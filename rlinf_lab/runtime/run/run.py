@@ -135,7 +135,7 @@ class Run(Observed):
 
     def _warn(self) -> None:
         # those of another process that came after the last iteration had ended
-        self._session._tell_remarks(stacklevel=4)
+        self._session.tell_remarks(stacklevel=4)
         if self.left_behind and not self._told_who_was_left:
             self._told_who_was_left = True
             warnings.warn(left_behind(self.left_behind, self._executor.driver_host), RuntimeWarning, stacklevel=3)
@@ -359,15 +359,15 @@ def session(
     problem = None
     try:
         try:
-            made._start()
+            made.open()
             yield made
         except BaseException as error:
             made.error = error
             raise
         finally:
-            problem = made._stop()
+            problem = made.close()
     except BaseException:
-        made._stop()  # an interrupt may have come before the other one had begun; it is done once
+        made.close()  # an interrupt may have come before the other one had begun; it is done once
         raise
     if problem is not None:
         raise problem

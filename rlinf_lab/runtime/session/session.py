@@ -26,7 +26,7 @@ from rlinf_lab.timeline.record.store import FAILED, ITERATION
 from rlinf_lab.workflow.calls import bind
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.graph import DRIVER, counted
-from rlinf_lab.workflow.handles import Handle, Ref
+from rlinf_lab.workflow.handles import Handle, awaited
 from rlinf_lab.workflow.specs import READ, WRITE, CallSpec, ChannelSpec
 from rlinf_lab.workflow.structure import follow, leaves, rebuilt
 from rlinf_lab.workflow.workflow import Workflow
@@ -102,7 +102,8 @@ class Iteration:
 
     def done(self) -> bool:
         """Whether `wait` would return (or raise) at once; never blocks."""
-        return self._is_over or (self._session._body() != self.number and self._session._loop.iterations.is_over(self.number))
+        session, number = self._session, self.number
+        return self._is_over or (session._body() != number and session._loop.iterations.is_over(number))
 
     def __repr__(self) -> str:
         state = "going on" if not self._is_over else "done" if self._error is None else f"failed: {short(self._error)}"
@@ -245,14 +246,15 @@ class Session:
                 raise
             finally:
                 self._frame = None
-        self._tell_remarks()
+        self.tell_remarks()
         if one._error is None:
             return one._result
         if one._error is self._untold:
             self._untold = None
         raise one._error from one._error.__cause__
 
-    def _tell_remarks(self, stacklevel: int = 5) -> None:
+    def tell_remarks(self, stacklevel: int = 5) -> None:
+        """Warn of what was remarked since: no errors, and hardly meant."""
         while self._loop.remarks.untold:
             warnings.warn(self._loop.remarks.untold.popleft(), RuntimeWarning, stacklevel=stacklevel)
 
@@ -334,7 +336,7 @@ class Session:
         else:
             self._end(one)
             try:
-                self._ended(one)
+                self._ended(one.number, one._seconds, one._result)
             except WorkflowError as error:
                 one._error = error
         self._tell_later(one._error)
@@ -351,7 +353,7 @@ class Session:
         self._ended_ns = max(self._ended_ns, end)
         one._returned, one._is_over = None, True
 
-    def _ended(self, one: Iteration) -> None:
+    def _ended(self, number: int, seconds: float, result: Any) -> None:
         """An iteration has ended well; for those who watch."""
 
     def _tell_later(self, failure: BaseException | None) -> None:
@@ -422,16 +424,15 @@ class Session:
     def _wanted(self) -> frozenset[int]:
         """The calls of this iteration whose value another call takes, or the iteration function has returned."""
         taken = {ref.call_id for spec in self._calls for ref in spec.refs()}
-        lazy = [leaf._handle if isinstance(leaf, Ref) else leaf for leaf in leaves(self._open[-1]._returned)]
-        return frozenset(taken | {leaf._call.call_id for leaf in lazy if isinstance(leaf, Handle)})
+        lazy = [found for leaf in leaves(self._open[-1]._returned) if (found := awaited(leaf)) is not None]
+        return frozenset(taken | {call.call_id for call, _ in lazy})
 
     def _resolved(self, result: Any) -> Any:
         """Handles and lazy parts inside the returned structure become their values."""
 
         def value(leaf: Any) -> Any:
-            if isinstance(leaf, Handle):
-                return self._wait(leaf._call, ())
-            return self._wait(leaf._handle._call, leaf._path) if isinstance(leaf, Ref) else leaf
+            found = awaited(leaf)
+            return leaf if found is None else self._wait(*found)
 
         return rebuilt(result, value)
 

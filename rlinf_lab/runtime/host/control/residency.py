@@ -13,6 +13,7 @@ from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.host.state.spans import SpanWriter
 from rlinf_lab.timeline.record.span import SpanKind
+from rlinf_lab.workflow.worker import Residence
 
 
 class Threads(Protocol):
@@ -112,7 +113,8 @@ class Residency:
             theirs = other.instance
             shares_device = not set(process.machine.devices).isdisjoint(other.machine.devices)
             if mine is not None and theirs is not None and shares_device:
-                found[other.index] = int(min(size * mine._shared(theirs), other.machine.size * theirs._shared(mine)))
+                units = size * Residence(mine).shared(theirs), other.machine.size * Residence(theirs).shared(mine)
+                found[other.index] = int(min(units))
         return found
 
 
@@ -123,4 +125,4 @@ def switch(process: Process, order: str, mates: Sequence[Sequence[Process]]) -> 
     """
     present, absent = ([other.instance for other in some if other.instance is not None] for some in mates)
     instance = process.instance  # None: it is still to be built
-    return instance is not None and instance._switch(order, present, absent)
+    return instance is not None and Residence(instance).switch(order, present, absent)

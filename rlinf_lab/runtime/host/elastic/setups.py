@@ -27,7 +27,7 @@ from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.machine.devices import use_device
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
-from rlinf_lab.workflow.worker import Context
+from rlinf_lab.workflow.worker import Context, Residence
 
 IDLE_SECONDS = 120.0
 LOOKS = 20  # in that time
@@ -56,7 +56,7 @@ class Setups:
             if process.joining:
                 if process.machine.holding:
                     self._residency.bring_what_is_away(process)
-            elif in_truth and process.machine.size and instance._leaves_at_once() and not instance._why_it_stays():
+            elif in_truth and process.machine.size and _can_leave(Residence(instance)):
                 self._leave_if_others_need_the_place(process)
         except BaseException as error:
             return WorkerError.of(process.worker, process.rank, method, error, traceback.format_exc())
@@ -76,7 +76,8 @@ class Setups:
             present, absent = self._residency.share(process)
             if state.engine.is_room_for_all(process.index):
                 return
-        given = {w: instance._shares_with_given(declared.arguments) for w, declared in state.declarations.items()}
+        shares = Residence(instance).shares_with_given
+        given = {w: shares(declared.arguments) for w, declared in state.declarations.items()}
         order = enumerate(self.at_start(), 1)
         until = max((n for n, other in order if other.instance is None and given.get(other.worker)), default=0)
         if until > state.built:
@@ -113,6 +114,11 @@ class Setups:
     def have_come(self, number: int) -> bool:
         """Whether so many are set up, and those that stayed for the last of them have left; or the host is stopped."""
         return self._state.stopping or (self._state.built >= number and next(self._leaving(), None) is None)
+
+
+def _can_leave(residence: Residence) -> bool:
+    """As soon as it is built."""
+    return residence.leaves_at_once() and not residence.why_it_stays()
 
 
 class Work(NamedTuple):
