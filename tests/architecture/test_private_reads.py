@@ -24,11 +24,10 @@ OTHERS = {
 
 def reads(tree: ast.Module) -> Iterator[str]:
     """``x._y`` where x is neither self nor cls and no class or function of the module has a ``_y``."""
-    own = set(defined(tree))
+    own = {*defined(tree), *PYTHONS, *OTHERS}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            if not is_itself(node.value) and node.attr not in own | PYTHONS | OTHERS:
-                yield f"line {node.lineno}: {ast.unparse(node)}"
+        if isinstance(node, ast.Attribute) and not is_itself(node.value) and node.attr not in own and is_private(node.attr):
+            yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
@@ -42,6 +41,10 @@ def defined(tree: ast.Module) -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_itself(node.value):
             yield node.attr
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
 def is_itself(node: ast.expr) -> bool:
