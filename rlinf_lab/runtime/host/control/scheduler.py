@@ -78,10 +78,7 @@ class Scheduler:
         self._duties, self._items, self.instants.stuck = duties, duties.items, duties.stuck
 
     def open_lookout(self, own_cores: bool) -> Lookout:
-        """From now on a rank that waits may hear messages by itself.
-
-        ``own_cores``: no other host computes on those of this one.
-        """
+        """A rank that waits may hear messages by itself. ``own_cores``: no other host computes on those of this one."""
         if self._lookout is None:
             self._lookout = Lookout(lambda: own_cores and self._state.running == 0, self._duties.write_down)
         return self._lookout
@@ -265,9 +262,8 @@ class Scheduler:
                 gate.open()
 
     def apply(self, instructions: Sequence[parts.Event]) -> None:
-        """Asked within (the end of a call closes a channel), after what is left of the one before: the engine has
-        counted that already. Nobody goes on before all of it is done: who is resumed and shall leave its device knows
-        both when it looks."""
+        """Asked within (the end of a call closes a channel), after what is left of the one before, which the engine has
+        counted. Nobody goes on before all is done: who is resumed and shall leave its device knows both."""
         if not instructions:
             return
         self._said.append(instructions)
@@ -335,9 +331,8 @@ class Scheduler:
             self._resume(process)
 
     def fill(self) -> bool:
-        if not self._state.has_fillers or self._state.stopping:
-            return False
-        self.apply(steps := self._engine.fill())
+        steps = [] if self._state.stopping or not self._state.has_fillers else self._engine.fill()
+        self.apply(steps)
         return bool(steps)
 
     # --- interrupting, under the mutex ---------------------------------------------------------------------
