@@ -136,14 +136,13 @@ class DeviceHost:
         """What time it is here, ns: see `node_clocks`."""
         return time.monotonic_ns()
 
-    def connect(self, addresses: list[Address], ways: Ways) -> dict[str, str]:
-        """Open a link to every other host; the transport of each. ``ways``: the driver's."""
+    def connect(self, addresses: list[Address], ways: Ways) -> None:
+        """Open a link to every other host. ``ways``: the driver's."""
         ways = ways._replace(ray_node=self._ray_node())
         for address in addresses:
             if address.host != self.name:
                 # anew: `stop` may be going through them
                 self.links = {**self.links, address.host: Link(address, self.name, ways)}
-        return {name: link.transport for name, link in self.links.items()}
 
     def start(self, declarations: bytes) -> BaseException | None:
         """Build the workers. Returns what went wrong instead of raising: what carries the answer might wrap it."""

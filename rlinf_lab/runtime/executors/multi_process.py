@@ -204,31 +204,13 @@ class HostsExecutor:
         for address in addresses[1:]:
             self._links[address.host] = Link(address, "driver", ways)
         self._refuse_when_stopped()
-        far = dict(zip(self.hosts, self._ask_all("connect", addresses, ways), strict=True))
-        self._tell_detours({"driver": {name: link.transport for name, link in self._links.items()}, **far}, ways)
+        self._ask_all("connect", addresses, ways)
         self._connected = True
         # once this way, so that no span comes before the first answer; then over the link, which is faster
         for name in self._clocks.hosts():
             before = time.monotonic_ns()
             self._clocks.heard(name, before, self._answer(self._ask(name, "clock")))
             self._clocks.ask(name)
-
-    def _tell_detours(self, transports: Mapping[str, Mapping[str, str]], ways: Ways) -> None:
-        """Who reaches whom through Ray alone, though nobody has asked for that."""
-        pairs = [
-            f"{name} to {other}"
-            for name, to in transports.items()
-            for other, transport in to.items()
-            if transport == "ray"
-        ]
-        if pairs and ways.between_nodes != "ray":
-            logging.getLogger("rlinf_lab").warning(
-                "No TCP connection can be opened from %s: what they say goes through calls of Ray, and large arrays "
-                "through its object store, which takes "
-                "several times as long. Next: let TCP through between the nodes (lab.check names them), or "
-                "between_nodes='ray' if it shall be so.",
-                ", ".join(pairs),
-            )  # fmt: skip
 
     def _set_up(self) -> BaseException | None:
         """All hosts build their workers at once. The first problem is told when it comes: others may take minutes to
