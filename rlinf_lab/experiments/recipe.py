@@ -5,6 +5,7 @@ A recipe is one readable file with a frozen dataclass of settings and a function
     config      fields ``env``, ``max_episode_steps``, ``seed``, ``total_timesteps``, ``iterations``; properties ``updates`` (iterations of the whole run),
                 ``env_steps`` (of one iteration), ``factory`` (an `EnvFactory`), ``spec``; ``make_policy()`` gives a constructor of the policy, which has
                 ``act(obs, None)`` and ``load(weights)``; ``preset(env, **changes)`` where settings are known that learn
+                ``staleness``, optional: how many updates the acting weights may be old, for ``plan="auto"``
     build       ``build(config, state=None) -> Workflow``, whose iteration function takes one request:
                 "train"       one update; returns its metrics, a dict of numbers
                 "checkpoint"  the same; returns {"metrics": ..., "state": ...}; of several ranks the state may be a list
@@ -35,8 +36,10 @@ from rlinf_lab.workflow.workflow import Workflow
 GROUP = "rlinf_lab.recipes"
 #: By name: the module, its configuration and the function that builds the workflow. Loaded when asked for, torch with them.
 HOMES = {
+    "clone": ("rlinf_lab.recipes.clone", "CloneConfig", "build"),
     "grpo": ("rlinf_lab.recipes.grpo", "GRPOConfig", "build"),
     "ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build"),
+    "rlpd": ("rlinf_lab.recipes.rlpd", "RLPDConfig", "build"),
     "sac": ("rlinf_lab.recipes.sac", "SACConfig", "build"),
     "td3": ("rlinf_lab.recipes.td3", "TD3Config", "build"),
 }
@@ -97,3 +100,11 @@ def find(algorithm: str | Recipe) -> Recipe:
 def names() -> list[str]:
     """All algorithms that `train` knows."""
     return sorted({*HOMES, *(point.name for point in entry_points(group=GROUP))})
+
+
+def name_of(config: Any) -> str:
+    """The algorithm that a configuration is of. `ConfigError` for one of a `Recipe` that has no name here."""
+    for name, (module, kind, _) in HOMES.items():
+        if type(config).__name__ == kind and type(config).__module__ == module:
+            return name
+    raise ConfigError(f"{type(config).__name__} is of no algorithm that is known by name. Next: give the run itself, policy=run.")

@@ -20,7 +20,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 def train(
     algorithm: str | Recipe,
-    env: Any,
+    env: Any = None,
     *,
     total_timesteps: int | None = None,
     plan: ExecutionPlan | Callable[[Workflow], ExecutionPlan] | str | None = "auto",
@@ -31,7 +31,7 @@ def train(
 ) -> TrainingRun:
     """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
 
-    ``algorithm``: "ppo", or a `Recipe`. ``env``: an id, a factory, a class. ``total_timesteps``: environment steps over all environments,
+    ``algorithm``: "ppo", "clone", ... or a `Recipe`. ``env``: an id, a factory, a class; may be left out where data says it. ``total_timesteps``: environment steps over all environments,
     rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores of
     this machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it found); or an
     `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on one core. ``executor``: "local"
@@ -46,7 +46,7 @@ def train(
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
     workflow = recipe.build(config)
-    auto = auto_plan(plan, devices, recipe.shares(config), executor)
+    auto = auto_plan(plan, devices, recipe.shares(config), executor, getattr(config, "staleness", 0))
     first = auto.first(workflow) if auto is not None else None
     plan = checked_plan(plan if first is None else first.plan, workflow)
     kept = folder_of(folder, recipe, config)
@@ -91,10 +91,10 @@ def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = N
     return recipe.policy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
 
 
-def auto_plan(plan: Any, devices: Sequence[str] | None, shares: Mapping[str, int], executor: str | None) -> AutoPlan | None:
+def auto_plan(plan: Any, devices: Sequence[str] | None, shares: Mapping[str, int], executor: str | None, staleness: int = 0) -> AutoPlan | None:
     """For ``plan="auto"``; None for another plan. `ConfigError` for devices beside a plan that names its own."""
     if plan == "auto":
-        return AutoPlan(shares, tuple(devices_here("cpu") if devices is None else devices), executor or "processes")
+        return AutoPlan(shares, tuple(devices_here("cpu") if devices is None else devices), executor or "processes", staleness)
     if devices is not None:
         raise ConfigError(f"train(devices={shown(devices)}): for plan='auto' only; a plan names its own. Next: leave one of them out.")
     return None

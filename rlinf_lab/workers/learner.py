@@ -109,6 +109,7 @@ class LearnerWorker(TorchWorker):
         self.returns = DiscountedReturns()
         self._made: Weights | None = None  # of the latest update
         self.critic_warmup, self.target_kl, self.moves_normaliser = critic_warmup, target_kl, moves_normaliser
+        self._actor_alone: list[nn.Parameter] | None = None  # what a step that teaches the value net alone leaves as it is
 
     def now(self, name: str) -> float:
         """A setting as it is in the next update."""
@@ -127,6 +128,7 @@ class LearnerWorker(TorchWorker):
     def _begin(self) -> None:
         """A policy as constructed, and its optimiser."""
         self.policy = self._make().to(self.device)
+        self._actor_alone = None
         self.optimizer = Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
 
     # --- the update -----------------------------------------------------------------------------------
@@ -249,12 +251,22 @@ class LearnerWorker(TorchWorker):
         if values_only:  # every parameter gets a gradient all the same: DistributedDataParallel waits for it
             total = self.now("vf_coef") * value_loss(value, ret) + 0.0 * (log_prob.sum() + entropy.sum())
         self.optimizer.zero_grad()
+        if values_only and self._actor_alone is None:
+            self._actor_alone = self._without_value(value)
         (share * total).backward()
+        for parameter in self._actor_alone or () if values_only else ():
+            parameter.grad = None  # a gradient of zero would let Adam's momentum move it on
         self.optimizer.clip(self.now("max_grad_norm"))
         self.optimizer.step()
         means = {"policy_loss": found.policy, "value_loss": found.value, "entropy": found.entropy,
                  "kl": found.kl, "clip_fraction": found.clip_fraction}  # fmt: skip
         return {name: share * value.detach() for name, value in means.items()}
+
+    def _without_value(self, value_B: torch.Tensor) -> list[nn.Parameter]:
+        """The parameters on which values do not depend."""
+        learned = [p for p in self.policy.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(value_B.sum(), learned, retain_graph=True, allow_unused=True)
+        return [p for p, gradient in zip(learned, gradients, strict=True) if gradient is None]
 
     def _part(self, *columns: torch.Tensor) -> list[torch.Tensor]:
         """This rank's rows of a minibatch."""

@@ -14,9 +14,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 SMALL: dict[str, dict[str, Any]] = {
-    "00_hello": {
-        "env_id": "numpy/ReachArm-v0", "executor": "local", "probe_iterations": 8, "max_iterations": 56, "expected_rise": 0.3,
-    },
+    "00_hello": {"env_id": "numpy/ReachArm-v0", "executor": "local", "total_timesteps": 122_880, "expected_rise": 0.3},
     "01_your_environment": {"total_timesteps": 2_200, "expected_success": 0.0},
     "02_compare": {"total_timesteps": 6_000, "seeds": 1},
     "10_workflows": {"population": 32},

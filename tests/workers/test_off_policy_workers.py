@@ -19,9 +19,10 @@ from reach_line import ACTION, ReachLine
 
 from rlinf_lab.policies import make_actor, make_q_ensemble
 from rlinf_lab.records import Action
+from rlinf_lab.replay import ReplayBuffer
 from rlinf_lab.trees import map_tree
 from rlinf_lab.workers.environments import EnvGroup
-from rlinf_lab.workers.off_policy import Minibatch, OffPolicyLearner, SACStep, TD3Step
+from rlinf_lab.workers.off_policy import Minibatch, Minibatches, OffPolicyLearner, SACStep, TD3Step
 from rlinf_lab.workers.off_policy.stepping import Shared
 from rlinf_lab.workers.off_policy.transitions import transitions
 from rlinf_lab.workflow.worker import Scripted
@@ -206,6 +207,19 @@ def test_a_learner_goes_on_exactly_where_its_state_was_taken(prioritised):
     results = [each.train(Scripted(played(seed=7, version=2))) for each in (one, other)]
     np.testing.assert_array_equal(weights_of(one), weights_of(other))
     assert results[0].metrics == results[1].metrics and results[0].metrics["env_steps"] == 108 and results[0].metrics["staleness"] == 0
+
+
+def test_half_of_each_minibatch_are_demonstrations():
+    online, offline = ReplayBuffer(20, seed=1), ReplayBuffer(20, seed=2)
+    rows = transitions(played())
+    online.add(rows)
+    offline.add({**rows, "reward": rows["reward"] + 1000})
+    for share, expected in ((0.5, 4), (0.25, 2), (0.0, 0), (1.0, 8)):
+        batches = [batch for batch, _ in Minibatches(online, 8, "cpu", offline, share).draw(5, 0.9, 2.0)]
+        assert [int((batch.reward > 1000).sum()) for batch in batches] == [expected] * 5
+    alone = [batch for batch, _ in Minibatches(ReplayBuffer(9), 8, "cpu", offline, 0.5).draw(2, 0.9, 1.0)]
+    assert all((batch.reward > 900).all() for batch in alone)
+    assert all(((batch.discount == 0) | (batch.discount == 0.9)).all() for batch in alone)
 
 
 def test_leaving_the_device_changes_nothing():

@@ -37,7 +37,8 @@ class Phase(NamedTuple):
 
 @dataclass
 class AutoPlan:
-    """Says under which plan a run goes on. ``shares``: see `Recipe.shares`; ``executor``: of plans on several devices.
+    """Says under which plan a run goes on. ``shares``: see `Recipe.shares`; ``executor``: of plans on several devices; ``staleness``: how many updates
+    the weights that act may be old.
 
     ``choice`` is there when it has been made; ``notes``: why there was nothing to choose.
     """
@@ -45,6 +46,7 @@ class AutoPlan:
     shares: Mapping[str, int]
     devices: Sequence[str]
     executor: str = "processes"
+    staleness: int = 0
     choice: Choice | None = None
     notes: list[str] = field(default_factory=list)
     _probes: list[Probe] = field(default_factory=list)
@@ -55,7 +57,7 @@ class AutoPlan:
 
     def first(self, flow: Workflow) -> Phase:
         """The plan to begin with."""
-        self._probes = probes(flow, self.shares, self.devices)
+        self._probes = probes(flow, self.shares, self.devices, self.staleness)
         self._is_over = not self._probes
         if self._is_over:
             few = len(self.devices) < 2
@@ -94,7 +96,7 @@ class AutoPlan:
         if self._number < len(self._probes):
             return Phase(self._probes[self._number].plan, "local")
         change_s = CHANGE_S + setup_s
-        self.choice = choose(flow, self._seen, self.shares, self.devices, self._measured_s, remaining, change_s, self.executor)
+        self.choice = choose(flow, self._seen, self.shares, self.devices, self._measured_s, remaining, change_s, self.executor, self.staleness)
         self._is_over = not self.choice.changes
         plan = self.choice.new
         return Phase(plan, self.executor if len(plan.devices) > 1 else "local")
@@ -111,6 +113,13 @@ class AutoPlan:
         self.choice = dataclasses.replace(self.choice, result_s=found)
         self._is_over = not worse
         return worse
+
+    @property
+    def note(self) -> str:
+        """In one line: old, predicted, measured, gain; or why there is nothing to say."""
+        if self.choice is None:
+            return "; ".join(self.notes) or "plan: measuring the first iterations on one core"
+        return "; ".join([self.choice.line, *self.notes])
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes)

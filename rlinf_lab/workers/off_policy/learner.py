@@ -41,7 +41,7 @@ class OffPolicyLearner(TorchWorker):
 
     ``step``: makes the `GradientStep`, ``step(learning_rate=..., device=...)``. ``settings``: numbers or schedules over
     the ``updates`` (`Number`): "learning_rate", "gamma", and what the step asks for. ``gradient_steps``: of an
-    update; -1: as many as environment steps came. Before ``learning_starts`` environment steps there are none.
+    update; -1: as many as environment steps came, -20: twenty for each. Before ``learning_starts`` environment steps there are none.
     ``prioritised``: transitions are drawn by their temporal difference. ``offline``: a buffer of demonstrations, of
     which an ``offline_share`` of each minibatch is. ``state``: of another learner (`state_dict`), to go on from.
     ``save_to``: safetensors file of the actor, written when the run ends.
@@ -113,7 +113,7 @@ class OffPolicyLearner(TorchWorker):
             actor = self.learnt.actor
             staleness = actor.version - min(int(t.version_T.min()) for t in received)
             with self.span("update"):
-                losses = self._learn(count if self.gradient_steps < 0 else self.gradient_steps)
+                losses = self._learn(-self.gradient_steps * count if self.gradient_steps < 0 else self.gradient_steps)
             actor.version += 1
             self._made = self._finite(actor.weights(), losses)
         if weights is not None and self.rank == 0:

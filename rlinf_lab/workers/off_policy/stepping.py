@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import Actor, QEnsemble
+from rlinf_lab.workers.adam import Adam
 from rlinf_lab.workers.off_policy.flat import FlatParameters
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
 
@@ -54,7 +55,7 @@ class GradientStep(nn.Module):
         """Called when the nets are there. ``targets`` follow ``critics``, or what stands in front of them."""
         self.actors, self.critics = FlatParameters(*actors), FlatParameters(*critics)
         self.targets = FlatParameters(*targets, gradients=False)
-        adam = [torch.optim.Adam([flat.vector], lr=learning_rate, fused=True) for flat in (self.actors, self.critics)]
+        adam = [Adam([flat.vector], lr=learning_rate, eps=1e-8) for flat in (self.actors, self.critics)]
         self.actor_optimizer, self.critic_optimizer = adam
         if self.compiles:
             self.critic_loss = torch.compile(self.critic_loss)  # type: ignore[method-assign]

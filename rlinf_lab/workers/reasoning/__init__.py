@@ -1,8 +1,10 @@
 """The stations of reinforcement learning on language: prompts, generation, reward, learning."""
 
-from rlinf_lab.workers.reasoning.generator import GeneratorWorker
+from rlinf_lab.workers.reasoning.generator import ContinuingGenerator, GeneratorWorker
 from rlinf_lab.workers.reasoning.groups import Gatherer, Group
 from rlinf_lab.workers.reasoning.learner import GroupLearner
+from rlinf_lab.workers.reasoning.lengths import LengthPredictor
+from rlinf_lab.workers.reasoning.making import GroupsInTheMaking
 from rlinf_lab.workers.reasoning.prompts import PromptWorker
 from rlinf_lab.workers.reasoning.records import Asked, ModelWeights, Response
 from rlinf_lab.workers.reasoning.reward import RewardWorker
@@ -12,11 +14,14 @@ from rlinf_lab.workers.reasoning.update import GradientAccumulator
 
 __all__ = [
     "Asked",
+    "ContinuingGenerator",
     "Gatherer",
     "GeneratorWorker",
     "GradientAccumulator",
     "Group",
     "GroupLearner",
+    "GroupsInTheMaking",
+    "LengthPredictor",
     "ModelWeights",
     "PromptWorker",
     "Response",

@@ -45,7 +45,7 @@ def message(kind: str, counted: bool = True) -> Callable[[M], M]:
 
 def _known(cls: M, kind: str, counted: bool = True) -> M:
     cls.kind, cls.counted, _KINDS[kind] = kind, counted, cls
-    names = [f.name for f in fields(cls)]
+    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     found: Any = attrgetter(*names) if names else lambda _: ()
     _FIELDS[cls] = found if len(names) != 1 else lambda message: (found(message),)
     return cls
