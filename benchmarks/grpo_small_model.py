@@ -73,11 +73,11 @@ def learn(seed: int, *, random_rewards: bool = False, keep: Keep | None = None, 
 
 
 class Keep:
-    """A file in which a seed is kept between calls of ``seconds`` each: a shared machine is not held for long."""
+    """A file in which a seed is kept between calls that end at ``until`` (`time.monotonic`): a shared machine is not held for long."""
 
-    def __init__(self, folder: str, seed: int, random_rewards: bool, seconds: float) -> None:
+    def __init__(self, folder: str, seed: int, random_rewards: bool, until: float) -> None:
         self.path = Path(folder) / f"{'coin' if random_rewards else 'seed'}{seed}.pickle"
-        self._until = time.monotonic() + seconds
+        self._until = until
 
     @property
     def over(self) -> bool:
@@ -127,8 +127,9 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of GRPOConfig, values as JSON")
     arguments = parser.parse_args()
     overrides = {key: json.loads(value) for key, _, value in (item.partition("=") for item in arguments.set)}
+    until = time.monotonic() + arguments.seconds
     for seed in arguments.seeds:
-        keep = Keep(arguments.keep, seed, arguments.random_rewards, arguments.seconds) if arguments.keep else None
+        keep = Keep(arguments.keep, seed, arguments.random_rewards, until) if arguments.keep else None
         row = learn(seed, random_rewards=arguments.random_rewards, keep=keep, **overrides)
         print(json.dumps(row) if row else f"seed {seed} is not done yet", flush=True)
         if row is None:

@@ -218,7 +218,7 @@ class _Iteration:
 
 def _staleness_shares(responses: list[Response], version: int) -> dict[str, float]:
     """The histogram of an iteration: shares of responses whose first token is so many updates old."""
-    behind = [version - int(r.completion.versions.min()) for r in responses if len(r)]
+    behind = [version - r.completion.oldest for r in responses if len(r)]
     told = np.bincount(np.minimum(behind, MOST_STALE), minlength=MOST_STALE + 1) / max(1, len(behind))
     return {f"staleness_{k}{'_or_more' * (k == MOST_STALE)}": float(share) for k, share in enumerate(told)}
 

@@ -142,7 +142,7 @@ class GroupsInTheMaking:
     def renewed(self, version: int) -> None:
         """What runs begins anew under these weights ("retract"); a group is as old as its oldest response."""
         for group in self._open.values():
-            oldest = [int(r.completion.versions.min()) for r in group.done if len(r)]
+            oldest = [r.completion.oldest for r in group.done if len(r)]
             group.version = min([version, *oldest])
 
     @property
