@@ -12,6 +12,8 @@ A recipe is one readable file with a frozen dataclass of settings and a function
                 "state"       returns the state, nothing is trained
     shares      ``shares(config)``, optional: for each worker that may have several ranks, in how many equal parts its work divides at most, such as
                 ``{"simulator": config.num_envs}``; what ``plan="auto"`` looks at
+    fuse        ``fuse(config, plan, state=None)``, optional: the same training as (workflow, plan) with fewer workers, for a plan that has some of them
+                together; None for another plan. Used for plans that the run finds by itself
     state       a tree (dicts, lists, numbers, arrays, tensors, `Weights`, `Moments`) from which ``build(config, state)`` goes on;
                 ``state["weights"]`` are the policy's
 
@@ -30,6 +32,7 @@ from typing import Any
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, shown
 from rlinf_lab.experiments.acting import TrainedPolicy
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies.weights import Weights
 from rlinf_lab.tasks.task import Task
 from rlinf_lab.vecenv import environment
@@ -71,6 +74,13 @@ class Recipe:
     """``shares(config)``; none: every worker has one rank"""
     policy: Callable[[Any, Weights], Any] = TrainedPolicy
     """``policy(config, weights)``: what `load_policy` gives; it has ``version`` and ``evaluate(episodes, seed)``"""
+    fuse: Callable[..., tuple[Workflow, ExecutionPlan] | None] | None = None
+    """``fuse(config, plan, state=None)``; None: never"""
+
+    def fused(self, config: Any, workflow: Workflow, plan: ExecutionPlan, state: Any = None) -> tuple[Workflow, ExecutionPlan]:
+        """As `fuse` has it where there is such a thing, else as given."""
+        found = None if self.fuse is None else self.fuse(config, plan, state)
+        return (workflow, plan) if found is None else found
 
     @property
     def fields(self) -> dict[str, dataclasses.Field[Any]]:
@@ -97,7 +107,7 @@ def find(algorithm: str | Recipe, env: Any = None) -> Recipe:
         if algorithm in POLICIES:
             module, name = POLICIES[algorithm]
             policy = getattr(importlib.import_module(module), name)
-        return Recipe(algorithm, getattr(home, config), getattr(home, build), getattr(home, "shares", no_shares), policy)
+        return Recipe(algorithm, getattr(home, config), getattr(home, build), getattr(home, "shares", no_shares), policy, getattr(home, "fuse", None))
     found = {point.name: point for point in entry_points(group=GROUP)}
     if algorithm not in found:
         raise UnknownNameError.of("algorithm", algorithm, [*HOMES, *found])
