@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rlinf_lab.planning.engine.engine import Event
-from rlinf_lab.runtime.host.rank import Process
+from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.timeline.record.clock import Clock
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind

@@ -1,29 +1,21 @@
-"""One rank of a worker inside a host: its thread, its state, the calls it has still to do, and what it may tell the run."""
+"""One rank of a worker inside a host: its thread, its state, the calls that it has still to do."""
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from rlinf_lab.errors import WorkerError, WorkflowError
+from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.engine.engine import Process as EngineProcess
-from rlinf_lab.runtime.host.elastic.exchange import collect, discard, exchange, leave_behind, place_of
+from rlinf_lab.runtime.host.state.queues import Queue
 from rlinf_lab.runtime.threads.gate import Gate
 from rlinf_lab.runtime.threads.lookout import Lookout
 from rlinf_lab.runtime.transport.item_batches import Piece
 from rlinf_lab.runtime.transport.pickling import Packed
-from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.specs import CallSpec, Tags
-from rlinf_lab.workflow.worker import Context, Worker
-
-if TYPE_CHECKING:
-    from rlinf_lab.runtime.host.channels.queues import Queue
-    from rlinf_lab.runtime.host.host import Host
+from rlinf_lab.workflow.worker import Worker
 
 
 @dataclass
@@ -119,6 +111,14 @@ class Process:
         else:
             self.gate.open()
 
+    def raise_if_interrupted(self) -> None:
+        """By its own thread. A worker that catches it meets it again at its next wait, until its call has ended:
+        nothing that it waits for will come."""
+        if (error := self.error) is not None:
+            if self.drives:  # the user's own loop, which may go on with something else
+                self.error = None
+            raise error
+
     @property
     def shares_gpu(self) -> bool:
         """Whether others may get its device when it waits at a channel: what it has given to a GPU is done before that."""
@@ -135,123 +135,3 @@ class FarReader(Process):
 
     host: str = ""
     there: int = -1  # its index at its own host
-
-
-@dataclass(slots=True)
-class Frame:
-    """A picture of the environments: uint8, H×W×3."""
-
-    source: str
-    image: Any
-
-
-def picture(image: Any, source: str) -> Any:
-    """``image`` as uint8, H×W×3: grey is repeated, alpha is dropped. `WorkflowError` for anything else."""
-    array = np.asarray(image.cpu() if hasattr(image, "cpu") else image)
-    if array.ndim == 2:
-        array = array[:, :, None]
-    if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or array.dtype != np.uint8 or array.size == 0:
-        raise WorkflowError(
-            f"{source}: frame() got an array of shape {array.shape} and type {array.dtype}. Next: give one picture, H×W×3, uint8 from 0 to 255."
-        )
-    return np.ascontiguousarray(np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array[:, :, :3])
-
-
-class PictureBudget:
-    """When a rank may draw the next picture: at most twice a second, and in at most one hundredth of its time.
-
-    In software a picture takes 10 to 100 ms. The first is not counted: it includes creating the renderer.
-    """
-
-    PERIOD_NS, SHARE = 500_000_000, 100
-
-    def __init__(self) -> None:
-        self._asked = self._due = 0
-        self._first = True
-
-    def wanted(self, now_ns: int) -> bool:
-        if now_ns < self._due:
-            return False
-        self._asked, self._due = now_ns, now_ns + self.PERIOD_NS
-        return True
-
-    def drawn(self, now_ns: int) -> None:
-        if not self._first:
-            self._due = max(self._due, now_ns + self.SHARE * (now_ns - self._asked))
-        self._first = False
-
-
-class HostContext(Context):
-    """What a worker sees of the runtime (`Worker` forwards to it)."""
-
-    def __init__(self, host: Host, process: Process, ranks: int, device: str, sub_batches: int) -> None:
-        self._host = host
-        self._process = process
-        self.name = process.worker
-        self.rank = process.rank
-        self.ranks = self._all_ranks = ranks
-        self.iteration = -1  # in no call
-        self.device, self.address = device, host.address
-        self.sub_batches = sub_batches
-        self.logs_to = 0  # the iteration of the latest call; what setup logs belongs to the first one
-        self._pictures = PictureBudget()
-
-    @property
-    def together(self) -> int:
-        return self._process.together
-
-    @together.setter
-    def together(self, blocks: int) -> None:
-        self._process.together = blocks
-
-    @contextlib.contextmanager
-    def during(self, call: CallSpec) -> Iterator[None]:
-        """What the worker sees while it is in a call."""
-        self.iteration = self.logs_to = call.iteration
-        self.ranks, self.members = len(call.ranks) or self._all_ranks, call.ranks
-        yield
-        self.iteration, self.ranks, self.members = -1, self._all_ranks, ()
-
-    @contextlib.contextmanager
-    def span(self, label: str) -> Iterator[None]:
-        host = self._host
-        name, start = host.recorder.name(label), host.clock.now_ns()
-        try:
-            yield
-        finally:
-            host.recorder.add(self._process.track, SpanKind.LABEL, name, start, host.clock.now_ns(), self.iteration)
-
-    def log(self, metrics: dict[str, float]) -> None:
-        self._host.report_metrics(self._process, self.logs_to, metrics)
-
-    def frame(self, image: Any) -> None:
-        self._pictures.drawn(self._host.clock.now_ns())
-        self._host.report_frame(Frame(self._process.label, picture(image, self._process.label)))
-
-    def wants_frame(self) -> bool:
-        return self._pictures.wanted(self._host.clock.now_ns())
-
-    def compute(self, seconds: float) -> None:
-        self._host.sleep(self._process, round(seconds * 1e9))
-
-    def exchange(self, value: Any) -> list[Any]:
-        return exchange(self._host, self._process, value, keeps_device=self._process.together > 0)
-
-    def on_leaving(self, farewell: Callable[[], None]) -> int:
-        place = self._process.farewells[farewell] = place_of(self._process)
-        return place
-
-    def take_back(self, farewell: Callable[[], None]) -> None:
-        self._process.farewells.pop(farewell, None)
-
-    def leave_behind(self, place: int, value: Any) -> None:
-        leave_behind(self._host, self._process, place, value)
-
-    def discard(self, place: int, rank: int) -> None:
-        discard(self._host, self._process, place, rank)
-
-    def collect(self, place: int, rank: int) -> Any:
-        return collect(self._host, self._process, place, rank)
-
-    def cancelled(self) -> bool:
-        return self._process.error is not None or self._host.stopping

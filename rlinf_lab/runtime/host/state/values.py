@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError, said
-from rlinf_lab.runtime.host.rank import Process
+from rlinf_lab.runtime.host.state.messages import Message, ValueOf
+from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.transport.pickling import Packed
 
 _PLAIN = (type(None), bool, int, float, str)
@@ -118,22 +119,30 @@ class ValueTable:
         self._values[key] = Value(iteration)
         return self._values[key], True
 
-    def set(self, call_id: int, rank: int, iteration: int, value: Any, error: BaseException | None, say: Callable[[str, tuple], None]) -> list[Process]:
+    def set(
+        self,
+        call_id: int,
+        rank: int,
+        iteration: int,
+        value: Any,
+        error: BaseException | None,
+        say: Callable[[str, Message], None],
+    ) -> list[Process]:
         """Fill in a value; sends it to the hosts that asked; returns the processes that wait for it."""
         entry, _ = self.entry(call_id, rank, iteration)
         if entry.ready:
             return []
         entry.ready, entry.value, entry.error = True, value, error
         for host in entry.asked_by:
-            say(host, ("value", call_id, rank, iteration, entry.to_send(call_id), error))
+            say(host, ValueOf(call_id, rank, iteration, entry.to_send(call_id), error))
         waiters, entry.waiters = entry.waiters, []
         return waiters
 
-    def ask(self, call_id: int, rank: int, iteration: int, host: str, say: Callable[[str, tuple], None]) -> None:
+    def ask(self, call_id: int, rank: int, iteration: int, host: str, say: Callable[[str, Message], None]) -> None:
         """Another host wants this value: now if it is there, else as soon as it is."""
         entry, _ = self.entry(call_id, rank, iteration)
         if entry.ready:
-            say(host, ("value", call_id, rank, iteration, entry.to_send(call_id), entry.error))
+            say(host, ValueOf(call_id, rank, iteration, entry.to_send(call_id), entry.error))
         else:
             entry.asked_by.append(host)
 

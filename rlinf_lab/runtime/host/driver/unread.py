@@ -8,30 +8,13 @@ order of messages matters, and every executor says the same. What lies there whi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rlinf_lab.errors import WorkflowError
+from rlinf_lab.runtime.host.state.messages import Moved
 from rlinf_lab.workflow.graph import WorkflowGraph
 from rlinf_lab.workflow.specs import ChannelSpec
-
-
-@dataclass(slots=True)
-class Moved:
-    """How many items have passed one end of a channel in a call. ``asked``: whether a reading end was asked for any. ``left_off``: the call ended for nobody
-    reads what it writes: what it would have read is not wanted."""
-
-    channel: str
-    reads: bool
-    items: int = 0
-    asked: bool = False
-    left_off: bool = False
-
-
-def moved(ports: Iterable[Any]) -> tuple[Moved, ...]:
-    """What has passed these ends, which nobody uses any more."""
-    return tuple(port.moved for port in ports)
 
 
 @dataclass
