@@ -45,7 +45,7 @@ def run(
     notebook only. ``keep_results``: all that the iterations return, which `Run.wait` gives back (True), nothing (False), or so many of the
     latest; for a run without end, or one that returns weights. Metrics and timeline are kept in any case: 8 bytes a number, 56 a
     span. ``options`` go to the executor: ``address`` of a Ray cluster; ``emulate=True`` for more CPU slots than cores; ``between_nodes`` of Ray: what large
-    arrays take, ``"stream"`` (TCP), ``"object_store"``, ``"gloo"``, or ``"ray"`` for everything; ``between_gpus`` of different processes: ``"ipc"`` (CUDA's
+    arrays take, ``"stream"`` (TCP), or ``"gloo"``; ``between_gpus`` of different processes: ``"ipc"`` (CUDA's
     memory handles), ``"nccl"`` or ``"host"``.
 
     Raises `PlanError`, `WorkflowError` or `ConfigError` before anything starts; a worker's own exception comes from `Run.wait`.

@@ -28,13 +28,18 @@ from rlinf_lab.algorithms import advantage, loss
 from rlinf_lab.algorithms.aggregation import AGGREGATIONS
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.generation import LanguageModel, SamplingParams, load_model, small_model
-from rlinf_lab.tasks import Problem, Task
+from rlinf_lab.planning.simulator.staleness import StalenessPolicy
+from rlinf_lab.tasks import Problem, Task, Tool
+from rlinf_lab.tasks.tools import tools_of
 from rlinf_lab.workers.reasoning import (
+    AgentGenerator,
+    ContinuingGenerator,
     GeneratorWorker,
     GroupLearner,
     ModelWeights,
     PromptWorker,
     RewardWorker,
+    ToolWorker,
     UpdateSettings,
     WarmModel,
     WarmUp,
@@ -43,6 +48,7 @@ from rlinf_lab.workers.reasoning.settings import CORRECTIONS
 from rlinf_lab.workflow.workflow import Workflow
 
 ROOM = "reasoning/"
+DISPATCH = ("even", "shortest_queue")
 
 
 class TaskName(NamedTuple):
@@ -125,6 +131,24 @@ class GRPOConfig:
     """what generates: "own", "transformers", ... (`generation.generator`)"""
     slots: int = 256
     """responses that an own engine works on at once"""
+    staleness: str | StalenessPolicy = "bound"
+    """what becomes of stale responses: "bound" leaves it to the plan's ``staleness``, with iterations that finish what they
+    begin. With "pace", "block", "drop_oldest", "drop_stale", "recycle" an iteration ends with its groups, and what runs goes
+    on in the next (partial rollouts); `StalenessPolicy` has the numbers, and what new weights do to what runs"""
+    concurrency: float = 2.0
+    """groups in the making over ``prompts``, for all but "bound" """
+    longest_first: bool = False
+    """begin with those whose prompts had long answers, for all but "bound" """
+    tools: tuple[Tool | str, ...] = ()
+    """that answers may call, in several turns: "calculator", "python", or a `tasks.Tool`"""
+    tool_concurrency: int = 8
+    """calls at once"""
+    max_calls: int = 4
+    """of an answer"""
+    patience_s: float = 0.0
+    """how long a decode step is put off for calls that are out, in seconds (`planning.ToolCell.best`)"""
+    dispatch: str = "even"
+    """of several generators: "even" shares, or "shortest_queue": each takes as it has room"""
     warm_up_steps: int = 400
     """supervised gradient steps of a small model"""
     warm_up_batch_size: int = 32
@@ -143,6 +167,8 @@ class GRPOConfig:
         for name in (
             "prompts",
             "max_tokens",
+            "max_calls",
+            "tool_concurrency",
             "minibatches",
             "slots",
             "hidden",
@@ -173,7 +199,21 @@ class GRPOConfig:
         self._require("aggregation", self.aggregation in AGGREGATIONS, " or ".join(map(repr, AGGREGATIONS)))
         self._require("correction", self.correction in CORRECTIONS, " or ".join(map(repr, CORRECTIONS)))
         self._require("oversample", _real(self.oversample) and self.oversample >= 1, "a number of at least 1")
-        self._require("oversample", self.oversample == 1 or self.dynamic_sampling, "1 without dynamic_sampling")
+        policy = self.policy
+        spare = self.dynamic_sampling or policy.name == "drop_oldest"
+        self._require(
+            "oversample", self.oversample == 1 or spare, "1 without dynamic_sampling or staleness='drop_oldest'"
+        )
+        self._require("concurrency", _real(self.concurrency) and self.concurrency >= 1, "a number of at least 1")
+        self._require("dispatch", self.dispatch in DISPATCH, " or ".join(map(repr, DISPATCH)))
+        tools_of(self.tools)
+        self._require("tools", not (self.tools and policy.name != "bound"), f"empty with staleness={policy.name!r}")
+        self._require("patience_s", isinstance(self.patience_s, (int, float)) and self.patience_s >= 0, "0 s or more")
+        if policy.name == "bound":
+            self._require("longest_first", not self.longest_first, "False with staleness='bound'")
+        else:
+            self._require("dynamic_sampling", not self.dynamic_sampling, f"False with staleness={policy.name!r}")
+            self._require("dispatch", self.dispatch == "even", f"'even' with staleness={policy.name!r}")
         buffer = self.overlong_buffer
         self._require(
             "overlong_buffer",
@@ -221,8 +261,15 @@ class GRPOConfig:
         return self.prompts * self.group_size
 
     @property
+    def policy(self) -> StalenessPolicy:
+        """What becomes of stale responses."""
+        return self.staleness if isinstance(self.staleness, StalenessPolicy) else StalenessPolicy(self.staleness)
+
+    @property
     def asked(self) -> int:
-        """Prompts that are asked in an iteration."""
+        """Prompts that are asked in an iteration; with responses that go on, as many as may begin in one."""
+        if self.policy.name != "bound":
+            return self.prompts * math.ceil(self.concurrency + self.oversample)
         return math.ceil(self.prompts * self.oversample)
 
     def task(self) -> Task:
@@ -283,6 +330,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "reasoning/remainder": {"level": 2, "max_tokens": 110},
+    "reasoning/products": {
+        "level": 1,
+        "max_tokens": 40,
+        "tools": ("calculator",),
+        "prompts": 16,
+        "group_size": 16,
+        "minibatches": 2,
+        "slots": 256,
+        "groups_per_pass": 8,
+        "iterations": 60,
+        "learning_rate": 6e-4,
+        "warm_up_steps": 60,
+    },
     "reasoning/sorting": {
         "level": 2,
         "max_tokens": 16,
@@ -321,10 +381,23 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     )  # fmt: skip
     params = SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
     start = None if state is None else ModelWeights(state["version"], state["weights"].arrays)
-    options = {"slots": config.slots} if config.engine == "own" else {}
+    options: dict[str, Any] = {"slots": config.slots} if config.engine == "own" else {}
+    kind: type[GeneratorWorker] = GeneratorWorker
+    if config.policy.name != "bound":
+        kind = ContinuingGenerator
+        options |= {
+            "policy": config.policy, "batch": config.prompts, "concurrency": config.concurrency, "oversample": config.oversample,
+            "longest_first": config.longest_first,
+        }  # fmt: skip
+    if config.tools:
+        kind = AgentGenerator
+        options |= {"max_calls": config.max_calls, "patience_s": config.patience_s}
     generator = flow.worker(
-        GeneratorWorker, model, params, name="generator", engine=config.engine, weights=start, **options
+        kind, model, params, name="generator", engine=config.engine, weights=start, dispatch=config.dispatch, **options
     )
+    generate: Callable[[], Any] = partial(generator.generate, asked, responses, weights)
+    if config.tools:
+        generate = _with_tools(flow, config, generator, asked, responses, weights)
     reward = flow.worker(RewardWorker, task, name="reward", reward=config.reward, timeout_s=config.reward_timeout_s)
     learner = flow.worker(
         GroupLearner, model, update_settings(config), name="learner", prompts=config.prompts, group_size=config.group_size,
@@ -339,10 +412,10 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
             raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
         if request == "evaluate":
             prompts.ask_test(asked, samples=1000)
-            generator.generate(asked, responses, weights)
+            generate()
             return pooled(reward.evaluate(responses).wait())
         prompts.ask(asked)
-        generator.generate(asked, responses, weights)
+        generate()
         reward.score(responses, judged)
         metrics = learner.train(judged, weights)
         return metrics if request == "train" else {"metrics": metrics, "state": learner.state_dict()}
@@ -350,9 +423,26 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     return flow
 
 
+def _with_tools(
+    flow: Workflow, config: GRPOConfig, generator: Any, asked: Any, responses: Any, weights: Any
+) -> Callable[[], None]:
+    """The cell of generation and tools: turns there, answers back."""
+    turns, answers = flow.channel("turns"), flow.channel("answers", may_be_empty=True)
+    tools = flow.worker(ToolWorker, config.tools, name="tools", concurrency=config.tool_concurrency)
+
+    def generate() -> None:
+        generator.generate_with_tools(asked, answers, turns, responses, weights)
+        tools.answer(turns, answers)
+
+    return generate
+
+
 def shares(config: GRPOConfig) -> dict[str, int]:
     """Generator and reward may have as many ranks as there are responses; the learner has one."""
-    return {"generator": config.env_steps, "reward": config.env_steps}
+    if config.tools:
+        return {"reward": config.env_steps}
+    most = config.env_steps if config.policy.name == "bound" else config.prompts
+    return {"generator": most, "reward": config.env_steps}
 
 
 def pooled(per_rank: dict[str, float] | list[dict[str, float]]) -> dict[str, float]:

@@ -26,6 +26,9 @@ from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
 
+MOST_STALE = 4
+"""updates from which on the histogram tells staleness together"""
+
 
 class GroupLearner(TorchWorker):
     """Group-relative policy optimisation and its relatives, on one rank.
@@ -198,6 +201,7 @@ class _Iteration:
         value = np.array([r.value for r in responses])
         told = {name: float(np.mean([t[name] for t in self._told])) for name in (self._told[0] if self._told else {})}
         return {
+            **_staleness_shares(responses, self.learner.version),
             "env_steps": float((self.learner.version + 1) * len(responses)),
             "reward": float(value.mean()),
             "groups": float(self._used),
@@ -210,6 +214,13 @@ class _Iteration:
             "learning_rate": self.learner.learning_rate(),
             **told,
         }
+
+
+def _staleness_shares(responses: list[Response], version: int) -> dict[str, float]:
+    """The histogram of an iteration: shares of responses whose first token is so many updates old."""
+    behind = [version - r.completion.oldest for r in responses if len(r)]
+    told = np.bincount(np.minimum(behind, MOST_STALE), minlength=MOST_STALE + 1) / max(1, len(behind))
+    return {f"staleness_{k}{'_or_more' * (k == MOST_STALE)}": float(share) for k, share in enumerate(told)}
 
 
 def _to_host(state: Any) -> Any:

@@ -55,7 +55,7 @@ class GradientAccumulator:
         ``version``: of the weights that this batch's updates began with, to tell which tokens are older.
         """
         settings = self.settings
-        lengths = np.array([len(r) for r in responses])
+        lengths = np.array([int(r.completion.sampled.sum()) for r in responses])
         self._count += lengths.sum() if settings.aggregation == "token_mean" else (lengths > 0).sum()
         for response in responses:
             self._tell_staleness(response, version)
@@ -116,7 +116,7 @@ class GradientAccumulator:
         return {"reference_log_prob": reference_BT, "kl_coefficient": self.settings.kl_coef}
 
     def _tell_staleness(self, response: Response, version: int) -> None:
-        behind_T = version - response.completion.versions
+        behind_T = version - response.completion.versions[response.completion.sampled]
         if len(behind_T):
             self._sums["staleness"] += float(behind_T.sum())
             self._sums["sampled"] += len(behind_T)
