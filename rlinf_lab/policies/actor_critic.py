@@ -149,7 +149,7 @@ class Actor(Policy):
     ) -> None:
         super().__init__(preprocess, head)
         self.policy, self.encoder = actor, encoder
-        self._is_plain = isinstance(actor, nn.Sequential) and 0 < len(actor) and {type(net) for net in actor} <= {nn.Linear, nn.ReLU}
+        self._is_plain = isinstance(actor, nn.Sequential) and len(actor) > 0 and {type(net) for net in actor} <= {nn.Linear, nn.ReLU}
         self._parts = preprocess, head  # the same again: a module looks its parts up slowly
         self._numpy_actor: NumpyMLP | None = None
         if preprocess.is_flat and isinstance(encoder, CombinedEncoder) and isinstance(actor, nn.Sequential):
@@ -170,7 +170,7 @@ class Actor(Policy):
         """Of the distribution over actions, (B, P), with gradients."""
         features_BX = self.encoder(self.preprocess(obs))
         if self._is_plain and fused.applies(features_BX):
-            return fused.relu_perceptron(features_BX, [(net.weight, net.bias) for net in self.policy if isinstance(net, nn.Linear)])
+            return fused.relu_perceptron(features_BX, [(net.weight, net.bias) for net in self.policy.children() if isinstance(net, nn.Linear)])
         params_BP: Tensor = self.policy(features_BX)
         return params_BP
 

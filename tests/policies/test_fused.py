@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -16,7 +17,7 @@ SIZES = (3, 5, 4, 2)
 
 def layers_of(critics, generator):
     found = []
-    for inputs, outputs in zip(SIZES, SIZES[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(SIZES):
         shapes = ((critics, inputs, outputs), (critics, 1, outputs)) if critics else ((outputs, inputs), (outputs,))
         found += [torch.randn(shape, dtype=torch.double, generator=generator, requires_grad=True) for shape in shapes]
     return found

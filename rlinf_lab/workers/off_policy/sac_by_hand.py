@@ -37,7 +37,7 @@ class ByHand:
         self.policy = Perceptron(*_layers(actor.policy))
         self.values = Perceptron(*_layers(critic.net))
         self.target_values = Perceptron(_layers(target.net)[0])
-        self.log_reach = float(self.head.reach.log().sum())
+        self.log_reach = float(torch.as_tensor(self.head.reach).log().sum())
 
     def critic_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, subset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Write the critics' gradients, of ``share`` times the loss. Returns the loss, the values (K, B) and the targets (B)."""
