@@ -21,7 +21,7 @@ settings.register_profile("untimed", settings.default, deadline=None, suppress_h
 settings.load_profile("untimed")
 
 NURSERY = warm_processes.Nursery()
-REQUIRED = {"browser": "RLINF_LAB_REQUIRE_BROWSER", "vllm": "RLINF_LAB_REQUIRE_VLLM"}
+REQUIRED = {"browser": "RLINF_LAB_REQUIRE_BROWSER", "vllm": "RLINF_LAB_REQUIRE_VLLM", "lerobot": "RLINF_LAB_REQUIRE_LEROBOT"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -66,6 +66,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a GPU that torch can use")
+    if item.get_closest_marker("lerobot"):
+        pytest.importorskip("lerobot", reason="lerobot has an environment of its own: make test-lerobot")
     if item.get_closest_marker("vllm"):
         pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlinf_lab.experiments.collecting import collect as collect
     from rlinf_lab.experiments.evaluation import Evaluation as Evaluation
     from rlinf_lab.experiments.recipe import Recipe as Recipe
     from rlinf_lab.experiments.starting import load_policy as load_policy
@@ -19,6 +20,7 @@ _HOME = {
     "Evaluation": "evaluation",
     "Recipe": "recipe",
     "TrainingRun": "training",
+    "collect": "collecting",
     "compare": "studies.comparison",
     "load_policy": "starting",
     "resume": "starting",

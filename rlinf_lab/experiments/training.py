@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
+from rlinf_lab.experiments.display.progress import Line
+from rlinf_lab.experiments.display.watching import CHARTS, Watched
 from rlinf_lab.experiments.evaluation import Evaluation
 from rlinf_lab.experiments.exits import wait_at_exit
 from rlinf_lab.experiments.goals import Watch
 from rlinf_lab.experiments.loggers import Loggers
 from rlinf_lab.experiments.options import Options, checked_metrics
-from rlinf_lab.experiments.progress import Line
 from rlinf_lab.experiments.recipe import Recipe
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, this_process, to_plain, versions
 from rlinf_lab.experiments.storage.keeping import Keeper
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
-from rlinf_lab.notebook import in_notebook, show
+from rlinf_lab.notebook import Shown, in_notebook, shown_live
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import ENDED, Run, run
 from rlinf_lab.vecenv import Runner
@@ -66,6 +67,8 @@ class TrainingRun:
         self._line: Line | None = None
         self._loggers = Loggers(options.loggers, self.name, to_plain(config), self.folder or ROOT)
         self._stopped = self._is_over = False
+        self._shown: list[Shown] = []
+        self._began = time.monotonic()
         self._termination = Termination(lambda: self.stop(wait=False)) if options.checkpoint_on_sigterm else None
         self._done = threading.Event()
         self._closing = threading.Lock()
@@ -158,9 +161,14 @@ class TrainingRun:
         return self._watch.reason or ("stopped by the user" if self._stopped else "")
 
     def show(self) -> Any:
-        """Display the live dashboard."""
+        """Display the live dashboard, with the numbers of evaluations and of `Options.on_iteration`. A run that changes its plan goes on in it."""
+        self._shown.append(self._displayed(None))
+        return self._shown[-1].board
+
+    def _displayed(self, place: Any) -> Shown:
+        """The dashboard of this phase, in a ``place`` where that of an earlier one is."""
         controls = {"pause": self.pause, "resume": self.unpause, "stop": lambda: self.stop(wait=False)}
-        return show(self.run, ("success_rate", "return", "value_loss|loss"), controls)
+        return shown_live(self.run, Watched(self, self.run, self._between, self._began), CHARTS, controls, place)
 
     def __repr__(self) -> str:
         last = self._between.rows.get(self.iteration, {})
@@ -266,6 +274,8 @@ class TrainingRun:
         if self._line is not None:
             self._line.close(repr(self) if self.folder is None else f"{self!r}, in {self.folder}")
         self._between.close()
+        for dashboard in self._shown:
+            dashboard.tell()  # what became of it is known now
         self._done.set()
 
     # --- the beginning -------------------------------------------------------------------------------------
@@ -292,23 +302,25 @@ class TrainingRun:
         assert self.auto is not None
         ended, seconds = self.run, self._phase_seconds()
         setup_s = max(0.0, ended.elapsed_seconds - sum(seconds))
-        phase = self.auto.next(self.workflow, ended.timeline, self.config.updates - self.iteration, setup_s)
+        state = None if self._between.newest is None else self._between.newest.state
+        workflow = self.recipe.build(self.config, state)  # every worker by itself: what plans are made for
+        phase = self.auto.next(workflow, ended.timeline, self.config.updates - self.iteration, setup_s)
         if self.auto.choice is not None:
             self._say_choice()
-        workflow = self.recipe.build(self.config, self._between.newest.state if self._between.newest is not None else None)
-        self._begin(workflow, phase.plan, phase.executor)
+        plan = phase.plan
+        if not phase.measures:
+            workflow, plan = self.recipe.fused(self.config, workflow, plan, state)
+        self._begin(workflow, plan, phase.executor)
 
     def _say_choice(self) -> None:
         """Old plan, new plan, predicted, measured, gain."""
-        if self._line is not None:
-            self._line.say(repr(self.auto))
-        elif self.options.progress is not False and in_notebook():
-            from IPython.display import display
-
-            display(self.auto)
+        if self._line is not None and self.auto is not None:
+            self._line.say(self.auto.note)
 
     def _show(self) -> None:
-        if self.options.progress is False:
+        if len(self.phases) > 1:  # where the dashboards of the last phase are
+            self._shown = [self._displayed(dashboard.place) for dashboard in self._shown]
+        if self.options.progress is False or len(self.phases) > 1:
             return
         if in_notebook():
             self.show()

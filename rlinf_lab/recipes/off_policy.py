@@ -54,7 +54,7 @@ class OffPolicyConfig:
     train_freq: int = 8
     """environment steps of each environment in an iteration, between two updates of the policy that acts"""
     gradient_steps: int = -1
-    """of an iteration; -1: as many as environment steps"""
+    """of an iteration; -1: as many as environment steps, -20: twenty for each of them"""
     total_timesteps: int | None = None
     """environment steps of the run, over all environments, rounded up to whole iterations; None: as `iterations` says, else 100,000"""
     iterations: int | None = None
@@ -112,7 +112,7 @@ class OffPolicyConfig:
         for name in ("max_episode_steps", "total_timesteps", "iterations"):
             self._require(name, (value := getattr(self, name)) is None or _whole(value, 1), "a whole number of at least 1, or None")
         self._require("iterations", self.iterations is None or self.total_timesteps is None, "None where total_timesteps is given: one of both")
-        self._require("gradient_steps", self.gradient_steps == -1 or _whole(self.gradient_steps, 1), "a whole number of at least 1, or -1")
+        self._require("gradient_steps", _whole(self.gradient_steps, -1000) and self.gradient_steps != 0, "a whole number of at least 1, or -1 and below")
         self._require("learners", self.learners <= self.batch_size, f"at most batch_size = {self.batch_size}")
         self._require_number("learning_rate", lambda value: value > 0, "a number greater than 0", last=lambda value: value >= 0)
         for name in ("tau", "gamma"):

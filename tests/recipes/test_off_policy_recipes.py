@@ -11,11 +11,13 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.experiments.storage.folder import RunFolder
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes import sac, td3
 from rlinf_lab.recipes.sac import SACConfig
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.td3 import TD3Config
+from rlinf_lab.replay import ReplayBuffer
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.session.session import Session
 
@@ -89,7 +91,7 @@ def test_asynchronous_collecting_acts_with_weights_of_a_bounded_age():
 
 @pytest.mark.parametrize(("config", "field", "value", "limit"), [
     (SACConfig, "gamma", 1.2, "a number between 0 and 1, or a schedule"), (SACConfig, "tau", linear(0.5, 2.0), "a number between 0 and 1 everywhere"),
-    (SACConfig, "train_freq", 0, "a whole number of at least 1"), (SACConfig, "gradient_steps", 0, "at least 1, or -1"),
+    (SACConfig, "train_freq", 0, "a whole number of at least 1"), (SACConfig, "gradient_steps", 0, "at least 1, or -1 and below"),
     (SACConfig, "ent_coef", "auto_x", "'auto', 'auto_'"), (SACConfig, "ent_coef", -1.0, "a number of at least 0"),
     (SACConfig, "target_entropy", "low", "a number, or 'auto'"), (SACConfig, "precision", "float16", "'float32' or 'bfloat16'"),
     (SACConfig, "learners", 17, "at most batch_size = 16"), (SACConfig, "staleness", -1, "at least 0"), (TD3Config, "action_noise", 0.0, "greater than 0"),
@@ -129,8 +131,23 @@ def test_the_front_door(algorithm, tmp_path):
 
 
 def test_a_state_that_is_kept_holds_the_buffer(tmp_path):
-    from rlinf_lab.experiments.storage.folder import RunFolder
-
     lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "run", **SHORT).wait()
     replay = RunFolder(tmp_path / "run").state().state["replay"]
     assert len(replay["rows"]["reward"]) == 48 and replay["state"]["capacity"] == 1_000_000
+
+
+def test_rlpd_learns_from_demonstrations_too(tmp_path):
+    lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "expert", **SHORT).wait()
+    kept = RunFolder(tmp_path / "expert").state().state["replay"]
+    expert = ReplayBuffer(48)
+    expert.load_state_dict(kept | {"state": kept["state"] | {"capacity": 48}})
+    expert.save(tmp_path / "expert.safetensors")
+    settings = {**SHORT, "gradient_steps": -2, "policy_delay": 2, "n_critics": 3}
+    run = lab.train("rlpd", "Pendulum-v1", data=tmp_path / "expert.safetensors", total_timesteps=72, folder=tmp_path / "run", **settings).wait()
+    assert run.metrics["gradient_steps"].tolist() == [0, 48, 96] and run.metrics["actor_loss"].notna().sum() == 2
+    again = lab.resume(tmp_path / "run", total_timesteps=96, progress=False).wait()
+    assert again.metrics["gradient_steps"].iloc[-1] == 144
+    with pytest.raises(ConfigError, match="data is None; it must be demonstrations"):
+        lab.train("rlpd", "Pendulum-v1")
+    with pytest.raises(ConfigError, match="has obs of shapes"):
+        lab.train("rlpd", ReachLine, data=expert, max_episode_steps=5, folder=False)

@@ -19,9 +19,10 @@ from reach_line import ACTION, ReachLine
 
 from rlinf_lab.policies import make_actor, make_q_ensemble
 from rlinf_lab.records import Action
+from rlinf_lab.replay import ReplayBuffer
 from rlinf_lab.trees import map_tree
 from rlinf_lab.workers.environments import EnvGroup
-from rlinf_lab.workers.off_policy import Minibatch, OffPolicyLearner, SACStep, TD3Step
+from rlinf_lab.workers.off_policy import Minibatch, Minibatches, OffPolicyLearner, SACStep, TD3Step
 from rlinf_lab.workers.off_policy.stepping import Shared
 from rlinf_lab.workers.off_policy.transitions import transitions
 from rlinf_lab.workflow.worker import Scripted
@@ -102,10 +103,13 @@ def values(critics, obs, action):
     return torch.stack([forward(layers, torch.cat([obs, action], 1))[:, 0] for layers in critics])
 
 
-def test_sac_steps_are_those_of_plain_torch():
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by autograd"])
+def test_sac_steps_are_those_of_plain_torch(by_hand):
     step = SACStep(
         partial(make_actor, OBS, ACTION, **NETS), partial(make_q_ensemble, OBS, ACTION, **NETS), learning_rate=1e-2, target_entropy=-1.0, ent_coef=0.3
     )
+    assert step.by_hand is not None
+    step.by_hand = step.by_hand if by_hand else None
     actor, critics = plain(step.actor), plain(step.critic)
     targets, log_alpha = copy.deepcopy(critics), torch.tensor(math.log(0.3), requires_grad=True)
     adam = partial(torch.optim.Adam, lr=1e-2)
@@ -119,14 +123,15 @@ def test_sac_steps_are_those_of_plain_torch():
         return torch.tanh(raw), log_prob.sum(1)
 
     rng = np.random.default_rng(1)
-    for _ in range(5):
+    for count in range(5):
         batch, noise = batch_of(rng), torch.from_numpy(rng.standard_normal((2, 16, 1)).astype(np.float32))
-        step.step(batch, noise, {"tau": 0.1}, Shared())
+        weight = torch.from_numpy(rng.random(16).astype(np.float32)) if count % 2 else None  # of a prioritised sample
+        step.step(batch._replace(weight=weight), noise, {"tau": 0.1}, Shared())
         alpha = log_alpha.detach().exp()
         with torch.no_grad():
             action, log_prob = drawn(batch.next_obs, noise[0])
             y = batch.reward + batch.discount * (values(targets, batch.next_obs, action).min(0).values - alpha * log_prob)
-        loss = sum(0.5 * F.mse_loss(q, y) for q in values(critics, batch.obs, batch.action))
+        loss = sum(0.5 * ((1.0 if weight is None else weight) * (q - y) ** 2).mean() for q in values(critics, batch.obs, batch.action))
         optimizers[1].zero_grad()
         loss.backward()
         optimizers[1].step()
@@ -182,6 +187,19 @@ def test_td3_steps_are_those_of_plain_torch():
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
+def test_half_precision_is_nearly_single_precision():
+    made = [
+        SACStep(partial(make_actor, OBS, ACTION, **NETS), partial(make_q_ensemble, OBS, ACTION, **NETS), learning_rate=1e-2, target_entropy=-1.0, precision=p)
+        for p in ("float32", "bfloat16")
+    ]
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        batch, noise = batch_of(rng), torch.from_numpy(rng.standard_normal((2, 16, 1)).astype(np.float32))
+        found = [step.step(batch, noise, {"tau": 0.1}, Shared()) for step in made]
+    assert all(0 < abs(float(found[1][name] - value)) < 0.05 * abs(float(value)) + 0.01 for name, value in found[0].items() if name.endswith("loss"))
+    assert made[1].actors.vector.dtype == torch.float32
+
+
 def learner(state=None, **changes):
     make = partial(
         SACStep, partial(make_actor, OBS, ACTION, normalize_obs=True, **NETS), partial(make_q_ensemble, OBS, ACTION, normalize_obs=True, **NETS), target_entropy=-1.0
@@ -206,6 +224,19 @@ def test_a_learner_goes_on_exactly_where_its_state_was_taken(prioritised):
     results = [each.train(Scripted(played(seed=7, version=2))) for each in (one, other)]
     np.testing.assert_array_equal(weights_of(one), weights_of(other))
     assert results[0].metrics == results[1].metrics and results[0].metrics["env_steps"] == 108 and results[0].metrics["staleness"] == 0
+
+
+def test_half_of_each_minibatch_are_demonstrations():
+    online, offline = ReplayBuffer(20, seed=1), ReplayBuffer(20, seed=2)
+    rows = transitions(played())
+    online.add(rows)
+    offline.add({**rows, "reward": rows["reward"] + 1000})
+    for share, expected in ((0.5, 4), (0.25, 2), (0.0, 0), (1.0, 8)):
+        batches = [batch for batch, _ in Minibatches(online, 8, "cpu", offline, share).draw(5, 0.9, 2.0)]
+        assert [int((batch.reward > 1000).sum()) for batch in batches] == [expected] * 5
+    alone = [batch for batch, _ in Minibatches(ReplayBuffer(9), 8, "cpu", offline, 0.5).draw(2, 0.9, 1.0)]
+    assert all((batch.reward > 900).all() for batch in alone)
+    assert all(((batch.discount == 0) | (batch.discount == 0.9)).all() for batch in alone)
 
 
 def test_leaving_the_device_changes_nothing():

@@ -52,6 +52,14 @@ class Choice:
         new = {"plan": self.new.name, "predicted_s": self.predicted_s, "measured_s": self.result_s, "gain": self.gain}
         return pd.DataFrame([old, new] if self.changes else [old])
 
+    @property
+    def line(self) -> str:
+        """Old, predicted, measured and gain; seconds of an iteration."""
+        if not self.changes:
+            return f"plan {self.old.name} is kept, {self.measured_s:.3g} s an iteration: {self.reason}"
+        measured = "not measured yet" if self.result_s is None else f"measured {self.result_s:.3g} s"
+        return f"old plan {self.old.name} {self.measured_s:.3g} s → new plan {self.new.name}: predicted {self.predicted_s:.3g} s, {measured}, gain {self.gain:.2f}×"
+
     def __repr__(self) -> str:
         if not self.changes:
             return f"Choice(stays under {self.old.name!r}, {self.measured_s:.3g} s an iteration: {self.reason})"
@@ -62,12 +70,12 @@ class Choice:
 
 def choose(
     flow: Workflow, runs: Sequence[Observed], shares: Mapping[str, int], devices: Sequence[str], measured_s: float, remaining: int, change_s: float,
-    executor: str,
+    executor: str, staleness: int = 0,
 ) -> Choice:  # fmt: skip
     """The best plan on ``devices`` and whether ``remaining`` iterations repay a change that takes ``change_s`` seconds.
 
     ``runs``: those of `probes`, the first one under the plan that the run would otherwise keep, ``measured_s`` an iteration.
-    ``shares``: see `probes`. ``executor``: under which a plan on several devices would run.
+    ``shares``: see `probes`. ``executor``: under which a plan on several devices would run. ``staleness``: as `lab.plan` takes it.
     """
     from rlinf_lab.planning.fit.fit import fitted  # not before: who plans by hand need not wait for the planner
     from rlinf_lab.planning.planner.planner import plan
@@ -81,7 +89,7 @@ def choose(
         rules |= {w: RankRule(counts=counts) for w in cell if counts and w not in shares}
     try:
         profile = fitted(runs, max(shares.values()), flow.name, rules=rules)
-        plans = plan(flow, list(devices), profile)
+        plans = plan(flow, list(devices), profile, staleness=staleness)
     except PlanError as error:
         return stay(f"no other plan could be predicted, {str(error).splitlines()[0]}")
     best = next((p for p in plans if _works(p, flow, executor)), None)

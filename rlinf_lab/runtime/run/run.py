@@ -119,23 +119,23 @@ class Run(Observed):
         self._go.set()
         loop = self._executor.driver_host.loop
         assert loop is not None
-        loop.ending = True
+        loop.waiting.ending = True
         if starting:
             threading.Thread(target=self._executor.stop, name=f"stop {self.flow.name}", daemon=True).start()
         else:
             loop.give_up(0, Cancelled("the run was stopped"))
         if wait and threading.current_thread() is not self._thread:
             if not self._ended.wait(STOP_SECONDS):
+                busy = ", ".join(sorted(loop.under_way.labels())) or "its start"
                 raise TimeoutError(
-                    f"{self!r} has not ended after {STOP_SECONDS} s: {', '.join(loop.busy()) or 'its start'} goes on. "
-                    "Next: wait, or restart the kernel; a "
-                    f"method that computes for long looks at self.cancelled now and then."
+                    f"{self!r} has not ended after {STOP_SECONDS} s: {busy} goes on. Next: wait, or restart the "
+                    f"kernel; a method that computes for long looks at self.cancelled now and then."
                 )
             self._warn()
 
     def _warn(self) -> None:
         # those of another process that came after the last iteration had ended
-        self._session._tell_remarks(stacklevel=4)
+        self._session.tell_remarks(stacklevel=4)
         if self.left_behind and not self._told_who_was_left:
             self._told_who_was_left = True
             warnings.warn(left_behind(self.left_behind, self._executor.driver_host), RuntimeWarning, stacklevel=3)
@@ -359,15 +359,15 @@ def session(
     problem = None
     try:
         try:
-            made._start()
+            made.open()
             yield made
         except BaseException as error:
             made.error = error
             raise
         finally:
-            problem = made._stop()
+            problem = made.close()
     except BaseException:
-        made._stop()  # an interrupt may have come before the other one had begun; it is done once
+        made.close()  # an interrupt may have come before the other one had begun; it is done once
         raise
     if problem is not None:
         raise problem
