@@ -68,6 +68,10 @@ class GRPOConfig:
     """a task by name ("reasoning/remainder"), or a `Task`"""
     model: str = "small"
     """"small": made here and warmed up; else the folder of a model in Hugging Face's format"""
+    lora: int | None = None
+    """of a model from a folder: rank of the low-rank parts that are trained alone; None: all weights are"""
+    gradient_checkpointing: bool = False
+    """of a model from a folder: compute activations twice instead of keeping them"""
     total_timesteps: int | None = None
     """responses of the whole run, rounded up to whole iterations; None: as many as ``iterations`` give"""
     iterations: int | None = 200
@@ -223,6 +227,10 @@ class GRPOConfig:
         )
         self._require("concurrency", _real(self.concurrency) and self.concurrency >= 1, "a number of at least 1")
         self._require("dispatch", self.dispatch in DISPATCH, " or ".join(map(repr, DISPATCH)))
+        self._require("lora", self.lora is None or _whole(self.lora, 1), "a rank of at least 1, or None")
+        for name in ("lora", "gradient_checkpointing"):
+            own = self.model == "small" and getattr(self, name)
+            self._require(name, not own, "left out with model='small', which trains whole: give the folder of a model")
         self._require("critic", not (self.critic and self.dynamic_sampling), "False with dynamic_sampling")
         tools_of(self.tools)
         self._require("tools", not (self.tools and policy.name != "bound"), f"empty with staleness={policy.name!r}")
@@ -297,7 +305,9 @@ class GRPOConfig:
     def language_model(self) -> Callable[[], LanguageModel]:
         """The constructor that generator and learner share: equal initial weights."""
         if self.model != "small":
-            return partial(load_model, os.fspath(self.model))
+            return partial(
+                load_model, os.fspath(self.model), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing
+            )
         longest = 512 if self.max_tokens <= 384 else 2 * self.max_tokens
         return partial(
             small_model,
