@@ -222,6 +222,8 @@ class PPOConfig:
         if usual is GOING_ON and "n_steps" not in overrides and (limit := settings.get("max_episode_steps")):
             chunk = overrides["policy"].chunk or 1
             settings["n_steps"] = -(-limit // chunk) * chunk  # an episode of each environment
+            if "batch_size" not in overrides:
+                settings["batch_size"] = max(2, min(settings["batch_size"], settings["num_envs"] * settings["n_steps"] // chunk))
         for one, other in (("iterations", "total_timesteps"), ("total_timesteps", "iterations")):
             if overrides.get(one) is not None and other not in overrides:
                 settings.pop(other, None)
