@@ -29,6 +29,7 @@ from torch import nn
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown, with_old_names
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Weights, make_policy
+from rlinf_lab.policies.leaves import Kind, leaves_of
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.records import Episodes
@@ -109,6 +110,8 @@ class PPOConfig:
     """whether continuous actions pass through tanh, instead of being clipped"""
     encoder: Callable[..., nn.Module] | None = None
     """makes the module from prepared observations to features, see `make_policy`; None: a convolutional net for images, all else as it is"""
+    share_encoder: bool | None = None
+    """whether policy and value net have one encoder; None: of images, which take most of the time, and else each its own"""
     policy: Callable[..., nn.Module] | StartingPolicy | None = None
     """what to go on from: a run, a loaded policy, a run's folder, network and normalisation with it; or what makes the whole module instead,
     of (observation_space, action_space), with the methods of `ActorCritic`"""
@@ -160,6 +163,7 @@ class PPOConfig:
         self._require("net_arch", units, "a tuple of whole numbers of at least 1, such as (64, 64)")
         for name in ("normalize_obs", "normalize_reward", "squash", "render"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
+        self._require("share_encoder", self.share_encoder is None or isinstance(self.share_encoder, bool), "True, False, or None")
         for name in ("encoder", "policy"):
             value = getattr(self, name)
             fits = value is None or isinstance(value, StartingPolicy) or (callable(value) and not isinstance(value, nn.Module))
@@ -186,6 +190,11 @@ class PPOConfig:
         for progress in (0.0, 0.5, 1.0):
             there, test = value(progress), holds if progress < 1 or last is None else last
             self._require(field, _real(there) and test(there), f"{limit} everywhere, and gives {shown(there)} at {progress}")
+
+    def _shares_encoder(self) -> bool:
+        if self.share_encoder is not None:
+            return self.share_encoder
+        return self.encoder is None and any(leaf.kind is Kind.IMAGE for leaf in leaves_of(self.spec.observation_space))
 
     @property
     def env_steps(self) -> int:
@@ -236,7 +245,7 @@ class PPOConfig:
             return partial(_seeded, self.policy, *spaces, self.seed)
         return partial(
             make_policy, *spaces, net_arch=tuple(self.net_arch), activation=self.activation, log_std_init=self.log_std_init, squash=self.squash,
-            normalize_obs=self.normalize_obs, encoder=self.encoder, seed=self.seed, chunk=self.chunk_size, per_action=self.per_action,
+            normalize_obs=self.normalize_obs, encoder=self.encoder, share_encoder=self._shares_encoder(), seed=self.seed, chunk=self.chunk_size, per_action=self.per_action,
         )  # fmt: skip
 
 
