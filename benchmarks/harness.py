@@ -28,6 +28,7 @@ NAMES = (
     "generation",
 )  # fmt: skip
 WITH_GPU = ("gpu",)
+WITH_WARP = ("warp_arm",)  # only when named, on a GPU machine: MuJoCo Warp has an environment of its own
 WITH_VLLM = ("generation_vllm",)  # only when named: vLLM has an environment of its own
 
 
@@ -125,7 +126,7 @@ def _spread(v: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    every = [*NAMES, *WITH_GPU, *WITH_VLLM]
+    every = [*NAMES, *WITH_GPU, *WITH_WARP, *WITH_VLLM]
     parser.add_argument("names", nargs="*", default=[*NAMES, *WITH_GPU] if gpu() else list(NAMES))
     parser.add_argument("--smoke", action="store_true")
     given = parser.parse_args()

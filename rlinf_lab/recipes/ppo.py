@@ -270,6 +270,21 @@ _METAWORLD: dict[str, Any] = {
     "learning_rate": _ANNEALED,
 }  # fmt: skip
 
+_ON_GPU: dict[str, Any] = {
+    "num_envs": 4096, "n_steps": 16, "batch_size": 8192, "n_epochs": 4, "gamma": 0.97, "gae_lambda": 0.95, "learning_rate": linear(1e-3, 3e-4),
+    "ent_coef": 0.002, "max_grad_norm": 1.0, "log_std_init": -0.5, "net_arch": (256, 256, 128), "activation": "elu",
+}  # fmt: skip
+_ON_CORES: dict[str, Any] = {
+    "num_envs": 32, "n_steps": 25, "batch_size": 400, "n_epochs": 6, "gamma": 0.95, "gae_lambda": 0.95, "learning_rate": linear(1.5e-3, 3e-4),
+    "log_std_init": -0.7,
+}  # fmt: skip
+#: Of simulators that step on a GPU, or on cores where there is none: thousands of environments there, few here.
+BY_DEVICE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "warp/ArmReach-v0": ({**_ON_GPU, "iterations": 40}, {**_ON_CORES, "iterations": 250}),
+    "warp/ArmPush-v0": ({**_ON_GPU, "iterations": 100}, {**_ON_CORES, "iterations": 700}),
+    "warp/ArmLift-v0": ({**_ON_GPU, "iterations": 1000}, {**_ON_CORES, "iterations": 2000}),
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "numpy/ReachArm-v0": {
         "max_episode_steps": 60, "num_envs": 32, "n_steps": 60, "iterations": 110, "batch_size": 320,
@@ -298,6 +313,8 @@ def _settings(env: Any) -> dict[str, Any]:
     factory = environment(env)
     if factory.id in PRESETS and factory.given is None:
         return PRESETS[factory.id]
+    if factory.id in BY_DEVICE and factory.given is None:
+        return BY_DEVICE[factory.id][factory.spec().device is None]
     return CONTINUOUS if isinstance(factory.spec().action_space, Box) else DISCRETE
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rlinf_lab.policies import ActorCritic, Weights
+from rlinf_lab.policies.actor_critic import in_tensor
 from rlinf_lab.records import Action, Observation
 from rlinf_lab.trees import Tree, length, map_tree, rows
 from rlinf_lab.workers.residence import TorchWorker
@@ -30,7 +31,7 @@ class PolicyWorker(TorchWorker):
 
     def __init__(self, policy: Callable[[], ActorCritic], *, seed: int = 0, weights: Weights | None = None) -> None:
         self._make, self._seed, self._weights = policy, seed, weights
-        self._noise: dict[tuple[int, int], tuple[int, NDArray[np.float32]]] = {}  # by first environment and their number
+        self._noise: dict[tuple[int, int], tuple[int, Any]] = {}  # by first environment and their number
 
     def setup(self) -> None:
         if self.device == "cpu":
@@ -48,7 +49,7 @@ class PolicyWorker(TorchWorker):
                 self._update(weights)
                 weights = None
             obs_B = joined([o.obs_N for o in batch])
-            action_B, log_prob_B = self.policy.act(obs_B, None if deterministic else self._draw(batch))
+            action_B, log_prob_B = self.policy.act(obs_B, None if deterministic else self._draw(batch, in_tensor(obs_B)))
             executed_B = self._executed(action_B)
             start = 0
             for token in batch:
@@ -72,21 +73,27 @@ class PolicyWorker(TorchWorker):
         if published is not None and published.version != self.policy.version:
             self.policy.load(published)
 
-    def _draw(self, batch: list[Observation]) -> NDArray[np.float32]:
-        parts = [self._group(token.first_env, length(token.obs_N), token.step) for token in batch]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def _draw(self, batch: list[Observation], in_tensors: bool = False) -> Any:
+        """``in_tensors``: where the policy is; a block goes there once."""
+        parts = [self._group(token.first_env, length(token.obs_N), token.step, in_tensors) for token in batch]
+        return joined(parts)
 
-    def _group(self, first_env: int, count: int, step: int) -> NDArray[np.float32]:
+    def _group(self, first_env: int, count: int, step: int, in_tensors: bool) -> Any:
         """Noise of one step of some environments, (count, K). Drawn in blocks: making a generator costs as much as some hundred numbers."""
         number, row = divmod(step, BLOCK)
         drawn, block_TNK = self._noise.get((first_env, count), (-1, None))
         if block_TNK is None or drawn != number:
             streams = (np.random.default_rng(stream(self._seed, Purpose.EXPLORATION, first_env + i, number)) for i in range(count))
             block_TNK = np.stack([self.policy.draw_noise(rng, BLOCK) for rng in streams], axis=1)
+            if in_tensors:
+                block_TNK = torch.from_numpy(block_TNK).to(self.device)
             self._noise[first_env, count] = number, block_TNK
         return block_TNK[row]
 
 
 def joined(parts: list[Tree]) -> Tree:
     """Trees one after another, along the leading axis."""
-    return parts[0] if len(parts) == 1 else map_tree(lambda *leaves: np.concatenate(leaves), *parts)
+    if len(parts) == 1:
+        return parts[0]
+    join: Any = torch.cat if in_tensor(parts[0]) else np.concatenate
+    return map_tree(lambda *leaves: join(leaves), *parts)
