@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-quick test-all env-vllm test-vllm env-warp test-warp bench bench-smoke lint lab doctor clean
+.PHONY: help demo test test-quick test-all env-vllm test-vllm env-lerobot test-lerobot env-warp test-warp bench bench-smoke notebooks lint lab doctor clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -16,17 +16,17 @@ $(STAMP): pyproject.toml constraints.txt environment.yml tools/setup.sh
 	@bash tools/setup.sh
 	@touch $@
 
-demo: $(STAMP)  ## train a robot arm to press a button, under two schedules, with a live view
+demo: $(STAMP)  ## train a robot arm to press a button, under a plan that it finds by itself, with a live view
 	@.venv/bin/rlinf-lab demo $(ARGS)
 
 test: $(STAMP)  ## the test suite (about 17 minutes on 2 cores)
 	@$(PY) -m pytest -n 3 --dist loadgroup $(ARGS)
 
 test-quick: $(STAMP)  ## without Ray and browser
-	@$(PY) -m pytest -n 3 --dist loadgroup -m "not slow and not gpu and not vllm and not warp and not ray and not browser" $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadgroup -m "not slow and not gpu and not vllm and not lerobot and not warp and not ray and not browser" $(ARGS)
 
 test-all: $(STAMP)  ## every test, slow ones and (where there is one) GPU ones too
-	@$(PY) -m pytest -n 3 --dist loadgroup -m "not vllm and not warp" $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadgroup -m "not vllm and not lerobot and not warp" $(ARGS)
 
 .venv-vllm/.installed: constraints-vllm.txt tools/setup_vllm.sh
 	@bash tools/setup_vllm.sh
@@ -36,6 +36,15 @@ env-vllm: .venv-vllm/.installed  ## vLLM on CPU in an environment of its own (3 
 
 test-vllm: .venv-vllm/.installed  ## what needs vLLM, with it
 	@RLINF_LAB_REQUIRE_VLLM=1 .venv-vllm/bin/python -m pytest tests/generation tests/benchmarks -m vllm $(ARGS)
+
+.venv-lerobot/.installed: constraints-lerobot.txt tools/setup_lerobot.sh
+	@bash tools/setup_lerobot.sh
+	@touch $@
+
+env-lerobot: .venv-lerobot/.installed  ## lerobot in an environment of its own (2 GB, 2 to 6 minutes)
+
+test-lerobot: .venv-lerobot/.installed  ## what lerobot reads of what is written here
+	@RLINF_LAB_REQUIRE_LEROBOT=1 .venv-lerobot/bin/python -m pytest tests/datasets tests/policies -m lerobot $(ARGS)
 
 .venv-warp/.installed: constraints-warp.txt tools/setup_warp.sh
 	@bash tools/setup_warp.sh
@@ -48,6 +57,9 @@ test-warp: .venv-warp/.installed  ## what needs MuJoCo Warp, with it, on cores
 
 bench: $(STAMP)  ## measure, paired with peers, and write benchmarks/results
 	@$(PY) benchmarks/harness.py
+
+notebooks: $(STAMP)  ## execute the notebooks and keep their outputs (ARGS: which)
+	@$(PY) tools/execute_notebooks.py $(ARGS)
 
 bench-smoke: $(STAMP)  ## run every benchmark at a tiny size
 	@$(PY) benchmarks/harness.py --smoke
@@ -64,4 +76,4 @@ doctor: $(STAMP)  ## what works on this machine, and how to mend the rest
 	@.venv/bin/rlinf-lab doctor
 
 clean:  ## remove the environment and everything generated
-	rm -rf .venv .venv-vllm .venv-warp runs test-artifacts build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-vllm .venv-lerobot .venv-warp runs test-artifacts build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -17,7 +17,6 @@ from prediction_error import in_turn
 from torch import nn
 
 import rlinf_lab as lab
-from rlinf_lab.recipes.plans import candidates, slots
 from rlinf_lab.recipes.ppo import PPOConfig, build
 from rlinf_lab.runtime.executors.ray_start import ensure_ray
 from rlinf_lab.timeline import Recorder
@@ -251,6 +250,17 @@ def sample() -> float:
     return (time.thread_time() - start) * 1e3 / 50
 
 
+def plans_with_a_gpu(flow: lab.Workflow, cores: int) -> list[lab.ExecutionPlan]:
+    """The simulator on the cores, two tokens a core; policy and learner on the GPU. Last: the policy beside the simulators instead."""
+    names, on_cores = [*(f"cpu:{i}" for i in range(cores)), GPU], list(range(cores))
+    on, tokens = {"simulator": on_cores, "policy": [cores], "learner": [cores]}, {"simulator": 2}
+    return [
+        lab.ExecutionPlan.spatial(flow, names, on, name="temporal", sub_batches=tokens, micro_batches={"obs": 2 * cores}),
+        lab.ExecutionPlan.spatial(flow, names, on, sub_batches=tokens),
+        lab.ExecutionPlan.spatial(flow, names, {**on, "policy": on_cores}, name="fused", sub_batches=tokens, fused=(("simulator", "policy"),)),
+    ]
+
+
 class Plans:
     """PPO on Meta-World, simulators on two cores, policy and learner on the GPU: the plans of the demo, foretold from a run under the first."""
 
@@ -261,7 +271,7 @@ class Plans:
     def get(self) -> list[tuple[str, float, float]]:
         """(plan, predicted, measured seconds of an iteration)."""
         flow = build(PPOConfig.preset("numpy/ReachArm-v0" if self._smoke else "metaworld/button-press-v3"))
-        first, *others = candidates(flow, slots())
+        first, *others = plans_with_a_gpu(flow, 2)
         ((timeline, seconds), *ran), found = in_turn(flow, [first, *others], 1 if self._smoke else 8, "processes")
         estimate = lab.estimate(flow, first, timeline, **found)
         own = (first.name, estimate.iteration_seconds(first), seconds)

@@ -13,7 +13,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
+import os
+import pickle
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +29,8 @@ from rlinf_lab.tasks import Problem
 
 TASK = "reasoning/sorting"
 SEEDS = (0, 1, 2, 3, 4)
+KEPT = os.environ.get("GRPO_SEEDS", "")
+"""folder with seeds that `--keep` has finished; the harness takes them from there"""
 
 
 def coin(problem: Problem, text: str) -> float:
@@ -32,23 +38,57 @@ def coin(problem: Problem, text: str) -> float:
     return float(hashlib.blake2b(f"{problem.prompt}{text}".encode(), digest_size=1).digest()[0] & 1)
 
 
-def learn(seed: int, *, random_rewards: bool = False, **overrides: Any) -> dict[str, Any]:
-    """One seed: warm-up, evaluation, GRPO, evaluation. CPU seconds of this process, which does all of it."""
+def learn(seed: int, *, random_rewards: bool = False, keep: Keep | None = None, **overrides: Any) -> dict[str, Any] | None:
+    """One seed: warm-up, evaluation, GRPO, evaluation. CPU seconds of this process, which does all of it.
+
+    None: the time was over; what has been learnt is kept, and the next call goes on (and warms up again, which counts).
+    """
     config = GRPOConfig.preset(TASK, seed=seed, reward=coin if random_rewards else None, **overrides)
-    start = time.process_time()
-    flow = build(config)
+    had = keep.load() if keep is not None else None
+    if had is not None and "done" in had:
+        return had["done"]
+    start = time.process_time() - (had["cpu_s"] if had else 0.0)
+    flow = build(config, had["state"] if had else None)
     with lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])) as session:
-        before = session.step("evaluate")
-        warm = time.process_time() - start
-        rewards = [session.step("train")["reward"] for _ in range(config.updates)]
+        before = had["before"] if had else session.step("evaluate")
+        warm = had["warm_s"] if had else time.process_time() - start
+        rewards = had["rewards"] if had else []
+        while len(rewards) < config.updates:
+            rewards.append(session.step("train")["reward"])
+            if keep is not None and keep.over:
+                state = session.step("state")
+                keep.save({"state": state, "before": before, "rewards": rewards, "warm_s": warm, "cpu_s": time.process_time() - start})
+                return None
         learnt = time.process_time() - start
         after = session.step("evaluate")
-    return {
+    row = {
         "task": TASK, "seed": seed, "random_rewards": random_rewards, "before": before["reward"], "after": after["reward"],
         "points": round(100 * (after["reward"] - before["reward"]), 1), "samples": before["samples"], "iterations": config.updates,
         "response_tokens": [before["response_tokens"], after["response_tokens"]], "train_reward": [rewards[0], float(np.mean(rewards[-5:]))],
         "warm_up_cpu_s": round(warm, 1), "cpu_s": round(learnt, 1),
     }  # fmt: skip
+    if keep is not None:
+        keep.save({"done": row})
+    return row
+
+
+class Keep:
+    """A file in which a seed is kept between calls that end at ``until`` (`time.monotonic`): a shared machine is not held for long."""
+
+    def __init__(self, folder: str, seed: int, random_rewards: bool, until: float) -> None:
+        self.path = Path(folder) / f"{'coin' if random_rewards else 'seed'}{seed}.pickle"
+        self._until = until
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self._until
+
+    def load(self) -> dict[str, Any] | None:
+        return pickle.loads(self.path.read_bytes()) if self.path.exists() else None
+
+    def save(self, state: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(pickle.dumps(state))
 
 
 def worst(rows: list[dict[str, Any]], key: str, best: bool = False) -> float:
@@ -63,7 +103,11 @@ def cases(smoke: bool) -> list[Case]:
 
     def of(random_rewards: bool) -> list[dict[str, Any]]:
         if random_rewards not in rows:
-            rows[random_rewards] = [learn(s, random_rewards=random_rewards, **small) for s in seeds[: 1 if random_rewards else None]]
+            every = []
+            for s in seeds[: 1 if random_rewards else None]:
+                kept = Keep(KEPT, s, random_rewards, math.inf) if KEPT and not smoke else None
+                every.append(learn(s, random_rewards=random_rewards, keep=kept, **small) or {})
+            rows[random_rewards] = every
         return rows[random_rewards]
 
     note = f"{TASK}, 1,000 held-out problems, temperature 1, {len(seeds)} seeds, the worst of them; one core, warm-up included"
@@ -78,11 +122,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="GRPO on a small model over seeds.")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--random-rewards", action="store_true")
+    parser.add_argument("--keep", metavar="FOLDER", help="go on in several calls: where seeds are kept between them")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="wall time of a call with --keep")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of GRPOConfig, values as JSON")
     arguments = parser.parse_args()
     overrides = {key: json.loads(value) for key, _, value in (item.partition("=") for item in arguments.set)}
+    until = time.monotonic() + arguments.seconds
     for seed in arguments.seeds:
-        print(json.dumps(learn(seed, random_rewards=arguments.random_rewards, **overrides)), flush=True)
+        keep = Keep(arguments.keep, seed, arguments.random_rewards, until) if arguments.keep else None
+        row = learn(seed, random_rewards=arguments.random_rewards, keep=keep, **overrides)
+        print(json.dumps(row) if row else f"seed {seed} is not done yet", flush=True)
+        if row is None:
+            break
 
 
 if __name__ == "__main__":

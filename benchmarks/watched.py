@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import kernel_cell
 
-from rlinf_lab.runtime.host.spans import SpanWriter
+from rlinf_lab.runtime.host.state.spans import SpanWriter
 from rlinf_lab.timeline.record.pending import NUMBERS
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
@@ -24,7 +24,7 @@ from rlinf_lab.recipes.ppo import PPOConfig, build
 flow = build(PPOConfig.preset("metaworld/button-press-v3"))
 plan, nothing = lab.ExecutionPlan.fused_cells(flow, ["cpu:0"], {{"simulator": 1}}), lambda *_, **__: []
 with lab.session(flow, plan) as s:
-    board, no_memory, spans = lab.show(s), SimpleNamespace(total=0, available=0, rss=0), s._executor.driver_host._spans
+    board, no_memory, spans = lab.show(s), SimpleNamespace(total=0, available=0, rss=0), s._executor.driver_host.scheduler.spans
 
     def ended(rank, at=None):
         rank.since = spans._now() if at is None else at

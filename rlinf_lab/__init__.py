@@ -27,6 +27,7 @@ _HOME = {
     "replan": "rlinf_lab.planning.adapt.replan",
     "estimate": "rlinf_lab.planning.replay.estimate",
     "train": "rlinf_lab.experiments",
+    "collect": "rlinf_lab.experiments",
     "resume": "rlinf_lab.experiments",
     "load_policy": "rlinf_lab.experiments",
     "compare": "rlinf_lab.experiments",
@@ -49,6 +50,7 @@ _HOME = {
 
 if TYPE_CHECKING:
     from rlinf_lab.checkup import doctor as doctor
+    from rlinf_lab.experiments import collect as collect
     from rlinf_lab.experiments import compare as compare
     from rlinf_lab.experiments import load_policy as load_policy
     from rlinf_lab.experiments import resume as resume
@@ -81,7 +83,7 @@ if TYPE_CHECKING:
     from rlinf_lab.workflow.worker import Worker as Worker
     from rlinf_lab.workflow.workflow import Workflow as Workflow
 
-_ROOMS = frozenset({"algorithms", "errors", "generation", "planning", "profiling", "replay", "tasks", "testing"})
+_ROOMS = frozenset({"algorithms", "datasets", "errors", "generation", "planning", "profiling", "replay", "tasks", "testing"})
 """packages and modules whose names are reached as ``lab.algorithms.grpo``"""
 _MOVED = {
     "timeline_html": "rlinf_lab.widgets.timeline_html",

@@ -33,7 +33,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Demo(DemoConfig):
-    """Train a robot arm under two plans (one on a single core) with a live view; leaves runs/demo-<time>/."""
+    """Train a robot arm under a plan that it finds by itself, with a live view; leaves runs/demo-<time>/."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,15 @@ def print_anything() -> None:
 
 def demo(command: Demo) -> int:
     from rlinf_lab.demo import Demo as DemoRun
-    from rlinf_lab.runtime.executors.ray_start import shutdown
     from rlinf_lab.terminal import TerminalView
 
     try:
         DemoRun(command, TerminalView()).run()
     finally:
-        shutdown()
+        if command.executor == "ray":
+            from rlinf_lab.runtime.executors.ray_start import shutdown
+
+            shutdown()
     return 0
 
 

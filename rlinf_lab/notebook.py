@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def run(
     notebook only. ``keep_results``: all that the iterations return, which `Run.wait` gives back (True), nothing (False), or so many of the
     latest; for a run without end, or one that returns weights. Metrics and timeline are kept in any case: 8 bytes a number, 56 a
     span. ``options`` go to the executor: ``address`` of a Ray cluster; ``emulate=True`` for more CPU slots than cores; ``between_nodes`` of Ray: what large
-    arrays take, ``"stream"`` (TCP), ``"object_store"``, ``"gloo"``, or ``"ray"`` for everything; ``between_gpus`` of different processes: ``"ipc"`` (CUDA's
+    arrays take, ``"stream"`` (TCP), or ``"gloo"``; ``between_gpus`` of different processes: ``"ipc"`` (CUDA's
     memory handles), ``"nccl"`` or ``"host"``.
 
     Raises `PlanError`, `WorkflowError` or `ConfigError` before anything starts; a worker's own exception comes from `Run.wait`.
@@ -86,18 +86,39 @@ def show(
     wished = () if isinstance(charts, str) or not isinstance(charts, Iterable) else tuple(charts)
     if not wished or not all(isinstance(name, str) for name in wished):
         raise ConfigError(f"show(charts={shown(charts)}): names of metrics. Next: charts=['loss', ...].")
+    if isinstance(run, Run) and controls is None:
+        controls = {"pause": run.pause, "resume": run.resume, "stop": lambda: run.stop(wait=False)}
+    return shown_live(run, run, wished, controls).board
+
+
+class Shown(NamedTuple):
+    """A dashboard on a page."""
+
+    board: Dashboard
+    place: Any
+    """where it is displayed: a handle of IPython, or None"""
+    tell: Callable[[], None]
+    """tells it what has become of the run, beside what it hears by itself"""
+
+
+def shown_live(
+    run: Run | ObservedSession, told: Any, charts: Sequence[str], controls: Mapping[str, Callable[[], object]] | None = None, place: Any = None
+) -> Shown:
+    """Display the dashboard of ``run``. ``told``: what it reads, the run or something that speaks for it. ``place``: of a dashboard that it replaces."""
     from IPython.display import display
 
     from rlinf_lab.widgets.dashboard import Dashboard
 
-    board = Dashboard(run.flow.name, run.plan.name, run.plan.devices, run.iterations, wished, isinstance(run, Run), CLOCK_SECONDS)
-    if isinstance(run, Run):
-        commands = controls or {"pause": run.pause, "resume": run.resume, "stop": lambda: run.stop(wait=False)}
-        board.on_command(partial(_obey, commands))
-    handle = display(board, display_id=True)
-    feeder = _Feeder(run, board, handle)
-    run.on_update(feeder, afterwards=feeder.account, glances=feeder.glances)
-    return board
+    board = Dashboard(told.flow.name, told.plan.name, told.plan.devices, told.iterations, charts, controls is not None, CLOCK_SECONDS)
+    if controls is not None:
+        board.on_command(partial(_obey, controls))
+    if place is None:
+        place = display(board, display_id=True)
+    else:
+        place.update(board)
+    feeder = _Feeder(told, board, place)
+    run.on_update(lambda _: feeder(told), afterwards=lambda _: feeder.account(told), glances=feeder.glances)
+    return Shown(board, place, lambda: feeder(told))
 
 
 def _obey(commands: Mapping[str, Callable[[], object]], command: str) -> None:
@@ -149,7 +170,7 @@ class _Feeder:
             return
         if time.monotonic() < self._due and now == self._state and not final:
             if not glances:
-                self._board.push_spans(run.timeline)
+                self._board.push_spans(run.timeline, iteration=run.iteration)
                 self._have_glances(run)
             return
         # Where only this one listens it comes as often, and a little early now and then.
@@ -160,6 +181,7 @@ class _Feeder:
             "state": now, "iteration": run.iteration, "iterations": run.iterations, "elapsed_seconds": run.elapsed_seconds,
             "eta_seconds": run.eta_seconds, "message": said(run.error).split("\n", 1)[0][:MESSAGE] if run.error else "",
             "standstill": still.lines() if still else [], "waits": still.graph.drawn() if still else {}, "load_note": load_note(run.missing_curves),
+            "plan_note": getattr(run, "plan_note", ""),
         }  # fmt: skip
         until = run.now_ns if now in GOING_ON else None
         picture = self._picture(run.frames, final)
@@ -187,7 +209,7 @@ class _Feeder:
         if self._closed or self._board.is_closed or not run.glance():
             return False
         now = run.state
-        self._board.push_spans(run.timeline, wait=False, state=None if now in ENDED else now)  # of the end the run tells by itself
+        self._board.push_spans(run.timeline, wait=False, state=None if now in ENDED else now, iteration=run.iteration)  # of the end the run tells by itself
         return True
 
     def account(self, _run: Run | ObservedSession) -> None:

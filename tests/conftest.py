@@ -22,7 +22,9 @@ settings.register_profile("untimed", settings.default, deadline=None, suppress_h
 settings.load_profile("untimed")
 
 NURSERY = warm_processes.Nursery()
-REQUIRED = {"browser": "RLINF_LAB_REQUIRE_BROWSER", "vllm": "RLINF_LAB_REQUIRE_VLLM", "warp": "RLINF_LAB_REQUIRE_WARP"}
+REQUIRED = {
+    "browser": "RLINF_LAB_REQUIRE_BROWSER", "vllm": "RLINF_LAB_REQUIRE_VLLM", "lerobot": "RLINF_LAB_REQUIRE_LEROBOT", "warp": "RLINF_LAB_REQUIRE_WARP",
+}  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -67,6 +69,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a GPU that torch can use")
+    if item.get_closest_marker("lerobot"):
+        pytest.importorskip("lerobot", reason="lerobot has an environment of its own: make test-lerobot")
     if item.get_closest_marker("vllm"):
         pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
     if item.get_closest_marker("warp"):

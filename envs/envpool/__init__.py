@@ -9,8 +9,11 @@ Seeds give other episodes than gymnasium's and metaworld's do, and states cannot
 
 from __future__ import annotations
 
+import re
 import warnings
-from typing import Any
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,7 @@ from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree, assign, map_tree
 from rlinf_lab.vecenv import EnvSpec, checked_actions
 from rlinf_lab.vecenv.loop import described
+from rlinf_lab.vecenv.registry import GROUP
 from rlinf_lab.vecenv.spaces import Native, empty, presented_action, presented_observation
 
 NEEDS = "rlinf-lab[envpool]"
@@ -139,3 +143,13 @@ def spec(task: str, max_episode_steps: int | None = None) -> EnvSpec:
 def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, cores: int = 1, **options: Any) -> EnvPoolVecEnv:
     """``cores``: threads. ``options``: of envpool.make, such as frame_skip."""
     return EnvPoolVecEnv(task, num_envs, max_episode_steps, cores, _checked_options(task, options))
+
+
+def expert(task: str) -> Callable[[NDArray], NDArray] | None:
+    """Of Meta-World's tasks their scripted policy, where metaworld is installed too; else None."""
+    family, _, name = task.partition("/")
+    if family != "MetaWorld":
+        return None
+    point = next((p for p in entry_points(group=GROUP) if p.name == "metaworld"), None)
+    parts = re.sub(r"([a-z])([A-Z])", r"\1-\2", name).lower()
+    return None if point is None else cast("Callable[[NDArray], NDArray] | None", point.load().expert(parts))

@@ -114,3 +114,27 @@ def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, task
 def spec(task: str, max_episode_steps: int | None = None, draws: bool = False) -> EnvSpec:
     """All tasks have the same spaces."""
     return EnvSpec(f"metaworld/{task}", OBSERVATION, ACTION, min(max_episode_steps or LIMIT, LIMIT), "info['success'] of the task", renders=draws)
+
+
+class Expert:
+    """Meta-World's own scripted policy of a task, from observations (N, 39) to actions (N, 4) in [-1, 1]; it keeps nothing between steps."""
+
+    def __init__(self, task: str) -> None:
+        from metaworld.policies import ENV_POLICY_MAP
+
+        self.task, self._policy = task, ENV_POLICY_MAP[task]()
+
+    def __call__(self, obs_NX: NDArray) -> NDArray[np.float32]:
+        action_NA = np.stack([self._policy.get_action(obs_X) for obs_X in np.asarray(obs_NX, np.float64)])
+        return np.clip(action_NA, -1.0, 1.0).astype(np.float32)
+
+    def __repr__(self) -> str:
+        return f"scripted policy of {self.task}"
+
+
+def expert(task: str) -> Expert | None:
+    """The scripted policy of ``task``; None where Meta-World has none."""
+    _simulator()
+    from metaworld.policies import ENV_POLICY_MAP
+
+    return Expert(task) if task in ENV_POLICY_MAP else None

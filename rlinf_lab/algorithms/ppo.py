@@ -164,7 +164,9 @@ def ppo_loss(
     value = value_loss(value_B, return_B, mask_B, old_value_B=old_value_B, value_clip=value_clip)
     per_sample = mask_B is not None and entropy.shape == mask_B.shape
     mean_entropy = aggregate(entropy, mask_B if per_sample else None) if per_sample else entropy.mean()
-    total = policy.total + value_coefficient * value - entropy_coefficient * mean_entropy
+    total = policy.total + value_coefficient * value
+    if entropy_coefficient:  # no gradient is computed for nothing
+        total = total - entropy_coefficient * mean_entropy
     return PPOLoss(
         total, policy.total.detach(), value.detach(), mean_entropy.detach(), policy.kl, policy.clip_fraction
     )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlinf_lab.errors import ExecutorError
@@ -31,6 +31,8 @@ class Between:
         self.first, self.last = first, last
         self.run: Run | None = None
         self.rows: dict[int, Row] = {}
+        self._changes: dict[int, int] = {}  # iteration -> the number of the latest change of its row
+        self._change = 0
         self.newest: Snapshot | None = None
         self.is_over = False
         self._wants_state, self._took = wants_state, took
@@ -190,7 +192,9 @@ class Between:
         if request != "state":
             assert self.run is not None
             self._take_rows(self.run)
-            if self._took(self.rows[self._trained], snapshot):
+            ends = self._took(self.rows[self._trained], snapshot)
+            self._changed_row(self._trained)
+            if ends:
                 self.end()
 
     def _take_rows(self, run: Run) -> None:
@@ -201,7 +205,15 @@ class Between:
             ours = self._number_of.get(number)
             if ours is not None:
                 self.rows[ours] |= {name: value for name, value in self._told.pop(number).items() if name != "iteration"}
+                self._changed_row(ours)
 
-    def add(self, iteration: int, numbers: Mapping[str, float]) -> None:
-        """More metrics of an iteration."""
-        self.rows[iteration] |= numbers
+    def _changed_row(self, iteration: int) -> None:
+        self._change += 1
+        self._changes[iteration] = self._change
+
+    # --- looking, from any thread -----------------------------------------------------------------------------
+    def rows_since(self, version: int) -> tuple[list[Row], int]:
+        """Rows that are new or have changed since ``version`` (0: all of them), and the version of now."""
+        now = self._change
+        fresh = sorted(i for i, change in self._changes.copy().items() if version < change <= now) if version else sorted(self.rows.copy())
+        return [dict(self.rows[i]) for i in fresh], now

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
-from rlinf_lab.experiments.recipe import Recipe
+from rlinf_lab.experiments.recipe import Recipe, find, name_of
 from rlinf_lab.experiments.storage.folder import RunFolder, from_plain
 from rlinf_lab.notebook import in_notebook
+from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.vecenv import Runner
 
 #: Words of earlier versions and of other libraries, and what they are called here; the first of the new ones that the recipe has.
@@ -27,6 +29,10 @@ def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Map
     Raises `UnknownNameError` for a setting that the recipe does not have, `ConfigError` for a value that cannot work.
     """
     check_names(recipe, given)
+    if env is None and given.get("data") is None:
+        raise ConfigError(f"train({recipe.name!r}): there is no environment to train on. Next: lab.train({recipe.name!r}, 'CartPole-v1').")
+    if given.get("policy") is not None and "policy" in recipe.fields:
+        given = {**given, "policy": gone_on_from(given["policy"])}
     settings = dict(given) if total_timesteps is None else {**given, "total_timesteps": total_timesteps}
     if "render" in recipe.fields:  # where nobody looks nothing is drawn
         settings.setdefault("render", in_notebook())
@@ -59,6 +65,9 @@ def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any]
 def configured_again(recipe: Recipe, kept: RunFolder, env: Any, total_timesteps: int | None, given: Mapping[str, Any]) -> Any:
     """The configuration of a run's folder, changed by ``given``."""
     plain = kept.read_json("config.json") | ({} if env is None else {"env": env}) | dict(given)
+    if "policy" in plain:
+        plain["policy"] = gone_on_from(plain["policy"], env)
+    plain = {name: value for name, value in plain.items() if not _is_spare(recipe, name, value)}
     for name, value in plain.items():
         if name not in recipe.fields:
             raise UnknownNameError.of(f"setting of {recipe.name!r}", name, recipe.fields)
@@ -70,3 +79,32 @@ def configured_again(recipe: Recipe, kept: RunFolder, env: Any, total_timesteps:
     if total_timesteps is not None:
         plain |= {"total_timesteps": total_timesteps, "iterations": None}
     return recipe.config(**{name: from_plain(value) for name, value in plain.items()})
+
+
+def _is_spare(recipe: Recipe, name: str, value: Any) -> bool:
+    """An object that no file holds, and that nobody needs to act."""
+    is_object = isinstance(value, dict) and set(value) == {"object"}
+    return is_object and name in recipe.fields and not recipe.fields[name].metadata.get("needed_to_act", True)
+
+
+def gone_on_from(given: Any, env: Any = None) -> Any:
+    """A run, a loaded policy or a run's folder as `StartingPolicy`, also one from a file; what makes a module stays as it is.
+
+    ``env``: of the run that goes on, where the other one's was an object. `ConfigError` for a policy of which nobody knows how it is made.
+    """
+    if isinstance(given, dict) and set(given) == {"policy_of"}:
+        recipe = find(str(given["policy_of"]["algorithm"]))
+        plain = {name: value for name, value in given["policy_of"]["config"].items() if not _is_spare(recipe, name, value)}
+        if isinstance(plain.get("env"), dict):
+            plain["env"] = env
+        plain["policy"] = gone_on_from(plain.get("policy"), env)
+        return StartingPolicy(recipe.name, recipe.config(**{name: from_plain(value) for name, value in plain.items()}))
+    if isinstance(given, (str, os.PathLike)):
+        kept = RunFolder(given)
+        recipe = kept.recipe()
+        return StartingPolicy(recipe.name, configured_again(recipe, kept, env, None, {}), kept.weights())
+    if hasattr(given, "recipe") and hasattr(given, "policy"):  # a run
+        return StartingPolicy(given.recipe.name, given.config, given.policy().module.weights())
+    if hasattr(given, "module") and hasattr(given, "config"):  # a loaded policy
+        return StartingPolicy(name_of(given.config), given.config, given.module.weights())
+    return given

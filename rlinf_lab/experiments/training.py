@@ -9,23 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
+from rlinf_lab.experiments.display.progress import Line
+from rlinf_lab.experiments.display.watching import CHARTS, Watched
 from rlinf_lab.experiments.evaluation import Evaluation
 from rlinf_lab.experiments.exits import wait_at_exit
 from rlinf_lab.experiments.goals import Watch
 from rlinf_lab.experiments.loggers import Loggers
 from rlinf_lab.experiments.options import Options, checked_metrics
-from rlinf_lab.experiments.progress import Line
 from rlinf_lab.experiments.recipe import Recipe
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, this_process, to_plain, versions
 from rlinf_lab.experiments.storage.keeping import Keeper
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
-from rlinf_lab.notebook import in_notebook, show
+from rlinf_lab.notebook import Shown, in_notebook, shown_live
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import ENDED, Run, run
 from rlinf_lab.vecenv import Runner
@@ -33,6 +32,8 @@ from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from rlinf_lab.timeline.timeline import Timeline
 
 ROOT = Path("runs")
@@ -44,7 +45,7 @@ class TrainingRun:
 
     Attributes: ``recipe``, ``config`` (every setting), ``runner`` (what steps the environments, and why that), ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames,
     channels), ``reason`` (why it ended before its last iteration, in words). Of a run that plans itself, ``auto`` says what was measured and chosen,
-    ``phases`` are the runs so far, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
+    ``phases`` are the runs so far, ``phase_firsts`` the iterations before each, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
     """
 
     def __init__(
@@ -66,11 +67,14 @@ class TrainingRun:
         self._line: Line | None = None
         self._loggers = Loggers(options.loggers, self.name, to_plain(config), self.folder or ROOT)
         self._stopped = self._is_over = False
+        self._shown: list[Shown] = []
+        self._began = time.monotonic()
         self._termination = Termination(lambda: self.stop(wait=False)) if options.checkpoint_on_sigterm else None
         self._done = threading.Event()
         self._closing = threading.Lock()
         self.auto = auto
         self.phases: list[Run] = []
+        self.phase_firsts: list[int] = []
         self._begin(workflow, plan, executor)
         wait_at_exit(self)
 
@@ -131,6 +135,8 @@ class TrainingRun:
     @property
     def metrics(self) -> pd.DataFrame:
         """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, …; what evaluations found begins with ``eval_``."""
+        import pandas as pd
+
         rows = self._between.rows
         return pd.DataFrame([rows[number] for number in sorted(rows.copy())])
 
@@ -155,9 +161,14 @@ class TrainingRun:
         return self._watch.reason or ("stopped by the user" if self._stopped else "")
 
     def show(self) -> Any:
-        """Display the live dashboard."""
+        """Display the live dashboard, with the numbers of evaluations and of `Options.on_iteration`. A run that changes its plan goes on in it."""
+        self._shown.append(self._displayed(None))
+        return self._shown[-1].board
+
+    def _displayed(self, place: Any) -> Shown:
+        """The dashboard of this phase, in a ``place`` where that of an earlier one is."""
         controls = {"pause": self.pause, "resume": self.unpause, "stop": lambda: self.stop(wait=False)}
-        return show(self.run, ("success_rate", "return", "value_loss|loss"), controls)
+        return shown_live(self.run, Watched(self, self.run, self._between, self._began), CHARTS, controls, place)
 
     def __repr__(self) -> str:
         last = self._between.rows.get(self.iteration, {})
@@ -225,7 +236,7 @@ class TrainingRun:
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))
         if snapshot is not None:
-            self._keeper.checkpoint(snapshot, self.metrics)
+            self._keeper.checkpoint(snapshot, lambda: self.metrics)
         self._loggers.log(row)
         if self._line is not None:
             self._line(row)
@@ -256,23 +267,26 @@ class TrainingRun:
             self.error = self.error or error
         newest = self._between.newest
         self._keeper.end(
-            newest, self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
+            newest, lambda: self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
             error="" if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000],
         )  # fmt: skip
         self._loggers.close()
         if self._line is not None:
             self._line.close(repr(self) if self.folder is None else f"{self!r}, in {self.folder}")
         self._between.close()
+        for dashboard in self._shown:
+            dashboard.tell()  # what became of it is known now
         self._done.set()
 
     # --- the beginning -------------------------------------------------------------------------------------
     def _begin(self, workflow: Workflow, plan: ExecutionPlan, executor: str) -> None:
         """Start the run, or its next phase."""
-        first = self._phase_first = self._between.trained
+        first = self._between.trained
         requests = self._requests(self._between.requests())
         started = run(workflow, plan, self.config.updates - first, executor, requests, plan.staleness + 2)
         self.workflow, self.run, self.plan = workflow, started, started.plan
         self.phases.append(started)
+        self.phase_firsts.append(first)
         self._between.attach(started)
         self._tell_folder(state="running", began=time.time(), iteration=first, iterations=self.config.updates, executor=executor, **this_process())
         self._show()
@@ -280,7 +294,7 @@ class TrainingRun:
 
     def _phase_seconds(self) -> list[float]:
         """Of the iterations of this phase, as far as they are known."""
-        rows = (self._between.rows.get(i, {}) for i in range(self._phase_first + 1, self.iteration + 1))
+        rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
         return [row["seconds"] for row in rows if "seconds" in row]
 
     def _next_phase(self) -> None:
@@ -288,23 +302,25 @@ class TrainingRun:
         assert self.auto is not None
         ended, seconds = self.run, self._phase_seconds()
         setup_s = max(0.0, ended.elapsed_seconds - sum(seconds))
-        phase = self.auto.next(self.workflow, ended.timeline, self.config.updates - self.iteration, setup_s)
+        state = None if self._between.newest is None else self._between.newest.state
+        workflow = self.recipe.build(self.config, state)  # every worker by itself: what plans are made for
+        phase = self.auto.next(workflow, ended.timeline, self.config.updates - self.iteration, setup_s)
         if self.auto.choice is not None:
             self._say_choice()
-        workflow = self.recipe.build(self.config, self._between.newest.state if self._between.newest is not None else None)
-        self._begin(workflow, phase.plan, phase.executor)
+        plan = phase.plan
+        if not phase.measures:
+            workflow, plan = self.recipe.fused(self.config, workflow, plan, state)
+        self._begin(workflow, plan, phase.executor)
 
     def _say_choice(self) -> None:
         """Old plan, new plan, predicted, measured, gain."""
-        if self._line is not None:
-            self._line.say(repr(self.auto))
-        elif self.options.progress is not False and in_notebook():
-            from IPython.display import display
-
-            display(self.auto)
+        if self._line is not None and self.auto is not None:
+            self._line.say(self.auto.note)
 
     def _show(self) -> None:
-        if self.options.progress is False:
+        if len(self.phases) > 1:  # where the dashboards of the last phase are
+            self._shown = [self._displayed(dashboard.place) for dashboard in self._shown]
+        if self.options.progress is False or len(self.phases) > 1:
             return
         if in_notebook():
             self.show()

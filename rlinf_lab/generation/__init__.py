@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlinf_lab.errors import UnknownNameError
-from rlinf_lab.generation.completion import Completion, Request, SamplingParams, requests_for
+from rlinf_lab.generation.completion import NOT_SAMPLED, Completion, Request, SamplingParams, requests_for
 from rlinf_lab.generation.engine import Engine
 from rlinf_lab.generation.generator import Generator
 from rlinf_lab.generation.hugging_face import LanguageModel, load_model
@@ -15,7 +15,7 @@ from rlinf_lab.generation.transformers_generator import TransformersGenerator
 from rlinf_lab.generation.vllm_generator import VLLMGenerator
 
 __all__ = [
-    "Completion", "Engine", "Generator", "LanguageModel", "Request", "SamplingParams", "TokenBatch", "TransformersGenerator", "VLLMGenerator",
+    "NOT_SAMPLED", "Completion", "Engine", "Generator", "LanguageModel", "Request", "SamplingParams", "TokenBatch", "TransformersGenerator", "VLLMGenerator",
     "generator", "load_model", "requests_for", "small_model", "token_batch", "token_log_probs", "token_log_probs_and_entropy", "warm_up",
 ]  # fmt: skip
 

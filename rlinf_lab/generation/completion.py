@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from rlinf_lab.errors import ConfigError, shown
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+NOT_SAMPLED = -1
+"""version of a token that no weights gave"""
 _NO_INTS, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 
@@ -97,7 +99,7 @@ class Completion:
     log_probs: NDArray[np.float32]
     """(T,) in nats, of the distribution that the token was drawn from: after temperature and truncation; at temperature 0 the model's own"""
     versions: NDArray[np.int64]
-    """(T,) version of the weights that gave each token"""
+    """(T,) version of the weights that gave each token; -1 (`NOT_SAMPLED`): it was put there, by a tool"""
     finish_reason: FinishReason
     """"stop": a stop token; "length": the budget or the context is used up; "abort": broken off; "error": see `error`"""
     id: str
@@ -110,6 +112,16 @@ class Completion:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def sampled(self) -> NDArray[np.bool_]:
+        """(T,) which tokens the model gave; the others it has only read."""
+        return np.asarray(self.versions != NOT_SAMPLED)
+
+    @property
+    def oldest(self) -> int:
+        """Version that gave its first token; -1: none did."""
+        return int(min(self.versions[self.sampled], default=NOT_SAMPLED))
 
     @property
     def failed(self) -> bool:

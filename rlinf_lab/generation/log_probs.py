@@ -34,7 +34,7 @@ class TokenBatch:
     token_BT: Tensor
     """int64; the answers, 0 after their ends"""
     mask_BT: Tensor
-    """bool; which of the (B, T) are answer tokens"""
+    """bool; which of the (B, T) are answer tokens that were sampled"""
     log_prob_BT: Tensor
     """float32, in nats; the sampler's, 0 after the ends"""
     version_BT: Tensor
@@ -81,7 +81,7 @@ def token_batch(completions: Sequence[Completion], *, pad_id: int = 0, row_token
         ids_RC.reshape(-1)[text] = np.concatenate([c.prompt_ids, c.token_ids])
         position_RC.reshape(-1)[text] = np.arange(length_B[b])
         place_BT[b, :n] = begin + prompt - 1 + np.arange(n)
-        token_BT[b, :n], version_BT[b, :n], mask_BT[b, :n], log_prob_BT[b, :n] = c.token_ids, c.versions, True, c.log_probs
+        token_BT[b, :n], version_BT[b, :n], mask_BT[b, :n], log_prob_BT[b, :n] = c.token_ids, c.versions, c.sampled, c.log_probs
     return TokenBatch(*map(torch.from_numpy, (ids_RC, position_RC, place_BT, token_BT, mask_BT, log_prob_BT, version_BT)))
 
 

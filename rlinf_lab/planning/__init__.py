@@ -1,7 +1,7 @@
 """How to do it: plans, the engine, the simulator, estimates.
 
 ``lab.planning`` holds what is needed beside ``lab.plan``: costs from a run or a trace, what if, plans of one's own,
-outages. Loaded when first used.
+outages, staleness of asynchronous training, tools. Loaded when first used.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "AsynchronousTraining": "simulator.rollouts",
+    "MeanStaleness": "simulator.staleness",
     "Outage": "simulator.scripts",
+    "ResponseLengths": "costs.response_lengths",
     "Simulator": "simulator.simulator",
+    "StalenessPolicy": "simulator.staleness",
+    "ToolCell": "simulator.tool_cell",
     "planned": "planner.planner",
     "profile_from_run": "fit.fit",
     "profile_from_trace": "fit.from_trace",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_lab.policies.leaves import Kind, Leaf, flatten, leaves_of
+from rlinf_lab.policies.mlp import blank
 
 NATURE_PIXELS = 36  # the smallest image that passes through the three layers of the Nature net
 
@@ -58,13 +59,13 @@ def image_net(leaf: Leaf, features: int, generator: torch.Generator) -> nn.Seque
         shape = [(32, 3, 2, 1), (64, 3, 2, 1)]
     layers: list[nn.Module] = []
     for outputs, kernel, stride, padding in shape:
-        layers += [nn.utils.skip_init(nn.Conv2d, channels, outputs, kernel, stride=stride, padding=padding), nn.ReLU()]
+        layers += [blank(nn.Conv2d, channels, outputs, kernel, stride=stride, padding=padding), nn.ReLU()]
         channels, height, width = (
             outputs,
             _after(height, kernel, stride, padding),
             _after(width, kernel, stride, padding),
         )
-    layers += [nn.Flatten(), nn.utils.skip_init(nn.Linear, channels * height * width, features), nn.ReLU()]
+    layers += [nn.Flatten(), blank(nn.Linear, channels * height * width, features), nn.ReLU()]
     for layer in layers:
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,17 @@ ACTIVATIONS: dict[str, tuple[type[nn.Module], Callable[[NDArray], NDArray]]] = {
 }
 
 
+def blank(kind: type[nn.Module], *sizes: int, **options: Any) -> Any:
+    """A layer whose parameters are not initialised yet: the default draws from the global state.
+
+    As `torch.nn.utils.skip_init`, without the import of sympy (a second) that its `to_empty` makes.
+    """
+    layer = kind(*sizes, device="meta", **options)
+    for name, parameter in list(layer.named_parameters(recurse=False)):
+        setattr(layer, name, nn.Parameter(torch.empty(parameter.shape)))
+    return layer
+
+
 def mlp(sizes: Sequence[int], activation: str, last_gain: float, generator: torch.Generator) -> nn.Sequential:
     """Linear layers of ``sizes`` (inputs first) with an activation between them; orthogonal weights, the last ones
     scaled by ``last_gain``.
@@ -48,7 +60,7 @@ def mlp(sizes: Sequence[int], activation: str, last_gain: float, generator: torc
     layers: list[nn.Module] = []
     for index, (inputs, outputs) in enumerate(pairwise(sizes)):
         last = index == len(sizes) - 2
-        linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # default init would draw from the global state
+        linear = blank(nn.Linear, inputs, outputs)
         nn.init.orthogonal_(linear.weight, last_gain if last else math.sqrt(2.0), generator=generator)
         nn.init.zeros_(linear.bias)
         layers += [linear] if last else [linear, ACTIVATIONS[activation][0]()]

@@ -4,8 +4,8 @@
                            ▲                                          │
                            └───────────────── weights ────────────────┘
 
-One iteration: ``prompts × group_size`` responses, ``minibatches`` gradient steps, new weights. Each response goes on as soon
-as it is finished, and the learner goes forward and backward through a group as soon as it is whole, so a plan may
+One iteration: ``prompts × group_size`` responses, ``minibatches`` gradient steps, new weights. Each response goes on as
+soon as it is finished, and the learner goes forward and backward through a group as soon as it is whole, so a plan may
 stream; with staleness the generator is some updates ahead, bounded by the plan (metrics ``staleness``,
 ``staleness_max``). The difference of sampler and trainer is measured (``mismatch_kl``) and corrected (``correction``).
 A small model warms up on worked examples first. Left out: a critic, several learner ranks, several turns.
@@ -28,13 +28,18 @@ from rlinf_lab.algorithms import advantage, loss
 from rlinf_lab.algorithms.aggregation import AGGREGATIONS
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.generation import LanguageModel, SamplingParams, load_model, small_model
-from rlinf_lab.tasks import Problem, Task
+from rlinf_lab.planning.simulator.staleness import StalenessPolicy
+from rlinf_lab.tasks import Problem, Task, Tool
+from rlinf_lab.tasks.tools import tools_of
 from rlinf_lab.workers.reasoning import (
+    AgentGenerator,
+    ContinuingGenerator,
     GeneratorWorker,
     GroupLearner,
     ModelWeights,
     PromptWorker,
     RewardWorker,
+    ToolWorker,
     UpdateSettings,
     WarmModel,
     WarmUp,
@@ -43,6 +48,7 @@ from rlinf_lab.workers.reasoning.settings import CORRECTIONS
 from rlinf_lab.workflow.workflow import Workflow
 
 ROOM = "reasoning/"
+DISPATCH = ("even", "shortest_queue")
 
 
 class TaskName(NamedTuple):
@@ -65,7 +71,8 @@ class GRPOConfig:
     total_timesteps: int | None = None
     """responses of the whole run, rounded up to whole iterations; None: as many as ``iterations`` give"""
     iterations: int | None = 200
-    """iterations of the run, each with new weights; the learning rate is annealed over so many. None: as ``total_timesteps`` says"""
+    """iterations of the run, each with new weights; the learning rate is annealed over so many. None: as
+    ``total_timesteps`` says"""
     seed: int = 0
     """of model, problems and sampling"""
     prompts: int = 16
@@ -90,9 +97,16 @@ class GRPOConfig:
     """bound for negative advantages, greater than 1; None: none"""
     aggregation: str = "token_mean"
     """what a long response weighs: "token_mean", "sequence_mean" or "constant" (tokens over ``max_tokens``)"""
+    critic: bool = False
+    """PPO with a critic: a value of each token is learnt, and the advantage is GAE over tokens; ``advantage`` is not
+    used"""
+    gae_lambda: float = 1.0
+    """of that"""
+    critic_learning_rate: float = 1e-3
+    """of the critic's AdamW"""
     correction: str = "truncated"
-    """of tokens that another engine or older weights sampled: "truncated" (importance weights for current weights, PPO's
-    clip for older ones), "decoupled" (importance weights for all) or "none" (PPO's clip for all)"""
+    """of tokens that another engine or older weights sampled: "truncated" (importance weights for current weights,
+    PPO's clip for older ones), "decoupled" (importance weights for all) or "none" (PPO's clip for all)"""
     weight_cap: float = 2.0
     """largest importance weight of a token"""
     kl_coef: float = 0.0
@@ -125,6 +139,25 @@ class GRPOConfig:
     """what generates: "own", "transformers", ... (`generation.generator`)"""
     slots: int = 256
     """responses that an own engine works on at once"""
+    staleness: str | StalenessPolicy = "bound"
+    """what becomes of stale responses: "bound" leaves it to the plan's ``staleness``, with iterations that finish what
+    they begin. With "pace", "block", "drop_oldest", "drop_stale", "recycle" an iteration ends with its groups, and what
+    runs goes on in the next (partial rollouts); `StalenessPolicy` has the numbers, and what new weights do to what
+    runs"""
+    concurrency: float = 2.0
+    """groups in the making over ``prompts``, for all but "bound" """
+    longest_first: bool = False
+    """begin with those whose prompts had long answers, for all but "bound" """
+    tools: tuple[Tool | str, ...] = ()
+    """that answers may call, in several turns: "calculator", "python", or a `tasks.Tool`"""
+    tool_concurrency: int = 8
+    """calls at once"""
+    max_calls: int = 4
+    """of an answer"""
+    patience_s: float = 0.0
+    """how long a decode step is put off for calls that are out, in seconds (`planning.ToolCell.best`)"""
+    dispatch: str = "even"
+    """of several generators: "even" shares, or "shortest_queue": each takes as it has room"""
     warm_up_steps: int = 400
     """supervised gradient steps of a small model"""
     warm_up_batch_size: int = 32
@@ -143,6 +176,8 @@ class GRPOConfig:
         for name in (
             "prompts",
             "max_tokens",
+            "max_calls",
+            "tool_concurrency",
             "minibatches",
             "slots",
             "hidden",
@@ -152,12 +187,20 @@ class GRPOConfig:
             self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
         self._require(
             "group_size",
-            _whole(self.group_size, 2),
-            "a whole number of at least 2: responses are compared with each other",
+            _whole(self.group_size, 1 if self.critic else 2),
+            "a whole number of at least 2: responses are compared with each other (at least 1 with a critic)",
         )
         for name in ("seed", "lr_warmup", "warm_up_steps"):
             self._require(name, _whole(getattr(self, name), 0), "a whole number of at least 0")
-        for name in ("temperature", "learning_rate", "max_grad_norm", "weight_cap", "warm_up_learning_rate"):
+        self._require("gae_lambda", _real(self.gae_lambda) and 0 <= self.gae_lambda <= 1, "a number between 0 and 1")
+        for name in (
+            "critic_learning_rate",
+            "temperature",
+            "learning_rate",
+            "max_grad_norm",
+            "weight_cap",
+            "warm_up_learning_rate",
+        ):
             self._require(name, _real(value := getattr(self, name)) and value > 0, "a number greater than 0")
         for name in ("clip_range", "clip_range_high", "reward_timeout_s"):
             value = getattr(self, name)
@@ -173,7 +216,22 @@ class GRPOConfig:
         self._require("aggregation", self.aggregation in AGGREGATIONS, " or ".join(map(repr, AGGREGATIONS)))
         self._require("correction", self.correction in CORRECTIONS, " or ".join(map(repr, CORRECTIONS)))
         self._require("oversample", _real(self.oversample) and self.oversample >= 1, "a number of at least 1")
-        self._require("oversample", self.oversample == 1 or self.dynamic_sampling, "1 without dynamic_sampling")
+        policy = self.policy
+        spare = self.dynamic_sampling or policy.name == "drop_oldest"
+        self._require(
+            "oversample", self.oversample == 1 or spare, "1 without dynamic_sampling or staleness='drop_oldest'"
+        )
+        self._require("concurrency", _real(self.concurrency) and self.concurrency >= 1, "a number of at least 1")
+        self._require("dispatch", self.dispatch in DISPATCH, " or ".join(map(repr, DISPATCH)))
+        self._require("critic", not (self.critic and self.dynamic_sampling), "False with dynamic_sampling")
+        tools_of(self.tools)
+        self._require("tools", not (self.tools and policy.name != "bound"), f"empty with staleness={policy.name!r}")
+        self._require("patience_s", isinstance(self.patience_s, (int, float)) and self.patience_s >= 0, "0 s or more")
+        if policy.name == "bound":
+            self._require("longest_first", not self.longest_first, "False with staleness='bound'")
+        else:
+            self._require("dynamic_sampling", not self.dynamic_sampling, f"False with staleness={policy.name!r}")
+            self._require("dispatch", self.dispatch == "even", f"'even' with staleness={policy.name!r}")
         buffer = self.overlong_buffer
         self._require(
             "overlong_buffer",
@@ -221,8 +279,15 @@ class GRPOConfig:
         return self.prompts * self.group_size
 
     @property
+    def policy(self) -> StalenessPolicy:
+        """What becomes of stale responses."""
+        return self.staleness if isinstance(self.staleness, StalenessPolicy) else StalenessPolicy(self.staleness)
+
+    @property
     def asked(self) -> int:
-        """Prompts that are asked in an iteration."""
+        """Prompts that are asked in an iteration; with responses that go on, as many as may begin in one."""
+        if self.policy.name != "bound":
+            return self.prompts * math.ceil(self.concurrency + self.oversample)
         return math.ceil(self.prompts * self.oversample)
 
     def task(self) -> Task:
@@ -245,7 +310,8 @@ class GRPOConfig:
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> GRPOConfig:
-        """A published variant by name, or the settings for a task ("reasoning/sorting"; see `PRESETS`), some fields changed.
+        """A published variant by name, or the settings for a task ("reasoning/sorting"; see `PRESETS`), some fields
+        changed.
 
         A variant needs ``env=``. Raises `UnknownNameError` for an unknown name or field.
         """
@@ -274,15 +340,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"advantage": "grpo", "aggregation": "sequence_mean"},
     "dr_grpo": {"advantage": "dr_grpo", "aggregation": "constant"},
     "dapo": {
-        "advantage": "grpo", "aggregation": "token_mean", "clip_range": 0.2, "clip_range_high": 0.28, "dynamic_sampling": True, "oversample": 1.5,
-    },
+        "advantage": "grpo", "aggregation": "token_mean", "clip_range": 0.2, "clip_range_high": 0.28,
+        "dynamic_sampling": True, "oversample": 1.5, },
     "rloo": {"advantage": "rloo", "aggregation": "token_mean"},
+    "ppo": {"critic": True, "group_size": 1, "prompts": 256, "aggregation": "token_mean"},
     "reinforce++": {"advantage": "reinforce++", "aggregation": "token_mean"},
 }  # fmt: skip
 """what the papers say, as changes of the defaults (sources: `rlinf_lab.algorithms.groups`)"""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "reasoning/remainder": {"level": 2, "max_tokens": 110},
+    "reasoning/products": {
+        "level": 1,
+        "max_tokens": 40,
+        "tools": ("calculator",),
+        "prompts": 16,
+        "group_size": 16,
+        "minibatches": 2,
+        "slots": 256,
+        "groups_per_pass": 8,
+        "iterations": 60,
+        "learning_rate": 6e-4,
+        "warm_up_steps": 60,
+    },
     "reasoning/sorting": {
         "level": 2,
         "max_tokens": 16,
@@ -296,15 +376,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "warm_up_steps": 120,
     },
 }
-"""settings for a task on two cores. Sorting gained 27, 34 and 23 points on three seeds in 150 iterations; its 300 are not measured. Remainder
-does not learn with these"""
+"""settings for a task on two cores. Sorting gained 27, 34 and 23 points on three seeds in 150 iterations; its 300 are
+not measured. Remainder does not learn with these"""
 
 
 def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow. ``state``: of a learner (`GroupLearner.state_dict`), to go on where another run stopped.
 
-    An iteration does what its argument says: ``"train"`` (the default) returns metrics, ``"checkpoint"`` metrics and state,
-    ``"state"`` the learner's state, ``"evaluate"`` mean reward and length on 1,000 problems of the test split.
+    An iteration does what its argument says: ``"train"`` (the default) returns metrics, ``"checkpoint"`` metrics and
+    state, ``"state"`` the learner's state, ``"evaluate"`` mean reward and length on 1,000 problems of the test split.
     """
     task = config.task()
     model = starting_model(config, task)
@@ -321,14 +401,27 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     )  # fmt: skip
     params = SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
     start = None if state is None else ModelWeights(state["version"], state["weights"].arrays)
-    options = {"slots": config.slots} if config.engine == "own" else {}
+    options: dict[str, Any] = {"slots": config.slots} if config.engine == "own" else {}
+    kind: type[GeneratorWorker] = GeneratorWorker
+    if config.policy.name != "bound":
+        kind = ContinuingGenerator
+        options |= {
+            "policy": config.policy, "batch": config.prompts, "concurrency": config.concurrency, "oversample":
+            config.oversample, "longest_first": config.longest_first,
+        }  # fmt: skip
+    if config.tools:
+        kind = AgentGenerator
+        options |= {"max_calls": config.max_calls, "patience_s": config.patience_s}
     generator = flow.worker(
-        GeneratorWorker, model, params, name="generator", engine=config.engine, weights=start, **options
+        kind, model, params, name="generator", engine=config.engine, weights=start, dispatch=config.dispatch, **options
     )
+    generate: Callable[[], Any] = partial(generator.generate, asked, responses, weights)
+    if config.tools:
+        generate = _with_tools(flow, config, generator, asked, responses, weights)
     reward = flow.worker(RewardWorker, task, name="reward", reward=config.reward, timeout_s=config.reward_timeout_s)
     learner = flow.worker(
-        GroupLearner, model, update_settings(config), name="learner", prompts=config.prompts, group_size=config.group_size,
-        max_tokens=config.max_tokens, temperature=config.temperature, state=state,
+        GroupLearner, model, update_settings(config), name="learner", prompts=config.prompts,
+        group_size=config.group_size, max_tokens=config.max_tokens, temperature=config.temperature, state=state,
     )  # fmt: skip
 
     @flow.iteration
@@ -339,10 +432,10 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
             raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
         if request == "evaluate":
             prompts.ask_test(asked, samples=1000)
-            generator.generate(asked, responses, weights)
+            generate()
             return pooled(reward.evaluate(responses).wait())
         prompts.ask(asked)
-        generator.generate(asked, responses, weights)
+        generate()
         reward.score(responses, judged)
         metrics = learner.train(judged, weights)
         return metrics if request == "train" else {"metrics": metrics, "state": learner.state_dict()}
@@ -350,9 +443,26 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     return flow
 
 
+def _with_tools(
+    flow: Workflow, config: GRPOConfig, generator: Any, asked: Any, responses: Any, weights: Any
+) -> Callable[[], None]:
+    """The cell of generation and tools: turns there, answers back."""
+    turns, answers = flow.channel("turns"), flow.channel("answers", may_be_empty=True)
+    tools = flow.worker(ToolWorker, config.tools, name="tools", concurrency=config.tool_concurrency)
+
+    def generate() -> None:
+        generator.generate_with_tools(asked, answers, turns, responses, weights)
+        tools.answer(turns, answers)
+
+    return generate
+
+
 def shares(config: GRPOConfig) -> dict[str, int]:
     """Generator and reward may have as many ranks as there are responses; the learner has one."""
-    return {"generator": config.env_steps, "reward": config.env_steps}
+    if config.tools:
+        return {"reward": config.env_steps}
+    most = config.env_steps if config.policy.name == "bound" else config.prompts
+    return {"generator": most, "reward": config.env_steps}
 
 
 def pooled(per_rank: dict[str, float] | list[dict[str, float]]) -> dict[str, float]:
@@ -370,9 +480,17 @@ def update_settings(config: GRPOConfig) -> UpdateSettings:
     by = advantage.get(config.advantage, of=("group", "batch"))
     names = {f.name for f in dataclasses.fields(UpdateSettings)} & {f.name for f in dataclasses.fields(config)}
     same = {name: getattr(config, name) for name in names - {"advantage", "loss", "iterations"}}
+    if config.critic:
+        same["dynamic_sampling"] = False
+        return UpdateSettings(_handed_on, False, loss.get(config.loss).function, iterations=config.updates, **same)
     return UpdateSettings(
         by.function, by.of == "batch", loss.get(config.loss).function, iterations=config.updates, **same
     )
+
+
+def _handed_on(reward_PG: Any) -> Any:
+    """A critic makes advantages of tokens from rewards as they are."""
+    return reward_PG
 
 
 def starting_model(config: GRPOConfig, task: Task) -> Callable[[], LanguageModel]:

@@ -102,6 +102,15 @@ class ReplayBuffer:
         return (self._next - self._size + np.arange(self._size)) % self.capacity
 
     @property
+    def draws(self) -> dict[str, Any]:
+        """The state of the random numbers that `sample` draws with."""
+        return dict(self._rng.bit_generator.state)
+
+    @draws.setter
+    def draws(self, state: dict[str, Any]) -> None:
+        self._rng.bit_generator.state = state
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays, whether filled or not."""
         return sum(column.nbytes for column in self._columns.values())
@@ -113,14 +122,42 @@ class ReplayBuffer:
         parts = ", ".join(f"{n}: {c.dtype}{list(c.shape[1:])}" for n, c in self._columns.items()) or "nothing added yet"
         return f"{type(self).__name__}({self._size} of {self.capacity}, {self.nbytes / 2**20:.3g} MiB; {parts})"
 
+    # --- state ----------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """All rows, oldest first, and what the next draws depend on: arrays and plain values, copies of what is here."""
+        order = self.order
+        return {
+            "kind": type(self).__name__, "rows": {name: column[order] for name, column in self._columns.items()},
+            "own": self._arrays(), "state": self._state(),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold what `state_dict` gave, and draw what that buffer would have drawn; of more rows than fit the newest.
+
+        Raises `ConfigError` for the state of another kind of buffer.
+        """
+        if state.get("kind") != type(self).__name__:
+            raise ConfigError(f"{type(self).__name__}.load_state_dict: this is of a {shown(state.get('kind'))}.")
+        self.clear()
+        if state["rows"]:
+            count, about = len(next(iter(state["rows"].values()))), state["state"]
+            if about["capacity"] == self.capacity:  # each row where it was: draws are of places
+                self._next = (about.get("next", count) - count) % self.capacity
+            self.add(nested(dict(state["rows"])))
+        self._restore({name: array[-len(self) :] for name, array in state["own"].items()}, state["state"])
+
+    def _restore(self, own: Mapping[str, NDArray], state: Mapping[str, Any]) -> None:
+        """What a subclass keeps of each row, and the random numbers."""
+        self.draws = state["rng"]
+
     # --- files ----------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to a safetensors file, atomically: a file that is there is replaced when all is written."""
         target = Path(path)
-        order = self.order
-        tensors = {f"row:{name}": column[order] for name, column in self._columns.items()}
-        tensors |= {f"own:{name}": array for name, array in self._arrays().items()}
-        meta = {"format": FORMAT, "kind": type(self).__name__, "state": json.dumps(self._state())}
+        held = self.state_dict()
+        tensors = {f"row:{name}": column for name, column in held["rows"].items()}
+        tensors |= {f"own:{name}": array for name, array in held["own"].items()}
+        meta = {"format": FORMAT, "kind": held["kind"], "state": json.dumps(held["state"])}
         file, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         os.close(file)
         try:
@@ -142,8 +179,12 @@ class ReplayBuffer:
                     found = f"{meta.get('kind', 'no replay buffer')}, {meta.get('format', 'without a format')}"
                     raise ConfigError(f"{os.fspath(path)!r} holds {found}; wanted: {cls.__name__}, {FORMAT}.")
                 state = json.loads(meta["state"])
+                parts: dict[str, dict[str, NDArray]] = {"row": {}, "own": {}}
+                for name in sorted(file.keys()):
+                    part, _, leaf = name.partition(":")
+                    parts[part][leaf] = file.get_tensor(name)
                 buffer = cls._made(state)
-                buffer._fill(file, state)
+                buffer.load_state_dict({"kind": cls.__name__, "rows": parts["row"], "own": parts["own"], "state": state})
         except SafetensorError as error:
             raise ConfigError(f"{os.fspath(path)!r} is not a whole safetensors file: {error}.") from error
         return buffer
@@ -153,18 +194,11 @@ class ReplayBuffer:
         return cls(state["capacity"])
 
     def _state(self) -> dict[str, Any]:
-        return {"capacity": self.capacity, "rng": self._rng.bit_generator.state}
+        return {"capacity": self.capacity, "next": self._next, "rng": self.draws}
 
     def _arrays(self) -> dict[str, NDArray]:
         """What a subclass keeps of each row, oldest first."""
         return {}
-
-    def _fill(self, file: Any, state: Mapping[str, Any]) -> None:
-        names = [name.removeprefix("row:") for name in file.keys() if name.startswith("row:")]  # noqa: SIM118 - not a dict
-        parts = {name: file.get_tensor(f"row:{name}") for name in sorted(names)}
-        if parts:
-            self.add(nested(parts))
-        self._rng.bit_generator.state = state["rng"]
 
     # --- checks ---------------------------------------------------------------------------------------------
     def _allocate(self, leaves: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:

@@ -113,8 +113,8 @@ class PrioritisedReplayBuffer(ReplayBuffer):
     def _arrays(self) -> dict[str, NDArray]:
         return {"weight": self._tree.get(self.order)}
 
-    def _fill(self, file: Any, state: Mapping[str, Any]) -> None:
-        super()._fill(file, state)
+    def _restore(self, own: Mapping[str, NDArray], state: Mapping[str, Any]) -> None:
+        super()._restore(own, state)
         self._largest = state["largest"]
         if len(self):
-            self._tree.set(self.order, file.get_tensor("own:weight"))
+            self._tree.set(self.order, own["weight"])

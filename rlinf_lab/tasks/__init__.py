@@ -16,20 +16,27 @@ from rlinf_lab.tasks.registry import list, make, register
 from rlinf_lab.tasks.remainder import Remainder
 from rlinf_lab.tasks.sorting import Sorting
 from rlinf_lab.tasks.task import Problem, RewardResult, Task, scored
+from rlinf_lab.tasks.tools import Calculator, Products, PythonProgram, Search, Tool, ToolResult
 
 __all__ = [
+    "Calculator",
     "Countdown",
     "Isolated",
     "Jsonl",
     "Problem",
+    "Products",
     "ProgramResult",
+    "PythonProgram",
     "ReasoningGym",
     "Remainder",
     "RewardResult",
     "Sandbox",
+    "Search",
     "ShortestPath",
     "Sorting",
     "Task",
+    "Tool",
+    "ToolResult",
     "list",
     "make",
     "math_reward",

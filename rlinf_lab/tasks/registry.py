@@ -15,6 +15,7 @@ from rlinf_lab.tasks.gym import PREFIX, ReasoningGym
 from rlinf_lab.tasks.remainder import Remainder
 from rlinf_lab.tasks.sorting import Sorting
 from rlinf_lab.tasks.task import Task
+from rlinf_lab.tasks.tools import Products
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,7 @@ def register(kind: type[Task]) -> type[Task]:
     return kind
 
 
-for _kind in (Remainder, Countdown, Sorting, ShortestPath):
+for _kind in (Remainder, Countdown, Sorting, ShortestPath, Products):
     register(_kind)
 
 

@@ -46,6 +46,7 @@ class Adapter(Protocol):
 
     ``runners(task, options)``: names of its runners for a task, the best first, and whether each can share cores among threads; where there are several
     ``make`` takes ``runner``, and where one can share, ``cores``. ``spec(task, max_episode_steps)``: where spaces are known without making one.
+    ``expert(task)``: its scripted policy, from observations of several environments to actions, or None.
     ``cannot_leave(task)``: why vectors cannot leave a device, or "". ``NEEDS``: what to install for it.
     """
 
@@ -160,6 +161,18 @@ class EnvFactory:
             return env.spec
         finally:
             env.close()
+
+    def expert(self) -> Callable[[Any], Any]:
+        """The scripted policy of the task, from observations of several environments to actions, where its simulator has one. Else `ConfigError`."""
+        adapter = self._adapter()
+        scripted = getattr(adapter, "expert", None)
+        policy = None if scripted is None else scripted(self.id.partition("/")[2])
+        if policy is None:
+            raise ConfigError(
+                f"{self.id} has no scripted expert; those of Meta-World have one (metaworld/push-v3). Next: a trained policy, or a function from "
+                "observations of several environments to their actions."
+            )
+        return cast(Callable[[Any], Any], policy)
 
     def __getstate__(self) -> dict[str, Any]:
         """With what was registered by hand in this process: a function may make environments by id, and shall find them where it is called."""

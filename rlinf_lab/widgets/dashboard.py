@@ -98,7 +98,8 @@ class Dashboard(PushedWidget):
         state: any of ``state`` (as `Run.state`), ``iteration`` (finished), ``iterations``, ``elapsed_seconds``,
         ``eta_seconds``, ``message``, ``standstill`` (lines: why nothing moves; empty while something does), ``waits``
         (who then waits for whom: ``nodes`` of ``name``, ``text``, ``computes``; ``edges`` of [from, to, label] and
-        ``cycles`` by numbers of nodes), ``load_note`` (why the load of some device is not known).
+        ``cycles`` by numbers of nodes), ``load_note`` (why the load of some device is not known),
+        ``plan_note`` (how the plan came about: old, predicted, measured, gain).
         metrics: rows that are new or have changed; one replaces that of the same ``iteration``; what is NaN or infinite
         has diverged and is shown as such, elsewhere it is not known. timeline: the growing timeline;
         what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG
@@ -154,13 +155,16 @@ class Dashboard(PushedWidget):
             if bubbles and timeline is not None:
                 self.push_bubbles()
 
-    def push_spans(self, timeline: Timeline, wait: bool = True, state: str | None = None) -> None:
+    def push_spans(
+        self, timeline: Timeline, wait: bool = True, state: str | None = None, iteration: int | None = None
+    ) -> None:
         """Send the spans that are new, and what was left to go with them; from any thread, at most about ten times a
         second: the least that a push can cost.
 
         ``wait``: False does nothing while something else is pushed, nor where they are many (`FEW_SPANS`): `push`
         sends them. ``state``: the one of now, which is told where the page knows another, until the end was told: a
-        thread that read it before may come after that.
+        thread that read it before may come after that. ``iteration``: finished ones, likewise: spans of the next are
+        not to be seen beside a number of long ago.
         """
         if not self._push_lock.acquire(blocking=wait):
             return
@@ -175,6 +179,9 @@ class Dashboard(PushedWidget):
                 content, parts = ({"layout": waiting.layout}, {"spans": waiting.spans}) if waiting.spans else ({}, {})
             if state is not None and state != self._state.get("state") and not self._is_over:
                 self._state["state"] = state
+                content["state"] = dict(self._state)
+            if iteration is not None and iteration > self._state.get("iteration", 0) and not self._is_over:
+                self._state["iteration"] = iteration
                 content["state"] = dict(self._state)
             if content or parts or any(self._left):
                 is_plain = waiting is not None and waiting.layout is not None and len(content) == 1

@@ -332,7 +332,6 @@ def _range(r: Any) -> dict[str, Any]:
         "high": r.high,
         "below": r.instead[0],
         "above": r.instead[1],
-        "step": r.step,
     }
 
 

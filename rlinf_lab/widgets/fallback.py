@@ -106,7 +106,9 @@ def dashboard_still(
     head, curves = _head(config, state), _curves(config, metrics)
     message = state.get("message", "")
     when = [f"{as_of[:1].upper()}{as_of[1:]}; {_COMES_BACK}"] if as_of else []
-    why = when + [message] * bool(message) + [line for line in state.get("standstill", ()) if line not in message]
+    plan = state.get("plan_note", "")
+    told = [text for text in (plan, message) if text]
+    why = when + told + [line for line in state.get("standstill", ()) if line not in message]
     reasons = "".join(f'<p style="margin:0 0 4px">{escape(line)}</p>' for line in why)
     below = timelines_still([] if timeline is None else [timeline], [] if timeline is None else [""], text)
     html = (

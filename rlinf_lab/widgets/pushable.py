@@ -26,14 +26,16 @@ STATE_FIELDS = (
     "standstill",
     "waits",
     "load_note",
+    "plan_note",
 )
 _KINDS = {
-    "state": str, "message": str, "load_note": str, "iteration": Integral, "iterations": Integral,
+    "state": str, "message": str, "load_note": str, "plan_note": str, "iteration": Integral, "iterations": Integral,
     "elapsed_seconds": Real, "eta_seconds": Real,
 }  # fmt: skip
 _USUAL = {str: str, Integral: int, Real: float}
 _OPTIONAL = ("iterations", "elapsed_seconds", "eta_seconds")
-_NOTHING: dict[str, Any] = {"message": "", "load_note": "", "standstill": [], "waits": {}}  # what None says of them
+# what None says of them
+_NOTHING: dict[str, Any] = {"message": "", "load_note": "", "plan_note": "", "standstill": [], "waits": {}}
 # nearly all values are of these: what they are is asked before what they are like
 _AS_IT_IS = frozenset({str, int, float, bool, type(None), list, dict})
 _NUMBER, _SIMPLE, _TABLE = (float, int, Real), (str, float, int, Real, type(None)), (dict, Mapping)

@@ -419,10 +419,13 @@ class RankGroup:
         """The optimiser's state, as an optimiser on a single rank would have it. All ranks must come."""
         return optimizer.state_dict()
 
-    def mean(self, values: dict[str, float]) -> dict[str, float]:
-        """Means over the ranks, which all give the same names."""
+    def mean(self, values: dict[str, float] | torch.Tensor) -> Any:
+        """Means over the ranks, which all give the same names; of a tensor of one shape in place."""
         if self._worker.ranks == 1:
             return values
+        if isinstance(values, torch.Tensor):
+            self._group.allreduce([values]).wait()
+            return values.div_(self._worker.ranks)
         names = sorted(values)
         total = torch.tensor([values[name] for name in names], dtype=torch.float64)
         self._group.allreduce([total]).wait()

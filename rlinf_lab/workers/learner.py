@@ -25,6 +25,7 @@ from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import ActorCritic, Weights
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
+from rlinf_lab.workers.adam import Adam
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.returns import DiscountedReturns
@@ -65,6 +66,7 @@ class LearnerWorker(TorchWorker):
     return (as VecNormalize of stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`).
     ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
     ``critic_warmup``: so many updates at first teach the value net alone. ``target_kl``: above 1.5 times that the rest of an update does, too.
+    ``normalizes_advantage``: whether advantages have mean 0 and deviation 1 within a minibatch.
     ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was cloned is for those that it has.
     """
 
@@ -91,6 +93,7 @@ class LearnerWorker(TorchWorker):
         critic_warmup: int = 0,
         target_kl: float | None = None,
         moves_normaliser: bool = True,
+        normalizes_advantage: bool = True,
     ) -> None:
         if not callable(batch_size) and batch_size < 2:
             raise ConfigError(f"LearnerWorker(batch_size={batch_size}): at least 2, for advantages are normalised within a minibatch.")
@@ -108,6 +111,8 @@ class LearnerWorker(TorchWorker):
         self.returns = DiscountedReturns()
         self._made: Weights | None = None  # of the latest update
         self.critic_warmup, self.target_kl, self.moves_normaliser = critic_warmup, target_kl, moves_normaliser
+        self.normalizes_advantage = normalizes_advantage
+        self._actor_alone: list[nn.Parameter] | None = None  # what a step that teaches the value net alone leaves as it is
 
     def now(self, name: str) -> float:
         """A setting as it is in the next update."""
@@ -126,7 +131,8 @@ class LearnerWorker(TorchWorker):
     def _begin(self) -> None:
         """A policy as constructed, and its optimiser."""
         self.policy = self._make().to(self.device)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
+        self._actor_alone = None
+        self.optimizer = Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
 
     # --- the update -----------------------------------------------------------------------------------
     def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
@@ -184,12 +190,12 @@ class LearnerWorker(TorchWorker):
         scale = self._reward_scale(trajectories)
         advantages, returns = zip(*(self._advantages(t, scale) for t in trajectories), strict=True)
         batch = TrainBatch(
-            obs_B=_flat([t.obs_TN for t in trajectories]),
-            action_B=_flat([t.action_TN for t in trajectories]),
-            log_prob_B=_flat([t.log_prob_TN for t in trajectories]),
-            advantage_B=_flat(advantages),
-            return_B=_flat(returns),
-            steps_B=None if trajectories[0].chunk_steps_TN is None else _flat([t.chunk_steps_TN for t in trajectories]),
+            obs_B=flat([t.obs_TN for t in trajectories]),
+            action_B=flat([t.action_TN for t in trajectories]),
+            log_prob_B=flat([t.log_prob_TN for t in trajectories]),
+            advantage_B=flat(advantages),
+            return_B=flat(returns),
+            steps_B=None if trajectories[0].chunk_steps_TN is None else flat([t.chunk_steps_TN for t in trajectories]),
         )
         return batch if samples == len(batch) else _without_resets(batch, trajectories)
 
@@ -237,7 +243,8 @@ class LearnerWorker(TorchWorker):
     ) -> dict[str, torch.Tensor]:
         """One gradient step on this rank's part of a minibatch, ``values_only``: of the value net. Returns its share of the minibatch's means."""
         old, adv, ret, *steps = (column[rows_B] for column in numbers)
-        adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # of the whole minibatch, on however many ranks
+        if self.normalizes_advantage:
+            adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # of the whole minibatch, on however many ranks
         mine, old, adv, ret, *steps = self._part(rows_B, old, adv, ret, *steps)
         share = self.ranks * len(mine) / len(rows_B)  # relative to a fair one: the mean over the ranks is the mean over all rows
         log_prob, entropy, value = model(*(rows(tree, mine) for tree in trees))
@@ -248,12 +255,22 @@ class LearnerWorker(TorchWorker):
         if values_only:  # every parameter gets a gradient all the same: DistributedDataParallel waits for it
             total = self.now("vf_coef") * value_loss(value, ret) + 0.0 * (log_prob.sum() + entropy.sum())
         self.optimizer.zero_grad()
+        if values_only and self._actor_alone is None:
+            self._actor_alone = self._without_value(value)
         (share * total).backward()
-        nn.utils.clip_grad_norm_(self.policy.parameters(), self.now("max_grad_norm"))
+        for parameter in self._actor_alone or () if values_only else ():
+            parameter.grad = None  # a gradient of zero would let Adam's momentum move it on
+        self.optimizer.clip(self.now("max_grad_norm"))
         self.optimizer.step()
         means = {"policy_loss": found.policy, "value_loss": found.value, "entropy": found.entropy,
                  "kl": found.kl, "clip_fraction": found.clip_fraction}  # fmt: skip
         return {name: share * value.detach() for name, value in means.items()}
+
+    def _without_value(self, value_B: torch.Tensor) -> list[nn.Parameter]:
+        """The parameters on which values do not depend."""
+        learned = [p for p in self.policy.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(value_B.sum(), learned, retain_graph=True, allow_unused=True)
+        return [p for p, gradient in zip(learned, gradients, strict=True) if gradient is None]
 
     def _part(self, *columns: torch.Tensor) -> list[torch.Tensor]:
         """This rank's rows of a minibatch."""
@@ -307,21 +324,21 @@ def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:
     return min(-(-samples // minibatch), samples // max(2, ranks))
 
 
-def _flat(parts: Sequence[Tree]) -> Tree:
+def flat(parts: Sequence[Tree]) -> Tree:
     """Trees with leaves T×N×…, joined over the environments, as rows: the same order of rows however they were grouped."""
 
-    def flat(*leaves: Any) -> Any:
+    def joined(*leaves: Any) -> Any:
         join: Any = torch.cat if isinstance(leaves[0], torch.Tensor) else np.concatenate
-        joined = leaves[0] if len(leaves) == 1 else join(leaves, 1)
-        return joined.reshape(-1, *joined.shape[2:])
+        whole = leaves[0] if len(leaves) == 1 else join(leaves, 1)
+        return whole.reshape(-1, *whole.shape[2:])
 
-    return map_tree(flat, *parts)
+    return map_tree(joined, *parts)
 
 
 def _without_resets(batch: TrainBatch, trajectories: list[Trajectory]) -> TrainBatch:
     """Rows that were no steps teach nothing."""
     masks = [np.zeros(t.reward_TN.shape, bool) if t.reset_only_TN is None else t.reset_only_TN for t in trajectories]
-    kept_B = ~_flat(masks)
+    kept_B = ~flat(masks)
     columns: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
     kept: dict[str, Any] = {name: None if column is None else rows(column, kept_B) for name, column in columns.items()}
     return TrainBatch(**kept)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlinf_lab.policies import ActorCritic, Weights
+from rlinf_lab.policies import Actor, Weights
 from rlinf_lab.policies.actor_critic import in_tensor
 from rlinf_lab.records import Action, Observation
 from rlinf_lab.trees import Tree, length, map_tree, rows
@@ -23,13 +23,13 @@ BLOCK = 128  # steps of an environment whose noise is drawn at once
 class PolicyWorker(TorchWorker):
     """Answers observations with actions, all observations of a batch in one forward pass.
 
-    ``policy`` constructs the module (called in `setup`, where the worker lives), an `ActorCritic` or one that has its methods; give the learner the same
+    ``policy`` constructs the module (called in `setup`, where the worker lives), an `Actor` or one that has its methods; give the learner the same
     one and both start equal. ``weights``: to start from instead of the constructed ones.
     Exploration noise belongs to an environment and its step (`Observation.step`), so what is explored does not depend on how the plan
     groups or orders the environments, nor on which rank answers; no two answers of a run share their noise.
     """
 
-    def __init__(self, policy: Callable[[], ActorCritic], *, seed: int = 0, weights: Weights | None = None) -> None:
+    def __init__(self, policy: Callable[[], Actor], *, seed: int = 0, weights: Weights | None = None) -> None:
         self._make, self._seed, self._weights = policy, seed, weights
         self._noise: dict[tuple[int, int], tuple[int, Any]] = {}  # by first environment and their number
 
@@ -48,15 +48,26 @@ class PolicyWorker(TorchWorker):
             if weights is not None:  # not before the first batch: until then the device is free for others
                 self._update(weights)
                 weights = None
-            obs_B = joined([o.obs_N for o in batch])
-            action_B, log_prob_B = self.policy.act(obs_B, None if deterministic else self._draw(batch, in_tensor(obs_B)))
-            executed_B = self._executed(action_B)
-            start = 0
-            for token in batch:
-                mine = slice(start, start := start + length(token.obs_N))
-                executed_N = None if executed_B is None else rows(executed_B, mine)
-                answer = Action(token.slot, rows(action_B, mine), log_prob_B[mine], self.policy.version, executed_N)
-                actions.put(answer, key=token.slot)
+            for answer in self.answers(batch, deterministic):
+                actions.put(answer, key=answer.slot)
+
+    def answers(self, batch: list[Observation], deterministic: bool = False) -> Iterator[Action]:
+        """An action for each observation, of one forward pass."""
+        obs_B = joined([o.obs_N for o in batch])
+        action_B, log_prob_B = self.choose(obs_B, None if deterministic else self._draw(batch, in_tensor(obs_B)), batch)
+        executed_B = self._executed(action_B)
+        if len(batch) == 1:
+            yield Action(batch[0].slot, action_B, log_prob_B, self.policy.version, executed_B)
+            return
+        start = 0
+        for token in batch:
+            mine = slice(start, start := start + length(token.obs_N))
+            executed_N = None if executed_B is None else rows(executed_B, mine)
+            yield Action(token.slot, rows(action_B, mine), log_prob_B[mine], self.policy.version, executed_N)
+
+    def choose(self, obs_B: Tree, noise_BK: Any, batch: list[Observation]) -> tuple[Tree, Any]:
+        """Actions and log-probabilities of all rows; without noise the greedy ones. ``batch``: whose observations they are, for those that override it."""
+        return self.policy.act(obs_B, noise_BK)
 
     def _executed(self, action_B: Tree) -> Tree:
         """What environments get, where that is another than what is learned from, else None. A module of the user's may not know the difference."""

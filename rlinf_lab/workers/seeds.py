@@ -15,13 +15,14 @@ ROOM = 1 << 24  # numbers that may follow a base
 
 
 class Purpose(IntEnum):
-    """What random numbers are for. The first three are for environments and have ranges of seeds; the value is part of the stream's key."""
+    """What random numbers are for. The first four have ranges of seeds of environments; the value is part of the stream's key."""
 
     TRAINING = 0
     EVALUATION = 1
     FILM = 2
     EXPLORATION = 3
     MINIBATCHES = 4
+    DEMONSTRATIONS = 3  # of the same value: seeds of environments, and none of them is a stream's
 
 
 def stream(seed: int, purpose: Purpose, *key: int) -> np.random.SeedSequence:

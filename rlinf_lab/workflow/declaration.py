@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_lab.errors import UnknownNameError, WorkflowError
-from rlinf_lab.workflow.source.first_action import computes_first
-from rlinf_lab.workflow.source.sure_reads import Reads, sure_reads
+from rlinf_lab.workflow.source import batched, computes_first
 from rlinf_lab.workflow.worker import Context, FunctionWorker, Worker
 
 
@@ -21,7 +20,6 @@ class Declaration:
     def __init__(self, name: str, cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.name, self.cls, self.args, self.kwargs = name, cls, args, kwargs
         self._starts: dict[str, bool] = {}  # reading source code takes milliseconds, a call must not
-        self._reads: dict[str, Reads] = {}
 
     @property
     def arguments(self) -> list[Any]:
@@ -93,11 +91,9 @@ class Declaration:
             self._starts[method] = computes_first(self.function(method), self.cls)
         return self._starts[method]
 
-    def sure_reads(self, method: str) -> Reads:
-        """The inboxes that the method reads whatever happens."""
-        if method not in self._reads:
-            self._reads[method] = sure_reads(self.function(method), self.cls)
-        return self._reads[method]
+    def batched(self, method: str) -> frozenset[str]:
+        """The inboxes of which the method gets the plan's batches and nothing else."""
+        return batched(self.function(method))
 
 
 @functools.lru_cache(1024)

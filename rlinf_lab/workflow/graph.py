@@ -19,9 +19,8 @@ DRIVER = "driver"
 class Call:
     """One call site of the loop: a method with the channels it reads and writes.
 
-    ``starts_on_device``: it computes, or may compute, before its first get. ``awaits``: channels that it gets something
-    of, whatever happens, before it ends; ``awaits_first``: before it puts anything; ``batched``: that it reads in the
-    plan's batches only. What is not certain is in none of them.
+    ``starts_on_device``: it computes, or may compute, before its first get. ``batched``: channels that it reads in the
+    plan's batches only.
     """
 
     method: str
@@ -29,8 +28,6 @@ class Call:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     starts_on_device: bool
-    awaits: tuple[str, ...] = ()
-    awaits_first: tuple[str, ...] = ()
     batched: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -229,6 +226,25 @@ class WorkflowGraph:
                     found.add(edge.consumer)
                     open_.append(edge.consumer)
         return found
+
+    def ring_over(self, edge: Edge) -> str:
+        """The shortest way over an edge, and over further channels, back to its producer: ``a --x--> b --y--> a``."""
+        came: dict[str, Edge] = {}
+        front = [edge.consumer]
+        while front and edge.producer not in came:
+            later = []
+            for worker in front:
+                for onward in self.edges:
+                    if onward.producer == worker and onward.consumer not in came and onward.consumer != DRIVER:
+                        came[onward.consumer] = onward
+                        later.append(onward.consumer)
+            front = later
+        way: list[Edge] = []
+        here = edge.producer
+        while here in came and (here != edge.consumer or not way):
+            way.append(came[here])
+            here = came[here].producer
+        return edge.producer + "".join(f" --{e.channel}--> {e.consumer}" for e in (edge, *way[::-1]))
 
     def validate(self) -> None:
         """Raises `WorkflowError` naming the channel that nobody reads or nobody writes."""

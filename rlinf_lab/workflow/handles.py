@@ -89,6 +89,13 @@ class _Lazy:
         )
 
 
+def awaited(lazy: Any) -> tuple[CallSpec, tuple[tuple[str, Any], ...]] | None:
+    """The call of whose value this is a lazy part, and the way to it; None for what is no such part."""
+    if isinstance(lazy, Ref):
+        return lazy._handle._call, lazy._path
+    return (lazy._call, ()) if isinstance(lazy, Handle) else None
+
+
 class Handle(_Lazy):
     """The future of a call. ``handle.wait()`` is the only barrier; ``handle.x`` and ``handle["x"]`` are lazy parts of
     its value.

@@ -483,3 +483,44 @@ class Scripted(Generic[T]):
         left = sum(map(len, self._items.values()))
         batches = f", in batches of {self._micro_batch}" if self._micro_batch else ""
         return f"Scripted({left} items left{', keyed' if self._keyed else ''}{batches})"
+
+
+class Residence:
+    """What the runtime asks of a worker about its device. The worker's own names are left to who writes it."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def switch(self, order: str, present: Sequence[Worker], absent: Sequence[Worker]) -> bool:
+        """See `Worker.onload`; whether anything had to move. ``present``: other workers of this process that are on
+        their devices or about to come; ``absent``: the rest of them."""
+        return self._worker._switch(order, present, absent)
+
+    def why_it_stays(self) -> str:
+        """Why it cannot leave its device; "" when it can."""
+        return self._worker._why_it_stays()
+
+    def leaves_at_once(self) -> bool:
+        """Whether it leaves as soon as it is built where others will need the place."""
+        return self._worker._leaves_at_once()
+
+    def does_switch(self) -> bool:
+        """Whether its class does anything about leaving and coming back."""
+        return self._worker._switches()
+
+    def shared(self, other: Worker) -> float:
+        """The part of its memory on the device, from 0 to 1, that is also the other worker's."""
+        return self._worker._shared(other)
+
+    def shares_with_given(self, values: Iterable[Any]) -> bool:
+        """Whether memory of its own is also under these arguments of another worker, which is not built yet."""
+        return self._worker._shares_with_given(values)
+
+    def nbytes(self) -> int:
+        """What of it lies on the device, as far as it knows."""
+        return self._worker._nbytes()
+
+
+def may_share(cls: type[Worker]) -> bool:
+    """Whether workers of this class know of memory that they have in common with others."""
+    return cls._shared is not Worker._shared

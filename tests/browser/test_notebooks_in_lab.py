@@ -58,8 +58,8 @@ def small(path: Path, root: Path) -> Path:
 
 
 def dashboards(source: str) -> int:
-    """How many a cell shows: of runs, unless told not to, and by ``lab.show``."""
-    return sum("lab.show(" in line or ("lab.run(" in line and "dashboard=False" not in line) for line in source.split("\n"))
+    """How many a cell shows: of runs and trainings, unless told not to, and by ``lab.show``."""
+    return sum("lab.show(" in line or "lab.train(" in line or ("lab.run(" in line and "dashboard=False" not in line) for line in source.split("\n"))
 
 
 @pytest.mark.parametrize("path", HERE)

@@ -10,35 +10,35 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from rlinf_lab.demo import Demo
+from rlinf_lab.demo import Demo, with_plans
 from rlinf_lab.timeline import Timeline
-
-ROWS = pd.DataFrame({"env_steps": [1.0, 2.0], "success_rate": [0.0, 1.0], "return": [0.0, 1.0]})
 
 
 def phase(name: str) -> Any:
-    plan = SimpleNamespace(name=name, to_json=lambda: '{"name": "' + name + '"}')
-    return SimpleNamespace(plan=plan, training=ROWS, run=SimpleNamespace(timeline=Timeline(["cpu:0"])), state=None)
+    return SimpleNamespace(plan=SimpleNamespace(name=name, to_json=lambda: '{"name": "' + name + '"}'), timeline=Timeline(["cpu:0"]))
+
+
+def training() -> Any:
+    rows = pd.DataFrame({"iteration": [1, 2, 3], "env_steps": [1.0, 2.0, 3.0], "success_rate": [0.0, 1.0, 1.0], "return": [0.0, 1.0, 1.0]})
+    return SimpleNamespace(metrics=rows, phases=[phase("temporal"), phase("auto fused")], phase_firsts=[0, 2])
 
 
 def write(folder: Path) -> None:
     demo: Any = SimpleNamespace(folder=folder, config=SimpleNamespace(env="task", video=False))
-    Demo._write(demo, phase("temporal"), phase("fused"), {"success": 1.0})
+    Demo._write(demo, training(), {"success": 1.0})
 
 
 def test_all_files_are_there(tmp_path: Path) -> None:
     write(tmp_path)
-    kinds = ["timeline-1-temporal.html", "timeline-1-temporal.pftrace", "timeline-2-fused.html", "timeline-2-fused.pftrace"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
-        ["summary.json", "metrics.parquet", "plan-1-temporal.json", "plan-2-fused.json", "learning_curve.png", *kinds]
-    )
-    assert pd.read_parquet(tmp_path / "metrics.parquet")["plan"].tolist() == ["temporal"] * 2 + ["fused"] * 2
+    kinds = [f"{kind}-{stem}.{end}" for stem in ("1-temporal", "2-auto-fused") for kind, end in (("timeline", "html"), ("timeline", "pftrace"), ("plan", "json"))]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["summary.json", "learning_curve.png", *kinds])
 
 
-@pytest.mark.parametrize(
-    ("owner", "method", "file"),
-    [(Path, "write_text", "summary.json"), (pd.DataFrame, "to_parquet", "metrics.parquet"), (Figure, "savefig", "learning_curve.png")],
-)
+def test_each_iteration_has_the_plan_that_it_ran_under() -> None:
+    assert with_plans(training())["plan"].tolist() == ["temporal", "temporal", "auto fused"]
+
+
+@pytest.mark.parametrize(("owner", "method", "file"), [(Path, "write_text", "summary.json"), (Figure, "savefig", "learning_curve.png")])
 def test_a_file_that_was_not_finished_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, file: str) -> None:
     def half(this: Any, *given: Any, **_: Any) -> None:
         path = this if owner is Path else given[0]

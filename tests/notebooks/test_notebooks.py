@@ -14,9 +14,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 SMALL: dict[str, dict[str, Any]] = {
-    "00_hello": {
-        "env_id": "numpy/ReachArm-v0", "executor": "local", "probe_iterations": 8, "max_iterations": 56, "expected_rise": 0.3,
-    },
+    "00_hello": {"env_id": "numpy/ReachArm-v0", "executor": "local", "total_timesteps": 122_880, "expected_rise": 0.3},
     "01_your_environment": {"total_timesteps": 2_200, "expected_success": 0.0},
     "02_compare": {"total_timesteps": 6_000, "seeds": 1},
     "10_workflows": {"population": 32},
@@ -26,8 +24,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "30_live_timeline": {"samples": 24, "iterations": 4},
     "31_reading_a_timeline": {"iterations": 3},
     "40_any_plan": {"steps": 4, "iterations": 3},
+    "41_idle_devices": {"samples": 12, "iterations": 2},
     "50_simulators": {"envs": ["CartPole-v1", "numpy/ReachArm-v0"], "num_envs": 4, "steps": 5, "frames": 2},
     "51_on_a_gpu": {"num_envs": 64, "few": 4, "seconds": 5, "iterations": 3, "goal": 0.0},
+    "61_where_the_bubbles_go": {"iterations": 3, "updates": 60},
+    "62_tools": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
     "60_reasoning": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
 }  # fmt: skip
 MOST_BYTES = 1_500_000

@@ -20,6 +20,8 @@ from rlinf_lab.errors import ExecutorError, PlanError
 from rlinf_lab.planning.plan.layout import checked_layout, refuse_fixed_place
 from rlinf_lab.planning.simulator.simulator import Simulator, Turnover
 from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.host.control.instants import Instants
+from rlinf_lab.runtime.host.control.scheduler import Scheduler
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.runtime.threads.clocks import MockClock
@@ -115,12 +117,13 @@ class Conductor:
 
     filled = None
     failures: ClassVar[list[BaseException]] = []
+    loop: ClassVar[Any] = None  # of the session under way
 
     def __init__(self, host: Host, session: Session, change: Turnover) -> None:
         self._host, self._session, self._change = host, session, change
 
     def act(self) -> None:
-        self._host._running += 1
+        self._host.scheduler.begins()
         threading.Thread(target=self._act).start()
 
     def _act(self) -> None:
@@ -130,30 +133,29 @@ class Conductor:
             pass
         except BaseException as error:
             self.failures.append(error)
-        with self._host._mutex:
-            self._host._running -= 1
-            if self._host._running == 0:
-                self._host._quiescent()
+        with self._host.state.mutex:
+            self._host.scheduler.ends()
+            self._host.scheduler.settle()
 
 
 @pytest.fixture
 def conducted(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Host._wake
+    original = Scheduler.wake
 
-    def wake(self: Host, process: Any, timer: bool = False) -> None:
+    def wake(self: Scheduler, process: Any, timer: bool = False) -> None:
         if isinstance(process, Conductor):
             process.act()
         else:
             original(self, process, timer)
 
-    moves = Host._moves
+    moves = Instants._moves
 
-    def moves_in_iterations(self: Host) -> bool:
+    def moves_in_iterations(self: Instants) -> bool:
         """Between iterations the user's loop is not counted as running: time must not pass for those who come and go before it begins the next one."""
-        return self.loop is not None and self.loop.is_open() and moves(self)
+        return bool(Conductor.loop.is_open()) and moves(self)
 
-    monkeypatch.setattr(Host, "_wake", wake)
-    monkeypatch.setattr(Host, "_moves", moves_in_iterations)
+    monkeypatch.setattr(Scheduler, "wake", wake)
+    monkeypatch.setattr(Instants, "_moves", moves_in_iterations)
 
 
 @pytest.mark.usefixtures("held_up", "conducted")
@@ -192,14 +194,15 @@ def execute(made: Scenario, changes: list[Turnover], absent: dict[str, list[int]
     executor = LocalExecutor(made.flow, made.plan, MockClock(), absent=absent)
     executor.start()
     session, host = Session(executor), executor.driver_host
+    Conductor.loop = session._loop
     begin = session._loop.begin
 
     def first(iteration: int) -> None:
         begin(iteration)
         if not iteration:
-            with host._mutex:
+            with host.state.mutex:
                 for i, change in enumerate(changes):
-                    heapq.heappush(host._timers, (change.at_ns, 10_000 + i, Conductor(host, session, change)))  # type: ignore[misc]
+                    heapq.heappush(host.scheduler.instants._timers, (change.at_ns, 10_000 + i, Conductor(host, session, change)))  # type: ignore[misc]
 
     session._loop.begin = first  # type: ignore[method-assign]
     try:

@@ -94,7 +94,7 @@ def test_a_rank_that_fails_ends_the_collectives_of_the_others(executor: str) -> 
         assert session.step() == expected
         with pytest.raises(lab.errors.WorkerError, match="'together' rank 1 failed in train.*no"):
             session.step()
-        assert session._loop.busy() == []  # nobody is left in a collective
+        assert session._loop.under_way.labels() == []  # nobody is left in a collective
         assert session.step() == expected
 
 

@@ -221,7 +221,7 @@ def test_what_a_rank_leaves_behind_is_there_whatever_its_close_does_and_is_kept_
         session.step(0)
         session.leave("learner", 1)
         assert [rank for rank, _ in session.step(1)] == [0]
-        assert not any(value.iteration > 10 for value in session._loop.host._values._values.values())
+        assert not any(value.iteration > 10 for value in session._host.state.values._values.values())
         session.join("learner", 1)
         (_, zero), (_, one) = session.step(2)
         assert zero == one and all(np.allclose(a, b, atol=1e-6) for a, b in zip(zero, by_hand(3)[2], strict=True))
@@ -269,7 +269,7 @@ def test_a_checkpoint_before_its_first_update_takes_nothing_from_a_newcomer(para
         before = session.step("state")
         assert before["weights"].version == 1
         session.step()
-        ranks = [p.instance for p in session._loop.host.ranks if p.worker == "learner"]
+        ranks = [p.instance for p in session._host.ranks if p.worker == "learner"]
         zero, one = ({**w._kept(), "moments": w.moments.mean.tolist(), "returns": w.returns.moments.count} for w in ranks)
         assert zero == one and zero["version"] == 2 and zero["env_steps"] > before["env_steps"] > 0
 
@@ -304,7 +304,7 @@ def test_newcomers_may_take_over_in_a_later_with() -> None:
 
 
 def kept(session: Any) -> list[Any]:
-    return [value for value in session._loop.host._values._values.values() if value.iteration > 10]
+    return [value for value in session._host.state.values._values.values() if value.iteration > 10]
 
 
 class Reloads(Looks, Sharded):

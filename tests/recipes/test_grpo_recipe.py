@@ -10,6 +10,7 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError, WorkerError
+from rlinf_lab.planning.simulator.staleness import StalenessPolicy
 from rlinf_lab.recipes.grpo import GRPOConfig, build
 
 CORES = ["cpu:0", "cpu:1"]
@@ -68,6 +69,37 @@ def test_staleness_is_bounded_by_the_plan_and_told():
     results = metrics_of(config, lambda flow: spatial(flow, staleness=1), iterations=4)
     assert {m["staleness_max"] for m in results} <= {0.0, 1.0} and results[0]["staleness_max"] == 0.0
     assert all(m["mismatch_max"] < 1e-4 for m in results)
+
+
+@pytest.mark.parametrize(("name", "fields"), [
+    ("pace", {}), ("drop_stale", {}), ("recycle", {"longest_first": True}), ("drop_oldest", {"oversample": 1.5}),
+])  # fmt: skip
+def test_staleness_is_a_policy_of_the_recipe(name, fields):
+    config = GRPOConfig(**SMALL, reward=ones, staleness=StalenessPolicy(name, bound=1), **fields)
+    flow = build(config)
+    run = lab.run(flow, temporal(flow), iterations=4, dashboard=False)
+    run.wait(120)
+    for k, m in enumerate(run.results):
+        shares = [v for key, v in m.items() if key.startswith("staleness_") and key != "staleness_max"]
+        assert sum(shares) == pytest.approx(1) and m["groups"] == 4 and m["staleness_max"] <= min(k, 4 if name == "pace" else 1 + k)
+        assert name not in ("drop_stale", "recycle") or m["staleness_0"] + m["staleness_1"] == pytest.approx(1)
+    assert {"carried", "dropped", "recycled", "length_bias", "decode_steps"} <= set(run.metrics.columns)
+    assert run.metrics["carried"].max() > 0
+    streamed = build(config)  # several generators, groups that stream
+    on = {"prompts": [0], "generator": [0, 1], "reward": [1], "learner": [1]}
+    plan = lab.ExecutionPlan.spatial(streamed, CORES, on, micro_batches={"responses": 1, "judged": 1}, staleness=1)
+    with lab.session(streamed, plan) as session:
+        assert [session.step("train")["groups"] for _ in range(2)] == [4, 4]
+        assert session.step("evaluate")["samples"] == 1000 and session.step("train")["groups"] == 4
+
+
+def test_generators_take_what_they_have_room_for():
+    config, one = GRPOConfig(**SMALL | {"slots": 2}, reward=ones, dispatch="shortest_queue"), GRPOConfig(**SMALL, reward=ones)
+    flow = build(config)
+    on = {"prompts": [0], "generator": [0, 1], "reward": [1], "learner": [1]}
+    with lab.session(flow, lab.ExecutionPlan.spatial(flow, CORES, on)) as session:
+        for expected in metrics_of(one, temporal, iterations=2):
+            assert session.step("train") == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
 def test_going_on_from_a_state_is_as_if_nothing_had_been():
@@ -144,10 +176,11 @@ def test_an_advantage_of_another_shape_is_named():
     ("group_size", 1, "at least 2"), ("minibatches", 3, "divisor of prompts=4"), ("oversample", 2.0, "1 without dynamic_sampling"),
     ("aggregation", "mean", "token_mean"), ("correction", "off", "'truncated'"), ("level", 9, "between 1 and 3"),
     ("model", "/nowhere/model", "neither 'small' nor a folder"), ("dual_clip", 0.5, "greater than 1"), ("overlong_buffer", 99, "max_tokens"),
-    ("temperature", float("nan"), "greater than 0"), ("env", 3, "a task's name"),
+    ("staleness", "drop", "StalenessPolicy.name is 'drop'"), ("concurrency", 0.5, "at least 1"), ("longest_first", True, "False with staleness='bound'"),
+    ("dispatch", "random", "'even' or 'shortest_queue'"), ("temperature", float("nan"), "greater than 0"), ("env", 3, "a task's name"),
 ])  # fmt: skip
 def test_a_field_that_cannot_work_is_named(field, value, says):
-    with pytest.raises(ConfigError, match=rf"GRPOConfig\.{field} is .*{says}"):
+    with pytest.raises(ConfigError, match=says if "Policy" in says else rf"GRPOConfig\.{field} is .*{says}"):
         GRPOConfig(**SMALL | {field: value})
 
 

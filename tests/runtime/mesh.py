@@ -7,7 +7,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -38,6 +38,7 @@ class MeshExecutor:
     ) -> None:  # fmt: skip
         self.flow, self.layout = flow, checked_layout(flow.graph, plan, specs_of(fillers), absent)
         self._declarations = {**flow.workers, **declarations_of(fillers)}
+        self.before_sending: dict[str, Callable[[str, tuple], None]] = {}  # by host; what it raises is met by who sends
         self._rng, self._delay, self._slow_sending = random.Random(seed), delay, slow_sending
         clock = MonotonicClock()
         place = place_hosts(self.layout)
@@ -51,6 +52,8 @@ class MeshExecutor:
 
     def _sender(self, sender: str) -> Any:
         def send(to: str, message: tuple) -> None:
+            if before := self.before_sending.get(sender):
+                before(to, message)
             if self._slow_sending:
                 time.sleep(self._rng.random() * self._slow_sending)
             self._boxes[to].put(pickle.dumps(message, protocol=5))

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.host.host import Host
+from rlinf_lab.runtime.host.control.post import Post
+from rlinf_lab.runtime.host.state.messages import Message
 from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.transport.cargo import ALIGNED, LITTLE, Bucket, Cargo, Copy, Outgoing, Whole, assembled
 from rlinf_lab.runtime.transport.pickling import LARGE
@@ -67,7 +68,7 @@ def test_a_version_is_looked_at_once_and_not_under_the_mutex(
 ) -> None:
     """Before, at every bucket and twice otherwise, while the learner's whole host waited; what is little was asked after, too."""
     seen, under_the_mutex = Counter[str](), Counter[str]()
-    changed, say = Unchanged.changed, Host.say
+    changed, say = Unchanged.changed, Post.say
     mutexes: list[Any] = []
 
     def counted(self: Unchanged) -> str:
@@ -75,17 +76,17 @@ def test_a_version_is_looked_at_once_and_not_under_the_mutex(
         under_the_mutex["looks"] += any(mutex._is_owned() for mutex in mutexes)
         return changed(self)
 
-    def told(self: Host, host: str, message: tuple, urgent: bool = False) -> None:
-        seen[message[0]] += 1
+    def told(self: Post, host: str, message: Message, urgent: bool = False) -> None:
+        seen[message.kind] += 1
         say(self, host, message, urgent)
 
     flow, plan = weights_of(sizes, shipping)
     executor = MeshExecutor(flow, plan)
-    mutexes += [host._mutex for host in executor.hosts.values()]
+    mutexes += [host.state.mutex for host in executor.hosts.values()]
     executor.start()
     session = Session(executor)
     monkeypatch.setattr(Unchanged, "changed", counted)
-    monkeypatch.setattr(Host, "say", told)
+    monkeypatch.setattr(Post, "say", told)
     try:
         assert session.step(True) == [0.0] * len(sizes)
     finally:

@@ -145,7 +145,7 @@ def test_who_hears_of_a_death_before_it_is_connected_does_not_die_of_it(monkeypa
     try:
         monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it has ended its process"))
         host._broken("host1")
-        assert isinstance(host.host.failure, ExecutorError) and host.host.dead == {"host1"}
+        assert isinstance(host.host.state.failure, ExecutorError) and host.host.state.dead == {"host1"}
     finally:
         sys.setswitchinterval(interval)
         host.stop()

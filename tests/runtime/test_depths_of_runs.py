@@ -12,7 +12,7 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.host.host import Host
+from rlinf_lab.runtime.host.control.post import Post
 from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -131,15 +131,15 @@ class Turns(Worker):
 
 def test_who_is_let_go_before_it_has_parked_has_waited_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its wait for the device was written as work, so two had one device at once."""
-    flush = Host.flush
+    flush = Post.flush
 
-    def slow(self: Host) -> None:
+    def slow(self: Post) -> None:
         flush(self)
         caller = sys._getframe(1)
-        if caller.f_code.co_name == "_post" and caller.f_locals["process"].parked:  # as where a socket is full, or another thread has the interpreter
+        if caller.f_code.co_name == "post" and caller.f_locals["process"].parked:  # as where a socket is full, or another thread has the interpreter
             time.sleep(0.08)
 
-    monkeypatch.setattr(Host, "flush", slow)
+    monkeypatch.setattr(Post, "flush", slow)
     flow = Workflow("turns")
     a, b = flow.worker(Turns, name="a"), flow.worker(Turns, name="b")
 

@@ -341,15 +341,15 @@ def test_a_rank_that_is_about_to_meet_others_that_have_ended_ends_too(aside: boo
     plan = ExecutionPlan("late", plan_of(flow).devices, {"maker": ((0,), (1,)), "taker": ((3,),), "relay": shared}, micro_batches={"items": 1})
     executor = executor_of("local", flow, plan)
     executor.start()
-    key_of = exchange._key
+    key_of = exchange.key_of
 
-    def late(host: Any, process: Any) -> int:
-        while process.worker == "maker" and not host.unwanted.discarded:
+    def late(process: Any) -> int:
+        while process.worker == "maker" and not executor.driver_host._unwanted.discarded:
             time.sleep(0.001)
         time.sleep(0.05)
-        return key_of(host, process)
+        return key_of(process)
 
-    monkeypatch.setattr(exchange, "_key", late)
+    monkeypatch.setattr(exchange, "key_of", late)
     assert in_time(Session(executor).step) is None
     assert executor.stop() == Ended()
 

@@ -269,7 +269,7 @@ def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() 
     quick, other = flow.worker(Quick, name="quick"), flow.worker(Quick, name="other")
 
     def fail() -> None:
-        while not any(kind == Event.DONE for _, kind, _, _ in executor.driver_host._pending):
+        while not executor.driver_host.scheduler.instants.has_pending(Event.DONE):
             time.sleep(0.001)
         raise ValueError("as it was asked to")
 
@@ -314,7 +314,7 @@ def test_puts_in_a_row_need_no_thread_on_a_single_host() -> None:
     executor = LocalExecutor(flow, ExecutionPlan.temporal(flow, ["cpu:0"]))
     executor.start()
     assert Session(executor).step() == 50
-    assert executor.driver_host._postman is None
+    assert not executor.driver_host.post.has_postman()
     executor.stop()
 
 

@@ -13,7 +13,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError
 from rlinf_lab.planning.engine.engine import Do, Engine, Event
 from rlinf_lab.runtime.host.elastic.meetings import Meetings, may_meet
-from rlinf_lab.runtime.host.rank import Process
+from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, RankGroup, SimulatorWorker
@@ -165,7 +165,7 @@ def test_who_waits_for_whom_is_looked_at_while_nobody_comes_or_goes(monkeypatch:
     looked, missing = [], Meetings.missing
 
     def watched(self: Meetings, process: Process) -> list[str]:
-        looked.append(self._host._mutex._is_owned())
+        looked.append(self._state.mutex._is_owned())
         return missing(self, process)
 
     monkeypatch.setattr(Meetings, "missing", watched)
@@ -238,7 +238,7 @@ def test_a_loop_that_fails_takes_away_who_came_to_a_meeting_in_this_very_instant
         fails.append(True)
         with pytest.raises(ValueError, match="as it was asked to"):
             session.step()
-    assert not isinstance(session._loop.host.failure, DeadlockError)
+    assert not isinstance(session._host.state.failure, DeadlockError)
 
 
 class Learns(lab.Worker):

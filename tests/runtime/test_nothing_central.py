@@ -65,9 +65,9 @@ def test_the_driver_hears_and_says_as_much_of_two_thousand_items_as_of_two_hundr
     with session(flow, plan, executor=executor, emulate=True) as s:
         for count in (20, 200, 2000):
             heard.clear()
-            said = s._host._sent
+            said = s._host.post.said
             assert s.step(count) == (count, count * (count - 1))
-            found.append((heard.total(), s._host._sent - said, set(heard)))
+            found.append((heard.total(), s._host.post.said - said, set(heard)))
     _, (few, said_few, _), (many, said_many, kinds) = found
     assert 3 <= many <= 20 and abs(many - few) <= 4, found  # at least the end of each call
     assert 3 <= said_many <= 40 and abs(said_many - said_few) <= 4, found

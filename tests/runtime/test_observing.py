@@ -85,9 +85,9 @@ def test_a_session_shows_what_a_run_shows_and_waits_for_nobody_to_look() -> None
             time.sleep(0.01)
         assert list(s.metrics["x"]) == list(s.metrics["result"]) == [float(i) for i in range(50)]
         executor = s._executor
-        while (executor.driver_host.metrics or len(executor.recorder)) and time.monotonic() < deadline:
+        while (executor.driver_host.told.metrics or len(executor.recorder)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not executor.driver_host.metrics and not len(executor.recorder)
+        assert not executor.driver_host.told.metrics and not len(executor.recorder)
         while s._observer.table._ranks and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not s._observer.table._ranks  # all of them are settled
@@ -674,11 +674,11 @@ def test_why_gpus_have_no_curves_is_told_once_and_in_the_status() -> None:
         tell("Not Supported")
         s.step(0)
         assert "curves" not in s.status().lower(), "of a plan without GPUs nobody wants them"
-        host, devices = tell.args
+        (devices,), host = tell.args, s._host
         assert list(devices) == list(plan.devices)
         with pytest.warns(RuntimeWarning, match="Curves of GPUs are missing on host .*: Not Supported.*Next: ") as told:
             for i in range(2):
-                tell.func(host, ["cpu:0", "cuda:0"], "Not Supported")
+                tell.func(["cpu:0", "cuda:0"], "Not Supported")
                 s.step(1 + i)
         assert len(told) == 1 and s.status().count("Curves of GPUs are missing") == 1
         assert s.missing_curves == {host.name: "Not Supported"}

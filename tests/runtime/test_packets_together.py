@@ -17,7 +17,6 @@ from rlinf_lab.runtime.transport.links import MOST_TOGETHER, SHORT, Link, _Run
 from rlinf_lab.runtime.transport.listener import Listener
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.runtime.transport.shared_memory import SlotViews
-from rlinf_lab.runtime.transport.store import StoreViews
 
 Put = tuple[Any, int, Any, str, Any]  # queue, count, value, origin, tags
 
@@ -106,7 +105,7 @@ def test_a_frame_that_arrives_in_two_parts_is_read_when_it_is_there() -> None:
         mouth, ears = socket.socketpair()
         with mouth, ears:
             stream = Stream(ears)
-            reader = FrameReader(stream, _no_slots(), StoreViews(ears), Receivers("127.0.0.1"), "unix")
+            reader = FrameReader(stream, _no_slots(), Receivers("127.0.0.1"), "unix")
             mouth.sendall(frame[:cut])
             stream.fetch()
             mark, stream.waits = stream.mark(), False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_lab.runtime.host.rank import PictureBudget
+from rlinf_lab.runtime.host.pictures import PictureBudget
 
 MS = 1_000_000
 

@@ -21,7 +21,8 @@ from own_threads import own_threads
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.policies import make_policy
-from rlinf_lab.runtime.executors.node_probe import facts_here
+from rlinf_lab.runtime.executors.node_probe import NodeFacts, facts_here
+from rlinf_lab.runtime.run import preflight
 from rlinf_lab.runtime.run.preflight import _Looking
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.workers import PolicyWorker, SimulatorWorker
@@ -266,3 +267,11 @@ def test_fillers_that_are_none_are_an_error_of_the_question() -> None:
     flow, plan = elastic()
     with pytest.raises(lab.errors.WorkflowError, match="a list of fillers"):
         lab.check(flow, plan, fillers="evaluates")
+
+
+def test_nodes_that_do_not_reach_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "reach", lambda first, second: "10.0.0.2:7: timed out" if second == "b" else "")
+    flow, plan = elastic()
+    found = _Looking(flow, plan, None, False, "ray")._ports({0: "a", 1: "b"}, {0: NodeFacts({}, 1.0)})
+    assert (found.status, found.mend) == ("broken", "let TCP through between the nodes")
+    assert found.found == "node 0 cannot open a connection to node 1 (10.0.0.2:7: timed out)"

@@ -175,7 +175,7 @@ def check(one: Any, chain: list[Level], names: list[list[str]], stops: int, plan
         sure = ("start",) if stops else ("start", "end")  # where the sinks stop early, calls end at a put
         assert all(f.rank >= ranks[name] or f.moment not in sure or f.at > 1 for name, f in planned.items()), "one has certainly failed"
     assert max(SEEN.values(), default=1) == 1, "an item was given twice"
-    assert one._loop.busy() == []
+    assert one._loop.under_way.labels() == []
     SEEN.clear()
     found = in_time(lambda: one.step(count))
     values = [[v for of in found[sum(map(len, names[:n])) :][: len(some)] for v in (of if isinstance(of, list) else [of])] for n, some in enumerate(names)]

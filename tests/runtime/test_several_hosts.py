@@ -15,6 +15,7 @@ import pytest
 
 from rlinf_lab.errors import DeadlockError, ExecutorError, WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.host.driver import waiting
 from rlinf_lab.runtime.host.liveness.wait_graph import WaitGraph
 from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -306,7 +307,7 @@ def test_the_next_step_waits_for_those_that_compute_on(monkeypatch: pytest.Monke
         return reader.fail(items)
 
     executor, session = opened(flow)
-    monkeypatch.setattr(session._loop, "SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr(waiting, "SETTLE_SECONDS", 0.2)
     with pytest.raises(WorkerError, match="as it was asked to") as caught:
         step_within(session, True)
     assert "Still busy, and not interruptible: maker[0].compute_until" in caught.value.__notes__[0]
@@ -466,12 +467,11 @@ def test_what_a_rank_has_put_is_sent_before_it_lets_go_of_its_device() -> None:
     held: dict[str, list[bool]] = {}
     for name, host in executor.hosts.items():
 
-        def watched(to: str, message: tuple, host: Any = host, name: str = name, send: Callable[..., None] = host._send) -> None:
+        def watched(to: str, message: tuple, host: Any = host, name: str = name) -> None:
             if message[0] == "put":
                 held.setdefault(name, []).append(any(p.machine.holding for p in host.ranks))
-            send(to, message)
 
-        host._send = watched
+        executor.before_sending[name] = watched
     executor.start()
     session = Session(executor)
     try:

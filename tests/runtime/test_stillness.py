@@ -93,7 +93,7 @@ def test_the_loop_itself_may_be_what_lasts(monkeypatch: pytest.MonkeyPatch, capl
     def iteration() -> None:
         maker.save().wait()
         if sessions:  # no dry run
-            until(lambda: not sessions[0]._loop.open_calls())
+            until(lambda: not sessions[0]._loop.under_way.labels())
             monkeypatch.setattr(stall_report, "TOLD_SECONDS", 0.2)
             until(lambda: told(caplog))
 
@@ -136,7 +136,8 @@ class Watched(Observed):
 
     def __init__(self) -> None:
         self.now, self.goes_on = 0.0, True
-        loop = SimpleNamespace(is_open=lambda: self.goes_on, goes_on=lambda: self.goes_on, open_calls=lambda: ["maker[0].make"])
+        iterations, under_way = SimpleNamespace(goes_on=lambda: self.goes_on), SimpleNamespace(labels=lambda: ["maker[0].make"])
+        loop = SimpleNamespace(is_open=lambda: self.goes_on, iterations=iterations, under_way=under_way)
         self._executor = cast(Any, SimpleNamespace(driver_host=SimpleNamespace(loop=loop), waits=lambda: []))
         self._observer = cast(Any, SimpleNamespace(stillness=Stillness(), moved_at=0.0))
         self._listeners = []

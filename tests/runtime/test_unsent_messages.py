@@ -16,8 +16,9 @@ from mesh import MeshExecutor
 
 from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.host import protocol
-from rlinf_lab.runtime.host.driver import Loop
+from rlinf_lab.runtime.host.driver import waiting
+from rlinf_lab.runtime.host.liveness.failures import described
+from rlinf_lab.runtime.host.state.messages import kinds as all_kinds
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.transport.links import Link
@@ -34,7 +35,7 @@ DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 @pytest.fixture(autouse=True)
 def _not_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long an iteration that failed waits for calls of which nothing more will be heard."""
-    monkeypatch.setattr(Loop, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "SETTLE_SECONDS", 0.1)
 
 
 class Plain:
@@ -95,17 +96,13 @@ class Unsendable:
 
     def __init__(self, executor: MeshExecutor) -> None:
         self.kind, self.met = "", 0
-        for host in executor.hosts.values():
-            host._send = self._wrapped(host._send)
+        for name in executor.hosts:
+            executor.before_sending[name] = self._fails
 
-    def _wrapped(self, send: Any) -> Any:
-        def fails(to: str, message: tuple) -> None:
-            if message[0] == self.kind and (self.kind != "value" or message[5] is None):  # not the error in its place
-                self.met += 1
-                raise RuntimeError(f"no {self.kind} today")
-            send(to, message)
-
-        return fails
+    def _fails(self, to: str, message: tuple) -> None:
+        if message[0] == self.kind and (self.kind != "value" or message[5] is None):  # not the error in its place
+            self.met += 1
+            raise RuntimeError(f"no {self.kind} today")
 
 
 ALWAYS = ["put", "close", "get", "got", "read", "want", "value", "published", "pull", "weights", "ended", "call", "seal", "readers", "stall", "credit", "fix",
@@ -118,7 +115,7 @@ def test_all_kinds_are_tried() -> None:
         "puts failed broken cancel retire under_way delayed count join joined leave left dismiss admit admitted give_up_place take_part pulse? pulse remarked "
         "relieve relieved unwanted wanted unread collected came met cut_off"
     )
-    assert {*ALWAYS, *others.split()} == set(protocol.HANDLERS)
+    assert {*ALWAYS, *others.split()} == set(all_kinds()) == {*MeshExecutor(*flow_of()).driver_host.post.kinds()}
 
 
 @pytest.mark.parametrize("kind", ALWAYS)
@@ -153,7 +150,7 @@ def test_what_is_said_about_failures_and_members_is_not_lost_either(kind: str) -
         if "join" in kind:
             in_time(lambda: one.join("taker", 1))
         elif kind == "failed":
-            executor.hosts[next(h for h in executor.hosts if h != "driver")].report(WorkerError.of("maker", 0, "make", ValueError("of its own"), "nowhere"))
+            executor.hosts[next(h for h in executor.hosts if h != "driver")].post.report(WorkerError.of("maker", 0, "make", ValueError("of its own"), "nowhere"))
             in_time(one.step)
         elif kind in ("left", "leave"):
             in_time(lambda: one.leave("taker", 1))
@@ -240,10 +237,10 @@ def test_who_wanted_a_value_that_failed_tells_that_failure_as_it_is() -> None:
     call = CallSpec(7, "taker", "take", iteration=0)
     failed = WorkerError.of("maker", 0, "make", ValueError("broken"), "there")
     taker: Any = SimpleNamespace(worker="taker", rank=0, heard=failed)
-    assert protocol.described(taker, call, failed) is failed
+    assert described(taker, call, failed) is failed
     of_its_own_session = WorkerError.of("sim", 0, "step", ValueError("broken"), "there")
     for raised, said_so in ((ValueError("its own"), "ValueError: its own"), (of_its_own_session, "WorkerError: Worker 'sim' rank 0 failed in step()")):
-        own = protocol.described(taker, call, raised)
+        own = described(taker, call, raised)
         assert isinstance(own, WorkerError) and own.worker == "taker" and said_so in str(own)
 
 

@@ -158,7 +158,7 @@ def test_versions_that_nobody_can_want_are_not_kept(hosts: int, monkeypatch: pyt
 
     def counted(self: WeightTable, iteration: int) -> None:
         over(self, iteration)
-        held.append(len(self._store("actor").held) + len(self.versions))
+        held.append(len(self.store("actor").held) + len(self.versions))
 
     monkeypatch.setattr(WeightTable, "over", counted)
     flow, plan = flow_of(0.002, 1, 2, 0)

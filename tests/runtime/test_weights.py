@@ -18,6 +18,7 @@ from mesh import MeshExecutor
 from rlinf_lab.errors import DeadlockError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.host.state.messages import Pull
 from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.session.session import Session
@@ -137,13 +138,13 @@ def test_the_same_clock_gives_the_same_versions() -> None:
 @pytest.mark.parametrize("delay", [0.0, 0.002])
 def test_the_bound_holds_over_several_hosts(staleness: int, delay: float, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, str, int]] = []
-    original = WeightTable.answer
+    original = WeightTable._asked
 
-    def counted(self: WeightTable, name: str, version: int, host: str, have: int, number: int) -> None:
-        sent.append((name, host, version))
-        original(self, name, version, host, have, number)
+    def counted(self: WeightTable, message: Pull) -> None:
+        sent.append((message.name, message.asker, message.version))
+        original(self, message)
 
-    monkeypatch.setattr(WeightTable, "answer", counted)
+    monkeypatch.setattr(WeightTable, "_asked", counted)
     for seed in range(8):
         flow, plan = asynchronous(staleness, 2, 0.002, seed)
         executor = MeshExecutor(flow, plan, delay, seed)

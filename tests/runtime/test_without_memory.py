@@ -18,7 +18,7 @@ import pytest
 from rlinf_lab.errors import ExecutorError, WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors import device_host
-from rlinf_lab.runtime.host import protocol
+from rlinf_lab.runtime.host.liveness.failures import not_understood
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.transport import frames, shared_memory
 from rlinf_lab.runtime.transport.links import Address, Link, Ways
@@ -121,7 +121,7 @@ def test_slots_that_cannot_be_seen_are_free(number: int, monkeypatch: pytest.Mon
 def test_what_is_missing_is_told(error: BaseException, told: str) -> None:
     """Before: "could not understand a message", and advice about how classes are unpickled."""
     with pytest.raises(ExecutorError, match=told):
-        raise protocol.misunderstood("'a'", "'b'", error)
+        raise not_understood("'a'", "'b'", error)
 
 
 def test_a_sender_without_memory_for_the_rest_of_a_message_ends_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:

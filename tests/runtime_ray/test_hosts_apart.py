@@ -66,7 +66,7 @@ def iteration():
     return made, doubled, sink.take(b)
 
 plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0", "node2/cpu:0"], {"make": [0], "double": [1], "sink": [2]})
-for way in ("stream", "object_store", "gloo"):
+for way in ("stream", "gloo"):
     run = lab.run(flow, plan, 2, executor="ray", address=sys.argv[1], dashboard=False, between_nodes=way)
     for made, doubled, (taken, at) in run.wait(100):
         assert taken == [(i, 2.0 * i) for i in range(12)], taken
@@ -237,8 +237,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 def test_a_workflow_spread_over_three_hosts_and_each_way_between_them(hosts: Hosts) -> None:
     lines = hosts.run("-c", SPREAD, HEAD).stdout.splitlines()
-    assert [line for line in lines if line.split(" ")[0] in ("stream", "object_store", "gloo")] == [
-        "stream ['tcp'] ['tcp']", "object_store ['object_store'] ['tcp']", "gloo ['gloo'] ['tcp']"
+    assert [line for line in lines if line.split(" ")[0] in ("stream", "gloo")] == [
+        "stream ['tcp'] ['tcp']", "gloo ['gloo'] ['tcp']"
     ]  # fmt: skip
 
 

@@ -43,7 +43,6 @@ from rlinf_lab.runtime.transport.listener import Listener
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.runtime.transport.routing import QueueId
 from rlinf_lab.runtime.transport.shared_memory import GREETING, LENT, SlotViews
-from rlinf_lab.runtime.transport.store import StoreViews
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -167,7 +166,7 @@ def test_a_frame_that_comes_in_parts_is_lent_once(ends: Ends, sharing: HostShari
     stream = Stream(here)
     slots = SlotViews(here, GREETING.pack(0, -1, b""))
     slots.give_back = given.append  # type: ignore[method-assign]
-    frames = FrameReader(stream, slots, StoreViews(here), Receivers("127.0.0.1"), "unix")
+    frames = FrameReader(stream, slots, Receivers("127.0.0.1"), "unix")
     stream.waits = False
     for i in range(0, len(frame), 40):
         there.sendall(frame[i : i + 40])

@@ -185,3 +185,11 @@ def test_the_way_to_another_node_tells_when_that_is_silent(peers: tuple[Peer, Pe
         idle, between, count = (each.getsockopt(socket.IPPROTO_TCP, o) for o in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT))
         assert 5 <= idle + between * count <= 30  # neither a hiccup nor for ever
     link.close()
+
+
+def test_a_host_that_no_connection_can_be_opened_to_is_named() -> None:
+    listener = Listener("there", lambda _: None, lambda _: None, lambda *_: None)
+    elsewhere = dataclasses.replace(listener.address, node="elsewhere", tcp=("127.0.0.1", 1))
+    with pytest.raises(ChannelBroken, match=r"Host 'there' cannot be reached at 127\.0\.0\.1:1 .*Next: let TCP through between the nodes"):
+        Link(elsewhere, "here")
+    listener.close()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_lab.runtime.host.spans import SpanWriter
+from rlinf_lab.runtime.host.state.spans import SpanWriter
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record import recorder as recorders
 from rlinf_lab.timeline.record.batch import NARROW_DTYPE, SPAN_DTYPE

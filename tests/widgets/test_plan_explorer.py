@@ -18,7 +18,7 @@ from PIL import Image
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning import cancellation
-from rlinf_lab.planning.adapt.sensitivity import STEP, Asked
+from rlinf_lab.planning.adapt.sensitivity import Asked
 from rlinf_lab.planning.adapt.sensitivity import sensitivity as ranges_of
 from rlinf_lab.planning.adapt.whatif import Question
 from rlinf_lab.planning.planner.gantt import gantt
@@ -127,7 +127,7 @@ def test_sensitivity_comes_entry_by_entry_until_something_else_is_asked() -> Non
     rows = [next(r for r in rows if len(r) == n) for n in (0, 1, 2, 6)]
     assert {(r["owner"], r["entry"]) for r in rows[2]} == {("a", "seconds"), ("b", "seconds")}
     assert {(r["owner"], r["entry"]) for r in rows[-1]} == {(w, entry) for w in "ab" for entry in ("seconds", "memory", "switching")}
-    assert all(r["low"] <= 1 <= r["high"] and r["step"] in (0, STEP) for r in rows[-1])
+    assert all(r["low"] <= 1 <= r["high"] for r in rows[-1])
     assert page.ask(1, items=0)["sensitivity"] is None, "the ranges of another question"
     assert {(r.owner, r.entry) for r in page.explorer.sensitivity().ranges} == {("a", "seconds"), ("b", "seconds")} and page.heard[-1][0]["running"] is False
 
@@ -141,7 +141,7 @@ def test_a_search_for_ranges_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch)
     assert told[-1] is None and [(t["done"], t["of"]) for t in told[:2]] == [(0, 0), (0, 6)]
     far = [t["done"] + t["part"] for t in told[1:-1]]
     assert far == sorted(far) and max(far) > 5.4 and all(0 <= t["part"] <= 1 for t in told[:-1])
-    assert {round(t["part"], 2) for t in told[:-1]} >= {0.0, 0.5}, "also within an entry"
+    assert {round(t["part"], 2) for t in told[:-1]} >= {0.0, 0.56}, "also within an entry"
     assert [t["looks"] for t in told[1:-1]][-1] >= 24 and any(t["what"] == "b seconds × 4" for t in told[:-1])
     only = [t for t, _ in page.heard if "progress" in t and "sensitivity" not in t]
     assert only and all("answer" not in t for t in only), "a few bytes each"

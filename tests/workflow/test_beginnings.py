@@ -6,23 +6,19 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
-import itertools
-import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ray.experimental import tqdm_ray
 
 import rlinf_lab as lab
-from rlinf_lab.workflow.source.first_action import computes_first
-
-KEYS = 8
-LOG = logging.getLogger(__name__)
+from rlinf_lab.workflow.source import batched, computes_first
 
 
 @dataclasses.dataclass
@@ -53,14 +49,14 @@ class Reads(lab.Worker):
 
         a, (b, self.c), d = 0, ({}, set()), deque(maxlen=8)
         seen: dict[str, list[int]] = defaultdict(list)
-        counts, start, far = collections.Counter(), time.perf_counter(), float("inf")
-        limit, half = self.limit, -1 / 2
+        counts, start, far = collections.Counter(), time.perf_counter(), 0.5
+        limit = self.limit
 
         def inner(x: int) -> int:
             return x
 
         batch = inbox.get()
-        self.work(a, b, d, seen, counts, start, far, limit, half, inner, batch)
+        self.work(a, b, d, seen, counts, start, far, limit, inner, batch)
 
     def in_a_loop(self, inbox: lab.Inbox) -> None:
         n = 0
@@ -101,7 +97,6 @@ class Reads(lab.Worker):
                 self.work()
 
     def in_one_case(self, inbox: lab.Inbox, more: bool = True) -> None:
-        assert inbox is not None
         if more and self.limit is None:
             inbox.get()
 
@@ -119,29 +114,19 @@ class Reads(lab.Worker):
     def counts_and_tells(self, inbox: lab.Inbox, mode: str = "x") -> None:
         self.calls += 1
         print("call", self.calls)
-        LOG.info("rank %d", self.rank)
         self.log(calls=1)
-        if mode == "y" or isinstance(mode, int) or self.iteration > self.calls:
-            raise ValueError(f"mode {mode!r} of {len(mode)}")
+        if mode == "y" or isinstance(mode, int) or self.iteration > self.rank:
+            print(f"mode {mode!r} of {len(mode)}")
         count = 4 if mode is None else len(mode)
-        while not self.cancelled and (batch := inbox.get(count)):
+        while batch := inbox.get(count):
             self.work(batch)
 
-    def through_builtins(self, inbox: lab.Inbox) -> None:
-        for _ in map(len, inbox):
-            self.work()
-
-    def beside_numbers(self, inbox: lab.Inbox) -> None:
-        for _ in zip(itertools.count(), range(8), itertools.islice(inbox, 3), strict=False):
-            self.work()
-
     def by_its_keys(self, inbox: lab.Inbox) -> None:
-        later = functools.partial(self.work, 1)
         for key in (0, 1):
-            later(inbox.get(key=key))
+            self.work(inbox.get(key=key))
 
     def by_its_share_of_keys(self, inbox: lab.Inbox) -> None:
-        for key in range(self.rank, KEYS // 2, self.ranks):
+        for key in range(self.rank, 8 // 2, self.ranks):
             self.work(inbox.get(key=key))
 
     def exchanged(self, inbox: lab.Inbox) -> list[Any]:
@@ -267,15 +252,6 @@ class Works(lab.Worker):
         self.model = 0
         inbox.get()
 
-    def of_something_else(self, inbox: lab.Inbox) -> None:
-        inbox.get(self.policy.model)
-
-    def of_a_configuration(self, inbox: lab.Inbox, config: Config) -> None:
-        inbox.get(config.model)
-
-    def of_its_configuration(self, inbox: lab.Inbox) -> None:
-        inbox.get(self.config.model)
-
     def __init__(self, config: Config) -> None:
         self.config = config
 
@@ -338,42 +314,60 @@ def test_what_reads_first_needs_no_device_yet(name: str) -> None:
     assert not computes_first(getattr(Reads, name), Reads)
 
 
-def test_print_costs_nothing_where_ray_has_put_its_own_in_the_place_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.print", tqdm_ray.safe_print)
-    assert not computes_first(Reads.counts_and_tells, Reads)
-
-
 @pytest.mark.parametrize("name", [n for n, f in vars(Works).items() if inspect.isfunction(f) and not n.startswith("_")])
 def test_what_might_compute_first_gets_its_device(name: str) -> None:
     assert computes_first(inspect.getattr_static(Works, name), Works)
 
 
 def test_a_subclass_may_make_a_property_of_an_attribute() -> None:
-    """What its parent only looks up; and who asks for all attributes, or puts another function in the place of a method, may do anything."""
+    """What its parent only looks up; and who asks for all attributes may do anything."""
     computes = property(lambda self: self.work())
     assert not computes_first(Reads.with_containers, Reads)
     assert computes_first(Reads.with_containers, type("Computes", (Reads,), {"limit": computes}))
     assert computes_first(Reads.with_containers, type("Asks", (Reads,), {"__getattr__": lambda self, name: self.work()}))
     assert not computes_first(Reads.at_once, type("Asks", (Reads,), {"__getattr__": lambda self, name: self.work()}))
-    assert computes_first(Reads.at_once, Compiles)
-
-
-class Compiles(Reads):
-    def setup(self) -> None:
-        self.at_once = warms(self.at_once)
 
 
 def test_without_a_source_the_answer_is_the_safe_one() -> None:
     scope: dict[str, Any] = {"lab": lab}
     exec("def go(self, inbox: lab.Inbox):\n    inbox.get()", scope)
-    assert computes_first(scope["go"])
+    assert computes_first(scope["go"], lab.Worker)
 
 
 def test_torch_without_gradients_is_no_work() -> None:
-    assert not computes_first(quietly)
+    assert not computes_first(quietly, lab.Worker)
 
 
 def quietly(self: Any, inbox: lab.Inbox) -> None:
     with torch.no_grad(), torch.inference_mode():
         for batch in inbox:
             self.work(batch)
+
+
+class Batches(lab.Worker):
+    def all_of_them(self, inbox: lab.Inbox, other: lab.Inbox) -> None:
+        for _, batch in enumerate(inbox):
+            self.work(batch, other.get())
+
+    def so_many(self, inbox: lab.Inbox) -> None:
+        for _ in inbox:
+            inbox.get(3)
+
+    def handed_on(self, inbox: lab.Inbox) -> None:
+        self.work([len(batch) for batch in inbox], inbox)
+
+
+def test_who_takes_batches_as_they_come() -> None:
+    """Nothing else is done with the inbox: neither is it asked for a number, nor handed on."""
+    assert batched(Batches.all_of_them) == {"inbox", "other"} and not batched(Batches.so_many) and not batched(Batches.handed_on)
+
+
+def test_a_file_that_changed_since_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was imported computes first; what stands there now reads first."""
+    path = tmp_path / "changing_worker.py"
+    head = "import rlinf_lab as lab\n\nclass Changed(lab.Worker):\n    def go(self, inbox: lab.Inbox):\n        "
+    path.write_text(head + "self.warm_up()\n        inbox.get()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cls = importlib.import_module("changing_worker").Changed
+    path.write_text(head + "inbox.get()\n        inbox.get()\n        # another length\n")
+    assert computes_first(cls.go, cls)

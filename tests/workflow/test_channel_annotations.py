@@ -11,7 +11,7 @@ import rlinf_lab as lab
 import rlinf_lab as toolkit
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.workflow.annotations import channel_ends
-from rlinf_lab.workflow.source.first_action import computes_first
+from rlinf_lab.workflow.source import computes_first
 from rlinf_lab.workflow.specs import READ, WRITE
 from rlinf_lab.workflow.worker import Inbox, Outbox
 
@@ -89,4 +89,4 @@ def test_settings_called_like_a_channel_pass_as_a_value() -> None:
     reads = flow.worker(Reads, name="reads")
     flow.iteration(lambda: reads.go(InboxSettings()))
     assert flow.graph.channels == ()
-    assert computes_first(Reads.go) and not computes_first(Reads.drink)
+    assert computes_first(Reads.go, Reads) and not computes_first(Reads.drink, Reads)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from rlinf_lab.errors import PlanError, RlinfLabError
 from rlinf_lab.experiments.autoplan.probes import rank_counts
-from rlinf_lab.planning.fit.fit import fitted
-from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.planner.planner import Planned, Plans, plan
-from rlinf_lab.planning.profile.parts import RankRule
 from rlinf_lab.runtime.run.run import make_executor
 from rlinf_lab.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rlinf_lab.planning.fit.samples import Observed
+    from rlinf_lab.planning.planner.planner import Planned, Plans
 
 LEAST_GAIN = 1.05  # times faster: predictions are good to a few per cent
 
@@ -45,9 +46,19 @@ class Choice:
     @property
     def table(self) -> pd.DataFrame:
         """A row for the old plan and one for the new: seconds predicted and measured, and the gain."""
+        import pandas as pd
+
         old = {"plan": self.old.name, "predicted_s": None, "measured_s": self.measured_s, "gain": 1.0}
         new = {"plan": self.new.name, "predicted_s": self.predicted_s, "measured_s": self.result_s, "gain": self.gain}
         return pd.DataFrame([old, new] if self.changes else [old])
+
+    @property
+    def line(self) -> str:
+        """Old, predicted, measured and gain; seconds of an iteration."""
+        if not self.changes:
+            return f"plan {self.old.name} is kept, {self.measured_s:.3g} s an iteration: {self.reason}"
+        measured = "not measured yet" if self.result_s is None else f"measured {self.result_s:.3g} s"
+        return f"old plan {self.old.name} {self.measured_s:.3g} s → new plan {self.new.name}: predicted {self.predicted_s:.3g} s, {measured}, gain {self.gain:.2f}×"
 
     def __repr__(self) -> str:
         if not self.changes:
@@ -59,13 +70,17 @@ class Choice:
 
 def choose(
     flow: Workflow, runs: Sequence[Observed], shares: Mapping[str, int], devices: Sequence[str], measured_s: float, remaining: int, change_s: float,
-    executor: str,
+    executor: str, staleness: int = 0,
 ) -> Choice:  # fmt: skip
     """The best plan on ``devices`` and whether ``remaining`` iterations repay a change that takes ``change_s`` seconds.
 
     ``runs``: those of `probes`, the first one under the plan that the run would otherwise keep, ``measured_s`` an iteration.
-    ``shares``: see `probes`. ``executor``: under which a plan on several devices would run.
+    ``shares``: see `probes`. ``executor``: under which a plan on several devices would run. ``staleness``: as `lab.plan` takes it.
     """
+    from rlinf_lab.planning.fit.fit import fitted  # not before: who plans by hand need not wait for the planner
+    from rlinf_lab.planning.planner.planner import plan
+    from rlinf_lab.planning.profile.parts import RankRule
+
     old = runs[0].plan
     stay = lambda reason, plans=None: Choice(old, old, measured_s, measured_s, False, reason, plans)  # noqa: E731
     rules = {w: RankRule(counts=rank_counts(shares[w], len(devices))) if w in shares else RankRule(most=1) for w in flow.graph.workers}
@@ -74,7 +89,7 @@ def choose(
         rules |= {w: RankRule(counts=counts) for w in cell if counts and w not in shares}
     try:
         profile = fitted(runs, max(shares.values()), flow.name, rules=rules)
-        plans = plan(flow, list(devices), profile)
+        plans = plan(flow, list(devices), profile, staleness=staleness)
     except PlanError as error:
         return stay(f"no other plan could be predicted, {str(error).splitlines()[0]}")
     best = next((p for p in plans if _works(p, flow, executor)), None)

@@ -20,21 +20,26 @@ class Probe(NamedTuple):
 
     plan: ExecutionPlan
     iterations: int
+    measures: bool = True
+    """what other plans would take is read from it"""
 
 
-def probes(flow: Workflow, shares: Mapping[str, int], devices: Sequence[str]) -> list[Probe]:
+def probes(flow: Workflow, shares: Mapping[str, int], devices: Sequence[str], staleness: int = 0) -> list[Probe]:
     """The plans to begin with; none where there is nothing to choose: one device, or no worker that could have several ranks.
 
     ``shares``: for each worker that may have several ranks, in how many equal parts its work divides at most (`Recipe.shares`).
+    ``staleness``: with some, workers with one rank each may also go side by side: then the first plan says enough.
     """
     if len(devices) < 2 or not shares:
         return []
     heads = {w: most_ranks(parts, len(devices)) for w, parts in shares.items() if any(w in cell for cell in flow.graph.cells)}
     parts = {w: n for w, n in heads.items() if n > 1}
-    if not parts:
+    if not parts and not staleness:
         return []
     inside = {e.channel: 1 for e in flow.graph.edges if not e.keyed and any(e.producer in c and e.consumer in c for c in flow.graph.cells)}
     whole = ExecutionPlan.temporal(flow, devices[:1], name="temporal")
+    if not parts:
+        return [Probe(whole, ITERATIONS)]
     split = ExecutionPlan.temporal(flow, devices[:1], name="temporal in parts", sub_batches=parts, micro_batches=inside)
     return [Probe(whole, ITERATIONS), Probe(split, ITERATIONS - 1)]
 

@@ -32,8 +32,10 @@ from rlinf_lab.errors import ConfigError, RlinfLabError, shown
 from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.policies import Flow
 from rlinf_lab.policies.weights import Weights
 from rlinf_lab.recipes.schedules import Schedule, linear
+from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.timeline.record.files import whole
 
 if TYPE_CHECKING:
@@ -203,6 +205,10 @@ def _plain(value: Any) -> Any:
         return os.fspath(value)
     if isinstance(value, Schedule):
         return {"linear": [value.start, value.end]}
+    if isinstance(value, Flow):
+        return {"flow": dataclasses.asdict(value)}
+    if isinstance(value, StartingPolicy):
+        return {"policy_of": {"algorithm": value.algorithm, "config": to_plain(value.config)}}
     return {"object": named(value)}
 
 
@@ -220,4 +226,6 @@ def from_plain(value: Any) -> Any:
     """A setting from JSON: lists as tuples, schedules as they were."""
     if isinstance(value, dict) and set(value) == {"linear"}:
         return linear(*value["linear"])
+    if isinstance(value, dict) and set(value) == {"flow"}:
+        return Flow(**value["flow"])
     return tuple(from_plain(v) for v in value) if isinstance(value, list) else value

@@ -38,11 +38,11 @@ class Keeper:
         """Whether a checkpoint is due."""
         return self.folder is not None and (self.asked or (self.seconds is not None and time.monotonic() >= self._due))
 
-    def checkpoint(self, snapshot: Snapshot, metrics: pd.DataFrame) -> None:
+    def checkpoint(self, snapshot: Snapshot, metrics: Callable[[], pd.DataFrame]) -> None:
         """If one is due."""
         if self.wants_state():
             self._due, self.asked = time.monotonic() + (self.seconds or 0), False
-            self._try(lambda folder: self._write(folder, snapshot, metrics))
+            self._try(lambda folder: self._write(folder, snapshot, metrics()))
 
     def evaluated(self, found: Evaluation, snapshot: Snapshot) -> None:
         """Keep the weights if they are the best so far."""
@@ -57,11 +57,11 @@ class Keeper:
         folder.write_tables(metrics, None)
         folder.about(iteration=snapshot.iteration)
 
-    def end(self, snapshot: Snapshot | None, metrics: pd.DataFrame, timeline: Timeline, **about: Any) -> None:
+    def end(self, snapshot: Snapshot | None, metrics: Callable[[], pd.DataFrame], timeline: Timeline, **about: Any) -> None:
         """The run has ended."""
         if snapshot is not None:
             self._try(lambda folder: folder.write_state(snapshot))
-        self._try(lambda folder: folder.write_tables(metrics, timeline))
+        self._try(lambda folder: folder.write_tables(metrics(), timeline))
         self._try(lambda folder: folder.about(ended=time.time(), **about))
 
     def _try(self, write: Callable[[RunFolder], object]) -> None:

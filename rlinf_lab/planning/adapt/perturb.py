@@ -16,11 +16,9 @@
 An entry of 0 stays 0 and is left out; so is what cannot change a plan: memory without limits, switching of who never is
 offloaded.
 
-Not here, because a factor makes some plans slower and others faster, so that nothing can be said of the factors between
-two that were looked at: one sample alone, ``exponent``, the spread of lengths and the model's shape (which bend a
-curve), ``speed`` of a kind of device (who was measured on it is slower elsewhere, others are faster there),
-``shared_gib`` (more of it leaves less room, and less to move). Nor what is counted or chosen and not measured: items,
-groups, ranks, sub-batches, ``max_running``, ``in_turn``.
+Not here, because a factor makes some plans slower and others faster: one sample alone, ``exponent``, the spread of
+lengths and the model's shape, ``speed`` of a kind of device, ``shared_gib``. Nor what is counted or chosen and not
+measured: items, groups, ranks, sub-batches, ``max_running``, ``in_turn``.
 """
 
 from __future__ import annotations
@@ -84,17 +82,14 @@ KINDS = SEARCHED + AFTERWARDS
 @dataclass(frozen=True)
 class Entry:
     """``owner``: a worker, an edge, a handover, a cell, a transport or the link, for people. ``workers``: whom it
-    concerns. ``times``: the profile in which it is multiplied. ``growth``: the seconds of any plan grow with the
-    factor, at most with this power of it; None: they may leap, and where it ``unsettles`` them fall, too: what is ready
-    later is simulated in another order. ``slower``: workers whose seconds of a call depend on it.
+    concerns. ``times``: the profile in which it is multiplied. ``slower``: workers whose seconds of a call depend on
+    it.
     """
 
     kind: str
     owner: str
     workers: frozenset[str]
     times: Callable[[Profile, float], Profile]
-    growth: float | None = 1.0
-    unsettles: bool = False
     slower: frozenset[str] = frozenset()
 
 
@@ -123,7 +118,6 @@ def _memory(setting: Setting) -> Iterator[Entry]:
                 name,
                 frozenset({name}),
                 partial(_larger, name),
-                None,
                 slower=frozenset(setting.profile.workers),
             )
 
@@ -158,15 +152,13 @@ def _switched(name: str, profile: Profile, factor: float) -> Profile:
 
 
 def _length(setting: Setting) -> Iterator[Entry]:
-    for name, worker in setting.profile.workers.items():
+    for name in setting.profile.workers:
         if isinstance(setting.models[name, setting.kinds[0]], GenerationModel):
-            growth = 1.0 if worker.model is None else 2.0  # of a longer context each step is longer, too
             yield Entry(
                 "length",
                 name,
                 frozenset({name}),
                 partial(_lengthened, name),
-                growth,
                 slower=slower_with(setting.profile, name),
             )
 
@@ -195,14 +187,12 @@ def _calibrated(i: int, profile: Profile, factor: float) -> Profile:
 
 def _handover(setting: Setting) -> Iterator[Entry]:
     for i, h in enumerate(setting.profile.handovers):
-        if h.seconds:  # at the end of an iteration, so that nobody's order changes, but where iterations overlap
-            settled = (None, True) if setting.overlap else (1.0, False)
+        if h.seconds:
             yield Entry(
                 "handover",
                 f"{h.worker}.{h.method}()",
                 frozenset({h.worker, *h.after}),
                 partial(_handed_over, i),
-                *settled,
             )
 
 
@@ -220,8 +210,6 @@ def _transfer(setting: Setting) -> Iterator[Entry]:
                 f"{edge.producer} --> {edge.consumer}",
                 frozenset({edge.producer, edge.consumer}),
                 partial(_heavier, i),
-                None,
-                True,
             )
 
 
@@ -243,7 +231,7 @@ def _heavier(i: int, profile: Profile, factor: float) -> Profile:
 def _link(setting: Setting) -> Iterator[Entry]:
     ends = frozenset(name for e in setting.profile.edges if _moves(setting, e) for name in (e.producer, e.consumer))
     if ends:
-        yield Entry("link", "all edges", ends, _slower_link, None, True)
+        yield Entry("link", "all edges", ends, _slower_link)
 
 
 def _slower_link(profile: Profile, factor: float) -> Profile:
@@ -257,7 +245,7 @@ def _message(setting: Setting) -> Iterator[Entry]:
     ends = frozenset(name for e in setting.profile.edges for name in (e.producer, e.consumer))
     for i, message in enumerate(setting.profile.messages):
         if message.latency_s or message.busy_s:
-            yield Entry("message", message.transport, ends, partial(_slower_message, i), None, True)
+            yield Entry("message", message.transport, ends, partial(_slower_message, i))
 
 
 def _slower_message(i: int, profile: Profile, factor: float) -> Profile:

@@ -17,7 +17,6 @@ from typing import Any, NoReturn, Protocol, Self
 from rlinf_lab.errors import PlanError, PlanNameError, refuse_old_names
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.fields import Fields, Ranks, shown, some
-from rlinf_lab.planning.plan.standstill import refuse_standstill, ring_of_channels
 from rlinf_lab.planning.schema.files import read_text, write_text
 from rlinf_lab.planning.schema.json_schema import distinct
 from rlinf_lab.workflow.graph import Edge, WorkflowGraph, counted
@@ -269,7 +268,6 @@ class ExecutionPlan:
                     "its consumer waits for "
                     f"everything, so nothing may bound it. Next: leave it out."
                 )
-        refuse_standstill(self.name, graph)
         self._validate_cells(graph)
 
     def _validate_worker(self, worker: str) -> None:
@@ -302,7 +300,7 @@ class ExecutionPlan:
                     f"Plan {self.name!r}: micro-batch of channel {edge.channel!r} is {micro_batch}, but only {tokens} "
                     "tokens circulate in the "
                     f"cell {edge.producer!r} <-> {edge.consumer!r}: it would wait for ever "
-                    f"({ring_of_channels(graph, edge)}). Next: a micro-batch from 1 to "
+                    f"({graph.ring_over(edge)}). Next: a micro-batch from 1 to "
                     f"{tokens}, or, where rank by rank more items are put before it waits, as many tokens: "
                     f"sub_batches={{{edge.producer!r}: {max(2, micro_batch)}}}."
                 )

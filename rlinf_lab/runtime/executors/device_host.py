@@ -21,8 +21,6 @@ import cloudpickle
 from rlinf_lab.errors import ExecutorError, WorkflowError, said
 from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.plan.layout import Layout
-from rlinf_lab.runtime.host import protocol
-from rlinf_lab.runtime.host.elastic.fillers import news_of
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.unsent import LAST
 from rlinf_lab.runtime.machine.devices import cores, torch_device
@@ -61,7 +59,7 @@ class DeviceHost:
         self._pin()
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send, self._sent)
         self.links: dict[str, Link] = {}
-        ip = self.host.address = "127.0.0.1" if one_node else self._ip()
+        ip = self.host.state.address = "127.0.0.1" if one_node else self._ip()
         self._listener = Listener(
             name,
             self._receive,
@@ -117,7 +115,7 @@ class DeviceHost:
         )
 
     def _gpu_curves_missing(self, problem: str) -> None:
-        protocol.gpu_curves_missing(self.host, self._device_names(), problem)
+        self.host.curves_missing(self._device_names(), problem)
 
     def _torch_device(self, names: Sequence[str]) -> str:
         """torch counts only the GPUs that this process sees: the plan's ``cuda:5`` may be ``cuda:0`` here."""
@@ -138,14 +136,13 @@ class DeviceHost:
         """What time it is here, ns: see `node_clocks`."""
         return time.monotonic_ns()
 
-    def connect(self, addresses: list[Address], ways: Ways) -> dict[str, str]:
-        """Open a link to every other host; the transport of each. ``ways``: the driver's."""
+    def connect(self, addresses: list[Address], ways: Ways) -> None:
+        """Open a link to every other host. ``ways``: the driver's."""
         ways = ways._replace(ray_node=self._ray_node())
         for address in addresses:
             if address.host != self.name:
                 # anew: `stop` may be going through them
                 self.links = {**self.links, address.host: Link(address, self.name, ways)}
-        return {name: link.transport for name, link in self.links.items()}
 
     def start(self, declarations: bytes) -> BaseException | None:
         """Build the workers. Returns what went wrong instead of raising: what carries the answer might wrap it."""
@@ -185,7 +182,7 @@ class DeviceHost:
 
     def stop(self) -> Ended:
         """End the workers; what is left of the recording is sent."""
-        ended = Ended(self.host.stop(), self.host.errors)
+        ended = Ended(self.host.stop(), self.host.state.errors)
         self._stop.set()
         if self._sampler is not None:
             self._sampler.stop()
@@ -208,8 +205,8 @@ class DeviceHost:
         while not self._stop.wait(PUSH_SECONDS):
             for link in self.links.values():
                 link.reclaim()
-            was, quiet = quiet, self.host.is_quiet()
-            silent = 0 if quiet != was or len(self.recorder) or self.host.metrics or self.host.frames else silent + 1
+            was, quiet, told = quiet, self.host.is_quiet(), self.host.told
+            silent = 0 if quiet != was or len(self.recorder) or told.metrics or told.frames else silent + 1
             if silent < 2 or silent % BEAT == 0:
                 self._tell()
 
@@ -224,7 +221,7 @@ class DeviceHost:
         except OSError:  # its end of the link says so to everyone
             return False
         except Exception as error:
-            self.host.report(
+            self.host.post.report(
                 ExecutorError(
                     f"Host {self.name!r} cannot send its recording, which ends there: "
                     f"{type(error).__name__}: {said(error)}"
@@ -237,10 +234,10 @@ class DeviceHost:
     def push(self) -> None:
         self.host.write_down()
         batch = self.recorder.drain()
-        metrics = [self.host.metrics.popleft() for _ in range(len(self.host.metrics))]
+        host, told = self.host, self.host.told
+        metrics = [told.metrics.popleft() for _ in range(len(told.metrics))]
         # one by one: workers go on writing
-        frames = {source: self.host.frames.pop(source) for source in list(self.host.frames)}
-        host, told = self.host, news_of(self.host, self._told)
+        frames = {source: told.frames.pop(source) for source in list(told.frames)}
         news = (
             self.name,
             batch.to_bytes(),
@@ -250,7 +247,7 @@ class DeviceHost:
             host.statistics(),
             host.is_quiet(),
             host.transports(),
-            told,
+            host.news_of_fillers(self._told),
         )
         self.links["driver"].send(("news", *news))
 

@@ -13,7 +13,7 @@ from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
-from rlinf_lab.runtime.host.rank import Filled
+from rlinf_lab.runtime.host.state.rank import Filled
 from rlinf_lab.runtime.machine.devices import refuse_missing, torch_device
 from rlinf_lab.runtime.session.session import Ended
 from rlinf_lab.timeline.record.batch import SpanBatch
@@ -74,14 +74,14 @@ class LocalExecutor:
         return len(self.recorder)
 
     def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
-        queue, self._rounds = self.driver_host.metrics, self._rounds + 1
+        queue, self._rounds = self.driver_host.told.metrics, self._rounds + 1
         return [queue.popleft() for _ in range(len(queue))]
 
     def rounds(self) -> int:
         return self._rounds
 
     def frames(self) -> dict[str, Any]:
-        return dict(self.driver_host.frames)
+        return dict(self.driver_host.told.frames)
 
     def fillers(self) -> list[Filled]:
         return self.driver_host.filled()
@@ -98,5 +98,5 @@ class LocalExecutor:
     def stop(self) -> Ended:
         with self._stopping:
             if self._ended is None:
-                self._ended = Ended(self.driver_host.stop(), self.driver_host.errors)
+                self._ended = Ended(self.driver_host.stop(), self.driver_host.state.errors)
             return self._ended

@@ -33,7 +33,7 @@ from rlinf_lab.runtime.executors.node_clocks import NodeClocks
 from rlinf_lab.runtime.host.elastic.fillers import declarations_of, opened
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
-from rlinf_lab.runtime.host.rank import Filled, Frame
+from rlinf_lab.runtime.host.state.rank import Filled
 from rlinf_lab.runtime.session.session import Ended
 from rlinf_lab.runtime.transport.links import Link, Ways
 from rlinf_lab.runtime.transport.listener import Listener
@@ -155,7 +155,7 @@ class HostsExecutor:
             self._refuse_when_stopped()
             self._prepare()
             driver, ip = self.driver_host, self._ip()
-            driver.address = ip
+            driver.state.address = ip
             self._listener = Listener(
                 "driver", self._receive, self._broken, driver.unreadable, ip, driver.heard_all, outlives=True
             )
@@ -204,31 +204,13 @@ class HostsExecutor:
         for address in addresses[1:]:
             self._links[address.host] = Link(address, "driver", ways)
         self._refuse_when_stopped()
-        far = dict(zip(self.hosts, self._ask_all("connect", addresses, ways), strict=True))
-        self._tell_detours({"driver": {name: link.transport for name, link in self._links.items()}, **far}, ways)
+        self._ask_all("connect", addresses, ways)
         self._connected = True
         # once this way, so that no span comes before the first answer; then over the link, which is faster
         for name in self._clocks.hosts():
             before = time.monotonic_ns()
             self._clocks.heard(name, before, self._answer(self._ask(name, "clock")))
             self._clocks.ask(name)
-
-    def _tell_detours(self, transports: Mapping[str, Mapping[str, str]], ways: Ways) -> None:
-        """Who reaches whom through Ray alone, though nobody has asked for that."""
-        pairs = [
-            f"{name} to {other}"
-            for name, to in transports.items()
-            for other, transport in to.items()
-            if transport == "ray"
-        ]
-        if pairs and ways.between_nodes != "ray":
-            logging.getLogger("rlinf_lab").warning(
-                "No TCP connection can be opened from %s: what they say goes through calls of Ray, and large arrays "
-                "through its object store, which takes "
-                "several times as long. Next: let TCP through between the nodes (lab.check names them), or "
-                "between_nodes='ray' if it shall be so.",
-                ", ".join(pairs),
-            )  # fmt: skip
 
     def _set_up(self) -> BaseException | None:
         """All hosts build their workers at once. The first problem is told when it comes: others may take minutes to
@@ -260,7 +242,7 @@ class HostsExecutor:
             for (w, r), h in self.place.items()
             if h == host and (w not in self.layout.graph.workers or r in loop.members.present(w))
         ]
-        return loop.ranks_in_calls(host) or [f"{host} ({', '.join(there)})"]
+        return loop.under_way.ranks_at(host) or [f"{host} ({', '.join(there)})"]
 
     def stop(self) -> Ended:
         """End workers and processes."""
@@ -270,7 +252,7 @@ class HostsExecutor:
             return self._ended
 
     def _stop(self) -> Ended:
-        ended = Ended(self.driver_host.stop(), self.driver_host.errors)
+        ended = Ended(self.driver_host.stop(), self.driver_host.state.errors)
         try:
             self._ask_to_stop(ended)
         finally:
@@ -280,7 +262,7 @@ class HostsExecutor:
     def _ask_to_stop(self, ended: Ended) -> None:
         """Have every host that lives end its workers, and hear the last that it has recorded."""
         answered: set[str] = set()
-        asked = {name: self._ask(name, "stop") for name in self._reachable() if name not in self.driver_host.dead}
+        asked = {name: self._ask(name, "stop") for name in self._reachable() if name not in self.driver_host.state.dead}
         deadline = time.monotonic() + STOP_SECONDS
         for name, reference in asked.items():
             try:
@@ -358,8 +340,7 @@ class HostsExecutor:
             self._rounds[host] += 1
             self._waits[host], self._channels[host], self._transports[host] = waits, channels, transports
             self._filled.update({(f.name, f.rank): opened(f) for f in filled})
-        for source, image in frames.items():
-            self.driver_host.report_frame(Frame(source, image))
+        self.driver_host.told.frames.update(frames)
         self.driver_host.hear_news(host, quiet)
 
     def _broken(self, host: str) -> None:
@@ -393,7 +374,7 @@ class HostsExecutor:
             return min(self._rounds.values(), default=0)
 
     def frames(self) -> dict[str, Any]:
-        return dict(self.driver_host.frames)
+        return dict(self.driver_host.told.frames)
 
     def fillers(self) -> list[Filled]:
         with self._lock:

@@ -40,16 +40,15 @@ from rlinf_lab.runtime.transport.links import Ways
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.workflow import Workflow
 
-BETWEEN_NODES = ("stream", "object_store", "gloo", "ray")
+BETWEEN_NODES = ("stream", "gloo")
 
 
 class RayExecutor(HostsExecutor):
     """See the module's docstring. ``address``: of an existing cluster, as Ray writes it.
 
     ``emulate``: the plan may have more CPU slots than a node has cores. ``fillers``: work for the bubbles.
-    ``between_nodes``: ``"stream"`` (TCP from host to host), or what carries arrays of a MiB and more: Ray's
-    ``"object_store"``, or torch's ``"gloo"``. ``"ray"``: the stream goes through Ray as well, as it does by itself
-    where no TCP connection can be opened. ``between_gpus``: see `HostsExecutor`.
+    ``between_nodes``: ``"stream"`` (TCP from host to host), or torch's ``"gloo"``, which then carries arrays of a MiB
+    and more. ``between_gpus``: see `HostsExecutor`.
     """
 
     _process_seconds = 120.0  # a cluster may have to start a node

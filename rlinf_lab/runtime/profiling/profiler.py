@@ -36,7 +36,7 @@ from rlinf_lab.runtime.run.run import run
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, counted
-from rlinf_lab.workflow.worker import Context, Worker
+from rlinf_lab.workflow.worker import Context, Residence, Worker, may_share
 from rlinf_lab.workflow.workflow import Workflow
 
 SMALLER = 4  # the second plan cuts an iteration into so many batches
@@ -310,7 +310,7 @@ class _Measuring:
         """Of workers that hold the same weights, where they live in one process: the memory of each. Those who know
         theirs are set up beside each other.
         """
-        builds = [worker for worker in probed if self.flow.declaration(worker).cls._shared is not Worker._shared]
+        builds = [worker for worker in probed if may_share(self.flow.declaration(worker).cls)]
         if len(builds) < 2:
             return {}
         made = dict[str, Worker]()
@@ -318,16 +318,18 @@ class _Measuring:
             for worker in builds:
                 made[worker] = _set_up(self.flow, worker, self.devices[0])
                 if self.turns and not probed[worker].stays:
-                    made[worker]._switch("offload", [], [other for name, other in made.items() if name != worker])
+                    others = [other for name, other in made.items() if name != worker]
+                    Residence(made[worker]).switch("offload", [], others)
+            knows = {worker: Residence(instance) for worker, instance in made.items()}
             groups = _groups(
                 {
-                    (a, b): made[a]._shared(made[b]) * made[a]._nbytes() / 2**30
+                    (a, b): knows[a].shared(made[b]) * knows[a].nbytes() / 2**30
                     for a, b in itertools.permutations(made, 2)
                 }
             )
             whole = {
-                worker: _whole(probed[worker].resident_gib, instance._nbytes() / 2**30)
-                for worker, instance in made.items()
+                worker: _whole(probed[worker].resident_gib, residence.nbytes() / 2**30)
+                for worker, residence in knows.items()
             }
         finally:
             for worker, instance in made.items():
@@ -366,12 +368,12 @@ def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
     before = _gib_used(device)
     instance = _set_up(flow, worker, device)
     resident = max(0.0, _gib_used(device) - before)
-    off, on = list[float](), list[float]()
+    residence, off, on = Residence(instance), list[float](), list[float]()
     try:
         nothing = resident < NOTHING_GIB
         with _named(worker, "can_leave"):
-            stays = instance._why_it_stays()
-        if not (stays or nothing or instance._switches()):
+            stays = residence.why_it_stays()
+        if not (stays or nothing or residence.does_switch()):
             stays = f"{type(instance).__name__} holds {resident:.2g} GiB, and has neither offload() nor onload()"
         for _ in range(0 if stays else SWITCHES):
             with _named(worker, "offload"):
@@ -382,7 +384,7 @@ def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
         with _named(worker, "close"):
             instance.close()
     return Probed(
-        0.0 if nothing and not instance._switches() else resident, min(on, default=0.0), min(off, default=0.0), stays
+        0.0 if nothing and not residence.does_switch() else resident, min(on, default=0.0), min(off, default=0.0), stays
     )
 
 

@@ -10,11 +10,14 @@ import threading
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from rlinf_lab.workflow.graph import DRIVER
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Key = tuple[str, str]  # who said it (a worker, or the driver's loop), under which name
 _NAN = math.nan
@@ -129,6 +132,8 @@ class MetricTable:
 
     def frame(self) -> pd.DataFrame:
         """One row for each finished iteration."""
+        import pandas as pd
+
         with self._lock:
             rows = max([len(self._seconds.values), *(c.first + len(c.values) for c in self._columns.values())])
             seconds = self._seconds.upto(rows)

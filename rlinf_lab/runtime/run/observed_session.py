@@ -42,8 +42,8 @@ class ObservedSession(Session, Observed):
 
     submit.__doc__ = Session.submit.__doc__
 
-    def _ended(self, one: Iteration) -> None:
-        self._observer.finished(one.number, one._seconds, one._result)
+    def _ended(self, number: int, seconds: float, result: Any) -> None:
+        self._observer.finished(number, seconds, result)
 
     @property
     def state(self) -> str:
@@ -59,7 +59,8 @@ class ObservedSession(Session, Observed):
     def _is_over(self) -> bool:
         return self._over
 
-    def _start(self) -> None:
+    def open(self) -> None:
+        """Start the workers; `rlinf_lab.session` has done it."""
         self._servant.do(self._started)
 
     def _started(self) -> None:
@@ -70,10 +71,13 @@ class ObservedSession(Session, Observed):
             self._executor.start()
             self._observer.running()
 
-    def _stop(self) -> BaseException | None:
-        """What went wrong, if anything. Warns of ranks that compute on."""
+    def close(self) -> BaseException | None:
+        """End the workers; the end of the ``with`` block does it. What went wrong, if anything.
+
+        Warns of ranks that compute on.
+        """
         late, problem = aside(self._stopped)
-        self._tell_remarks()
+        self.tell_remarks()
         if late:
             warnings.warn(left_behind(late, self._executor.driver_host), RuntimeWarning, stacklevel=4)
         return problem

@@ -10,16 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError, DeadlockError, shown
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.replay.rerun import Rerun
-from rlinf_lab.runtime.host import protocol
 from rlinf_lab.runtime.host.liveness.wait_graph import Standstill, Wait, WaitGraph
-from rlinf_lab.runtime.host.rank import Filled
+from rlinf_lab.runtime.host.state.rank import Filled
 from rlinf_lab.runtime.run.metrics import MetricTable
 from rlinf_lab.runtime.run.stall_report import Stillness, who_does_what
 from rlinf_lab.runtime.run.turns import quick_turns
@@ -30,6 +27,9 @@ from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.quantities import returned
 from rlinf_lab.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LOOK_SECONDS = 0.12  # from one look to the next: eight a second
 RELIEVED_SECONDS = 0.5  # the same, while somebody else glances at the spans
@@ -84,7 +84,7 @@ class Observer:
         self._sampler = UtilisationSampler(
             host.recorder,
             gpus=None if alone else (),
-            tell=partial(protocol.gpu_curves_missing, host, executor.layout.plan.devices),
+            tell=partial(host.curves_missing, executor.layout.plan.devices),
         )
         self._over = False
         # held until it is over: waiting for it is one call into C, an Event's wait fifty lines of Python
@@ -344,10 +344,12 @@ class Observed:
     def missing_curves(self) -> dict[str, str]:
         """Why GPUs of the plan have no curves of their load, by host; empty when they have, or when there are none."""
         loop = self._executor.driver_host.loop
-        return {} if loop is None else protocol.missing_curves(loop.remarked)
+        return {} if loop is None else loop.remarks.missing_curves()
 
     def channels(self) -> pd.DataFrame:
         """Depth, capacity, puts, gets and how many ranks wait at either end, of every live queue."""
+        import pandas as pd
+
         return pd.DataFrame(self._executor.channels())
 
     def transports(self) -> pd.DataFrame:
@@ -357,6 +359,8 @@ class Observed:
         ``unix``, ``tcp``: all of it in the stream. Ranks that read a queue of another host are not in it: what they get
         is counted where it was put.
         """
+        import pandas as pd
+
         return pd.DataFrame(
             self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"]
         )
@@ -421,7 +425,7 @@ class Observed:
                 "%r: nothing has moved for %.0f s: %s. Next: nothing, if that is work that takes long; else status() "
                 "says at any time who waits for whom, and "
                 "stop() ends a run (a method that looks at self.cancelled now and then ends by it).",
-                self, still, who_does_what(loop.open_calls(), self.waits()),
+                self, still, who_does_what(loop.under_way.labels(), self.waits()),
             )  # fmt: skip
 
     def _tell_afterwards(self) -> None:
@@ -457,7 +461,7 @@ class Observed:
         note = [f"nothing has moved for {still:.0f} s:"] if still >= STILL_SECONDS else []
         fillers = [f"filler {filled}" for filled in self.fillers]
         loop = self._executor.driver_host.loop
-        remarks = [] if loop is None else list(loop.remarked.values())
+        remarks = [] if loop is None else loop.remarks.all()
         return "\n".join(
             [repr(self), *(f"  {line}" for line in [*note, *self.wait_graph().lines(), *fillers, *remarks])]
         )
@@ -470,7 +474,7 @@ class Observed:
         loop = self._executor.driver_host.loop
         return (
             time.monotonic() - self._observer.moved_at
-            if loop is not None and loop.goes_on() and not self._is_over()
+            if loop is not None and loop.iterations.goes_on() and not self._is_over()
             else 0.0
         )
 
@@ -492,7 +496,7 @@ class Observed:
             return WaitGraph(self.error.waits)
         waits, loop = self.waits(), self._executor.driver_host.loop
         waiting = {wait.who for wait in waits}
-        calls = loop.open_calls() if loop is not None and not self._is_over() else []
+        calls = loop.under_way.labels() if loop is not None and not self._is_over() else []
         held_up = {on for wait in waits for on in wait.on}
         filling = [f"{f.name}[{f.rank}].step" for f in self.fillers if f"{f.name}[{f.rank}]" in held_up]
         return WaitGraph(

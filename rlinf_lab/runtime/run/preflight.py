@@ -201,20 +201,15 @@ class _Looking:
         return checks
 
     def _ports(self, nodes: dict[int, str], facts: dict[int, NodeFacts]) -> Check:
-        """Hosts of different nodes speak TCP with each other, in both directions; where they cannot, through Ray."""
+        """Hosts of different nodes speak TCP with each other, in both directions."""
         pairs = [pair for number in nodes if number for pair in ((0, number), (number, 0))]
-        detours = [
+        closed = [
             f"node {a} cannot open a connection to node {b} ({problem})"
             for a, b in pairs
             if (problem := reach(nodes[a], nodes[b]))
         ]
-        if detours:
-            return Check(
-                "ports",
-                OPTIONAL,
-                f"{'; '.join(detours)}: messages go through Ray there, slower",
-                "let TCP through between the nodes",
-            )
+        if closed:
+            return Check("ports", BROKEN, "; ".join(closed), "let TCP through between the nodes")
 
         def look() -> str:
             if not facts[0].shared_memory:

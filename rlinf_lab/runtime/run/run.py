@@ -10,11 +10,10 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, UnknownNameError, WorkflowError, shown
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.planner.planner import Planned
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.elastic.unfit import refuse_unfit_workers
 from rlinf_lab.runtime.machine.devices import devices_here
@@ -24,6 +23,9 @@ from rlinf_lab.runtime.run.observer import Observed, Observer
 from rlinf_lab.runtime.session.session import Executor, Iteration, Session
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    from rlinf_lab.planning.planner.planner import Planned
 
 EXECUTORS = ("local", "processes", "ray")
 STOP_SECONDS = 30
@@ -117,23 +119,23 @@ class Run(Observed):
         self._go.set()
         loop = self._executor.driver_host.loop
         assert loop is not None
-        loop.ending = True
+        loop.waiting.ending = True
         if starting:
             threading.Thread(target=self._executor.stop, name=f"stop {self.flow.name}", daemon=True).start()
         else:
             loop.give_up(0, Cancelled("the run was stopped"))
         if wait and threading.current_thread() is not self._thread:
             if not self._ended.wait(STOP_SECONDS):
+                busy = ", ".join(sorted(loop.under_way.labels())) or "its start"
                 raise TimeoutError(
-                    f"{self!r} has not ended after {STOP_SECONDS} s: {', '.join(loop.busy()) or 'its start'} goes on. "
-                    "Next: wait, or restart the kernel; a "
-                    f"method that computes for long looks at self.cancelled now and then."
+                    f"{self!r} has not ended after {STOP_SECONDS} s: {busy} goes on. Next: wait, or restart the "
+                    f"kernel; a method that computes for long looks at self.cancelled now and then."
                 )
             self._warn()
 
     def _warn(self) -> None:
         # those of another process that came after the last iteration had ended
-        self._session._tell_remarks(stacklevel=4)
+        self._session.tell_remarks(stacklevel=4)
         if self.left_behind and not self._told_who_was_left:
             self._told_who_was_left = True
             warnings.warn(left_behind(self.left_behind, self._executor.driver_host), RuntimeWarning, stacklevel=3)
@@ -334,7 +336,9 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
             raise UnknownNameError.of(f"option of the {name} executor", option, known)
     if plan is None:
         plan = ExecutionPlan.temporal(flow, devices_here())
-    executor: Executor = made(flow, plan.execution if isinstance(plan, Planned) else plan, **options)
+    # What the planner gave has its plan inside; the planner is not imported to ask.
+    given = plan if plan is None or isinstance(plan, ExecutionPlan) else getattr(plan, "execution", plan)
+    executor: Executor = made(flow, given, **options)
     refuse_unfit_workers(flow, executor.layout, executor.driver_host.place, options.get("fillers", ()))
     return executor
 
@@ -355,15 +359,15 @@ def session(
     problem = None
     try:
         try:
-            made._start()
+            made.open()
             yield made
         except BaseException as error:
             made.error = error
             raise
         finally:
-            problem = made._stop()
+            problem = made.close()
     except BaseException:
-        made._stop()  # an interrupt may have come before the other one had begun; it is done once
+        made.close()  # an interrupt may have come before the other one had begun; it is done once
         raise
     if problem is not None:
         raise problem

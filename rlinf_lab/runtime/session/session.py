@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.layout import Layout
-from rlinf_lab.runtime.host.channels.unread import moved
-from rlinf_lab.runtime.host.driver import short
+from rlinf_lab.runtime.host.driver.loop import short
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
-from rlinf_lab.runtime.host.rank import Filled
+from rlinf_lab.runtime.host.state.messages import ReadersOf, Retire, SealStreams, ValuesWanted, moved
+from rlinf_lab.runtime.host.state.rank import Filled
 from rlinf_lab.runtime.threads.main_thread_guard import Servant, aside
 from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind
@@ -26,7 +26,7 @@ from rlinf_lab.timeline.record.store import FAILED, ITERATION
 from rlinf_lab.workflow.calls import bind
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.graph import DRIVER, counted
-from rlinf_lab.workflow.handles import Handle, Ref
+from rlinf_lab.workflow.handles import Handle, awaited
 from rlinf_lab.workflow.specs import READ, WRITE, CallSpec, ChannelSpec
 from rlinf_lab.workflow.structure import follow, leaves, rebuilt
 from rlinf_lab.workflow.workflow import Workflow
@@ -102,7 +102,8 @@ class Iteration:
 
     def done(self) -> bool:
         """Whether `wait` would return (or raise) at once; never blocks."""
-        return self._is_over or (self._session._body() != self.number and self._session._loop.is_over(self.number))
+        session, number = self._session, self.number
+        return self._is_over or (session._body() != number and session._loop.iterations.is_over(number))
 
     def __repr__(self) -> str:
         state = "going on" if not self._is_over else "done" if self._error is None else f"failed: {short(self._error)}"
@@ -241,20 +242,21 @@ class Session:
             try:
                 self._servant.do(lambda: self._wait_until_over(one.number, timeout))
             except KeyboardInterrupt:
-                aside(self._loop.stop_waiting)
+                aside(self._loop.waiting.stop)
                 raise
             finally:
                 self._frame = None
-        self._tell_remarks()
+        self.tell_remarks()
         if one._error is None:
             return one._result
         if one._error is self._untold:
             self._untold = None
         raise one._error from one._error.__cause__
 
-    def _tell_remarks(self, stacklevel: int = 5) -> None:
-        while self._loop.remarks:
-            warnings.warn(self._loop.remarks.popleft(), RuntimeWarning, stacklevel=stacklevel)
+    def tell_remarks(self, stacklevel: int = 5) -> None:
+        """Warn of what was remarked since: no errors, and hardly meant."""
+        while self._loop.remarks.untold:
+            warnings.warn(self._loop.remarks.untold.popleft(), RuntimeWarning, stacklevel=stacklevel)
 
     def _refuse_inside(self, what: str) -> None:
         if self._is_inside():
@@ -298,24 +300,24 @@ class Session:
         self._loop.begin(self._now)
         self._open.append(Iteration(self, self._now))
         self._loop.enter(self._now)
-        self._loop.wait_for_the_late()
+        self._loop.waiting.for_the_late()
         return self._open[-1]
 
     def _leave(self) -> None:
         """The iteration function has returned."""
         self._seal(set(self._layout.graph_channels()))
-        self._loop.counted(self._now, moved(self._ports.values()))
-        self._loop.broadcast(("readers", self._now, self._readers()))
+        self._loop.streams.counted(self._now, moved(self._ports.values()))
+        self._loop.broadcast(ReadersOf(self._now, self._readers()))
         # before it can be known that nobody reads one any more
         if any(spec.discard_unread for spec in self._layout.graph.channels):
-            self._loop.broadcast(("wanted", self._now, self._wanted()))
+            self._loop.broadcast(ValuesWanted(self._now, self._wanted()))
         self._loop.leave(self._now)
 
     def _wait_until_over(self, number: int, timeout: float | None = None) -> None:
         """Wait for this iteration and all before it, and take in what has ended, in order."""
-        self._loop.wait_until_over(number, timeout)
+        self._loop.waiting.until_over(number, timeout)
         while True:
-            if (failed := self._loop.first_failed()) is not None:
+            if (failed := self._loop.iterations.first_failed()) is not None:
                 self._tell_later(self._end_failed(failed, Cancelled("it has failed"))[1])
             if not self._open or not self._open[0].done():
                 return
@@ -323,7 +325,7 @@ class Session:
                 self._collect(one)
             self._open.popleft()
             self.iteration += 1
-            self._loop.broadcast(("retire", one.number - 1))  # values of this one may still be asked for
+            self._loop.broadcast(Retire(one.number - 1))  # values of this one may still be asked for
 
     def _collect(self, one: Iteration) -> None:
         """Resolve what an iteration that has ended returned."""
@@ -334,7 +336,7 @@ class Session:
         else:
             self._end(one)
             try:
-                self._ended(one)
+                self._ended(one.number, one._seconds, one._result)
             except WorkflowError as error:
                 one._error = error
         self._tell_later(one._error)
@@ -351,7 +353,7 @@ class Session:
         self._ended_ns = max(self._ended_ns, end)
         one._returned, one._is_over = None, True
 
-    def _ended(self, one: Iteration) -> None:
+    def _ended(self, number: int, seconds: float, result: Any) -> None:
         """An iteration has ended well; for those who watch."""
 
     def _tell_later(self, failure: BaseException | None) -> None:
@@ -366,7 +368,7 @@ class Session:
 
         def let_go() -> None:  # the servant may be waiting for something
             self._loop.give_up(number, error)
-            self._loop.stop_waiting()
+            self._loop.waiting.stop()
 
         def end() -> BaseException | None:
             first, failure = self._end_failed(number, error)
@@ -386,12 +388,12 @@ class Session:
         Returns the first of them, and why it was given up.
         """
         self._loop.give_up(number, error)
-        first = self._loop.first_failed()
+        first = self._loop.iterations.first_failed()
         if first is None:
             return number, None
         if (body := self._body()) is not None:
             self._loop.leave(body)
-        failure, late = self._loop.failure_of(first), self._loop.settle()
+        failure, late = self._loop.iterations.failure_of(first), self._loop.waiting.settle()
         assert failure is not None
         if late:
             failure.add_note(
@@ -422,16 +424,15 @@ class Session:
     def _wanted(self) -> frozenset[int]:
         """The calls of this iteration whose value another call takes, or the iteration function has returned."""
         taken = {ref.call_id for spec in self._calls for ref in spec.refs()}
-        lazy = [leaf._handle if isinstance(leaf, Ref) else leaf for leaf in leaves(self._open[-1]._returned)]
-        return frozenset(taken | {leaf._call.call_id for leaf in lazy if isinstance(leaf, Handle)})
+        lazy = [found for leaf in leaves(self._open[-1]._returned) if (found := awaited(leaf)) is not None]
+        return frozenset(taken | {call.call_id for call, _ in lazy})
 
     def _resolved(self, result: Any) -> Any:
         """Handles and lazy parts inside the returned structure become their values."""
 
         def value(leaf: Any) -> Any:
-            if isinstance(leaf, Handle):
-                return self._wait(leaf._call, ())
-            return self._wait(leaf._handle._call, leaf._path) if isinstance(leaf, Ref) else leaf
+            found = awaited(leaf)
+            return leaf if found is None else self._wait(*found)
 
         return rebuilt(result, value)
 
@@ -468,11 +469,11 @@ class Session:
         self._refuse_forgotten(_value_of(call), call.iteration)
         if call.iteration == self._now:
             self._seal(self._upstream(call))
-        host, driver = self._host, self._host.driver
+        fetch, driver = self._host.values.fetch, self._host.driver
         if path or self._layout.ranks(call.worker) == 1:
-            return follow(host.fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
+            return follow(fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
         return [
-            host.fetch(driver, call.call_id, call.worker, r, call.iteration, timeout)
+            fetch(driver, call.call_id, call.worker, r, call.iteration, timeout)
             for r in self._loop.members.of(call)
         ]
 
@@ -503,17 +504,15 @@ class Session:
 
     def _get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
         self._refuse_untraced(channel.name, READ, DRIVER, "The iteration function")
-        self._loop.reads(self._now, channel.name)
+        self._loop.streams.reads(self._now, channel.name)
         self._seal(self._above([channel.name]))
         items: list[Any] = self._port(channel.name, READ).get(ALL if n == "all" else n, key=key)
         return items
 
     def _port(self, channel: str, direction: str) -> Any:
-        from rlinf_lab.runtime.host.channels.ports import InboxPort, outbox
-
         if (channel, direction) not in self._ports:
-            made = outbox if direction == WRITE else InboxPort
-            self._ports[channel, direction] = made(self._host, self._host.driver, channel, self._now)
+            made = self._host.ports.outbox if direction == WRITE else self._host.ports.inbox
+            self._ports[channel, direction] = made(self._host.driver, channel, self._now)
         return self._ports[channel, direction]
 
     # --- the end of streams ------------------------------------------------------------------------------
@@ -548,7 +547,7 @@ class Session:
                 if (channel, WRITE) in self._ports:
                     self._ports[channel, WRITE].refuse_incomplete()
                 self._loop.close_channel(channel, self._now)
-        self._loop.broadcast(("seal", self._now, expected))
+        self._loop.broadcast(SealStreams(self._now, expected))
 
     def _refuse_untraced(self, channel: str, direction: str, worker: str, who: str) -> None:
         """The plan has no place for what the dry run has not seen."""

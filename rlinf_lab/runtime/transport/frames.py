@@ -14,19 +14,17 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rlinf_lab.runtime.transport import collectives, cuda_ipc, store
+from rlinf_lab.runtime.transport import collectives, cuda_ipc
 from rlinf_lab.runtime.transport.collectives import Coming, Receivers
 from rlinf_lab.runtime.transport.cuda_ipc import Lent
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.runtime.transport.shared_memory import REFERENCE, InSlot, SlotViews
-from rlinf_lab.runtime.transport.store import InStore, StoreViews
 from rlinf_lab.runtime.transport.traffic import Transit
 
 FAREWELL = 0xFFFFFFFF
 # beside the number of parts: a header and a packet; behind their lengths the number of items, and the time
 PARCEL = 1 << 31
 IN_PAIR = 1 << 59  # beside the length of a buffer: torch.distributed brings it,
-IN_STORE = 1 << 60  # it lies in Ray's object store,
 IN_SLOT = 1 << 61  # in a slot,
 ON_HOST = 1 << 62  # wherever it lies it was copied from a GPU,
 ON_GPU = 1 << 63  # it is there and was lent
@@ -201,18 +199,11 @@ class FrameReader:
         self,
         stream: Stream,
         slots: SlotViews,
-        store: StoreViews,
         receivers: Receivers,
         transport: str,
         outlives: bool = False,
     ) -> None:
-        self._stream, self._slots, self._store, self._receivers, self._outlives = (
-            stream,
-            slots,
-            store,
-            receivers,
-            outlives,
-        )
+        self._stream, self._slots, self._receivers, self._outlives = stream, slots, receivers, outlives
         self._headers: dict[bytes, tuple] = {}
         self._parts: list[Any] = []
         self._items = -1
@@ -273,15 +264,7 @@ class FrameReader:
             return self._transport
         if marks & ON_GPU:
             return "nccl" if marks & IN_PAIR else "cuda_ipc"
-        return (
-            "cuda_host_copy"
-            if marks & ON_HOST
-            else "shared memory"
-            if marks & IN_SLOT
-            else "object_store"
-            if marks & IN_STORE
-            else "gloo"
-        )
+        return "cuda_host_copy" if marks & ON_HOST else "shared memory" if marks & IN_SLOT else "gloo"
 
     def _take_together(self, header: bytes, packets: list[bytes], counts: tuple[int, ...], sent: int) -> None:
         self._items, self._counts, self._parts = sum(counts), counts, [header, *packets]
@@ -296,9 +279,6 @@ class FrameReader:
         stream, length = self._stream, size & LENGTH
         if size & IN_SLOT:
             return InSlot(stream.read(REFERENCE.size), length)
-        if size & IN_STORE:
-            number, described = store.HEAD.unpack(stream.read(store.HEAD.size))
-            return InStore(number, stream.read(described), length)
         if size & IN_PAIR:
             (described,) = collectives.HEAD.unpack(stream.read(collectives.HEAD.size))
             return _Announced(size, -1, stream.read(described))
@@ -338,9 +318,6 @@ class FrameReader:
         return "put", name, self._items, Packed(data, self._viewed(parts) if parts else ()), origin, tags, self._transit
 
     def _viewed(self, parts: list[Any]) -> tuple[Any, ...]:
-        if any(type(p) is InStore for p in parts):
-            fetched = iter(self._store.fetch([p for p in parts if type(p) is InStore]))
-            parts = [next(fetched) if type(p) is InStore else p for p in parts]
         viewed: list[Any] = []
         try:
             for p in parts:
@@ -361,8 +338,6 @@ class FrameReader:
         for part in parts:
             if isinstance(part, InSlot):
                 self._slots.give_back(part.number)
-        if kept := [part for part in parts if isinstance(part, InStore)]:
-            self._store.give_back(kept)
 
     def forget(self) -> None:
         self._parts = []

@@ -3,11 +3,10 @@
 Same node: an abstract unix socket (no file to leave behind; the peer's user id is checked). Other node: TCP with a
 secret. The frame is the same: a header of lengths, a pickle (protocol 5), then its buffers, which arrays are rebuilt
 upon without a copy. On the same node large buffers lie in shared memory (`shared_memory.py`), and the frame has only
-their numbers; between nodes they may go through Ray's object store (`store.py`). Tensors on a GPU stay there for
-processes that see it (`cuda_ipc.py`), or go from GPU to GPU (`collectives.py`). Items of channels are packed already
-when they come here (`item_batches`): their frame has a pickle that says which queue they belong to, how many they are,
-and the packet, which whoever hears it leaves closed. A stream that ends without a farewell means that its sender died.
-How messages are heard: `listener`, `lookout`.
+their numbers. Tensors on a GPU stay there for processes that see it (`cuda_ipc.py`), or go from GPU to GPU
+(`collectives.py`). Items of channels are packed already when they come here (`item_batches`): their frame has a pickle
+that says which queue they belong to, how many they are, and the packet, which whoever hears it leaves closed. A stream
+that ends without a farewell means that its sender died. How messages are heard: `listener`, `lookout`.
 
 Sending never blocks: what the socket does not take at once is sent by a thread of the link. Hosts answer from their
 reading threads; if those waited for room, two hosts with full sockets would wait for each other for ever. How much can
@@ -42,7 +41,6 @@ from rlinf_lab.runtime.transport.frames import (
     HEADERS,
     IN_PAIR,
     IN_SLOT,
-    IN_STORE,
     ON_GPU,
     ON_HOST,
     PACKET,
@@ -52,9 +50,7 @@ from rlinf_lab.runtime.transport.frames import (
     TOGETHER,
 )
 from rlinf_lab.runtime.transport.pickling import OnDevice, pickled
-from rlinf_lab.runtime.transport.shared_memory import GREETING, HEARD_ALONE, RELAYED, SlotPool
-from rlinf_lab.runtime.transport.store import StorePool
-from rlinf_lab.runtime.transport.tunnel import through_ray
+from rlinf_lab.runtime.transport.shared_memory import GREETING, HEARD_ALONE, SlotPool
 
 _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -103,8 +99,7 @@ class Address:
 class Ways(NamedTuple):
     """How messages of a host get to others.
 
-    ``between_nodes``: what large buffers to another node of Ray take, "stream", "object_store" or "gloo" ("ray": the
-    stream goes through Ray, too);
+    ``between_nodes``: what large buffers to another node of Ray take, "stream" or "gloo";
     ``ray_node``: the host's own; ``between_gpus``: "ipc" (tensors on a GPU stay there where the other process sees it),
     "nccl" (and go from GPU to GPU where it does not) or "host".
     """
@@ -162,9 +157,7 @@ class _Run:
 
 
 class Link:
-    """The sending end of one direction. ``transport`` is "unix" or "tcp", or "ray" where a node is reached through Ray
-    alone.
-    """
+    """The sending end of one direction. ``transport`` is "unix" or "tcp"."""
 
     def __init__(self, address: Address, me: str, ways: Ways = BY_DEFAULT) -> None:
         self.peer = address.host
@@ -184,19 +177,12 @@ class Link:
         self._slots = SlotPool(self._socket, self._lender.given_back)
         own = self._socket.getsockname()[0] if self.transport == "tcp" else LOOPBACK
         self._senders = Senders(self.peer, own)
-        self._store = StorePool(self._socket, self.peer)
         self._beside: tuple[int, Callable[[memoryview], bytes | None]] = IN_SLOT, self._slots.place
-        if ways.leave_node(address) or self.transport == "ray":
-            self._beside = (
-                (IN_PAIR, self._senders.place_bytes) if ways.between_nodes == "gloo" else (IN_STORE, self._store.place)
-            )
+        if ways.leave_node(address):
+            self._beside = IN_PAIR, self._senders.place_bytes
         self._uses_nccl = ways.between_gpus == "nccl" and bool(address.gpus)
         name = me.encode()
-        greeting = (
-            self._slots.greet()
-            if self._beside[0] == IN_SLOT
-            else GREETING.pack(0, RELAYED if self.transport == "ray" else HEARD_ALONE, b"")
-        )
+        greeting = self._slots.greet() if self._beside[0] == IN_SLOT else GREETING.pack(0, HEARD_ALONE, b"")
         self._socket.sendall(address.secret + greeting + COUNT.pack(len(name)) + name)
         self._socket.settimeout(ANSWER_SECONDS)
         self._slots.hear(self._socket.recv(1))
@@ -221,15 +207,13 @@ class Link:
                 return unix, "unix"
             except OSError:  # another container of the same node: no common namespace of names
                 unix.close()
-        relayed = bool(ways.ray_node and address.ray_node)
-        if relayed and ways.between_nodes == "ray":
-            return through_ray(address), "ray"
         try:
             tcp = socket.create_connection(address.tcp, timeout=10)
-        except OSError:  # what is not let through; the launch says so
-            if not relayed:
-                raise
-            return through_ray(address), "ray"
+        except OSError as error:
+            raise ChannelBroken(
+                f"Host {self.peer!r} cannot be reached at {address.tcp[0]}:{address.tcp[1]} ({error}). Next: let TCP "
+                f"through between the nodes; lab.check(flow, plan, ...) names those that do not reach each other."
+            ) from error
         tcp.settimeout(None)
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         notice_silence(tcp)
@@ -294,8 +278,9 @@ class Link:
     def _framed(
         self, parts: list[bytes | memoryview], buffers: list[Any], items: list[int]
     ) -> list[bytes | memoryview]:
-        """A frame in parts, so that large buffers need not be joined; what fits into slots or the store is copied
-        there. ``items``: how many, and when.
+        """A frame in parts, so that large buffers need not be joined; what fits into slots is copied there.
+
+        ``items``: how many, and when.
         """
         sizes = [len(part) for part in parts]
         for raw in buffers:
@@ -441,5 +426,4 @@ class Link:
         with self._changed:
             self._slots.close()
             self._lender.close()
-            self._store.close()
         self._senders.close()

@@ -17,8 +17,7 @@ from rlinf_lab.runtime.transport.collectives import LOOPBACK, Receivers
 from rlinf_lab.runtime.transport.cuda_ipc import visible_gpus
 from rlinf_lab.runtime.transport.frames import COUNT, FrameReader, NotYetThere, Stream
 from rlinf_lab.runtime.transport.links import Address, close_when_forked, node_id, notice_silence
-from rlinf_lab.runtime.transport.shared_memory import GREETING, HEARD_ALONE, RELAYED, SlotViews
-from rlinf_lab.runtime.transport.store import StoreViews
+from rlinf_lab.runtime.transport.shared_memory import GREETING, HEARD_ALONE, SlotViews
 
 PORTION = 1 << 13  # bytes that a rank takes in at once: it may have what it waits for, and others would wait for it
 
@@ -256,10 +255,10 @@ class Listener:
             slots = SlotViews(connection, stream.read(GREETING.size))
             connection.send(b"\1" if slots.usable else b"\0")
             peer = stream.read(COUNT.unpack(stream.read(4))[0]).decode()
-            transport = "ray" if slots.probe == RELAYED else "unix" if connection.family == socket.AF_UNIX else "tcp"
+            transport = "unix" if connection.family == socket.AF_UNIX else "tcp"
             receivers = Receivers(LOOPBACK if connection.family == socket.AF_UNIX else connection.getsockname()[0])
-            frames = FrameReader(stream, slots, StoreViews(connection), receivers, transport, self._outlives)
-            lookout = None if slots.probe in (HEARD_ALONE, RELAYED) else self._lookout
+            frames = FrameReader(stream, slots, receivers, transport, self._outlives)
+            lookout = None if slots.probe == HEARD_ALONE else self._lookout
             incoming = Incoming(peer, connection, stream, frames, self._ears, lookout)
             incoming.hear()
             receivers.end(died=False)

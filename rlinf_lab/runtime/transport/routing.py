@@ -1,7 +1,7 @@
 """Which queue an item goes to, and on which host that queue lives.
 
 Every queue has one home: the host of its consumer; with consumers on several hosts, the one with most of their ranks.
-The others ask it for items (`protocol`: get, got), so that whoever is free takes what comes next, in order, wherever it
+The others ask it for items (`Get`, `Got`), so that whoever is free takes what comes next, in order, wherever it
 lives.
 """
 

@@ -30,7 +30,6 @@ GREETING = struct.Struct("<Ii16s")  # process, file and content of the slot that
 REFERENCE = struct.Struct("<IIiQ")  # a slot: its number, the number of its arena, that one's file, the offset in it
 # instead of the number of a file: what comes may have to be fetched, which is for nobody but the link's own thread
 HEARD_ALONE = -2
-RELAYED = -3  # the same, and the stream itself comes through Ray
 LENT = 1 << 31  # beside a number that goes back: not of a slot, but of memory that was lent (`cuda_ipc`)
 _NUMBER = struct.Struct("<I")
 _TOKEN = 16

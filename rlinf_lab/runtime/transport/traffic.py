@@ -12,7 +12,7 @@ from rlinf_lab.timeline.record.clock import Clock
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 
-STREAMS = ("unix", "tcp", "ray")
+STREAMS = ("unix", "tcp")
 _TRANSFER = int(SpanKind.TRANSFER)
 
 

@@ -207,7 +207,7 @@ class SpanStore:
         between, when a span ends before it starts, or has a number that its recorder did not give; the timeline is
         unchanged then.
         ``checked``: the spans need not be looked at, for they were written by a runtime of ours (see
-        `rlinf_lab.runtime.host.spans`).
+        `rlinf_lab.runtime.host.state.spans`).
         """
         if self._is_snapshot:
             raise TimelineError("This is a snapshot, which does not grow. Next: extend the timeline it was taken from.")

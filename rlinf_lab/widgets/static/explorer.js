@@ -82,7 +82,7 @@ class ExplorerView {
     this.why = make("section.panel.why", {}, make("header", {}, make("h3", {}, "Why not this one?")), make("div.whybody"));
     this.whyBody = this.why.lastChild;
     const tell = (type) => () => { if (!tellKernel(model, { type })) { told.error = GONE; this.refresh(); } };
-    this.measure = make("button.tool", { onclick: tell("sensitivity"), title: "search again with each entry of the profile off, until another plan wins" }, "Compute");
+    this.measure = make("button.tool", { onclick: tell("sensitivity"), title: "plan again with each entry of the profile off by eight factors" }, "Compute");
     this.part = make("i");
     this.looking = make("span.muted");
     const far = make("div.progress", { role: "progressbar", "aria-label": "entries looked at", "aria-valuemin": 0, "aria-valuemax": 100 }, this.part);
@@ -243,7 +243,7 @@ class ExplorerView {
     const x = (f) => 50 + (50 * Math.log(f)) / Math.log(WIDEST), percent = (f) => `${f < 1 ? "−" : "+"}${Math.abs(100 * (f - 1)).toFixed(0)} %`;
     const matters = (r) => r.entry === "seconds" || r.below || r.above, named = (r) => `${r.owner} ${r.entry}`, others = ranges.filter((r) => !matters(r)).map(named);
     const rows = ranges.filter(matters).map((r) => make("div.range", {}, make("span", { title: named(r) }, r.owner, " ", make("small.muted", {}, r.entry)),
-      make("div.scale", { title: `below: ${r.below || "not looked further"}; above: ${r.above || "not looked further"}${r.step ? `; looked at each ${100 * r.step} %, planned again at both ends` : ""}` }, make("i", { style: `left:${x(r.low)}%;width:${x(r.high) - x(r.low)}%` }), make("u")),
+      make("div.scale", { title: `below: ${r.below || "not looked further"}; above: ${r.above || "not looked further"}` }, make("i", { style: `left:${x(r.low)}%;width:${x(r.high) - x(r.low)}%` }), make("u")),
       make("span.muted", {}, `${r.below ? percent(r.low) : "< −75 %"} … ${r.above ? percent(r.high) : "> +300 %"}`)));
     const notes = [...(cancelled ? [`cancelled: ${progress.of ? `${progress.done} of ${progress.of}` : "no"} entries were looked at`] : []), ...(ranges.length ? ["bar: the choice stands; line: the profile's value; scale: a quarter to four times"] : []), ...(others.length ? [`stands all the way: ${others.join(", ")}`] : [])];
     this.ranges.replaceChildren(...rows, ...notes.map((text) => make("p.muted", {}, text)));

@@ -21,7 +21,8 @@ export class Header {
     this.message = make("p.message", { role: "status" });
     const line = make("div.top", {}, make("h2", { title: config.title }, config.title), ...plan, this.state, this.track, this.count, this.times, this.silence,
       ...(config.buttons === false ? [] : [make("span.buttons", {}, this.pause, this.stop)]));
-    this.node = make("header", {}, line, this.message);
+    this.plan = make("p.plannote", { title: "how the plan came about, in seconds an iteration" });
+    this.node = make("header", {}, line, this.plan, this.message);
   }
 
   /** silence: seconds since the kernel was heard, where that is long; gone: nobody hears the buttons. */
@@ -32,6 +33,7 @@ export class Header {
     this.state.dataset.state = state;
     this.message.textContent = s.message || "";
     this.message.title = s.message || "";
+    this.plan.textContent = s.plan_note || "";
     const share = of ? Math.min(1, done / of) : 0;
     this.bar.style.width = `${100 * share}%`;
     this.track.style.visibility = of ? "visible" : "hidden";
@@ -145,7 +147,7 @@ export class Picture {
   }
 }
 
-/** Tiles from what is known: the charted metrics, pace, and how busy the devices were lately. */
+/** Tiles from what is known: the charted metrics, pace, and how busy the devices were. */
 export function headline(keys, rows, bubbles) {
   const recent = rows.all.slice(-5);
   const mean = (name) => { const v = recent.map((m) => m[name]).filter(Number.isFinite); return v.length ? v.reduce((a, b) => a + b, 0) / v.length : NaN; };
@@ -157,11 +159,9 @@ export function headline(keys, rows, bubbles) {
   tiles.push(["Iteration", Number.isFinite(mean("seconds")) ? `${figures(mean("seconds"))} s` : "–", recent.length ? `mean of last ${recent.length}` : ""]);
   const pace = Object.keys(rows.last || {}).find((k) => /(^|[._])steps_per_second$/.test(k));
   if (pace) tiles.push(["Env steps", figures(mean(pace)), "per second"]);
-  const row = bubbles.last;
-  if (row) {
-    const idle = CAUSES.reduce((s, cause) => s + (row[cause] || 0), 0);
-    tiles.push(["Devices busy", `${Math.round((100 * row.busy) / (row.busy + idle))} %`, `iteration ${row.iteration}`]);
-  }
+  // The number of the panel "Device time", of all iterations: one of the last iteration alone would be another one, and of none that trained perhaps.
+  const total = bubbles.keys.reduce((sum, key) => sum + bubbles.of(key), 0);
+  if (total) tiles.push(["Devices busy", `${Math.round((100 * bubbles.of("busy")) / total)} %`, "of device time"]);
   return tiles;
 }
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, WorkflowError
 from rlinf_lab.generation import Completion, Generator, LanguageModel, Request, SamplingParams, generator
+from rlinf_lab.planning.simulator.staleness import StalenessPolicy
+from rlinf_lab.workers.reasoning.making import GroupsInTheMaking
+from rlinf_lab.workers.reasoning.prompts import EVALUATION
 from rlinf_lab.workers.reasoning.records import Asked, ModelWeights, Response
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+
+DEFAULT_SLOTS = 128
+"""of a generator that is not told otherwise"""
 
 
 class GeneratorWorker(Worker):
@@ -30,10 +38,11 @@ class GeneratorWorker(Worker):
         *,
         engine: str = "own",
         weights: ModelWeights | None = None,
+        dispatch: str = "even",
         **options: Any,
     ) -> None:
         self._make, self._params, self._engine, self._options = model, params, engine, options
-        self._start = weights
+        self._start, self.dispatch = weights, dispatch
         self.generator: Generator | None = None
 
     def setup(self) -> None:
@@ -46,28 +55,62 @@ class GeneratorWorker(Worker):
             self.generator.load_weights(self._start.state, self._start.version)
 
     def generate(self, asked: Inbox[Asked], responses: Outbox[Response], weights: Weights) -> None:
-        """Answer everything of this iteration. A prompt that cannot work is a response, too."""
-        wanted = asked.get_all()
+        """Answer this rank's share of the iteration. A prompt that cannot work is a response, too.
+
+        The share is even, or with ``dispatch="shortest_queue"`` what this rank has had room for.
+        """
+        room = self._room if self.dispatch == "shortest_queue" else None
+        wanted = asked.get_all() if room is None else asked.get(room)
         self._update(weights)
+        self._answer(wanted, responses, None if room is None else asked)
+
+    def _answer(self, wanted: list[Asked], responses: Outbox[Response], more: Inbox[Asked] | None = None) -> None:
+        """``more``: take from there whenever there is room."""
         assert self.generator is not None
-        for one in wanted:
-            try:
-                self.generator.add(Request(self.model.encode(one.problem.prompt), self._params, one.id, item=one))
-            except ConfigError as error:  # characters that the tokenizer does not know
-                refused = Completion.refused(Request(np.zeros(0, np.int64), self._params, one.id, item=one), str(error))
-                responses.put(Response(one, refused, ""))
+        steps = 0
         try:
-            while self.generator.pending:
+            while wanted or self.generator.pending:
+                for refused in self._begin_all(wanted):
+                    responses.put(refused)
+                steps += bool(self.generator.pending)
                 for completion in self.generator.step():
-                    responses.put(Response(completion.item, completion, self.model.decode(completion.token_ids)))
+                    responses.put(self._response(completion))
+                free = self._room - self.generator.pending
+                wanted = more.get(free) if more is not None and free > 0 else []
         finally:
             self.generator.abort()  # nobody wants the rest where a put has ended this call
+            self.log(decode_steps=steps)
 
-    def _update(self, weights: Weights) -> None:
+    @property
+    def _room(self) -> int:
+        """Responses that run at once."""
+        return int(self._options.get("slots", DEFAULT_SLOTS))
+
+    def _begin_all(self, asked: list[Asked]) -> list[Response]:
+        """Have them answered; the answers of those that cannot be."""
+        return [r for r in map(self._begin, asked) if r is not None]
+
+    def _begin(self, one: Asked) -> Response | None:
+        """Have it answered; the answer of one whose characters the tokenizer does not know."""
+        assert self.generator is not None
+        try:
+            self.generator.add(Request(self.model.encode(one.problem.prompt), self._params, one.id, item=one))
+        except ConfigError as error:
+            refused = Completion.refused(Request(np.zeros(0, np.int64), self._params, one.id, item=one), str(error))
+            return Response(one, refused, "")
+        return None
+
+    def _response(self, completion: Completion) -> Response:
+        return Response(completion.item, completion, self.model.decode(completion.token_ids))
+
+    def _update(self, weights: Weights) -> bool:
+        """Take the newest weights; whether they were new."""
         published: ModelWeights | None = weights.pull().state
         assert self.generator is not None
-        if published is not None and published.version != self.generator.version:
-            self.generator.load_weights(published.state, published.version)
+        if published is None or published.version == self.generator.version:
+            return False
+        self.generator.load_weights(published.state, published.version)
+        return True
 
     def offload(self) -> None:
         if self.generator is not None:
@@ -77,3 +120,114 @@ class GeneratorWorker(Worker):
     def onload(self) -> None:
         if self.generator is not None:
             self.generator.onload()
+
+
+class ContinuingGenerator(GeneratorWorker):
+    """Ends a call as soon as an iteration has its groups; what runs goes on in the next one (partial rollouts).
+
+    ``batch``: groups that an iteration hands over. In the making are ``concurrency`` times as many; ``oversample``
+    times as many are made whole, of which "drop_oldest" keeps the newest. A response's budget of tokens counts once,
+    however often it goes on. `StalenessPolicy` says what is too stale, and what new weights do to what runs.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], LanguageModel],
+        params: SamplingParams,
+        *,
+        policy: StalenessPolicy,
+        batch: int,
+        concurrency: float = 2.0,
+        oversample: float = 1.0,
+        longest_first: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, params, **options)
+        self.policy, self.batch, self.longest_first = policy, batch, longest_first
+        self.concurrency, self.oversample = concurrency, oversample
+        self._suspended: list[Request] = []
+
+    def preflight(self) -> None:
+        if self.batch % self.ranks:
+            raise WorkflowError(
+                f"{self!r} has {self.ranks} ranks, which cannot share {self.batch} groups of an iteration evenly. "
+                f"Next: as many prompts as a multiple of {self.ranks}."
+            )
+
+    def setup(self) -> None:
+        super().setup()
+        share = self.batch // max(1, self.ranks)
+        self._groups = GroupsInTheMaking(
+            self.policy,
+            batch=share,
+            whole=math.ceil(share * self.oversample),
+            concurrency=math.ceil(share * self.concurrency),
+            longest_first=self.longest_first,
+        )
+
+    def generate(self, asked: Inbox[Asked], responses: Outbox[Response], weights: Weights) -> None:
+        """Hand over the groups of this iteration."""
+        wanted = asked.get_all()
+        assert self.generator is not None
+        if wanted and wanted[0].round == EVALUATION:
+            self._suspend()
+            self._update(weights)
+            self._answer(wanted, responses)
+            return
+        groups = self._groups
+        # Here versions count updates, as rounds do: round n is learnt from by version n.
+        stale = groups.enter(wanted, max((one.round for one in wanted), default=groups.learning + 1))
+        self._give_up(stale)
+        self._renew(weights)
+        place, steps = self.rank * groups.batch, 0
+        for group in groups.take() if groups.streams else ():
+            place += self._hand_over(group, place, responses)
+        while not groups.satisfied:
+            ready = self._begin_all(groups.begin(self.generator.version))
+            if not ready and not self.generator.pending and not groups.satisfied:
+                raise WorkflowError(f"{self!r} has nothing to answer: {groups!r}. Next: do the prompts reach it?")
+            steps += bool(self.generator.pending)
+            ready += [self._response(c) for c in (self.generator.step() if self.generator.pending else ())]
+            for response in ready:
+                for group in groups.finished(response):
+                    place += self._hand_over(group, place, responses)
+        for group in groups.take():
+            place += self._hand_over(group, place, responses)
+        self.log(decode_steps=steps, **groups.told())
+
+    def _hand_over(self, group: list[Response], place: int, responses: Outbox[Response]) -> int:
+        responses.put_all([dataclasses.replace(r, place=place) for r in group])
+        return 1
+
+    def _renew(self, weights: Weights) -> None:
+        """Take new weights, and do with what runs what the policy says."""
+        assert self.generator is not None
+        how = self.policy.while_generating
+        published: ModelWeights | None = weights.pull().state
+        new = published is not None and published.version != self.generator.version
+        if new and how != "in_place":
+            self._suspend()
+        if new and published is not None:
+            self.generator.load_weights(published.state, published.version)
+        if new and how == "retract":
+            self._suspended = [dataclasses.replace(r, prefix=None) for r in self._suspended]
+            self._groups.renewed(self.generator.version)
+        for request in self._suspended:
+            self.generator.add(request)
+        self._suspended = []
+
+    def _give_up(self, asked: list[Asked]) -> None:
+        assert self.generator is not None
+        ids = {one.id for one in asked}
+        self.generator.abort(ids)
+        self._suspended = [r for r in self._suspended if r.id not in ids]
+
+    def _suspend(self) -> None:
+        """Break off what runs, to go on with it later."""
+        assert self.generator is not None
+        self._suspended += [c.resumed() for c in self.generator.abort()]
+
+    def offload(self) -> None:
+        if self.generator is not None:
+            self._suspend()
+        super().offload()

@@ -47,15 +47,15 @@ class Gatherer:
 
     def add(self, response: Response) -> Iterator[Group]:
         """Take one response; the groups that may be used now. Raises `WorkflowError` for one that came twice."""
-        asked = response.asked
-        members = self._open.setdefault(asked.prompt, {})
-        if asked.sample in members or asked.prompt in self._whole or (self.in_order and asked.prompt < self._next):
+        asked, number = response.asked, response.group
+        members = self._open.setdefault(number, {})
+        if asked.sample in members or number in self._whole or (self.in_order and number < self._next):
             raise WorkflowError(f"response {asked.id} came twice. Next: does one worker alone read each response?")
         members[asked.sample] = response
         if len(members) == self.size:
             ordered = tuple(members[k] for k in sorted(members))
-            self._whole[asked.prompt] = Group(asked.prompt, ordered)
-            del self._open[asked.prompt]
+            self._whole[number] = Group(number, ordered)
+            del self._open[number]
         while self._whole:
             first = self._next if self.in_order else next(iter(self._whole))
             if first not in self._whole:

@@ -18,6 +18,7 @@ from rlinf_lab.algorithms import informative, overlong_penalty
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.generation import LanguageModel
 from rlinf_lab.policies import Weights as PolicyWeights
+from rlinf_lab.workers.reasoning.critic import CriticAccumulator
 from rlinf_lab.workers.reasoning.groups import Gatherer, Group
 from rlinf_lab.workers.reasoning.records import ModelWeights, Response
 from rlinf_lab.workers.reasoning.settings import UpdateSettings
@@ -25,6 +26,9 @@ from rlinf_lab.workers.reasoning.update import GradientAccumulator
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
+
+MOST_STALE = 4
+"""updates from which on the histogram tells staleness together"""
 
 
 class GroupLearner(TorchWorker):
@@ -63,9 +67,8 @@ class GroupLearner(TorchWorker):
         self.module = self.model.module.to(
             self.device
         )  # an attribute of its own, so that it is found when it has to leave
-        self._accumulator = GradientAccumulator(
-            self.model, self.settings, max_tokens=self.max_tokens, temperature=self.temperature
-        )
+        kind = CriticAccumulator if self.settings.critic else GradientAccumulator
+        self._accumulator = kind(self.model, self.settings, max_tokens=self.max_tokens, temperature=self.temperature)
         self.optimizer = self._accumulator.optimizer
         if self._state is not None:
             self.load_state_dict(self._state)
@@ -88,12 +91,14 @@ class GroupLearner(TorchWorker):
             "weights": PolicyWeights({k: _as_array(v) for k, v in self._weights().state.items()}, self.version),
             "optimizer": _to_host(copy.deepcopy(self.optimizer.state_dict())),
             "version": self.version,
+            "more": _to_host(copy.deepcopy(self._accumulator.more_state())),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; ``state`` stays as it is."""
         self.module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in state["weights"].arrays.items()})
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._accumulator.load_more(state.get("more", {}))
         self.version = state["version"]
 
     # --- parts ----------------------------------------------------------------------------------------------
@@ -133,7 +138,7 @@ class _Iteration:
 
     def _group(self, group: Group) -> None:
         self._seen.append(group)
-        if not informative(group.reward_G[None])[0]:
+        if len(group) > 1 and not informative(group.reward_G[None])[0]:
             self._uninformative += 1
             if self.settings.dynamic_sampling:
                 return
@@ -198,6 +203,7 @@ class _Iteration:
         value = np.array([r.value for r in responses])
         told = {name: float(np.mean([t[name] for t in self._told])) for name in (self._told[0] if self._told else {})}
         return {
+            **_staleness_shares(responses, self.learner.version),
             "env_steps": float((self.learner.version + 1) * len(responses)),
             "reward": float(value.mean()),
             "groups": float(self._used),
@@ -210,6 +216,13 @@ class _Iteration:
             "learning_rate": self.learner.learning_rate(),
             **told,
         }
+
+
+def _staleness_shares(responses: list[Response], version: int) -> dict[str, float]:
+    """The histogram of an iteration: shares of responses whose first token is so many updates old."""
+    behind = [version - r.completion.oldest for r in responses if len(r)]
+    told = np.bincount(np.minimum(behind, MOST_STALE), minlength=MOST_STALE + 1) / max(1, len(behind))
+    return {f"staleness_{k}{'_or_more' * (k == MOST_STALE)}": float(share) for k, share in enumerate(told)}
 
 
 def _to_host(state: Any) -> Any:

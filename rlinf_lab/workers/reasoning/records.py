@@ -21,11 +21,13 @@ class Asked:
     """number of the prompt within the round"""
     sample: int
     """number of the response within the prompt's group"""
+    attempt: int = 0
+    """how often its group has been given up before"""
 
     @property
     def id(self) -> str:
         """Names the response: its sampling noise is keyed by it, wherever it is generated."""
-        return f"{self.round}.{self.prompt}/{self.sample}"
+        return f"{self.round}.{self.prompt}/{self.sample}" + (f"~{self.attempt}" if self.attempt else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,13 @@ class Response:
     """the completion's, for whoever judges it"""
     reward: RewardResult | None = None
     """None: not judged yet"""
+    place: int | None = None
+    """number of its group among those that are learnt from together; None: that of its prompt"""
+
+    @property
+    def group(self) -> int:
+        """Number of its group in the iteration that learns from it."""
+        return self.asked.prompt if self.place is None else self.place
 
     @property
     def value(self) -> float:

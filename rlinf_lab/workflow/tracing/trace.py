@@ -337,10 +337,7 @@ def _sources(spec: CallSpec) -> list[RefArg]:
 def _site(flow: FlowBuilder, spec: CallSpec) -> Call:
     declaration = flow.declaration(spec.worker)
     given = signature_of(declaration.function(spec.method)).bind(None, *spec.args, **spec.kwargs).arguments
-    sure = declaration.sure_reads(spec.method)
-    known = [
-        tuple(a.channel for name, a in given.items() if name in names and isinstance(a, ChannelArg))
-        for names in (sure.all, sure.first, sure.batched)
-    ]
+    batched = declaration.batched(spec.method)
+    known = tuple(a.channel for name, a in given.items() if name in batched and isinstance(a, ChannelArg))
     ends = tuple(spec.channels(READ)), tuple(spec.channels(WRITE))
-    return Call(spec.method, declaration.signature(spec.method), *ends, spec.starts_on_device, *known)
+    return Call(spec.method, declaration.signature(spec.method), *ends, spec.starts_on_device, known)

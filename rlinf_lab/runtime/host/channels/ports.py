@@ -5,26 +5,32 @@ from __future__ import annotations
 import itertools
 import numbers
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
 from rlinf_lab.planning.engine.engine import ALL
-from rlinf_lab.runtime.host.channels.unread import Moved
+from rlinf_lab.planning.plan.layout import Layout
+from rlinf_lab.runtime.host.channels.ends import ChannelEnds
+from rlinf_lab.runtime.host.state.messages import Moved
+from rlinf_lab.runtime.host.state.queues import Queue
+from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.transport.cpu_offload import rest, wake
 
-if TYPE_CHECKING:
-    from rlinf_lab.runtime.host.channels.queues import Queue
-    from rlinf_lab.runtime.host.host import Host
-    from rlinf_lab.runtime.host.rank import Process
+
+class Blocks(Protocol):
+    """Ranks that work together must not wait at a channel; see `elastic.meetings`."""
+
+    def refuse_within(self, process: Process, channel: str, gets: bool) -> None: ...
 
 
 class InboxPort:
     """The reading end; see `workflow.worker.Inbox` for the contract."""
 
-    def __init__(self, host: Host, process: Process, channel: str, iteration: int) -> None:
-        self._host, self._process, self._channel, self._iteration = host, process, channel, iteration
-        self._spec = host.layout.graph.channel(channel)
-        self._micro_batch = host.layout.plan.micro_batch(channel)
+    def __init__(self, ports: Ports, process: Process, channel: str, iteration: int) -> None:
+        self._ends, self._blocks, self._layout = ports.ends, ports.blocks, ports.layout
+        self._process, self._channel, self._iteration = process, channel, iteration
+        self._spec = ports.layout.graph.channel(channel)
+        self._micro_batch = ports.layout.plan.micro_batch(channel)
         self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
         self.moved = Moved(channel, True)
 
@@ -50,8 +56,8 @@ class InboxPort:
     def _get(self, queue: Queue, wanted: int) -> list[Any]:
         self.moved.asked = True
         if self._process.together:
-            self._host.meetings.refuse_within(self._process, self._channel, gets=True)
-        items = self._host.get(self._process, queue, wanted)
+            self._blocks.refuse_within(self._process, self._channel, gets=True)
+        items = self._ends.get(self._process, queue, wanted)
         self.moved.items += len(items)
         return [wake(item, self._process.device) for item in items] if self._spec.cpu_offload else items
 
@@ -64,14 +70,14 @@ class InboxPort:
     def _why_nothing_comes(self, key: int | None) -> str:
         if self._process.leaving:
             return "the rank leaves, and the others take what it would have taken. Next: let the call end."
-        producers = self._host.layout.graph.producers(self._channel)
+        producers = self._layout.graph.producers(self._channel)
         done = f"{' and '.join(producers)} {'have' if len(producers) > 1 else 'has'} finished"
         return f"{done}, and no item{'' if key is None else f' of key {key}'} is left. Next: take as many as are put, or get(1), which is [] then."
 
     def _queue(self, key: int | None) -> Any:
         queue = self._queues.get(key if self._spec.keyed or key is None else self._key(key))
         if queue is None:
-            queue = self._queues[key] = self._host.reading_queue(self._process, self._channel, self._iteration, self._key(key))
+            queue = self._queues[key] = self._ends.reading_queue(self._process, self._channel, self._iteration, self._key(key))
         return queue
 
     def refuse_incomplete(self) -> None:
@@ -99,9 +105,10 @@ class InboxPort:
 class OutboxPort:
     """The writing end; see `workflow.worker.Outbox`."""
 
-    def __init__(self, host: Host, process: Process, channel: str, iteration: int) -> None:
-        self._host, self._process, self._channel, self._iteration = host, process, channel, iteration
-        self._spec = host.layout.graph.channel(channel)
+    def __init__(self, ports: Ports, process: Process, channel: str, iteration: int) -> None:
+        self._ends, self._blocks, self._layout = ports.ends, ports.blocks, ports.layout
+        self._process, self._channel, self._iteration = process, channel, iteration
+        self._spec = ports.layout.graph.channel(channel)
         self._plain = self._spec.weight is None and self._spec.order in ("fifo", "lifo")
         self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
         self.moved = Moved(channel, False)
@@ -121,9 +128,9 @@ class OutboxPort:
 
     def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
         if self._process.together:
-            self._host.meetings.refuse_within(self._process, self._channel, gets=False)
+            self._blocks.refuse_within(self._process, self._channel, gets=False)
         tags = None if self._plain and weight is None and priority is None else self._spec.tag(self._who(), items, weight, priority)
-        self._host.put(self._process, queue, [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items, tags)
+        self._ends.put(self._process, queue, [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items, tags)
         self.moved.items += len(items)
 
     def _queue(self, key: int | None) -> Any:
@@ -132,7 +139,7 @@ class OutboxPort:
             if self._spec.keyed != (key is not None):
                 need = "is keyed. Next: put(item, key=...)" if self._spec.keyed else "has no keys. Next: leave key= out, or declare it keyed=True"
                 raise WorkflowError(f"{self._process.label}: channel {self._channel!r} {need}.")
-            queue = self._queues[key] = self._host.writing_queue(self._process, self._channel, self._iteration, -1 if key is None else key)
+            queue = self._queues[key] = self._ends.writing_queue(self._process, self._channel, self._iteration, -1 if key is None else key)
         return queue
 
     def refuse_incomplete(self) -> None:
@@ -153,8 +160,8 @@ class OutboxPort:
 class GroupedOutboxPort(OutboxPort):
     """The writing end of a channel of groups: items wait here until all of their key are there, then they are one item of the channel."""
 
-    def __init__(self, host: Host, process: Process, channel: str, iteration: int) -> None:
-        super().__init__(host, process, channel, iteration)
+    def __init__(self, ports: Ports, process: Process, channel: str, iteration: int) -> None:
+        super().__init__(ports, process, channel, iteration)
         self._waiting: dict[int, list[tuple[Any, int | None]]] = {}
 
     def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
@@ -173,7 +180,7 @@ class GroupedOutboxPort(OutboxPort):
 
     def refuse_incomplete(self) -> None:
         for key, members in self._waiting.items():
-            worker, ranks = self._process.worker, self._host.layout.ranks(self._process.worker)
+            worker, ranks = self._process.worker, self._layout.ranks(self._process.worker)
             others = f", one of its {ranks} ranks; each gets items by itself" if ranks > 1 else ""
             raise WorkflowError(
                 f"{self._who()} has groups of {self._spec.group}, and the call ended with {len(members)} of key {key!r}{others}. Next: one rank puts all items "
@@ -181,7 +188,17 @@ class GroupedOutboxPort(OutboxPort):
             )
 
 
-def outbox(host: Host, process: Process, channel: str, iteration: int) -> OutboxPort:
-    """The writing end that the channel's declaration asks for."""
-    made = GroupedOutboxPort if host.layout.graph.channel(channel).group > 1 else OutboxPort
-    return made(host, process, channel, iteration)
+class Ports:
+    """Makes the ends of channels that calls of a host are given."""
+
+    def __init__(self, layout: Layout, ends: ChannelEnds, blocks: Blocks) -> None:
+        self.layout, self.ends, self.blocks = layout, ends, blocks
+
+    def inbox(self, process: Process, channel: str, iteration: int) -> InboxPort:
+        """The reading end."""
+        return InboxPort(self, process, channel, iteration)
+
+    def outbox(self, process: Process, channel: str, iteration: int) -> OutboxPort:
+        """The writing end that the channel's declaration asks for."""
+        made = GroupedOutboxPort if self.layout.graph.channel(channel).group > 1 else OutboxPort
+        return made(self, process, channel, iteration)

@@ -1,55 +1,71 @@
-"""Ranks that read queues of another host: they ask its home for items and wait; whoever asked first gets what comes next.
+"""Ranks that read queues of another host: they ask its home for items; whoever asked first gets what comes next.
 
-One message there and one back for each get, so batches are what makes it cheap. Every method runs under the host's mutex.
+One message there and one back for each get, so batches are what makes it cheap. Every method runs under the host's
+mutex.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from rlinf_lab.planning.engine.engine import Event, Part
-from rlinf_lab.runtime.host.channels.queues import Queue
-from rlinf_lab.runtime.host.rank import FarReader, Process
+from rlinf_lab.runtime.host.channels.credit import Credits
+from rlinf_lab.runtime.host.liveness.failures import misunderstood
+from rlinf_lab.runtime.host.state import messages, parts
+from rlinf_lab.runtime.host.state.host_state import HostState
+from rlinf_lab.runtime.host.state.queues import Queue
+from rlinf_lab.runtime.host.state.rank import FarReader, Process
 from rlinf_lab.runtime.transport.item_batches import Parcel, Piece
-
-if TYPE_CHECKING:
-    from rlinf_lab.runtime.host.host import Host
 
 
 class FarReaders:
     """Of one host, both ways: its own ranks that read elsewhere, and ranks of others that read here."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post, credits: Credits) -> None:
+        self._state, self._control, self._post, self._credits = state, control, post, credits
         self._readers: dict[tuple[str, int], FarReader] = {}
+        post.on(messages.Get, self._serve)
+        post.on(messages.Got, self._take)
+        post.on(messages.Read, self._left)
+        post.on(messages.Dismiss, self._dismiss)
 
     # --- a rank that lives here --------------------------------------------------------------------------
     def ask(self, process: Process, queue: Queue, wanted: int) -> None:
-        """It gets items of a queue that lives elsewhere; its thread waits until `take`."""
+        """It gets items of a queue that lives elsewhere; its thread waits until they have come."""
         process.asked += 1
-        self._host.say(queue.name.home, ("get", queue.name, self._host.name, process.index, process.asked, wanted, tuple(process.machine.part)))
+        here, part = self._state.name, tuple(process.machine.part)
+        self._post.say(
+            queue.name.home, messages.Get(queue.name, here, process.index, process.asked, wanted, part)
+        )
 
-    def take(self, queue: Queue, index: int, asked: int, first: int, parts: list[tuple[int, Any]]) -> None:
-        """The answer has come; one to a get that was given up meanwhile is dropped (its iteration has failed)."""
-        host = self._host
-        process = host._processes[index]
-        if process.asked == asked and process.queue is queue and host._engine.is_getting(index):
-            process.pieces = [Piece(Parcel(n, queue.name.home, content), 0, n) for n, content in parts]
-            host._apply(host._engine.granted(index, queue.index, first, sum(n for n, _ in parts)))
+    def _take(self, message: messages.Got) -> None:
+        """The answer; one to a get that was given up meanwhile is dropped (its iteration has failed)."""
+        state, index = self._state, message.index
+        if state.queues.is_retired(message.name.iteration):
+            return
+        process, queue = state.processes[index], state.queues.queue(message.name)
+        if process.asked == message.asked and process.queue is queue and state.engine.is_getting(index):
+            process.pieces = [Piece(Parcel(n, queue.name.home, content), 0, n) for n, content in message.parts]
+            count = sum(n for n, _ in message.parts)
+            self._control.apply(state.engine.granted(index, queue.index, message.first, count))
 
     # --- a rank of another host ----------------------------------------------------------------------------
-    def serve(self, queue: Queue, host: str, there: int, asked: int, wanted: int, part: Part) -> None:
+    def _serve(self, message: messages.Get) -> None:
         """It gets items of a queue that lives here; `answer` follows when there are any."""
-        reader = self._readers.get((host, there)) or self._new(host, there)
+        state = self._state
+        if state.queues.is_retired(message.name.iteration):
+            return
+        queue = state.queues.queue(message.name)
+        reader = self._readers.get((message.origin, message.index)) or self._new(message.origin, message.index)
         self._withdraw(reader)
-        reader.queue, reader.pieces, reader.asked, reader.machine.part = queue, [], asked, part
-        self._host._apply(self._host._engine.settle([(reader.index, Event.GET, queue.index, wanted)]))
+        reader.queue, reader.pieces, reader.asked = queue, [], message.asked
+        reader.machine.part = Part(*message.part)
+        self._control.apply(state.engine.settle([(reader.index, Event.GET, queue.index, message.wanted)]))
 
     def _new(self, host: str, there: int) -> FarReader:
-        engine = self._host._engine
+        engine = self._state.engine
         index = engine.add_process()
-        reader = self._readers[host, there] = FarReader("", 0, index, -1, engine.processes[index], host=host, there=there, getting=True, far=True)
-        self._host._processes.append(reader)
+        reader = FarReader("", 0, index, -1, engine.processes[index], host=host, there=there, getting=True, far=True)
+        self._readers[host, there] = reader
+        self._state.processes.append(reader)
         engine.settle([(index, Event.START, -1, 0)])
         return reader
 
@@ -59,22 +75,25 @@ class FarReaders:
         queue, pieces, reader.pieces = reader.queue, reader.pieces, []
         assert queue is not None
         try:
-            parts = [piece.content() for piece in pieces]
+            found = [piece.content() for piece in pieces]
         except BaseException as error:  # a parcel that several ranks share does not open here
-            self._host.misunderstood(pieces[0].parcel.origin, error)
+            self._post.report(misunderstood(self._state, pieces[0].parcel.origin, error))
             return
-        self._host.say(reader.host, ("got", queue.name, reader.there, reader.asked, reader.first, parts))
+        self._post.say(reader.host, messages.Got(queue.name, reader.there, reader.asked, reader.first, found))
 
-    def dismiss(self, host: str, there: int, asked: int) -> None:
+    def _dismiss(self, message: messages.Dismiss) -> None:
         """It takes nothing more: the get that it waits in is answered with nothing."""
-        reader = self._readers.get((host, there))
-        if reader is not None and reader.asked == asked and self._host._engine.is_getting(reader.index):
-            self._host._apply(self._host._engine.dismiss(reader.index))
+        if self._state.queues.is_retired(message.name.iteration):
+            return
+        reader = self._readers.get((message.origin, message.there))
+        if reader is not None and reader.asked == message.asked and self._state.engine.is_getting(reader.index):
+            self._control.apply(self._state.engine.dismiss(reader.index))
 
-    def left(self, host: str, there: int) -> None:
+    def _left(self, message: messages.Read) -> None:
         """Its call has ended: what it asked for last and did not wait for (the call was given up) goes to others."""
-        if reader := self._readers.get((host, there)):
+        if reader := self._readers.get((message.origin, message.index)):
             self._withdraw(reader)
+        self._credits.reader_ended(message.channel, message.iteration)
 
     def retire(self, iteration: int) -> None:
         """Nobody waits any more for items of this iteration and of those before it."""
@@ -83,5 +102,5 @@ class FarReaders:
                 self._withdraw(reader)
 
     def _withdraw(self, reader: FarReader) -> None:
-        if self._host._engine.is_getting(reader.index):
-            self._host._engine.cancel(reader.index)
+        if self._state.engine.is_getting(reader.index):
+            self._state.engine.cancel(reader.index)

@@ -1,51 +1,53 @@
-"""Meetings of ranks (`Worker.exchange`) of workers that share devices: who comes steps aside, and all come back in one order on every device.
+"""Meetings of ranks (`Worker.exchange`) of workers that share devices: who comes steps aside; all come back in one order.
 
-    rank: exchange() ── ASIDE ──> its host's engine gives the device to others; "came" ──> driver: all there? ── "met" ──> hosts: back, before those with items
+    rank: exchange() ── ASIDE ──> its host's engine gives the device to others; Came ──> driver: all there?
+                                                  ── Met ──> hosts: back, before those with items
 
-The driver says in which order meetings were complete, and links keep it, so no two devices disagree; see `planning.engine.barrier` for why that is enough. Only
-where two workers that may meet share a device: others keep theirs and need nobody's word. Whoever waits at a channel between a meeting and a collective of
-torch gives its device away once more, and comes back like anybody else: the ranks of two workers could then wait for each other inside torch. So there, what
-may wait at a channel is refused within ``with group:``. (A collective outside of such a block nobody here knows of.)
+The driver says in which order meetings were complete, and links keep it, so no two devices disagree; see
+`planning.engine.barrier` for why that is enough. Only where two workers that may meet share a device: others keep theirs
+and need nobody's word. Whoever waits at a channel between a meeting and a collective of torch gives its device away once
+more, and comes back like anybody else: the ranks of two workers could then wait for each other inside torch. So there,
+what may wait at a channel is refused within ``with group:``. (A collective outside of such a block nobody here knows of.)
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.engine.engine import Do, Event
-from rlinf_lab.runtime.host.rank import Process
+from rlinf_lab.runtime.host.state import messages, parts
+from rlinf_lab.runtime.host.state.host_state import HostState
+from rlinf_lab.runtime.host.state.messages import Meeting
+from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.machine.devices import finish_work
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.worker import Worker
-
-if TYPE_CHECKING:
-    from rlinf_lab.runtime.host.host import Host
 
 _SIGNS = frozenset({"exchange", "RankGroup", "ShardGroup"})  # names in the code of a worker whose ranks meet
 
 
-class _Place(NamedTuple):
-    """A meeting, and who is to come. ``key``: the exchange, as `exchange` numbers it."""
-
-    worker: str
-    ranks: tuple[int, ...]
-    key: int
-    iteration: int
-
-
 class Meetings:
-    """Of one host; every method but `meet` and `steps_aside` runs under its mutex."""
+    """Of one host; every method but `meet`, `steps_aside` and `refuse_within` runs under its mutex."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post) -> None:
+        self._state, self._control, self._post = state, control, post
         self._beside: dict[str, str] = {}
-        self._waiting: dict[int, dict[Process, _Place]] = defaultdict(dict)  # ranks of this host, by meeting
-        self._there: dict[_Place, set[int]] = defaultdict(set)  # the driver's: which ranks have come
+        self._may_meet: dict[str, bool] = {}
+        self._waiting: dict[int, dict[Process, Meeting]] = defaultdict(dict)  # ranks of this host, by meeting
+        self._there: dict[Meeting, set[int]] = defaultdict(set)  # the driver's: which ranks have come
+        post.on(messages.Came, lambda m: self._arrived(Meeting(*m.meeting), m.rank))
+        post.on(messages.Met, lambda m: self._met(m.key))
+
+    def may_meet(self, worker: str) -> bool:
+        """Whether its ranks may; one rank meets nobody."""
+        if worker not in self._may_meet:
+            several = self._state.layout.ranks(worker) > 1
+            self._may_meet[worker] = several and may_meet(self._state.declarations[worker].cls)
+        return self._may_meet[worker]
 
     def steps_aside(self, worker: str) -> bool:
         """Whether another worker whose ranks may meet sits on a device of this one."""
@@ -54,88 +56,94 @@ class Meetings:
     def _other(self, worker: str) -> str:
         """The first such worker; "": none."""
         if worker not in self._beside:
-            host = self._host
-            others = [w for w in host.layout.graph.workers if w != worker and host.layout.ranks(w) > 1 and host.layout.share_a_device(w, worker)]
-            self._beside[worker] = next((w for w in others if may_meet(host._declarations[w].cls)), "")
+            layout = self._state.layout
+            others = [w for w in layout.graph.workers if w != worker and layout.ranks(w) > 1]
+            beside = (w for w in others if layout.share_a_device(w, worker) and self.may_meet(w))
+            self._beside[worker] = next(beside, "")
         return self._beside[worker]
 
     def refuse_within(self, process: Process, channel: str, gets: bool) -> None:
-        """In the thread of a rank within ``with group:``: `WorkflowError` where it may have to wait and others that meet share the devices."""
+        """In the thread of a rank within ``with group:``: `WorkflowError` where it may have to wait and others that meet
+        share the devices."""
         other, call = self._other(process.worker), process.call
-        if call is None or not other or (not gets and self._host.layout.capacity(channel) is None):
+        if call is None or not other or (not gets and self._state.layout.capacity(channel) is None):
             return
         does = f"gets from channel {channel!r}" if gets else f"puts into channel {channel!r}, which has a capacity,"
         raise WorkflowError(
-            f"{process.label}: {call.method}() {does} within `with group:`. This plan lets {other!r}, whose ranks meet too, share its devices: while one rank "
-            f"waited there, {other!r} would get its device, and the ranks of both would wait for each other inside torch. Next: take and put items before or "
-            f"after the block (one block for each step), or choose a plan in which {process.worker!r} and {other!r} share no device."
+            f"{process.label}: {call.method}() {does} within `with group:`. This plan lets {other!r}, whose ranks meet "
+            f"too, share its devices: while one rank waited there, {other!r} would get its device, and the ranks of both "
+            f"would wait for each other inside torch. Next: take and put items before or after the block (one block for "
+            f"each step), or choose a plan in which {process.worker!r} and {other!r} share no device."
         )
 
-    def meet(self, process: Process, key: int, ranks: tuple[int, ...], what: str, advice: str) -> None:
-        """Wait, without devices, until all of these ranks have come. Their values are asked for meanwhile."""
+    def meet(
+        self,
+        process: Process,
+        key: int,
+        ranks: tuple[int, ...],
+        what: str,
+        advice: str,
+        before: Callable[[Process], None],
+    ) -> None:
+        """Wait, without devices, until all of these ranks have come. Their values are asked for meanwhile.
+
+        ``before(rank)``: asked under the mutex; raises what ends the call instead.
+        """
         assert process.call is not None
-        host, place = self._host, _Place(process.worker, ranks, key, process.call.iteration)
-        with host._mutex:
-            host.unwanted.end_call(process)  # from here on `stream_end` finds it
-            self._waiting[key][process] = place
+        state, meeting = self._state, Meeting(process.worker, ranks, key, process.call.iteration)
+        with state.mutex:
+            before(process)  # from here on `stream_end` finds it
+            self._waiting[key][process] = meeting
             for rank in ranks:
-                _, new = host._values.entry(key, rank, place.iteration)
-                if new and (home := host.place[process.worker, rank]) != host.name:
-                    host.say(home, ("want", key, rank, place.iteration, host.name))
+                _, new = state.values.entry(key, rank, meeting.iteration)
+                if new and (home := state.place[process.worker, rank]) != state.name:
+                    self._post.say(home, messages.Want(key, rank, meeting.iteration, state.name))
         process.queue, process.getting, process.advice = None, False, advice
         if process.shares_gpu:
             finish_work(process.device)
         try:
-            host._post(process, int(Event.ASIDE), -1, 0, what)
+            self._control.post(process, int(Event.ASIDE), -1, 0, what)
         finally:
-            with host._mutex:
+            with state.mutex:
                 self._waiting[key].pop(process, None)
                 if not self._waiting[key]:
                     del self._waiting[key]
-        end = process.bound_ns or host.clock.now_ns()
+        end = process.bound_ns or state.clock.now_ns()
         if end > process.since:
-            host._spans.add(process, SpanKind.WAIT, process.since, end)
-        host._spans.resumed(process)
+            self._control.spans.add(process, SpanKind.WAIT, process.since, end)
+        self._control.spans.resumed(process)
 
     def waiting(self) -> list[Process]:
         """Who is in a meeting, or about to wait in one."""
-        return [process for places in self._waiting.values() for process in places]
+        return [process for ranks in self._waiting.values() for process in ranks]
 
     def came(self, process: Process) -> None:
         """The engine has let it step aside."""
-        host, place = self._host, next(places[process] for places in self._waiting.values() if process in places)
-        driver = host.place[DRIVER, 0]
-        if driver == host.name:
-            self.arrived(place, process.rank)
-        else:
-            host.say(driver, ("came", tuple(place), process.rank))
+        meeting = next(ranks[process] for ranks in self._waiting.values() if process in ranks)
+        self._post.tell_driver(messages.Came(meeting, process.rank))
 
-    def arrived(self, place: Any, rank: int) -> None:
+    def _arrived(self, meeting: Meeting, rank: int) -> None:
         """At the driver."""
-        host, place = self._host, _Place(*place)
-        there = self._there[place]
+        there = self._there[meeting]
         there.add(rank)
-        if len(there) < len(place.ranks):
+        if len(there) < len(meeting.ranks):
             return
-        del self._there[place]
-        for name in dict.fromkeys(host.place[place.worker, r] for r in place.ranks):
-            if name == host.name:
-                self.met(place.key)
-            else:
-                host.say(name, ("met", place.key))
+        del self._there[meeting]
+        for name in dict.fromkeys(self._state.place[meeting.worker, r] for r in meeting.ranks):
+            self._post.tell(name, messages.Met(meeting.key))
 
-    def met(self, key: int) -> None:
+    def _met(self, key: int) -> None:
         """All have come."""
-        host = self._host
         for process in sorted(self._waiting.get(key, ()), key=lambda p: p.rank):
-            host._apply(host._engine.come_back(process.index, int(Do.BOUND)))
+            self._control.apply(self._state.engine.come_back(process.index, int(Do.BOUND)))
 
     def missing(self, process: Process) -> list[str]:
         """Whom one that has stepped aside waits for: those of whom nothing was heard."""
-        place = next((places[process] for places in self._waiting.values() if process in places), None)
-        if place is None:
+        meeting = next((ranks[process] for ranks in self._waiting.values() if process in ranks), None)
+        if meeting is None:
             return []
-        return [f"{place.worker}[{r}]" for r in place.ranks if not self._host._values.entry(place.key, r, place.iteration)[0].ready]
+        entry, iteration = self._state.values.entry, meeting.iteration
+        return [f"{meeting.worker}[{r}]" for r in meeting.ranks if not entry(meeting.key, r, iteration)[0].ready]
 
     def retire(self, iteration: int) -> None:
         for place in [p for p in self._there if p.iteration <= iteration]:

@@ -12,7 +12,7 @@ from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.machine.devices import torch_device
 from rlinf_lab.workflow.declaration import Declaration
 from rlinf_lab.workflow.filler import Filler
-from rlinf_lab.workflow.worker import STAY, Context, Worker
+from rlinf_lab.workflow.worker import STAY, Context, Residence, Worker, may_share
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -52,7 +52,7 @@ def _named(worker: str, method: str) -> Iterator[None]:
 def refuse_to_stay(layout: Layout, declarations: Mapping[str, Declaration], name: str, worker: Worker) -> None:
     """Raise `PlanError` for a worker that would have to leave a device for others and cannot."""
     device = tight_device(layout, declarations, name)
-    if not device or not (why := worker._why_it_stays()):
+    if not device or not (why := Residence(worker).why_it_stays()):
         return
     plan = layout.plan
     there = ", ".join(f"{w} {n}" for w in _workers_on(layout, device) if (n := plan.memory.get(w, 0)))
@@ -69,7 +69,7 @@ def tight_device(layout: Layout, declarations: Mapping[str, Declaration], name: 
         return ""
     for device in dict.fromkeys(d for rank in range(layout.ranks(name)) for d in layout.device_names(name, rank)):
         there = _workers_on(layout, device)
-        sharing = [w for w in there if declarations[w].cls._shared is not Worker._shared]  # perhaps all that they have is the same
+        sharing = [w for w in there if may_share(declarations[w].cls)]  # perhaps all that they have is the same
         needed = sum(plan.memory.get(w, 0) for w in there if w not in sharing) + max((plan.memory.get(w, 0) for w in sharing), default=0)
         working = max((plan.working.get(w, 0) for w in there if w != name), default=0)
         if len(there) > 1 and needed + working > plan.device_memory:

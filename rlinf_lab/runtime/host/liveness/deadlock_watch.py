@@ -1,36 +1,46 @@
 """Does anything still move? Hosts know only their own threads; the driver's host asks them all.
 
-A host is quiet when none of its threads runs. All are quiet for good when two waves of questions, the second sent after the last
-answer to the first, get the same answers: everybody quiet, and as many messages heard as sent (four counters: Mattern 1987,
-termination detection). Then the hosts are asked one by one to relieve a channel (`Engine.relieve`); when nobody can, it is a
-deadlock, and the waits of all hosts say who waits for whom.
+A host is quiet when none of its threads runs. All are quiet for good when two waves of questions, the second sent after
+the last answer to the first, get the same answers: everybody quiet, and as many messages heard as said (four counters:
+Mattern 1987, termination detection). Then the hosts are asked one by one to relieve a channel (`Relief`); when nobody
+can, it is a deadlock, and the waits of all hosts say who waits for whom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from rlinf_lab.runtime.host.host import Host
-    from rlinf_lab.runtime.host.liveness.wait_graph import Wait
+from rlinf_lab.runtime.host.liveness.relief import Relief
+from rlinf_lab.runtime.host.liveness.wait_graph import Wait, Waits
+from rlinf_lab.runtime.host.state import messages, parts
+from rlinf_lab.runtime.host.state.host_state import HostState
+from rlinf_lab.runtime.host.state.messages import Pulse
 
 
-class Pulse(NamedTuple):
-    """One host at one moment. ``sent``, ``heard``: messages, but not those of the watch itself."""
+class Driver(Protocol):
+    """What the watch asks of the driver's loop, under the mutex."""
 
-    quiet: bool
-    sent: int
-    heard: int
+    def waits_in_iteration(self) -> bool:
+        """An iteration is going on, and the loop waits."""
+
+    def stranded(self) -> list[tuple[str, int]]:
+        """Streams whose readers have all ended; see `driver.ends`."""
+
+    def deadlock(self, waits: Sequence[Wait]) -> None:
+        """Nothing can move any more, for these reasons."""
 
 
 class Watch:
     """At the driver's host. Every method runs under its mutex."""
 
-    def __init__(self, host: Host, others: Sequence[str]) -> None:
-        self._host, self._others = host, list(others)
+    def __init__(self, state: HostState, post: parts.Messenger, relief: Relief, waits: Waits, driver: Driver) -> None:
+        self._name, self._others = state.name, sorted(set(state.place.values()) - {state.name})
+        self._post, self._relief, self._here, self._driver = post, relief, waits, driver
         self._quiet: dict[str, bool] = {}
         self.reset()
+        post.on(messages.PulseOf, self._answered)
+        post.on(messages.Relieved, lambda m: self._relieved(m.name, m.did, m.waits))
 
     def reset(self) -> None:
         """A new iteration begins: forget what was under way."""
@@ -49,7 +59,7 @@ class Watch:
         """Another host has said in passing whether it is quiet; when all are, they are asked."""
         self._quiet[name] = quiet
         suspicious = all(self._quiet.get(other) for other in self._others)
-        if suspicious and not self._busy and self._host.waits_in_iteration():
+        if suspicious and not self._busy and self._driver.waits_in_iteration():
             self._before = None
             self._ask_all()
 
@@ -57,36 +67,36 @@ class Watch:
         self._wave += 1
         self._answers = {}
         for other in self._others:
-            self._host.say(other, ("pulse?", self._wave))
+            self._post.say(other, messages.AskPulse(self._wave))
 
-    def answered(self, name: str, wave: int, pulse: Pulse) -> None:
-        if wave != self._wave:
+    def _answered(self, message: messages.PulseOf) -> None:
+        if message.wave != self._wave:
             return
-        self._answers[name] = pulse
+        self._answers[message.name] = message.pulse
         if len(self._answers) < len(self._others):
             return
-        answers = {**self._answers, self._host.name: self._host.pulse()}
+        answers = {**self._answers, self._name: self._relief.pulse()}
         pulses = answers.values()
-        settled = all(p.quiet for p in pulses) and sum(p.sent for p in pulses) == sum(p.heard for p in pulses)
-        if not settled or not self._host.waits_in_iteration() or (self._before is not None and self._before != answers):
+        settled = all(p.quiet for p in pulses) and sum(p.said for p in pulses) == sum(p.heard for p in pulses)
+        changed = self._before is not None and self._before != answers
+        if not settled or changed or not self._driver.waits_in_iteration():
             self.reset()
         elif self._before is None:
             self._before = answers
             self._ask_all()
         else:
             self.reset()
-            self._asking = [self._host.name, *self._others]
+            self._asking = [self._name, *self._others]
             self._ask_next()
 
     def _ask_next(self) -> None:
-        name = self._asking[0]
-        if name == self._host.name:
-            self.relieved(name, self._host.relieve(), self._host.waits())
+        name, stranded = self._asking[0], self._driver.stranded()
+        if name == self._name:
+            self._relieved(name, self._relief.relieve(stranded), self._here.all())
         else:
-            assert self._host.loop is not None
-            self._host.say(name, ("relieve", self._host.loop.stranded()))
+            self._post.say(name, messages.Relieve(stranded))
 
-    def relieved(self, name: str, did: bool, waits: Sequence[Wait]) -> None:
+    def _relieved(self, name: str, did: bool, waits: Sequence[Wait]) -> None:
         """A host has tried; ``waits``: who waits there for what."""
         if not self._asking or self._asking[0] != name:
             return
@@ -99,4 +109,4 @@ class Watch:
         else:
             waits = self._waits
             self.reset()
-            self._host.deadlock(waits)
+            self._driver.deadlock(waits)

@@ -5,66 +5,89 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.plan.wait_graph import Wait as Wait
 from rlinf_lab.planning.plan.wait_graph import ranks_of, worker_of
 from rlinf_lab.planning.plan.wait_graph import rings as rings
+from rlinf_lab.runtime.host.state.host_state import HostState
+from rlinf_lab.runtime.host.state.queues import Queue
+from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.specs import READ, WRITE
 
-if TYPE_CHECKING:
-    from rlinf_lab.runtime.host.channels.queues import Queue
-    from rlinf_lab.runtime.host.host import Host
-    from rlinf_lab.runtime.host.rank import Process
+
+class Driver(Protocol):
+    """What the driver's host knows besides."""
+
+    def labels(self) -> list[str]: ...
 
 
-def wait_of(host: Host, process: Process) -> Wait | None:
-    """What a process waits for; None when it does not, or only for its next call."""
-    if not process.blocked_at or process.waits_for == "call" or process.filled is not None:
-        return None
-    on, held = _others(host, process), []
-    needs = set(on) if process.waits_for == "calls" else set()
-    for device in host.layout.devices(process.worker, process.rank):
-        holder = host._engine.holder(device)
-        if holder is None or holder == process.index:
-            continue
-        if host._processes[holder].filled is None or process.machine.state == "lock":  # a filler's step ends by itself
-            name, label = host.layout.plan.devices[device], host._processes[holder].label
-            on.setdefault(label, name)
-            needs.add(label)
-            held.append(f"{name} is held by {label}")
-    note = f" ({', '.join(held)})" if held else ""
-    advice = process.advice if process.waits_for == "value" or process.event == Event.ASIDE else ""
-    return Wait(process.label, process.blocked_at + note, tuple(on), tuple(on.values()), frozenset(needs), advice)
+class Meets(Protocol):
+    """Who has not come to a meeting; see `elastic.meetings`."""
+
+    def missing(self, process: Process) -> list[str]: ...
 
 
-def _others(host: Host, process: Process) -> dict[str, str]:
-    """Who puts what it wants, takes what it puts, or computes what it needs; and the channel in between."""
-    if process.waits_for == "value":
-        return {process.awaited: ""} if process.awaited else {}
-    if process.waits_for == "calls" and host.loop is not None:
-        return dict.fromkeys(sorted({label.split(".")[0] for label in host.loop.open_calls()}), "")
-    if process.event == Event.ASIDE:
-        return dict.fromkeys(host.meetings.missing(process), "")
-    if process.event not in (Event.GET, Event.PUT) or process.queue is None:
-        return {}
-    channel, graph = process.queue.name.channel, host.layout.graph
-    names = graph.producers(channel) if process.event == Event.GET else graph.consumers(channel)
-    names = tuple(name for name in names if not _has_done(host, name, process.queue, WRITE if process.event == Event.GET else READ))
-    return dict.fromkeys([name for name in names if name != process.worker] or names, channel)  # itself, where nobody else is left
+class Waits:
+    """Who of one host waits for what and whom. ``driver``: at the driver's host."""
 
+    def __init__(self, state: HostState, meetings: Meets, driver: Driver | None) -> None:
+        self._state, self._meetings, self._driver = state, meetings, driver
 
-def _has_done(host: Host, worker: str, queue: Queue, what: str) -> bool:
-    """Whether all its calls that write (or read) this channel have ended, as far as this host knows: ranks that live elsewhere may not have."""
-    if worker == DRIVER:
-        return host._engine.is_sealed(queue.index)  # the loop has returned
-    here = [process for process in host.ranks if process.worker == worker]
-    if len(here) < host.layout.ranks(worker):
-        return False
-    calls = [call for process in here for call in (process.call, *process.calls) if call is not None]
-    return not any(queue.name.channel in call.channels(what) and call.iteration == queue.name.iteration for call in calls)
+    def all(self) -> list[Wait]:
+        """For a lock, also who holds the device."""
+        with self._state.mutex:  # who meets whom changes meanwhile
+            return [wait for p in self._state.ranks if (wait := self._of(p)) is not None]
+
+    def _of(self, process: Process) -> Wait | None:
+        """What a process waits for; None when it does not, or only for its next call."""
+        if not process.blocked_at or process.waits_for == "call" or process.filled is not None:
+            return None
+        state, on, held = self._state, self._others(process), []
+        needs = set(on) if process.waits_for == "calls" else set()
+        for device in state.layout.devices(process.worker, process.rank):
+            number = state.engine.holder(device)
+            if number is None or number == process.index:
+                continue
+            holder = state.processes[number]
+            if holder.filled is None or process.machine.state == "lock":  # a filler's step ends by itself
+                name = state.layout.plan.devices[device]
+                on.setdefault(holder.label, name)
+                needs.add(holder.label)
+                held.append(f"{name} is held by {holder.label}")
+        note = f" ({', '.join(held)})" if held else ""
+        advice = process.advice if process.waits_for == "value" or process.event == Event.ASIDE else ""
+        return Wait(process.label, process.blocked_at + note, tuple(on), tuple(on.values()), frozenset(needs), advice)
+
+    def _others(self, process: Process) -> dict[str, str]:
+        """Who puts what it wants, takes what it puts, or computes what it needs; and the channel in between."""
+        if process.waits_for == "value":
+            return {process.awaited: ""} if process.awaited else {}
+        if process.waits_for == "calls" and self._driver is not None:
+            return dict.fromkeys(sorted({label.split(".")[0] for label in self._driver.labels()}), "")
+        if process.event == Event.ASIDE:
+            return dict.fromkeys(self._meetings.missing(process), "")
+        if process.event not in (Event.GET, Event.PUT) or process.queue is None:
+            return {}
+        channel, graph = process.queue.name.channel, self._state.layout.graph
+        gets = process.event == Event.GET
+        names = graph.producers(channel) if gets else graph.consumers(channel)
+        left = [name for name in names if not self._has_done(name, process.queue, WRITE if gets else READ)]
+        # itself, where nobody else is left
+        return dict.fromkeys([name for name in left if name != process.worker] or left, channel)
+
+    def _has_done(self, worker: str, queue: Queue, what: str) -> bool:
+        """Whether all its calls that write (or read) this channel have ended, as far as this host knows."""
+        if worker == DRIVER:
+            return self._state.engine.is_sealed(queue.index)  # the loop has returned
+        here = [process for process in self._state.ranks if process.worker == worker]
+        if len(here) < self._state.layout.ranks(worker):  # others live elsewhere
+            return False
+        calls = [call for process in here for call in (process.call, *process.calls) if call is not None]
+        name = queue.name
+        return not any(name.channel in call.channels(what) and call.iteration == name.iteration for call in calls)
 
 
 @dataclass(frozen=True, slots=True)

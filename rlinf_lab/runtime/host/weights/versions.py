@@ -8,24 +8,33 @@ the place of the one that is asked for; then the call has that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol
 
-from rlinf_lab.runtime.host.rank import Process
+from rlinf_lab.runtime.host.state import messages, parts
+from rlinf_lab.runtime.host.state.host_state import HostState
+from rlinf_lab.runtime.host.state.messages import Question
+from rlinf_lab.runtime.host.state.rank import Process
+from rlinf_lab.workflow.specs import CallSpec
 
-if TYPE_CHECKING:
-    from rlinf_lab.runtime.host.host import Host
-    from rlinf_lab.runtime.host.weights.weights import Store
-    from rlinf_lab.workflow.specs import CallSpec
+
+class Known(Protocol):
+    """One store of weights as one host knows it; see `weights.Store`."""
+
+    @property
+    def home(self) -> str: ...
+    @property
+    def known(self) -> int: ...
+    def first(self, wanted: int) -> int: ...
+    def has(self, version: int) -> bool: ...
+    def newest(self) -> int: ...
+    def say_what_is_there(self, process: Process, name: str, wanted: int) -> None: ...
 
 
-class Question(NamedTuple):
-    """What has one answer for all ranks of a call."""
+class Stores(Protocol):
+    """By the name of the weights."""
 
-    call_id: int
-    name: str
-    at_least: int
+    def store(self, name: str) -> Known: ...
 
 
 @dataclass(eq=False)
@@ -43,39 +52,43 @@ class Answer:
 
 
 class Versions:
-    """Of one host. ``store``: by the name of the weights."""
+    """Of one host."""
 
-    def __init__(self, host: Host, store: Callable[[str], Store]) -> None:
-        self._host, self._store = host, store
+    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Messenger, stores: Stores) -> None:
+        self._state, self._control, self._post, self._store = state, control, post, stores.store
         self._answers: dict[Question, Answer] = {}
         self._pins: dict[Question, tuple[int, int]] = {}  # where the weights lie: iteration and version
+        post.on(messages.Fix, lambda m: self._decide(m.question, m.iteration, m.known, m.asker))
+        post.on(messages.Fixed, lambda m: self._fixed(m.question, m.version))
+        post.on(messages.Pin, self._pin)
+        post.on(messages.Pinned, lambda m: self._pinned(m.question, m.version))
 
     def __len__(self) -> int:
         return len(self._answers) + len(self._pins)
 
     def of_the_call(self, process: Process, call: CallSpec, question: Question) -> int:
         """The version that all its ranks get. In the thread of one of them."""
-        host, home = self._host, self._host.place[call.worker, 0]  # rank 0 takes part in every call
-        with host._mutex:
+        state, home = self._state, self._state.place[call.worker, 0]  # rank 0 takes part in every call
+        with state.mutex:
             known = self._store(question.name).known
-            if home == host.name:
-                self.decide(question, call.iteration, known)
+            if home == state.name:
+                self._decide(question, call.iteration, known)
             elif question not in self._answers:
                 self._answers[question] = Answer(call.iteration)
-                host.say(home, ("fix", question, call.iteration, known, host.name))
+                self._post.say(home, messages.Fix(question, call.iteration, known, state.name))
             answer = self._answers[question]
             if answer.version >= 0:
                 return answer.version
-            host._raise_if_interrupted(process)
+            process.raise_if_interrupted()
             answer.waiters.append(process)
             self._say_what_is_missing(process, call, question)
-        host.flush()
-        with host._spans.wait(process):
+        self._post.flush()
+        with self._control.spans.wait(process):
             try:
-                host._park(process)
-                host._raise_if_interrupted(process)
+                self._control.park(process)
+                process.raise_if_interrupted()
             finally:
-                with host._mutex:
+                with state.mutex:
                     if process in answer.waiters:
                         answer.waiters.remove(process)
         return answer.version
@@ -85,20 +98,20 @@ class Versions:
         store = self._store(question.name)
         if store.known < question.at_least:
             store.say_what_is_there(process, question.name, question.at_least)
-            self._host._block(process, "value", f"version {question.at_least} of the weights {question.name!r}")
+            self._control.block(process, "value", f"version {question.at_least} of the weights {question.name!r}")
         else:
             process.awaited, process.advice = f"{call.worker}[0]", ""
-            self._host._block(process, "value", f"the version of the weights {question.name!r} that its call has")
+            self._control.block(process, "value", f"the version of the weights {question.name!r} that its call has")
 
     # --- under the mutex -----------------------------------------------------------------------------------
-    def decide(self, question: Question, iteration: int, known: int, asker: str = "") -> None:
-        """At the host of rank 0; ``known``: the newest version that who asks knows; ``asker``: the host that hears the answer."""
+    def _decide(self, question: Question, iteration: int, known: int, asker: str = "") -> None:
+        """At the host of rank 0. ``known``: the newest version that who asks knows; ``asker``: who hears the answer."""
         answer = self._answers.get(question)
         if answer is None:
             answer = self._answers[question] = Answer(iteration, known, is_decided_here=True)
             self._settle(question, answer)
         if asker and answer.version >= 0:
-            self._host.say(asker, ("fixed", question, answer.version))
+            self._post.say(asker, messages.Fixed(question, answer.version))
         elif asker:
             answer.askers.append(asker)
 
@@ -110,11 +123,11 @@ class Versions:
         store = self._store(question.name)
         before = [a.version for a in others if a.version >= question.at_least]
         version = min(before, default=max(answer.known, store.known, question.at_least))
-        if before or not version or self._host._alone or store.home == self._host.name:
-            self.fixed(question, version)
+        if before or not version or self._state.alone or store.home == self._state.name:
+            self._fixed(question, version)
         elif store.known >= question.at_least and store.home:
             answer.is_asked = True
-            self._host.say(store.home, ("pin", question, answer.iteration, version, self._host.name))
+            self._post.say(store.home, messages.Pin(question, answer.iteration, version, self._state.name))
 
     def published(self, name: str) -> None:
         """There is a newer version: somebody may have waited for it."""
@@ -122,32 +135,32 @@ class Versions:
             if question.name == name and answer.version < 0 and answer.is_decided_here:
                 self._settle(question, answer)
 
-    def pin(self, question: Question, iteration: int, version: int, asker: str) -> None:
+    def _pin(self, message: messages.Pin) -> None:
         """Where the weights lie: this version is kept for a call, or the newest where it is not here any more."""
-        store = self._store(question.name)
-        there = store.first(version)
-        pinned = there if there in store.held else max(store.held)
-        self._pins[question] = iteration, pinned
-        self._host.say(asker, ("pinned", question, pinned))
+        store = self._store(message.question.name)
+        there = store.first(message.version)
+        pinned = there if store.has(there) else store.newest()
+        self._pins[message.question] = message.iteration, pinned
+        self._post.say(message.asker, messages.Pinned(message.question, pinned))
 
-    def pinned(self, question: Question, version: int) -> None:
+    def _pinned(self, question: Question, version: int) -> None:
         """At the host of rank 0."""
-        self.fixed(question, version)
+        self._fixed(question, version)
         for other, answer in list(self._answers.items()):
             if other[:2] == question[:2] and answer.version < 0:  # they had to come after it
                 self._settle(other, answer)
 
-    def fixed(self, question: Question, version: int) -> None:
+    def _fixed(self, question: Question, version: int) -> None:
         """The host of rank 0 has decided."""
         if (answer := self._answers.get(question)) is None:  # its iteration is over
             return
         answer.version, answer.is_asked = version, False
         askers, answer.askers = answer.askers, []
         for host in askers:
-            self._host.say(host, ("fixed", question, version))
+            self._post.say(host, messages.Fixed(question, version))
         waiters, answer.waiters = answer.waiters, []
         for process in waiters:
-            self._host._wake(process)
+            self._control.wake(process)
 
     def wanted(self, name: str) -> set[int]:
         """Versions that calls have."""

@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rlinf_lab.errors import WorkerError, WorkflowError
-from rlinf_lab.runtime.host.weights.versions import Question, Versions
+from rlinf_lab.runtime.host.state import messages, parts
+from rlinf_lab.runtime.host.state.host_state import HostState
+from rlinf_lab.runtime.host.state.messages import Question
+from rlinf_lab.runtime.host.state.rank import Process
+from rlinf_lab.runtime.host.weights.versions import Versions
 from rlinf_lab.runtime.transport.cargo import (
     BUCKET,
     SEAL,
@@ -32,14 +36,8 @@ from rlinf_lab.runtime.transport.cargo import (
     assembled,
 )
 from rlinf_lab.runtime.transport.unchanged import Unchanged, refusal
-from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.specs import CallSpec
 from rlinf_lab.workflow.weights import Published, Weights, check_shipping
-
-if TYPE_CHECKING:
-    from rlinf_lab.runtime.host.host import Host
-    from rlinf_lab.runtime.host.rank import Process
-    from rlinf_lab.workflow.specs import CallSpec
-
 
 NEVER = Published(0, None)
 
@@ -95,6 +93,14 @@ class Store:
         """The newest version that is published."""
         return self.announced[-1][0] if self.announced else 0
 
+    def has(self, version: int) -> bool:
+        """Whether it is here."""
+        return version in self.held
+
+    def newest(self) -> int:
+        """Of those that are here; 0: none."""
+        return max(self.held, default=0)
+
     def first(self, wanted: int) -> int:
         """The first published version from this one on; 0: none yet. (A call that publishes twice hands out the latter only.)"""
         return next((version for version, _ in self.announced if version >= wanted), 0)
@@ -116,43 +122,51 @@ class Store:
 class WeightTable:
     """All stores of one host."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post) -> None:
+        self._state, self._control, self._post = state, control, post
         self._stores: dict[str, Store] = {}
         self._unseen: dict[Process, dict[str, list[tuple[Any, Shipping | None, Unchanged]]]] = {}  # published in the call that is going on
         self._outgoing: dict[tuple[str, str], Outgoing | Whole] = {}  # by store and host: what is on its way, or came there last
-        self.versions = Versions(host, self._store)
+        self.versions = Versions(state, control, post, self)
+        post.on(messages.Announced, self._announced)
+        post.on(messages.Pull, self._asked)
+        post.on(messages.WeightsState, self._arrived)
 
-    def _store(self, name: str) -> Store:
+    def store(self, name: str) -> Store:
+        """Made when it is first asked for."""
         return self._stores.setdefault(name, Store(name))
 
     # --- called by the ranks' own threads ----------------------------------------------------------------
     def publish(self, process: Process, name: str, state: Any, shipping: Shipping | None = None) -> int:
         unchanged = Unchanged(state)
-        with self._host._mutex:
-            store, unseen = self._store(name), self._unseen.setdefault(process, {}).setdefault(name, [])
+        with self._state.mutex:
+            store, unseen = self.store(name), self._unseen.setdefault(process, {}).setdefault(name, [])
             if process.rank:
                 raise WorkflowError(
-                    f"{process.label}: weights {name!r} are published by rank 0; ranks of a worker are equal. Next: `if self.rank == 0: weights.publish(...)`."
+                    f"{process.label}: weights {name!r} are published by rank 0; ranks of a worker are equal. Next: "
+                    f"`if self.rank == 0: weights.publish(...)`."
                 )
             if store.owner not in ("", process.worker):
-                raise WorkflowError(f"{process.label}: weights {name!r} are published by {store.owner!r}. Next: a store of its own, flow.weights(...).")
+                raise WorkflowError(
+                    f"{process.label}: weights {name!r} are published by {store.owner!r}. Next: a store of its own, "
+                    f"flow.weights(...)."
+                )
             unseen.append((state, shipping, unchanged))
             return store.known + len(unseen)
 
     def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
-        host, store = self._host, self._store(name)
-        alone = host.layout.ranks(call.worker) == 1  # not how many take part now: others may join
+        store = self.store(name)
+        alone = self._state.layout.ranks(call.worker) == 1  # not how many take part now: others may join
         if alone:
             wanted = Wanted(max(store.known, at_least), exactly=False)
         else:
             wanted = Wanted(self.versions.of_the_call(process, call, Question(call.call_id, name, at_least)), exactly=True)
         if not wanted.version:
             return NEVER
-        with host._mutex:
+        with self._state.mutex:
             held = store.found(wanted)
         if held is None:
-            with host._spans.wait(process):
+            with self._control.spans.wait(process):
                 while (held := self._awaited(process, store, name, wanted)) is None:
                     pass
         if (refused := self._refusal(store, name, held)) is not None:
@@ -171,60 +185,61 @@ class WeightTable:
             if held.buckets is not None:
                 cargo, is_kept = assembled(held.buckets, held.base), held.buckets[0].is_kept
                 held.state, held.buckets, held.base = cargo.open(is_kept), None, None
-                with self._host._mutex:
+                with self._state.mutex:
                     if store.base is None or store.base.version < cargo.version:
                         store.base = cargo if is_kept else None
             return Published(held.version, held.state)
 
     def _awaited(self, process: Process, store: Store, name: str, wanted: Wanted) -> Held | None:
-        host = self._host
-        with host._mutex:
-            host._raise_if_interrupted(process)
+        with self._state.mutex:
+            process.raise_if_interrupted()
             if (held := store.found(wanted)) is not None:
                 return held
             store.waiters[process] = wanted
             self._ask(name, store)
             store.say_what_is_there(process, name, wanted.version)
-            host._block(process, "value", f"version {wanted.version} of the weights {name!r}")
-        host.flush()
+            self._control.block(process, "value", f"version {wanted.version} of the weights {name!r}")
+        self._post.flush()
         try:
-            host._park(process)
-            host._raise_if_interrupted(process)
+            self._control.park(process)
+            process.raise_if_interrupted()
         finally:
-            with host._mutex:
-                if store.waiters.pop(process, None) is not None:  # interrupted: the answer may never come, and whoever waits next asks again
-                    store.asked = 0
+            with self._state.mutex:
+                if store.waiters.pop(process, None) is not None:
+                    store.asked = 0  # interrupted: the answer may never come, and whoever waits next asks again
         return None
 
     # --- under the mutex -----------------------------------------------------------------------------------
     def ended(self, process: Process, call: CallSpec, well: bool) -> None:
         """A rank's call has ended: what it has published is there now, unless the call failed."""
+        here = self._state.name
         for name, states in self._unseen.pop(process, {}).items():
             if well:
-                version = self._store(name).known + len(states)
-                self._take(self._store(name), Held(version, *states[-1]))
-                self.announced(name, version, process.worker, self._host.name, call.iteration)
-                if self._host.loop is None:
-                    self._host.say(self._host.place[DRIVER, 0], ("published", name, version, process.worker, self._host.name, call.iteration))
+                store = self.store(name)
+                version = store.known + len(states)
+                self._take(store, Held(version, *states[-1]))
+                announced = messages.Announced(name, version, process.worker, here, call.iteration)
+                self._announced(announced)
+                if not self._state.is_driver:
+                    self._post.tell_driver(announced)
 
-    def announced(self, name: str, version: int, owner: str, home: str, iteration: int) -> None:
+    def _announced(self, message: messages.Announced) -> None:
         """There is a new version; the driver passes it on."""
-        store = self._store(name)
-        store.announced.append((version, iteration))
-        store.owner, store.home = owner, home
-        self.versions.published(name)
-        self._serve(name, store)
-        if self._host.loop is not None:
-            for other in self._host.loop.others:
-                if other != home:
-                    self._host.say(other, ("published", name, version, owner, home, iteration))
+        store = self.store(message.name)
+        store.announced.append((message.version, message.iteration))
+        store.owner, store.home = message.owner, message.home
+        self.versions.published(message.name)
+        self._serve(message.name, store)
+        if self._state.is_driver:
+            for other in sorted(set(self._state.place.values()) - {message.home, self._state.name}):
+                self._post.say(other, message)
 
     def _serve(self, name: str, store: Store) -> None:
         """Let those go on whose version is here, and ask for another one's."""
         for process, wanted in list(store.waiters.items()):
             if store.found(wanted) is not None:
                 del store.waiters[process]
-                self._host._wake(process)
+                self._control.wake(process)
             else:
                 store.say_what_is_there(process, name, wanted.version)
         self._ask(name, store)
@@ -239,15 +254,17 @@ class WeightTable:
         if not number:
             store.buckets, store.under, store.unsealed = [], store.base, None
         version = store.buckets[0].version if number else store.asked
-        self._host.say(store.home, ("pull", name, version, self._host.name, store.under.version if store.under is not None else 0, number))
+        have = store.under.version if store.under is not None else 0
+        self._post.say(store.home, messages.Pull(name, version, self._state.name, have, number))
 
     def owner(self, name: str) -> str:
         """The worker that publishes."""
-        return self._store(name).owner
+        return self.store(name).owner
 
-    def answer(self, name: str, version: int, host: str, have: int, number: int) -> None:
-        """Another host, which holds version ``have``, wants this one, or its next bucket; or it has all, and asks whether they are whole (`SEAL`)."""
-        store, going = self._store(name), self._outgoing.get((name, host))
+    def _asked(self, message: messages.Pull) -> None:
+        """Another host wants a version, or its next bucket; or it has all, and asks whether they are whole (`SEAL`)."""
+        name, version, host, number = message.name, message.version, message.asker, message.number
+        store, going = self.store(name), self._outgoing.get((name, host))
         if not number:
             held = store.held.get(version) or store.held[max(store.held)]
             assert held.unchanged is not None, "it was published here"
@@ -255,8 +272,10 @@ class WeightTable:
                 going = Whole(held.version, held.state, held.unchanged)
             else:
                 delta, last = held.shipping.delta, going
-                base = last.cargo if delta and isinstance(last, Outgoing) and last.copy is not None and last.version == have else None
-                going = Outgoing(held.version, held.state, base, held.shipping.bucket, held.unchanged, held.copy if delta else None)
+                has_last = isinstance(last, Outgoing) and last.copy is not None and last.version == message.have
+                base = last.cargo if delta and has_last and isinstance(last, Outgoing) else None
+                copy, bucket = held.copy if delta else None, held.shipping.bucket
+                going = Outgoing(held.version, held.state, base, bucket, held.unchanged, copy)
             if isinstance(going, Outgoing) or held.unchanged.knows_any:
                 self._outgoing[name, host] = going
         elif going is None or going.version != version:  # of a transfer that was broken off
@@ -264,18 +283,21 @@ class WeightTable:
         if number == SEAL:
             if isinstance(going, Whole) or going.copy is None:
                 del self._outgoing[name, host]  # it keeps the state
-            self._host.say(host, ("weights", name, version, Seal(going)))
+            self._post.say(host, messages.WeightsState(name, version, Seal(going)))
         else:
-            self._host.say(host, ("weights", name, going.version, going if isinstance(going, Whole) else Bucket(going, number)))
+            part = going if isinstance(going, Whole) else Bucket(going, number)
+            self._post.say(host, messages.WeightsState(name, going.version, part))
 
-    def arrived(self, name: str, version: int, state: Arrived | ArrivedWhole | Sealed) -> None:
-        store = self._store(name)
+    def _arrived(self, message: messages.WeightsState) -> None:
+        name, version, state = message.name, message.version, message.state
+        store = self.store(name)
         if isinstance(state, Sealed):
             if (held := store.unsealed) is None or held.version != version:  # of a transfer that was broken off
                 return
             if state.changed:
-                what = f"version {version} of the weights {name!r}, on its way to {self._host.name!r}"
-                self._host.report(WorkerError.of(store.owner, 0, "publish", refusal(state.changed, version, name, store.owner), what))
+                what = f"version {version} of the weights {name!r}, on its way to {self._state.name!r}"
+                error = refusal(state.changed, version, name, store.owner)
+                self._post.report(WorkerError.of(store.owner, 0, "publish", error, what))
                 return
         elif isinstance(state, ArrivedWhole):
             held = Held(version, whole=state)
@@ -295,7 +317,7 @@ class WeightTable:
             held = Held(version, buckets=buckets, base=base)
         if not isinstance(state, Sealed) and not state.is_sealed:
             store.unsealed = held
-            self._host.say(store.home, ("pull", name, version, self._host.name, 0, SEAL))
+            self._post.say(store.home, messages.Pull(name, version, self._state.name, 0, SEAL))
             return
         store.asked, store.unsealed = 0, None
         self._take(store, held)
@@ -315,7 +337,7 @@ class WeightTable:
         """This iteration and all before it are: what only their calls have goes."""
         self.versions.over(iteration)
         for store in list(self._stores.values()):  # whose pulls add to it without the mutex
-            while len(store.announced) > 1 and store.announced[1][1] + self._host.layout.plan.staleness <= iteration:
+            while len(store.announced) > 1 and store.announced[1][1] + self._state.layout.plan.staleness <= iteration:
                 del store.announced[0]
             self._let_go(store)
 
@@ -323,21 +345,21 @@ class WeightTable:
 class WeightsPort(Weights):
     """A store as a call of a worker under a host sees it."""
 
-    def __init__(self, host: Host, process: Process, name: str, call: CallSpec) -> None:
+    def __init__(self, table: WeightTable, process: Process, name: str, call: CallSpec) -> None:
         self.name = name
-        self._host, self._process, self._call = host, process, call
+        self._table, self._process, self._call = table, process, call
         self._pulled: dict[int, Published] = {}  # by what was asked for
 
     def publish(self, state: Any, *, delta: bool = False, bucket_mib: float | None = None) -> int:
         self._refuse_out_of_turn()
         check_shipping(self, bucket_mib)
         shipping = Shipping(delta, BUCKET if bucket_mib is None else int(bucket_mib * 2**20)) if delta or bucket_mib is not None else None
-        return self._host.weights.publish(self._process, self.name, state, shipping)
+        return self._table.publish(self._process, self.name, state, shipping)
 
     def pull(self, at_least: int = 0) -> Published:
         self._refuse_out_of_turn()
         if at_least not in self._pulled:
-            self._pulled[at_least] = self._host.weights.pull(self._process, self._call, self.name, at_least)
+            self._pulled[at_least] = self._table.pull(self._process, self._call, self.name, at_least)
         return self._pulled[at_least]
 
     def _refuse_out_of_turn(self) -> None:

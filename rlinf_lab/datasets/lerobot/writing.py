@@ -1,0 +1,248 @@
+"""Episodes as a LeRobotDataset. Legend: T steps of an episode."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+
+from rlinf_lab.datasets.episodes import Episode, EpisodeSource
+from rlinf_lab.datasets.lerobot import layout
+from rlinf_lab.datasets.space_json import at, leaf_spaces, to_json
+from rlinf_lab.errors import ConfigError
+
+
+def write_lerobot(data: EpisodeSource, folder: str | os.PathLike[str]) -> Path:
+    """Write a LeRobotDataset of codebase version 3.0, which lerobot 0.4 reads; pictures as PNG within the frames. Returns the folder.
+
+    One episode at a time is in memory. The folder is there whole or not at all. Beside what lerobot reads there are seeds, kinds of ends and last
+    observations, so that `read_lerobot` gives the same episodes. Raises `ConfigError` where the folder is there, or there are no episodes.
+    """
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"write_lerobot({str(target)!r}): it is there already. Next: another folder, or delete it.")
+    if not len(data):
+        raise ConfigError(f"write_lerobot({str(target)!r}): {data!r} has nothing to write.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        _Writer(data, part).write()
+        part.chmod(0o755)
+        if target.exists():
+            target.rmdir()  # empty
+        part.replace(target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return target
+
+
+@dataclass
+class _Statistics:
+    """Running ones of a column, over all frames (of pictures by channel, in [0, 1])."""
+
+    count: int = 0
+    total: Any = 0.0
+    squares: Any = 0.0
+    low: Any = np.inf
+    high: Any = -np.inf
+
+    def add(self, values: NDArray, picture: bool) -> None:
+        rows = values.astype(np.float64)
+        rows = rows / 255.0 if picture else rows.reshape(len(rows), -1)
+        axes = (0, 1, 2) if picture else (0,)
+        self.count += len(rows) * (rows.shape[1] * rows.shape[2] if picture else 1)
+        self.total = self.total + rows.sum(axes)
+        self.squares = self.squares + np.square(rows).sum(axes)
+        self.low, self.high = np.minimum(self.low, rows.min(axes)), np.maximum(self.high, rows.max(axes))
+
+    def as_json(self, shape: list[int], picture: bool) -> dict[str, Any]:
+        mean = self.total / self.count
+        std = np.sqrt(np.maximum(self.squares / self.count - mean**2, 0.0))
+        form = (len(mean), 1, 1) if picture else tuple(shape)
+        named = {"min": self.low, "max": self.high, "mean": mean, "std": std}
+        return {**{name: np.asarray(value).reshape(form).tolist() for name, value in named.items()}, "count": [self.count]}
+
+
+class _Writer:
+    def __init__(self, data: EpisodeSource, root: Path) -> None:
+        self.data, self.root, self.spec = data, root, data.spec
+        self.columns: dict[str, tuple[str, tuple[str, ...], Any]] = {}  # name: (obs or action, place in the tree, space of the leaf)
+        for kind, space in (("observation", self.spec.observation_space), ("action", self.spec.action_space)):
+            names, leaves = layout.columns_of(space, kind), dict(leaf_spaces(space))
+            self.columns |= {names[path]: (kind, path, leaves[path]) for path in names}
+        first = data[0]
+        self.tells_success = first.success_T is not None
+        extra = {layout.REWARD: "float32", layout.DONE: "bool", **({layout.SUCCESS: "bool"} if self.tells_success else {})}
+        self.features = {
+            **{name: layout.feature_of(leaf) for name, (_, _, leaf) in self.columns.items()},
+            **{name: {"dtype": kind, "shape": [1], "names": None} for name, kind in extra.items()}, **layout.OWN_COLUMNS,
+        }  # fmt: skip
+        self.stats = {name: _Statistics() for name in self.features}
+        self.tasks: dict[str, int] = {}
+        self.frames = 0
+
+    def write(self) -> None:
+        rows, ours = [], []
+        for index, (episode, (chunk, file)) in enumerate(self._written()):
+            rows.append({
+                "episode_index": index, "tasks": [episode.task], "length": len(episode), "data/chunk_index": chunk, "data/file_index": file,
+                "dataset_from_index": self.frames - len(episode), "dataset_to_index": self.frames,
+                "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0,
+            })  # fmt: skip
+            final = None if episode.final_obs is None else packed(self._final(episode))
+            ours.append({"seed": episode.seed, "terminated": episode.terminated, "truncated": episode.truncated, "final_obs": final})
+        self._table(layout.EPISODES_PATH.format(chunk_index=0, file_index=0), pa.Table.from_pylist(rows))
+        schema = pa.schema({"seed": pa.int64(), "terminated": pa.bool_(), "truncated": pa.bool_(), "final_obs": pa.binary()})
+        self._table(layout.OURS, pa.Table.from_pylist(ours, schema))
+        self._tasks()
+        stats = {n: s.as_json(self.features[n]["shape"], self.features[n]["dtype"] == "image") for n, s in self.stats.items()}
+        self._json(layout.STATS, stats)
+        self._json(layout.INFO, self._info(len(rows)))
+
+    def _written(self) -> Iterator[tuple[Episode, tuple[int, int]]]:
+        """Each episode when its frames are on disk, and in which file."""
+        number, writer, path = -1, None, self.root
+        try:
+            for index, episode in enumerate(self.data):
+                if writer is None or path.stat().st_size > layout.DATA_FILE_MB * 2**20:
+                    if writer is not None:
+                        writer.close()
+                    number += 1
+                    place = divmod(number, layout.FILES_A_CHUNK)
+                    path = self.root / layout.DATA_PATH.format(chunk_index=place[0], file_index=place[1])
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    writer = pq.ParquetWriter(path, self._schema())
+                table = self._table_of(episode, index)
+                writer.write_table(table, row_group_size=len(episode))
+                self.frames += len(episode)
+                yield episode, place
+        finally:
+            if writer is not None:
+                writer.close()
+
+    def _schema(self) -> pa.Schema:
+        """With what Hugging Face's datasets reads of it: which columns are pictures."""
+        fields: dict[str, pa.DataType] = {}
+        described: dict[str, dict[str, Any]] = {}
+        for name, feature in self.features.items():
+            kind, shape = feature["dtype"], feature["shape"]
+            if kind == "image":
+                fields[name], described[name] = pa.struct({"bytes": pa.binary(), "path": pa.string()}), {"_type": "Image"}
+                continue
+            fields[name] = _arrow(kind, shape)
+            value: dict[str, Any] = {"dtype": kind, "_type": "Value"}
+            if shape == [1]:
+                described[name] = value
+            elif len(shape) == 1:
+                described[name] = {"feature": value, "length": shape[0], "_type": "Sequence"}
+            else:
+                described[name] = {"shape": shape, "dtype": kind, "_type": f"Array{len(shape)}D"}
+        return pa.schema(fields, {"huggingface": json.dumps({"info": {"features": described}})})
+
+    def _table_of(self, episode: Episode, index: int) -> pa.Table:
+        T, fps = len(episode), self.spec.fps
+        task = self.tasks.setdefault(episode.task, len(self.tasks))
+        if (episode.success_T is not None) != self.tells_success:
+            raise ConfigError(f"write_lerobot: number {index}, {episode!r}, tells of success unlike the first one. Next: data.where(...) of one kind.")
+        done_T = np.zeros(T, bool)
+        done_T[-1] = episode.terminated or episode.truncated
+        values: dict[str, NDArray] = {
+            layout.REWARD: episode.reward_T, layout.DONE: done_T, "timestamp": np.arange(T) / fps, "frame_index": np.arange(T),
+            "episode_index": np.full(T, index), "index": self.frames + np.arange(T), "task_index": np.full(T, task),
+        }  # fmt: skip
+        if episode.success_T is not None:
+            values[layout.SUCCESS] = episode.success_T
+        for name, (kind, path, _) in self.columns.items():
+            values[name] = np.asarray(at(episode.obs_T if kind == "observation" else episode.action_T, path))
+        arrays = []
+        for name, feature in self.features.items():
+            picture = feature["dtype"] == "image"
+            column = values[name]
+            if column.shape[1:] not in (tuple(feature["shape"]), ()) or (column.ndim == 1 and feature["shape"] != [1]):
+                raise ConfigError(f"write_lerobot: {name} of number {index}, {episode!r}, has rows of the shape {column.shape[1:]}, not {feature['shape']}.")
+            self.stats[name].add(column, picture)
+            arrays.append(_pictures(column) if picture else _array(column, feature))
+        return pa.Table.from_arrays(arrays, schema=self._schema())
+
+    def _final(self, episode: Episode) -> dict[str, NDArray]:
+        return {name: np.asarray(at(episode.final_obs, path)) for name, (kind, path, _) in self.columns.items() if kind == "observation"}
+
+    def _tasks(self) -> None:
+        """As pandas writes a frame whose index is the tasks."""
+        import pandas as pd
+
+        path = self.root / layout.TASKS
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame({"task_index": list(self.tasks.values())}, index=list(self.tasks)).to_parquet(path)
+
+    def _info(self, episodes: int) -> dict[str, Any]:
+        spec = self.spec
+        return {
+            "codebase_version": layout.VERSION, "robot_type": None, "total_episodes": episodes, "total_frames": self.frames,
+            "total_tasks": len(self.tasks), "chunks_size": layout.FILES_A_CHUNK, "data_files_size_in_mb": layout.DATA_FILE_MB,
+            "video_files_size_in_mb": layout.VIDEO_FILE_MB, "fps": int(spec.fps) if float(spec.fps).is_integer() else spec.fps,
+            "splits": {"train": f"0:{episodes}"}, "data_path": layout.DATA_PATH, "video_path": None, "features": self.features,
+            "rlinf_lab": {
+                "observation_space": to_json(spec.observation_space), "action_space": to_json(spec.action_space), "env": spec.env,
+                "max_episode_steps": spec.max_episode_steps, "by": spec.by,
+            },
+        }  # fmt: skip
+
+    def _json(self, name: str, plain: Any) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(plain, indent=4, ensure_ascii=False, allow_nan=False))
+
+    def _table(self, name: str, table: pa.Table) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path)
+
+
+def _arrow(kind: str, shape: list[int]) -> pa.DataType:
+    value = pa.type_for_alias({"float32": "float", "float64": "double"}.get(kind, kind))
+    if shape == [1]:
+        return value
+    nested = value
+    for size in reversed(shape):
+        nested = pa.list_(nested, size if len(shape) == 1 else -1)
+    return nested
+
+
+def _array(column: NDArray, feature: dict[str, Any]) -> pa.Array:
+    kind, shape = feature["dtype"], feature["shape"]
+    flat = np.ascontiguousarray(column, dtype=np.dtype(kind) if kind != "bool" else bool)
+    if shape == [1]:
+        return pa.array(flat.reshape(-1), _arrow(kind, shape))
+    if len(shape) == 1:
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), shape[0])
+    return pa.array(flat.tolist(), _arrow(kind, shape))
+
+
+def _pictures(column_THWC: NDArray) -> pa.Array:
+    rows = []
+    for picture in column_THWC:
+        out = io.BytesIO()
+        Image.fromarray(picture).save(out, "PNG")
+        rows.append({"bytes": out.getvalue(), "path": None})
+    return pa.array(rows, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+
+
+def packed(arrays: dict[str, NDArray]) -> bytes:
+    """Arrays as one npz; reading it executes nothing."""
+    out = io.BytesIO()
+    np.savez_compressed(out, allow_pickle=False, **arrays)
+    return out.getvalue()

@@ -1,0 +1,130 @@
+"""Minari's data sets, written and read by minari itself. Legend: T steps of an episode."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rlinf_lab.datasets.episodes import DataSpec, Episode, EpisodeSource
+from rlinf_lab.datasets.space_json import built, leaf_spaces
+from rlinf_lab.errors import ConfigError, MissingDependencyError, UnknownNameError
+from rlinf_lab.trees import map_tree
+
+TERMS = ("env", "max_episode_steps", "by", "fps")
+PREFIX = "rlinf_lab_"
+
+
+def _minari() -> Any:
+    try:
+        import minari
+    except ImportError as error:
+        raise MissingDependencyError.of("minari", "minari", "A data set of Minari") from error
+    return minari
+
+
+def write_minari(data: EpisodeSource, name: str, *, description: str = "", author: str = "") -> str:
+    """Write a data set that `minari.load_dataset` reads, such as "push/scripted-v0"; returns the name. Minari says where: MINARI_DATASETS_PATH.
+
+    Rewards, both kinds of ends, successes (``infos["success"]``) and seeds are kept. An episode without a last observation, which Minari's has, gets its last
+    one again. Raises `ConfigError` for a name that is taken or that Minari does not take.
+    """
+    minari = _minari()
+    from minari.data_collector import EpisodeBuffer
+
+    if not len(data):
+        raise ConfigError(f"write_minari({name!r}): {data!r} has nothing to write.")
+    if name in minari.list_local_datasets():
+        raise ConfigError(f"write_minari({name!r}): there is one of that name. Next: another version, -v1, or minari.delete_dataset({name!r}).")
+    buffers = [_buffer(EpisodeBuffer, number, episode) for number, episode in enumerate(data)]
+    spec = data.spec
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of what it would like to know besides
+            made = minari.create_dataset_from_buffers(
+                name, buffers, observation_space=spec.observation_space, action_space=spec.action_space, algorithm_name=spec.by or None,
+                author=author or None, description=description or None, jpeg_encoding=False,
+            )  # fmt: skip
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"write_minari({name!r}): {error}") from error
+    about = {PREFIX + term: getattr(spec, term) for term in TERMS if getattr(spec, term) is not None}
+    made.storage.update_metadata(about)
+    return name
+
+
+def _buffer(kind: Any, number: int, episode: Episode) -> Any:
+    final = map_tree(lambda leaf: leaf[-1], episode.obs_T) if episode.final_obs is None else episode.final_obs
+    observations = map_tree(lambda leaf, last: np.concatenate([leaf, np.asarray(last)[None]]), episode.obs_T, final)
+    T = len(episode)
+    infos = {} if episode.success_T is None else {"success": np.concatenate([[False], episode.success_T])}
+    ends = {"terminations": [False] * (T - 1) + [episode.terminated], "truncations": [False] * (T - 1) + [episode.truncated]}
+    return kind(id=number, seed=episode.seed, observations=observations, actions=episode.action_T, rewards=episode.reward_T.tolist(), infos=infos, **ends)
+
+
+class MinariData(EpisodeSource):
+    """See `read_minari`; pickles as its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        metadata = self._dataset.storage.metadata
+        known = {term: metadata.get(PREFIX + term) for term in TERMS}
+        limit = known["max_episode_steps"]
+        env = known["env"] or getattr(self._dataset.spec.env_spec, "id", None)
+        self.spec = DataSpec(
+            self._dataset.observation_space, self._dataset.action_space, None if env is None else str(env), None if limit is None else int(limit),
+            float(known["fps"] or 10.0), str(known["by"] or metadata.get("algorithm_name") or ""),
+        )  # fmt: skip
+
+    def __reduce__(self) -> Any:
+        return MinariData, (self.name,)
+
+    @cached_property
+    def _dataset(self) -> Any:
+        minari = _minari()
+        local = minari.list_local_datasets()
+        if self.name not in local:
+            raise UnknownNameError.of("data set of Minari", self.name, local, "Next: minari.download_dataset(name), where there is a network.")
+        return minari.load_dataset(self.name)
+
+    def __len__(self) -> int:
+        return int(self._dataset.total_episodes)
+
+    @cached_property
+    def lengths_E(self) -> NDArray[np.int64]:
+        metadata = self._dataset.storage.get_episode_metadata(self._dataset.episode_indices)
+        return np.array([int(m["total_steps"]) for m in metadata], np.int64)
+
+    def read(self, index: int) -> Episode:
+        found = self._dataset[index]
+        T = len(found.rewards)
+        obs, actions = (_numpy(space, tree) for space, tree in ((self.spec.observation_space, found.observations), (self.spec.action_space, found.actions)))
+        infos = found.infos or {}
+        success = np.asarray(infos["success"], bool)[-T:] if isinstance(infos, dict) and "success" in infos else None
+        (about,) = self._dataset.storage.get_episode_metadata([self._dataset.episode_indices[index]])
+        seed = about.get("seed")
+        return Episode(
+            map_tree(lambda leaf: leaf[:T], obs), actions, np.asarray(found.rewards, np.float32), bool(found.terminations[-1]), bool(found.truncations[-1]),
+            success, map_tree(lambda leaf: leaf[T], obs), None if seed is None else int(seed),
+        )  # fmt: skip
+
+
+def _numpy(space: Any, tree: Any) -> Any:
+    """As arrays of the space's types; Minari gives lists for categories."""
+    types = {path: leaf.dtype for path, leaf in leaf_spaces(space)}
+
+    def leaf(path: tuple[str, ...]) -> NDArray:
+        found = tree
+        for key in path:
+            found = found[int(key)] if isinstance(found, (tuple, list)) else found[key]
+        return np.asarray(found, types[path])
+
+    return built(space, leaf) if isinstance(space, (spaces.Dict, spaces.Tuple)) else np.asarray(tree, space.dtype)
+
+
+def read_minari(name: str) -> MinariData:
+    """The episodes of a data set of Minari's on this machine, read when they are asked for. `UnknownNameError` with the nearest name."""
+    return MinariData(name)

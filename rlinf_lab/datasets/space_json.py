@@ -1,0 +1,99 @@
+"""Spaces of gymnasium as JSON, and trees of arrays as columns by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.trees import Tree
+
+
+def to_json(space: Space) -> dict[str, Any]:
+    """What `from_json` makes the space of. `ConfigError` for a kind that has no form here."""
+    if isinstance(space, spaces.Box):
+        return {"box": list(space.shape), "dtype": str(space.dtype), "low": _bound(space.low), "high": _bound(space.high)}
+    if isinstance(space, spaces.Discrete):
+        return {"discrete": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"multi_discrete": space.nvec.tolist()}
+    if isinstance(space, spaces.MultiBinary):
+        return {"multi_binary": int(space.n) if isinstance(space.n, (int, np.integer)) else list(space.shape)}
+    if isinstance(space, spaces.Dict):
+        return {"dict": {str(key): to_json(part) for key, part in space.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"tuple": [to_json(part) for part in space.spaces]}
+    raise ConfigError(f"{space!r} cannot be written to a data set: Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple can.")
+
+
+def from_json(plain: Any) -> Space:
+    """`ConfigError` for what is no such thing."""
+    try:
+        if "box" in plain:
+            low, high = (np.array(plain[name], np.float64) for name in ("low", "high"))
+            return spaces.Box(_filled(low, plain), _filled(high, plain), tuple(plain["box"]), np.dtype(plain["dtype"]).type)
+        if "discrete" in plain:
+            return spaces.Discrete(int(plain["discrete"]), start=int(plain.get("start", 0)))
+        if "multi_discrete" in plain:
+            return spaces.MultiDiscrete(np.array(plain["multi_discrete"], np.int64))
+        if "multi_binary" in plain:
+            size = plain["multi_binary"]
+            return spaces.MultiBinary(size if isinstance(size, int) else tuple(size))
+        if "dict" in plain:
+            return spaces.Dict({key: from_json(part) for key, part in plain["dict"].items()})
+        if "tuple" in plain:
+            return spaces.Tuple([from_json(part) for part in plain["tuple"]])
+    except (TypeError, ValueError, KeyError, AssertionError, AttributeError) as error:
+        raise ConfigError(f"{shown(plain)} is no space: {error}.") from error
+    raise ConfigError(f"{shown(plain)} is no space.")
+
+
+def _bound(bound: np.ndarray) -> Any:
+    """One number where all are the same; infinities as JSON has them: as text."""
+    values = bound.astype(np.float64)
+    same = values.size > 0 and bool((values == values.flat[0]).all())
+    if same:
+        value = float(values.flat[0])
+        return str(value) if math.isinf(value) else value
+    return np.where(np.isinf(values), np.char.mod("%s", values), values.astype(object)).tolist()
+
+
+def _filled(bound: np.ndarray, plain: Mapping[str, Any]) -> np.ndarray:
+    return np.broadcast_to(bound, tuple(plain["box"])).astype(np.dtype(plain["dtype"]))
+
+
+def leaf_spaces(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Space]]:
+    """Every leaf with its place: keys of dicts, numbers in tuples."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            yield from leaf_spaces(part, (*path, str(key)))
+    elif isinstance(space, spaces.Tuple):
+        for i, part in enumerate(space.spaces):
+            yield from leaf_spaces(part, (*path, str(i)))
+    else:
+        yield path, space
+
+
+def at(tree: Tree, path: tuple[str, ...]) -> Any:
+    """The leaf of a tree at that place."""
+    for key in path:
+        tree = tree[int(key)] if isinstance(tree, tuple) else tree[key]
+    return tree
+
+
+def built(space: Space, leaf: Any, path: tuple[str, ...] = ()) -> Tree:
+    """A tree of the form of ``space``; ``leaf(path)`` gives each leaf."""
+    if isinstance(space, spaces.Dict):
+        return {key: built(part, leaf, (*path, str(key))) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(built(part, leaf, (*path, str(i))) for i, part in enumerate(space.spaces))
+    return leaf(path)
+
+
+def is_image(space: Space) -> bool:
+    """A picture: uint8, height × width × 3."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3

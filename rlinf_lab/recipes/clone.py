@@ -1,0 +1,228 @@
+"""Behaviour cloning: a policy that does what recorded episodes did, as a workflow of two workers.
+
+      data ──── minibatches (whole iteration) ────▶ learner
+
+One iteration: `steps_per_iteration` gradient steps. The data may be larger than memory: the data worker holds a window of episodes, reads the next ones from
+disk, and draws while the learner computes where a plan gives them devices of their own. What is learnt is a policy with a value net that knows nothing
+yet; ``lab.train("ppo", env, policy=run)`` goes on from it. Left out, because a mean square suffices for what is cloned here: mixtures, masks for the end of an
+episode (actions beyond it repeat the last one).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gymnasium.spaces import Box
+from torch import nn
+
+from rlinf_lab.datasets import EpisodeSource
+from rlinf_lab.datasets.sampling import MEMORY
+from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.policies import Flow, make_policy
+from rlinf_lab.recipes.ppo import _real, _seeded, _whole, first
+from rlinf_lab.recipes.starting_policy import StartingPolicy
+from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
+from rlinf_lab.workers.cloning import CloneLearner, DataWorker, first_weights
+from rlinf_lab.workers.learner import GROUPS, Number
+from rlinf_lab.workflow.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class CloneConfig:
+    """Every number of the experiment; where `Number` stands a schedule may stand, too.
+
+    Raises `ConfigError` naming the field, its value and the limit.
+    """
+
+    env: Any = None
+    """where the policy is to act, for evaluations; None: the environment of the data, where it says one"""
+    data: Any = dataclasses.field(default=None, metadata={"needed_to_act": False})
+    """recorded episodes: of `collect`, of `datasets`, or the folder of a LeRobotDataset"""
+    max_episode_steps: int | None = None
+    """of evaluations; None: as the data was recorded, else the environment's own limit"""
+    gradient_steps: int = 2000
+    """of the whole run"""
+    steps_per_iteration: int = 100
+    """gradient steps between two looks at the run"""
+    batch_size: int = 256
+    """rows of a gradient step"""
+    learning_rate: Number = 1e-3
+    """of Adam"""
+    max_grad_norm: float | None = None
+    """Euclidean norm to which the gradient is cut; None: it is not"""
+    chunk_size: int | None = None
+    """so many actions are chosen at once; None: single actions"""
+    net_arch: tuple[int, ...] = (128, 128)
+    """units of each hidden layer, of the policy and of the value net"""
+    activation: str = "tanh"
+    """between the layers: "tanh", "relu", "elu" or "silu\""""
+    std: float = 0.25
+    """standard deviation of continuous actions, in units of the action's range [-1, 1]; cloning does not change it, and what goes on explores with it"""
+    std_floor: float = 0.02
+    """added to the standard deviations by which observations are divided"""
+    normalize_obs: bool = True
+    """whether numbers of observations are normalised, by the data's mean and deviation"""
+    flow: Flow | None = None
+    """a flow-matching head with these settings instead of a Gaussian"""
+    encoder: Callable[..., nn.Module] | None = None
+    """makes the module from prepared observations to features, see `make_policy`"""
+    policy: Callable[..., nn.Module] | StartingPolicy | None = None
+    """what to go on from (a run, a loaded policy, a run's folder); or what makes the whole module, of (observation_space, action_space), such as
+    ``partial(make_chunk_transformer, chunk=5)`` beside ``chunk_size=5``"""
+    memory: int = MEMORY
+    """bytes of episodes that are held at once; more data than that is streamed"""
+    seed: int = 0
+    """of weights and minibatches, and of evaluations"""
+    save_to: str | None = None
+    """safetensors file that the learner writes when the run ends"""
+    parallel: str = "ddp"
+    """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
+    total_timesteps: int | None = None
+    """None: nothing is simulated here; see `gradient_steps`"""
+    iterations: int | None = None
+    """None: see `gradient_steps`"""
+
+    def __post_init__(self) -> None:
+        for name in ("total_timesteps", "iterations"):
+            self._require(name, getattr(self, name) is None, "None: cloning is counted in gradient_steps, such as gradient_steps=2000")
+        if isinstance(self.data, (str, os.PathLike)):
+            from rlinf_lab.datasets import read_lerobot
+
+            object.__setattr__(self, "data", read_lerobot(self.data))
+        fits = self.data is None or isinstance(self.data, EpisodeSource)
+        self._require("data", fits, "recorded episodes, such as lab.collect(env, 'expert', episodes=10), or the folder of a LeRobotDataset")
+        if self.data is not None and self.env is None:
+            object.__setattr__(self, "env", self.data.spec.env)
+        if self.data is not None and self.max_episode_steps is None:
+            object.__setattr__(self, "max_episode_steps", self.data.spec.max_episode_steps)
+        for name in ("gradient_steps", "steps_per_iteration", "batch_size", "memory"):
+            self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
+        for name in ("max_episode_steps", "chunk_size"):
+            self._require(name, (value := getattr(self, name)) is None or _whole(value, 1), "a whole number of at least 1, or None")
+        self._require("seed", _whole(self.seed, 0), "a whole number of at least 0")
+        rate = self.learning_rate
+        self._require("learning_rate", callable(rate) or (_real(rate) and rate > 0), "a number greater than 0, or a schedule such as lab.linear(1e-3)")
+        self._require("max_grad_norm", self.max_grad_norm is None or (_real(self.max_grad_norm) and self.max_grad_norm > 0), "a number greater than 0, or None")
+        self._require("std", _real(self.std) and 0 < self.std <= 10, "a number greater than 0 and at most 10")
+        self._require("std_floor", _real(self.std_floor) and self.std_floor >= 0, "a number of at least 0")
+        units = isinstance(self.net_arch, (tuple, list)) and all(_whole(n, 1) for n in self.net_arch)
+        self._require("net_arch", units, "a tuple of whole numbers of at least 1, such as (128, 128)")
+        self._require("flow", self.flow is None or isinstance(self.flow, Flow), "a Flow(...), or None")
+        self._require("parallel", self.parallel in GROUPS, " or ".join(map(repr, GROUPS)))
+        started = self.policy.chunk if isinstance(self.policy, StartingPolicy) else self.chunk_size
+        self._require("chunk_size", self.chunk_size in (None, started), f"{started}, as the policy that is gone on from has it, or None")
+
+    def _require(self, field: str, holds: bool, limit: str) -> None:
+        if not holds:
+            raise ConfigError(f"CloneConfig.{field} is {shown(getattr(self, field))}; it must be {limit}.")
+
+    @classmethod
+    def preset(cls, env: Any, **overrides: Any) -> CloneConfig:
+        """The defaults with some fields changed. `UnknownNameError` for an unknown field."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in overrides:
+            if name not in known:
+                raise UnknownNameError.of("field of CloneConfig", name, known)
+        return cls(env=env, **overrides)
+
+    @property
+    def env_steps(self) -> int:
+        """Of one iteration, in gradient steps: nothing is simulated."""
+        return self.steps_per_iteration
+
+    @property
+    def updates(self) -> int:
+        """Iterations of the whole run."""
+        return -(-self.gradient_steps // self.steps_per_iteration)
+
+    @property
+    def chunk(self) -> int | None:
+        """How many actions are chosen at once; None: one."""
+        return self.policy.chunk if isinstance(self.policy, StartingPolicy) else self.chunk_size
+
+    @functools.cached_property
+    def factory(self) -> EnvFactory:
+        """What makes the environments of evaluations."""
+        return EnvFactory("data/no-environment", _no_environment) if self.env is None else environment(self.env)
+
+    @functools.cached_property
+    def spec(self) -> EnvSpec:
+        """Of the environment, else of the data."""
+        if self.env is not None:
+            return self.factory.spec(self.max_episode_steps)
+        if self.data is None:
+            raise ConfigError("CloneConfig: neither env nor data is given, so nothing says what is observed. Next: data=lab.collect(env, 'expert').")
+        return EnvSpec("data/no-environment", self.data.spec.observation_space, self.data.spec.action_space)
+
+    def make_policy(self) -> partial[Any]:
+        """The constructor; equal arguments, equal initial weights."""
+        spaces = self.spec.observation_space, self.spec.action_space
+        if isinstance(self.policy, StartingPolicy):
+            return self.policy.constructor(*spaces)
+        if self.policy is not None:
+            return partial(_seeded, self.policy, *spaces, self.seed)
+        return partial(
+            make_policy, *spaces, net_arch=tuple(self.net_arch), activation=self.activation, log_std_init=math.log(self.std), flow=self.flow,
+            normalize_obs=self.normalize_obs, encoder=self.encoder, seed=self.seed, chunk=self.chunk_size,
+        )  # fmt: skip
+
+
+def _no_environment(**_: Any) -> Any:
+    raise ConfigError("The data says no environment, so the policy cannot be evaluated here. Next: lab.train('clone', 'metaworld/push-v3', data=...).")
+
+
+def build(config: CloneConfig, state: dict[str, Any] | None = None) -> Workflow:
+    """The workflow of cloning. ``state``: of a learner, to go on where another run stopped.
+
+    An iteration does what its argument says: ``"train"``, ``"checkpoint"`` (the same; returns ``metrics`` and ``state``) or ``"state"``.
+    `ConfigError` for data that does not fit the environment, or none.
+    """
+    if config.data is None:
+        raise ConfigError("Cloning needs recorded episodes. Next: lab.train('clone', data=lab.collect('metaworld/push-v3', 'expert', episodes=10)).")
+    _check_spaces(config)
+    make = config.make_policy()
+    _check_chunks(config, make())
+    flow = Workflow("clone")
+    minibatches = flow.channel("minibatches", whole=True)
+    _, taken = first_weights(state)
+    data = flow.worker(
+        DataWorker, config.data, name="data", rows=config.batch_size * config.steps_per_iteration, chunk_size=config.chunk, memory=config.memory,
+        seed=config.seed, taken=taken,
+    )  # fmt: skip
+    learner = flow.worker(
+        CloneLearner, make, name="learner", learning_rate=config.learning_rate, batch_size=config.batch_size, max_grad_norm=config.max_grad_norm,
+        std_floor=config.std_floor, updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel,
+        moves_normaliser=not isinstance(config.policy, StartingPolicy),
+    )  # fmt: skip
+
+    @flow.iteration
+    def iteration(request: str = "train") -> Any:
+        if request == "state":
+            return first(learner.state_dict().wait())
+        data.draw(minibatches)
+        metrics = learner.learn(minibatches).metrics
+        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+
+    return flow
+
+
+def _check_spaces(config: CloneConfig) -> None:
+    for kind in ("observation_space", "action_space"):
+        has, wanted = getattr(config.data.spec, kind), getattr(config.spec, kind)
+        if has != wanted and not (isinstance(has, Box) and isinstance(wanted, Box) and has.shape == wanted.shape):
+            raise ConfigError(f"The data has the {kind} {has}, and {config.factory.id} has {wanted}. Next: data that was recorded there.")
+
+
+def _check_chunks(config: CloneConfig, module: Any) -> None:
+    shape = getattr(getattr(getattr(module, "head", None), "space", None), "shape", None)
+    action = config.spec.action_space.shape
+    wanted = action if config.chunk is None or action is None else (config.chunk, *action)
+    if shape is not None and shape != wanted:
+        raise ConfigError(f"CloneConfig.policy makes a policy of actions of the shape {shape}, and chunk_size={config.chunk} asks for {wanted}.")

@@ -1,0 +1,82 @@
+"""RLPD on one environment: soft actor-critic that learns from demonstrations and from its own transitions in equal parts.
+
+The workflow is that of `rlinf_lab.recipes.off_policy`; half of each minibatch are transitions of ``data``. Critics normalise their layers, so that
+they do not overestimate what nobody has tried; many of them, of which a target takes the least of two drawn anew, bear many gradient steps for
+each environment step. Source: Ball et al., Efficient Online Reinforcement Learning with Offline Data (arXiv 2302.02948), algorithm 1.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.recipes import off_policy
+from rlinf_lab.recipes.off_policy import _real, _whole, shares
+from rlinf_lab.recipes.sac import SACConfig
+from rlinf_lab.replay import ReplayBuffer, demonstrations
+from rlinf_lab.replay.flat import flat
+from rlinf_lab.vecenv.spaces import sampled
+from rlinf_lab.workers.off_policy import SACStep
+from rlinf_lab.workflow.workflow import Workflow
+
+__all__ = ["RLPDConfig", "build", "shares"]
+
+
+@dataclass(frozen=True)
+class RLPDConfig(SACConfig):
+    """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper."""
+
+    data: Any = None
+    """demonstrations: a `replay.ReplayBuffer`, the path of one, or episodes (`replay.demonstrations`); rewards as the environment gives them"""
+    offline_share: float = 0.5
+    """of each minibatch, drawn from them"""
+    train_freq: int = 1
+    """environment steps of each environment in an iteration, between two updates of the policy that acts"""
+    gradient_steps: int = -20
+    """of an iteration; -20: twenty for each environment step"""
+    policy_delay: int = 20
+    """gradient steps of the critics for one of the actor"""
+    n_critics: int = 10
+    """critics, of whose values the least of ``target_critics`` counts"""
+    target_critics: int = 2
+    """critics, drawn anew for each step, of which a target takes the least"""
+    layer_norm: bool = True
+    """whether the critics normalise each hidden layer"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("data", self.data is not None, "demonstrations: a ReplayBuffer, the path of one, or episodes")
+        self._require("offline_share", _real(self.offline_share) and 0 <= self.offline_share <= 1, "a number between 0 and 1")
+        within = _whole(self.target_critics, 1) and self.target_critics <= self.n_critics
+        self._require("target_critics", within, f"a whole number between 1 and n_critics = {self.n_critics}")
+
+    def make_step(self) -> partial[SACStep]:
+        return partial(super().make_step(), target_critics=self.target_critics)
+
+    def demonstrations(self) -> tuple[ReplayBuffer | None, float]:
+        return self._offline, self.offline_share
+
+    @functools.cached_property
+    def _offline(self) -> ReplayBuffer:
+        """The transitions of ``data``, with draws of their own. `ConfigError` where they are of another environment."""
+        found = demonstrations(self.data)
+        buffer = ReplayBuffer(len(found), seed=self.seed)
+        buffer.add(found.rows(found.order))
+        row, spec = buffer.rows(np.zeros(1, np.int64)), self.spec
+        one = np.random.default_rng(0)
+        for part, space in (("obs", spec.observation_space), ("action", spec.action_space)):
+            wanted = {name: leaf.shape[1:] for name, leaf in flat(sampled(space, one, 1)).items()}
+            given = {name: leaf.shape[1:] for name, leaf in flat(row[part]).items()}
+            if wanted != given:
+                raise ConfigError(f"RLPDConfig.data has {part} of shapes {given}; {self.factory.id} has {wanted}. Next: demonstrations of this environment.")
+        return buffer
+
+
+def build(config: RLPDConfig, state: dict[str, Any] | None = None) -> Workflow:
+    """The training workflow, see `off_policy.build`."""
+    return off_policy.build("rlpd", config, state)

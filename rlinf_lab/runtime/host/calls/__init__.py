@@ -1,0 +1,1 @@
+"""Calls of ranks: their arguments, their values, their ends."""

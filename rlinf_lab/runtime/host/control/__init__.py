@@ -1,0 +1,1 @@
+"""The threads of ranks under one engine, and the way out of a host."""

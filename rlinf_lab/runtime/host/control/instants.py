@@ -1,0 +1,132 @@
+"""What happens when no thread of a host runs: an instant settles, mock time moves, or nothing can move any more."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rlinf_lab.planning.engine.engine import ALL, Event
+from rlinf_lab.runtime.host.state import parts
+from rlinf_lab.runtime.host.state.host_state import HostState
+from rlinf_lab.runtime.host.state.rank import Process
+
+_PUT, _GET, _START, _ASIDE = map(int, (Event.PUT, Event.GET, Event.START, Event.ASIDE))
+
+
+class Instructed(Protocol):
+    """What it needs of the scheduler."""
+
+    def apply(self, instructions: Sequence[parts.Event]) -> None: ...
+    def block(self, process: Process, why: str, what: str) -> None: ...
+    def park(self, process: Process) -> None: ...
+    def wake(self, process: Process, timer: bool = False) -> None: ...
+    def fill(self) -> bool: ...
+
+
+class Instants:
+    """Under the mutex. ``stuck()``: asked where a host alone cannot go on; whether somebody can now."""
+
+    def __init__(self, state: HostState, scheduler: Instructed) -> None:
+        self._state, self._scheduler = state, scheduler
+        self._timers: list[tuple[int, int, Process]] = []
+        self._pending: list[parts.Event] = []  # events of this instant, with a mock clock
+        self._filled_at = -1
+        self.stuck: Callable[[], bool] = bool
+
+    def add(self, event: parts.Event) -> None:
+        """It settles with the others of its instant."""
+        self._pending.append(event)
+
+    def sleep(self, process: Process, duration_ns: int) -> None:
+        """Occupy a rank's own thread for a time: mock time moves, or it really sleeps, and hears an interruption."""
+        state, now = self._state, self._state.clock.now_ns
+        if state.mock is None:
+            deadline = now() + duration_ns
+            while (left := deadline - now()) > 0:
+                process.raise_if_interrupted()
+                time.sleep(min(left / 1e9, 0.05))
+            return
+        with state.mutex:
+            if process.filled is not None:  # stopped: no time passes any more
+                process.raise_if_interrupted()
+            heapq.heappush(self._timers, (now() + duration_ns, process.index, process))
+            self._scheduler.block(process, "timer", "a timer")
+        self._scheduler.park(process)
+        process.raise_if_interrupted()
+
+    def settle(self) -> None:
+        state, scheduler = self._state, self._scheduler
+        while state.running == 0:
+            now = state.clock.now_ns()
+            if self._timers and self._timers[0][0] <= now:
+                self._fire_timers()
+            elif self._pending:
+                events, self._pending = self._pending, []
+                scheduler.apply(state.engine.settle(events))
+            elif state.mock is not None and self._filled_at < now and scheduler.fill():
+                self._filled_at = now  # once in an instant: steps of no duration would go on for ever
+            elif self._timers and self._moves():
+                assert state.mock is not None
+                state.mock.time_ns = self._timers[0][0]
+            elif not self._is_stranded() or not self.stuck():
+                return
+
+    def _moves(self) -> bool:
+        """Whether the flow does anything, now or later: mock time does not pass for steps of fillers alone."""
+        if not self._state.has_fillers or self._state.engine.is_kept_waiting():
+            return True
+        return any(process.filled is None for _, _, process in self._timers)
+
+    def _is_stranded(self) -> bool:
+        """Whether somebody waits and nothing will come: a host that is not alone cannot know."""
+        state = self._state
+        return state.alone and not state.stopping and self._is_waiting() and not state.engine.is_kept_waiting()
+
+    def _is_waiting(self) -> bool:
+        """Whether anybody waits at a channel, for a device, or for what another rank gives within its call."""
+        aside = (p.waits_for == "value" or p.machine.state == "aside" for p in self._state.processes)
+        return self._state.engine.is_waiting() or any(aside)
+
+    def _fire_timers(self) -> None:
+        now = self._state.clock.now_ns()
+        while self._timers and self._timers[0][0] <= now:
+            self._scheduler.wake(heapq.heappop(self._timers)[2], timer=True)
+
+    # --- taking back -------------------------------------------------------------------------------------
+    def wakes_no_more(self, process: Process) -> None:
+        """Its timer is forgotten."""
+        self._timers = [t for t in self._timers if t[2] is not process]
+        heapq.heapify(self._timers)
+
+    def takes_back(self, process: Process) -> bool:
+        """Whether what it waits for was still of this instant, and is forgotten.
+
+        The end of a call and of a switch are facts, which the engine has still to hear.
+        """
+        kept = [e for e in self._pending if e[0] != process.index or e[1] not in (_PUT, _GET, _START, _ASIDE)]
+        taken, self._pending = len(kept) < len(self._pending), kept
+        return taken
+
+    def dismiss(self, process: Process) -> bool:
+        """The get that it waits in, if it does, ends without items; whether only its home can say so.
+
+        Not one of everything: nobody else gets its share.
+        """
+        engine = self._state.engine
+        get = next((e for e in self._pending if e[0] == process.index and e[1] == _GET), None)
+        if (get is not None and get[3] == ALL) or engine.waits_for_all(process.index):
+            return False
+        if get is not None:
+            self._pending.remove(get)
+            self._pending.append((get[0], _GET, get[2], 0))
+        elif process.queue is not None and engine.is_getting(process.index):
+            if process.queue.stub:
+                return True
+            self._scheduler.apply(engine.dismiss(process.index))
+        return False
+
+    def has_pending(self, kind: int) -> bool:
+        """Whether an event of this kind is of this very instant."""
+        return any(e[1] == kind for e in self._pending)

@@ -1,0 +1,48 @@
+"""Where nothing moves, somebody may exceed a channel's capacity; and any host answers the driver's watch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from rlinf_lab.runtime.host.control.post import Post
+from rlinf_lab.runtime.host.liveness.wait_graph import Waits
+from rlinf_lab.runtime.host.state import messages, parts
+from rlinf_lab.runtime.host.state.host_state import HostState
+from rlinf_lab.runtime.host.state.messages import Pulse
+
+
+class Streams(Protocol):
+    """Which queues belong to a stream; see `channels.stream_end`."""
+
+    def indices(self, stranded: Iterable[tuple[str, int]]) -> set[int]: ...
+
+
+class Relief:
+    """Of one host; under its mutex."""
+
+    def __init__(
+        self, state: HostState, control: parts.RankControl, post: Post, streams: Streams, waits: Waits
+    ) -> None:
+        self._state, self._control, self._post = state, control, post
+        self._streams, self._waits = streams, waits
+        self.times = 0  # that somebody was let exceed a capacity
+        post.on(messages.AskPulse, lambda m: post.tell_driver(messages.PulseOf(state.name, m.wave, self.pulse())))
+        post.on(messages.Relieve, self._asked)
+
+    def relieve(self, stranded: Iterable[tuple[str, int]]) -> bool:
+        """Let somebody exceed a capacity, but not at these streams; whether there was anybody."""
+        spared = self._streams.indices(stranded)
+        instructions = self._state.engine.relieve(widen=not self._state.alone, spared=spared)
+        self.times += bool(instructions)
+        self._control.apply(instructions)
+        return bool(instructions)
+
+    def _asked(self, message: messages.Relieve) -> None:
+        did = self.relieve(message.stranded)
+        self._post.tell_driver(messages.Relieved(self._state.name, did, self._waits.all()))
+
+    def pulse(self) -> Pulse:
+        """Whether anything moves here, and what was said and heard."""
+        quiet = self._state.running == 0 and not self._state.engine.is_kept_waiting()
+        return Pulse(quiet, self._post.said, self._post.heard)

@@ -1,0 +1,158 @@
+"""The threads of a host's ranks, from their start to their end."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+
+from rlinf_lab.errors import Cancelled, WorkerError
+from rlinf_lab.runtime.host.calls.work import Calls
+from rlinf_lab.runtime.host.context import HostContext, Told
+from rlinf_lab.runtime.host.control.instants import Instants
+from rlinf_lab.runtime.host.control.residency import Residency
+from rlinf_lab.runtime.host.elastic.exchange import Exchange
+from rlinf_lab.runtime.host.elastic.fillers import Fillers
+from rlinf_lab.runtime.host.elastic.setups import Setups, wait_for
+from rlinf_lab.runtime.host.elastic.turnover import Turnover
+from rlinf_lab.runtime.host.liveness.failures import lost_rank
+from rlinf_lab.runtime.host.state import parts
+from rlinf_lab.runtime.host.state.host_state import HostState
+from rlinf_lab.runtime.host.state.rank import Process
+from rlinf_lab.runtime.machine.pinning import core_of, on_core
+from rlinf_lab.timeline.record.span import SpanKind
+from rlinf_lab.workflow.declaration import Declaration
+
+
+class Ranks:
+    """Of one host. ``told``: where what its workers log and draw goes."""
+
+    def __init__(
+        self,
+        state: HostState,
+        control: parts.RankControl,
+        post: parts.Post,
+        residency: Residency,
+        calls: Calls,
+        turnover: Turnover,
+        fillers: Fillers,
+        told: Told,
+        time: Instants,
+        exchange: Exchange,
+    ) -> None:
+        self._state, self._control, self._post = state, control, post
+        self._calls, self._turnover, self._fillers = calls, turnover, fillers
+        self._setups = Setups(state, residency, post)
+        self._context = partial(HostContext, told=told, time=time, exchange=exchange)
+        self._torch_device: Callable[[tuple[str, ...]], str] = ", ".join
+        turnover.begin_thread = self._begin_thread
+
+    # --- starting and stopping ---------------------------------------------------------------------------------
+    def start(self, declarations: dict[str, Declaration], torch_device: Callable[[tuple[str, ...]], str]) -> None:
+        """Build every worker of this host in its own thread, one after another, and wait until all are set up.
+
+        Not at the same time: what a setup does to its process (``torch.manual_seed`` above all) would change what the
+        others draw, differently each time. Raises their `WorkerError`, `ExecutorError` for one that waits for a later
+        one, or `Cancelled` when the host is stopped meanwhile.
+        """
+        state, setups = self._state, self._setups
+        state.declarations, self._torch_device = declarations, torch_device
+        mine = setups.at_start()
+        for number, process in enumerate(mine, 1):
+            with state.mutex:
+                if state.stopping:  # by another thread, which joins those that have been started
+                    break
+                self._control.begins(process.counts)
+            self._begin_thread(process)
+            wait_for(state.ready, partial(setups.have_come, number), process, mine[number:])
+            if state.failure is not None:
+                raise state.failure
+        if state.built < len(mine):
+            raise Cancelled(f"Host {state.name!r} was stopped while its workers were being set up.")
+
+    def _begin_thread(self, process: Process) -> None:
+        names = self._state.layout.device_names(process.worker, process.rank)
+        device = process.device = self._torch_device(names)
+        process.on_gpu = device.startswith("cuda")
+        context = self._context(self._state, process)
+        thread = threading.Thread(target=self._main, args=(process, context), name=process.label, daemon=True)
+        thread.start()
+        self._state.threads.append(thread)
+
+    def stop(self, grace_seconds: float = 5.0) -> list[str]:
+        """Cancel what waits, let every thread end, close the workers. Returns the labels of ranks that did not in time.
+
+        What fillers and the workers' own ``close`` raised is in ``HostState.errors``.
+        """
+        state, control = self._state, self._control
+        deadline = time.monotonic() + grace_seconds
+        with state.mutex:
+            state.stopping = True
+            for process in state.ranks:
+                process.calls.clear()
+                if process.call is not None or process.joining or process.waits_for == "calls":
+                    control.interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
+                elif process.waits_for in ("call", "gap"):
+                    control.wake(process)
+                elif process.filled is not None and state.mock is not None:  # no time passes: its step cannot end
+                    control.interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
+        self._post.flush()
+        self._fillers.end()
+        with state.ready:
+            state.ready.notify_all()
+        for thread in list(state.threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return [t.name for t in list(state.threads) if t.is_alive()]
+
+    # --- a rank's own thread -----------------------------------------------------------------------------------
+    def _main(self, process: Process, context: HostContext) -> None:
+        state = self._state
+        if not self._is_set_up(process, context):
+            return
+        if process.filled is not None:
+            self._fillers.keep_filling(process, context.step_begins)
+        elif not self._do_calls(process, context):
+            return
+        try:
+            self._turnover.close(process)
+        except BaseException as error:  # also one that leaves: it ends this thread only, and what follows has to be said
+            trace = traceback.format_exc()
+            state.errors.append(WorkerError.of(process.worker, process.rank, "close", error, trace))
+        if process.leaving:
+            self._turnover.left(process)
+
+    def _is_set_up(self, process: Process, context: HostContext) -> bool:
+        """Build its worker. False where the thread ends by that; at the start of a run it waits to be stopped."""
+        state = self._state
+        given_up = self._turnover.take_devices(process) if process.joining else None
+        start, process.thread = state.clock.now_ns(), threading.get_ident()
+        failure = None if given_up else self._setups.set_up(process, context)
+        if failure is not None and not process.joining:
+            self._post.fail(failure)
+        end = state.clock.now_ns()
+        if end > start:
+            state.recorder.add(process.track, SpanKind.SETUP, state.recorder.name("setup"), start, end)
+        with state.ready:
+            state.built += 1
+            state.ready.notify_all()
+        if process.stays_until:
+            self._setups.leave_after_others(process)
+        if process.joining:
+            self._turnover.set_up(process, failure or given_up)
+            return not failure and not given_up
+        return True
+
+    def _do_calls(self, process: Process, context: HostContext) -> bool:
+        """One after another; False when the rank is lost by an error of ours."""
+        core = core_of(self._state.layout, process.worker, process.rank)
+        while (call := self._calls.next(process)) is not None:
+            with context.during(call), on_core(core):
+                try:
+                    self._calls.perform(process, call)
+                except BaseException as error:  # what waits for it must hear so
+                    self._post.report(lost_rank(process, call, error))
+                    self._post.flush()
+                    return False
+        return True

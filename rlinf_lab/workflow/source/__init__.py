@@ -1,1 +1,0 @@
-"""What a worker's method does, read from its source."""

@@ -1,0 +1,152 @@
+"""LeRobotDataset v3: what is written is read back, and what is wrong is said. Their own library reads it in test_lerobot_library.py."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces
+from made_episodes import ARM, RICH, STATE, made
+
+from rlinf_lab.datasets import Episode, EpisodeList, read_lerobot, write_lerobot
+from rlinf_lab.datasets.lerobot import layout, writing
+from rlinf_lab.errors import ConfigError
+
+
+@pytest.mark.parametrize(("observation", "action"), [(STATE, ARM), (RICH, ARM), (STATE, spaces.Discrete(3)), (RICH, spaces.MultiDiscrete([2, 3]))])
+def test_what_is_written_is_read_back(observation: spaces.Space, action: spaces.Space, tmp_path: Path) -> None:
+    data = made(observation, action)
+    back = read_lerobot(write_lerobot(data, tmp_path / "data"))
+    assert back.spec == data.spec and back.lengths_E.tolist() == data.lengths_E.tolist()
+    for mine, theirs in zip(data, back, strict=True):
+        assert mine.differences(theirs) == "" and (mine.seed, mine.task) == (theirs.seed, theirs.task)
+        np.testing.assert_array_equal(mine.success_T, theirs.success_T)
+        for a, b in zip(_leaves(mine.obs_T), _leaves(theirs.obs_T), strict=True):
+            assert a.dtype == b.dtype
+    assert [len(e) for e in back[1:4]] == data.lengths_E[1:4].tolist()
+    again = pickle.loads(pickle.dumps(back))
+    assert again[2].differences(data[2]) == "" and len(pickle.dumps(back)) < 500
+
+
+def _leaves(tree: Any) -> list[np.ndarray]:
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else None
+    return [np.asarray(tree)] if parts is None else [leaf for part in parts for leaf in _leaves(part)]
+
+
+def test_statistics_are_those_of_all_frames(tmp_path: Path) -> None:
+    data = made(RICH)
+    stats = json.loads((write_lerobot(data, tmp_path / "data") / layout.STATS).read_text())
+    state = np.concatenate([e.obs_T["state"] for e in data])
+    np.testing.assert_allclose(stats["observation.state"]["mean"], state.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stats["observation.state"]["std"], state.std(0), rtol=1e-5)
+    pictures = np.concatenate([e.obs_T["camera"] for e in data]) / 255
+    np.testing.assert_allclose(np.ravel(stats["observation.images.camera"]["mean"]), pictures.mean((0, 1, 2)), rtol=1e-5)
+    assert np.shape(stats["observation.images.camera"]["std"]) == (3, 1, 1)
+
+
+def test_an_episode_costs_the_reading_of_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several files, one row group an episode; of a file of foreign make with one row group for all the right rows."""
+    monkeypatch.setattr(layout, "DATA_FILE_MB", 0.002)
+    data = made(count=40)
+    folder = write_lerobot(data, tmp_path / "data")
+    files = sorted((folder / "data").glob("*/*.parquet"))
+    assert len(files) > 3 and sum(pq.ParquetFile(f).num_row_groups for f in files) == 40
+    for file in files:
+        pq.write_table(pq.read_table(file), file)  # one row group
+    assert [mine.differences(theirs) for mine, theirs in zip(data, read_lerobot(folder), strict=True)] == [""] * 40
+
+
+def test_data_of_others_has_the_spaces_of_its_columns(tmp_path: Path) -> None:
+    folder = write_lerobot(made(RICH), tmp_path / "data")
+    info = json.loads((folder / layout.INFO).read_text())
+    del info["rlinf_lab"]
+    (folder / layout.INFO).write_text(json.dumps(info))
+    shutil.rmtree(folder / "meta" / "rlinf_lab")
+    data = read_lerobot(folder)
+    assert isinstance(data.spec.observation_space, spaces.Dict) and data.spec.env is None
+    assert {"state", "images.camera", "grid", "pair.0"} <= set(data.spec.observation_space)
+    assert data[0].obs_T["images.camera"].shape[1:] == (12, 16, 3) and data[1].seed is None and data[0].final_obs is None
+
+
+def change(**changes: Any) -> Any:
+    def changed(folder: Path) -> None:
+        info = json.loads((folder / layout.INFO).read_text())
+        (folder / layout.INFO).write_text(json.dumps({**info, **changes}))
+
+    return changed
+
+
+def column(name: str, value: Any) -> Any:
+    def changed(folder: Path) -> None:
+        path = next((folder / layout.EPISODES).glob("*/*.parquet"))
+        table = pq.read_table(path)
+        values = [value if i == 1 else v for i, v in enumerate(table[name].to_pylist())]
+        pq.write_table(table.set_column(table.column_names.index(name), name, pa.array(values)), path)
+
+    return changed
+
+
+def truncated(pattern: str) -> Any:
+    def changed(folder: Path) -> None:
+        path = next(folder.glob(pattern))
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    return changed
+
+
+def without(pattern: str) -> Any:
+    return lambda folder: next(folder.glob(pattern)).unlink()
+
+
+FEATURES = {"observation.state": {"dtype": "object", "shape": [3], "names": None}, "action": {"dtype": "float32", "shape": [2], "names": None}}
+HUGE = {**FEATURES, "observation.state": {"dtype": "float32", "shape": [10**9], "names": None}}
+
+
+@pytest.mark.parametrize(("damage", "said"), [
+    (without("meta/info.json"), "is no LeRobotDataset: it has no meta/info.json"),
+    (lambda folder: (folder / layout.INFO).write_text("{"), "info.json: it cannot be read"),
+    (lambda folder: (folder / layout.INFO).write_text("[]"), "info.json: it describes no features"),
+    (lambda folder: (folder / layout.INFO).write_text("[" * 10**6), "info.json: it cannot be read"),
+    (change(codebase_version="v2.1"), "it is of version 'v2.1', and v3.0 is read here"),
+    (change(fps=0), "fps is 0"), (change(features=FEATURES), "feature 'observation.state' is"), (change(features=HUGE), "feature 'observation.state' is"),
+    (change(data_path="../../{chunk_index}/{file_index}.parquet"), "leads out of the data set's folder"),
+    (change(data_path="/etc/{chunk_index}"), "leads out of the data set's folder"),
+    (change(data_path="{chunk_index.__class__}"), "is no template of paths"), (change(data_path=None), "is no template of paths"),
+    (column("length", -3), "episode 1 has -3 frames"), (column("length", 10**12), "episode 1 has 1000000000000 frames"),
+    (column("dataset_to_index", 10**6), "episode 1 has"), (column("data/chunk_index", -1), "chunk_index is -1"),
+    (truncated("data/*/*.parquet"), "file-000.parquet: it cannot be read"), (truncated("meta/episodes/*/*.parquet"), "meta/episodes: it cannot be read"),
+    (without("data/*/*.parquet"), "file-000.parquet: it cannot be read"), (without("meta/episodes/*/*.parquet"), "meta/episodes: it has no files"),
+    (truncated("meta/tasks.parquet"), "meta/tasks.parquet: it cannot be read"), (truncated("meta/rlinf_lab/*"), "rlinf_lab/episodes.parquet: it cannot be read"),
+])  # fmt: skip
+def test_a_damaged_data_set_says_where(damage: Any, said: str, tmp_path: Path) -> None:
+    folder = write_lerobot(made(), tmp_path / "data")
+    damage(folder)
+    with pytest.raises(ConfigError) as error:
+        list(read_lerobot(folder))
+    assert said in str(error.value) and "data" in str(error.value)
+
+
+def test_a_picture_is_looked_at_only_where_its_size_is_the_announced_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = writing._pictures
+    monkeypatch.setattr(writing, "_pictures", lambda rows: real(np.zeros((len(rows), 3000, 3000, 3), np.uint8)))
+    folder = write_lerobot(made(RICH, count=1), tmp_path / "data")
+    with pytest.raises(ConfigError, match="a picture of 3000 × 3000, and .12, 16, 3. are announced"):
+        read_lerobot(folder)[0]
+
+
+def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
+    good = made()
+    odd = Episode(np.zeros((2, 4), np.float32), np.zeros((2, 2), np.float32), np.zeros(2, np.float32), False, True, np.zeros(2, bool))
+    with pytest.raises(ConfigError, match=r"observation.state of number 5.*shape \(4,\), not \[3\]"):
+        write_lerobot(EpisodeList(good.spec, [*good, odd]), tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+    write_lerobot(good, tmp_path / "data")
+    with pytest.raises(ConfigError, match="is there already. Next: another folder"):
+        write_lerobot(good, tmp_path / "data")

@@ -1,0 +1,73 @@
+"""What is written here is read by lerobot, and what lerobot has written is read here: make test-lerobot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lerobot_library
+import numpy as np
+import pytest
+from made_episodes import ARM, RICH, STATE, made
+
+from rlinf_lab.datasets import read_lerobot, write_lerobot
+
+pytestmark = pytest.mark.lerobot
+
+
+@pytest.fixture
+def dataset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
+    for name in ("HF_HOME", "HF_LEROBOT_HOME", "HF_DATASETS_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return lerobot_library.imported()
+
+
+@pytest.mark.parametrize("observation", [STATE, RICH], ids=["state", "pictures"])
+def test_lerobot_reads_every_frame(dataset, observation, tmp_path):
+    data = made(observation, ARM, count=6)
+    folder = write_lerobot(data, tmp_path / "data")
+    theirs = dataset("made/some", root=folder, delta_timestamps={"action": [k / data.spec.fps for k in range(3)]})
+    assert len(theirs) == data.steps and theirs.num_episodes == 6 and theirs.fps == 20
+    rows = [(e, t) for e, T in enumerate(data.lengths_E) for t in range(T)]
+    for index, (e, t) in enumerate(rows):
+        frame, mine = theirs[index], data[e]
+        state = mine.obs_T["state"] if isinstance(mine.obs_T, dict) else mine.obs_T
+        np.testing.assert_array_equal(frame["observation.state"], state[t])
+        wanted = [mine.action_T[min(t + k, len(mine) - 1)] for k in range(3)]
+        np.testing.assert_array_equal(frame["action"], wanted)
+        assert frame["action_is_pad"].tolist() == [t + k >= len(mine) for k in range(3)]
+        assert float(frame["next.reward"]) == mine.reward_T[t] and bool(frame["next.success"]) == mine.success_T[t]
+        assert bool(frame["next.done"]) == (t == len(mine) - 1) and frame["task"] == mine.task
+        if observation is RICH:
+            picture = frame["observation.images.camera"].numpy().transpose(1, 2, 0) * 255
+            np.testing.assert_allclose(picture, mine.obs_T["camera"][t], atol=1e-3)
+    np.testing.assert_allclose(theirs.meta.stats["action"]["mean"], np.concatenate([e.action_T for e in data]).mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("videos", [False, True], ids=["pictures", "video"])
+def test_what_lerobot_has_written_is_read_here(dataset, videos, tmp_path):
+    kind = "video" if videos else "image"
+    features = {
+        "observation.state": {"dtype": "float32", "shape": (3,), "names": None}, "action": {"dtype": "float32", "shape": (2,), "names": None},
+        "observation.images.top": {"dtype": kind, "shape": (64, 96, 3), "names": ["height", "width", "channels"]},
+        "next.reward": {"dtype": "float32", "shape": (1,), "names": None},
+    }  # fmt: skip
+    theirs = dataset.create("made/theirs", fps=10, features=features, root=tmp_path / "theirs", use_videos=videos)
+    for e in range(3):
+        for t in range(4 + e):
+            theirs.add_frame({
+                "observation.state": np.full(3, 10 * e + t, np.float32), "action": np.full(2, -t, np.float32), "next.reward": np.array([t], np.float32),
+                "observation.images.top": np.full((64, 96, 3), 40 * e + 10 * t, np.uint8), "task": f"task {e}",
+            })  # fmt: skip
+        theirs.save_episode()
+    theirs.finalize()
+    data = read_lerobot(tmp_path / "theirs")
+    assert data.lengths_E.tolist() == [4, 5, 6] and [e.task for e in data] == ["task 0", "task 1", "task 2"]
+    for e, episode in enumerate(data):
+        T = 4 + e
+        np.testing.assert_array_equal(episode.obs_T["state"][:, 0], 10 * e + np.arange(T))
+        np.testing.assert_array_equal(episode.action_T[:, 1], -np.arange(T))
+        np.testing.assert_array_equal(episode.reward_T, np.arange(T))
+        assert episode.obs_T["images.top"].shape == (T, 64, 96, 3)
+        shade = episode.obs_T["images.top"].reshape(T, -1).mean(1)
+        np.testing.assert_allclose(shade, 40 * e + 10 * np.arange(T), atol=4 if videos else 0)  # video is lossy

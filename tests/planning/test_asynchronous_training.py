@@ -1,0 +1,121 @@
+"""Asynchronous training in virtual time: closed forms, laws that every policy keeps, what each policy is for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.planning.simulator.rollouts import AsynchronousTraining
+from rlinf_lab.planning.simulator.staleness import (
+    POLICIES,
+    WHILE_GENERATING,
+    GroupQueue,
+    MeanStaleness,
+    StalenessPolicy,
+)
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def log_normal(count, mean=1.0, sigma=0.8, seed=0):
+    drawn = np.exp(sigma * np.random.default_rng(seed).standard_normal(count))
+    return drawn * (mean / drawn.mean())
+
+
+def simulated(policy, *, count=4000, rho=1.5, updates=40, **fields):
+    """ρ of generation over training without a limit; 64 slots, batches of 32 in groups of 4."""
+    seconds = log_normal(count)
+    setting = AsynchronousTraining(64, 32, rho * 32 / 64, 4, policy, **fields)
+    return setting.simulate(seconds, updates=updates)
+
+
+@pytest.mark.parametrize(("rho", "queue"), [(0.4, 2), (0.7, 1), (1.6, 1), (1.6, 3), (2.3, 2)])
+def test_the_mean_is_the_closed_form(rho, queue):
+    seconds, updates, groups = log_normal(48_000, mean=2.0 / rho, seed=3), 50, 128
+    setting = AsynchronousTraining(512, 256, 1.0, 2, StalenessPolicy("drop_oldest", queue=queue), steady=True)
+    done = setting.simulate(seconds, updates=updates)
+    used = done.used(20)
+    tail = seconds[used].reshape(-1, 2).max(axis=1).mean() / seconds.mean()
+    assert setting.batch == 2 * groups
+    assert done.staleness_N(20).mean() == pytest.approx(MeanStaleness(512, 256, queue, rho, tail).total, abs=0.05)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(POLICIES), st.sampled_from(WHILE_GENERATING), st.integers(0, 2), st.sampled_from([1, 2.5]), st.integers(1, 9),
+    st.sampled_from([1, 2, 3]), st.integers(0, 99),
+)  # fmt: skip
+def test_laws_of_every_policy(name, while_generating, bound, queue, slots, size, seed):
+    seconds = log_normal(60, seed=seed)
+    policy = StalenessPolicy(name, bound, queue, while_generating)
+    done = AsynchronousTraining(slots, 2 * size, 0.7, size, policy, load_s=0.05).simulate(seconds)
+    begun = ~np.isnan(done.begin_N)
+    busy = [(t, +1) for t in done.begin_N[begun]] + [(t, -1) for t in np.where(np.isnan(done.end_N), np.inf, done.end_N)[begun]]
+    assert max(np.cumsum([step for _, step in sorted(busy)]), default=0) <= slots  # never more than there are slots
+    used = done.used()
+    assert (done.staleness_N() >= 0).all() and (done.end_N[used] <= done.take_N[used]).all()
+    assert (np.unique(done.used_by_N[used], return_counts=True)[1] == 2 * size).all()  # every update has a whole batch
+    assert 0 <= done.trainer_idle <= 1 and 0 <= done.generator_idle <= 1
+    if name in ("drop_stale", "recycle", "bound"):
+        assert done.staleness_N().max(initial=0) <= bound
+    if name not in ("drop_oldest", "drop_stale", "recycle"):
+        assert (done.fate_N != 2).all()
+    assert ((done.token_staleness_N() <= done.staleness_N() + 1e-9) & (done.token_staleness_N() >= -1e-9)).all()
+
+
+def test_what_each_policy_is_for():
+    runs = {name: simulated(StalenessPolicy(name, bound=1)) for name in POLICIES}
+    stale = {name: run.staleness_N(5).mean() for name, run in runs.items()}
+    assert runs["drop_oldest"].trainer_idle < 0.1 and runs["drop_oldest"].length_bias == pytest.approx(1, abs=0.03)
+    assert runs["drop_oldest"].generator_idle < 0.02 < runs["block"].generator_idle  # who never waits loses work
+    assert runs["bound"].staleness_N().max() <= 1 < runs["block"].staleness_N().max()
+    assert stale["pace"] < stale["block"]
+    # What is dropped for being stale is what took long.
+    strict = simulated(StalenessPolicy("drop_stale", bound=1), rho=1.1)
+    assert strict.length_bias < 0.97 and (strict.fate_N == 2).any()
+    assert simulated(StalenessPolicy("recycle", bound=1), rho=1.1).fate_N.max() == 2
+
+
+def test_new_weights_while_generating():
+    in_place, again = (simulated(StalenessPolicy("drop_oldest", while_generating=w), rho=0.8, load_s=l) for w, l in (("in_place", 0.0), ("resume", 0.3)))
+    retract = simulated(StalenessPolicy("drop_oldest", while_generating="retract"), rho=0.8)
+    assert in_place.token_staleness_N(5).mean() < in_place.staleness_N(5).mean()
+    assert again.elapsed_s > in_place.elapsed_s  # computing tokens again takes time
+    assert retract.staleness_N(5).mean() < in_place.staleness_N(5).mean() and retract.elapsed_s > in_place.elapsed_s
+    assert retract.length_bias <= 1 and retract.seconds_N[retract.used()].mean() < in_place.seconds_N[in_place.used()].mean()
+
+
+def test_a_run_has_the_staleness_that_was_simulated_item_by_item(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import staleness_model
+
+    assert staleness_model.different_items(16) == 0
+    sys.modules.pop("staleness_model")
+
+
+def test_the_table_and_the_repr():
+    done = simulated(StalenessPolicy("drop_oldest"))
+    table = done.responses
+    assert len(table) == 4000 and set(table.fate) == {"used", "dropped", "unused"}
+    assert sum(done.histogram().values()) == int((table.fate == "used").sum()) == 41 * 32  # the last batch is being learnt from
+    assert "40 updates" in repr(done) and "length bias" in repr(done)
+
+
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda: StalenessPolicy("drop"), "StalenessPolicy.name is 'drop'. Next: 'drop_oldest'"),
+    (lambda: StalenessPolicy(bound=-1), "bound is -1"), (lambda: StalenessPolicy(queue=0.5), "queue is 0.5"),
+    (lambda: StalenessPolicy(while_generating="abort"), "while_generating is 'abort'"), (lambda: GroupQueue(StalenessPolicy(), 0), "batch=0"),
+    (lambda: AsynchronousTraining(0, 4, 1.0), "concurrency is 0"), (lambda: AsynchronousTraining(4, 5, 1.0, 2), "no multiple of group_size=2. Next: 4"),
+    (lambda: AsynchronousTraining(4, 4, 0.0), "training_s is 0.0"), (lambda: AsynchronousTraining(4, 4, 1.0, steady=True), "steady"),
+    (lambda: AsynchronousTraining(4, 4, 1.0).simulate([]), "at least one group"),
+    (lambda: AsynchronousTraining(4, 4, 1.0).simulate([1.0, float("nan")]), "finite durations"),
+])  # fmt: skip
+def test_numbers_that_cannot_work_are_named(make, says):
+    with pytest.raises(ConfigError, match=says):
+        make()

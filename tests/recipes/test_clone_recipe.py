@@ -1,0 +1,137 @@
+"""Demonstrations, cloning, and what goes on from a clone, through the front door."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
+from rlinf_lab.experiments.collecting import collect
+from rlinf_lab.policies import Flow, make_chunk_transformer
+from rlinf_lab.recipes.clone import CloneConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
+from line_env import LineEnv
+
+QUIET = {"plan": None, "folder": False, "progress": False}
+SMALL = {"net_arch": (16,), "gradient_steps": 60, "steps_per_iteration": 20, "batch_size": 32}
+
+
+def expert(obs_NX):
+    """Halves the way to the middle."""
+    return (-0.5 * obs_NX[:, :1]).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return collect(LineEnv, expert, episodes=20, max_episode_steps=6, seed=1)
+
+
+def test_collected_episodes_are_whole_and_replay_bit_by_bit(data):
+    assert len(data) == 20 and data.lengths_E.tolist() == [6] * 20 and data.spec.env is None and data.spec.by == "expert"
+    assert [data.replay(i, LineEnv).differences(data[i]) for i in (0, 7, 19)] == ["", "", ""]
+    np.testing.assert_allclose(data[3].obs_T[1:, 0], data[3].obs_T[:-1, 0] / 2)
+    assert len({e.seed for e in data}) == 20 and data[0].truncated and data[0].final_obs[1] == 6
+    other = collect(LineEnv, expert, episodes=1, max_episode_steps=6, seed=2)[0]
+    assert data[0].differences(other)
+
+
+def test_only_successful_episodes_where_they_are_asked_for():
+    kept = collect(LineEnv, expert, episodes=8, max_episode_steps=3, only_success=True)
+    assert all(e.success for e in kept) and len(kept) == 8
+    assert not all(e.success for e in collect(LineEnv, expert, episodes=8, max_episode_steps=3))
+    with pytest.raises(EnvError, match=r"test/Line-v0: 0 of \d+ episodes of away succeeded, 2 are wanted"):
+        collect(LineEnv, (away := lambda obs: np.full((len(obs), 1), 9.0)) and _named(away, "away"), episodes=2, max_episode_steps=2, only_success=True)
+
+
+def _named(function, name):
+    function.__name__ = name
+    return function
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ({"policy": "expert"}, "has no scripted expert"), ({"policy": 3}, "collect(policy=3)"), ({"episodes": 0}, "episodes=0"),
+    ({"max_episode_steps": 0}, "max_episode_steps=0"),
+])  # fmt: skip
+def test_collect_says_what_it_cannot_do(arguments, said):
+    with pytest.raises(ConfigError) as error:
+        collect(LineEnv, **{"policy": expert, "max_episode_steps": 4, **arguments})
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("more", [{}, {"chunk_size": 3}, {"chunk_size": 3, "flow": Flow(steps=2)}], ids=["actions", "chunks", "flow"])
+def test_a_clone_does_what_the_expert_did(data, more):
+    run = lab.train("clone", LineEnv, data=data, **{**SMALL, "gradient_steps": 400, "net_arch": (32,), "learning_rate": lab.linear(1e-2, 1e-4)}, **more, **QUIET)
+    run.wait()
+    obs = data[4].obs_T
+    wanted = data[4].action_T if not more else np.stack([data[4].action_T[t : t + 3] for t in range(4)])
+    assert np.abs(run.policy().act(obs[: len(wanted)]) - wanted).max() < 0.5  # of actions up to 3.5
+    assert run.metrics["action_error"].iloc[-1] < 0.3 * run.metrics["action_error"].iloc[0]
+    assert run.evaluate(8)["length"] == 6 and run.config.max_episode_steps == 6
+    if "flow" not in more:
+        np.testing.assert_allclose(run.policy().module.weights().arrays["head.log_std"], np.log(0.25), rtol=1e-6)
+
+
+def test_a_transformer_of_chunks_is_cloned_like_any_policy(data):
+    make = partial(make_chunk_transformer, chunk=2, width=8, heads=2, depth=1)
+    run = lab.train("clone", LineEnv, data=data, policy=make, chunk_size=2, **SMALL, **QUIET).wait()
+    assert run.policy().act(data[0].obs_T).shape == (6, 2, 1)
+    with pytest.raises(ConfigError, match=r"a policy of actions of the shape \(2, 1\), and chunk_size=None asks for \(1,\)"):
+        lab.train("clone", LineEnv, data=data, policy=make, **SMALL, **QUIET)
+
+
+def test_ppo_goes_on_from_a_clone(data, tmp_path):
+    """While the value net alone is taught the policy is the clone, normalisation included; what was trained on is kept and loaded."""
+    clone = lab.train("clone", LineEnv, data=data, chunk_size=3, **SMALL, **QUIET).wait()
+    ppo = {"policy": clone, "max_episode_steps": 6, "num_envs": 4, "n_steps": 12, "batch_size": 8, "iterations": 2}
+    kept = lab.train("ppo", LineEnv, **ppo, critic_warmup=2, plan=None, progress=False, folder=tmp_path / "kept").wait()
+    obs = data[4].obs_T
+    np.testing.assert_array_equal(kept.policy().act(obs), clone.policy().act(obs))
+    assert kept.config.chunk == 3 and kept.policy().version == 2
+    module = kept.policy().module
+    assert np.abs(module.values(obs)).max() > 0, "the value net was taught"
+    moved = lab.train("ppo", LineEnv, **ppo, plan=None, progress=False, folder=tmp_path / "moved").wait()
+    assert np.abs(moved.policy().act(obs) - clone.policy().act(obs)).max() > 0
+    loaded = lab.load_policy(tmp_path / "moved", env=LineEnv)
+    np.testing.assert_array_equal(loaded.act(obs), moved.policy().act(obs))
+    further = lab.train("ppo", LineEnv, **{**ppo, "policy": loaded}, critic_warmup=2, **QUIET).wait()
+    np.testing.assert_array_equal(further.policy().act(obs), loaded.act(obs))
+
+
+def test_a_clone_that_was_stopped_goes_on_as_if_it_had_not(data, tmp_path):
+    whole = lab.train("clone", LineEnv, data=data, **SMALL, **QUIET).wait()
+    lab.train("clone", LineEnv, data=data, **{**SMALL, "gradient_steps": 20}, plan=None, progress=False, folder=tmp_path / "run").wait()
+    with pytest.raises(ConfigError, match=r"Cloning needs recorded episodes. Next"):
+        lab.resume(tmp_path / "run", env=LineEnv, gradient_steps=60, progress=False)
+    rest = lab.resume(tmp_path / "run", env=LineEnv, data=data, gradient_steps=60, progress=False).wait()
+    assert rest.iteration == 3
+    for name, array in whole.policy().module.weights().arrays.items():
+        np.testing.assert_array_equal(array, rest.policy().module.weights().arrays[name], err_msg=name)
+
+
+@pytest.mark.parametrize(("field", "value", "limit"), [
+    ("data", 3, "recorded episodes"), ("gradient_steps", 0, "a whole number of at least 1"), ("std", 0, "a number greater than 0"),
+    ("chunk_size", 0, "a whole number"), ("total_timesteps", 9, "None: cloning is counted in gradient_steps"), ("flow", 4, "a Flow"),
+    ("learning_rate", -1, "a number greater than 0, or a schedule"), ("memory", 0, "a whole number of at least 1"),
+])  # fmt: skip
+def test_a_bad_value_is_named_with_its_limit(field, value, limit):
+    with pytest.raises(ConfigError) as error:
+        CloneConfig(LineEnv, **{field: value})
+    assert f"CloneConfig.{field} is " in str(error.value) and limit in str(error.value)
+
+
+def test_what_does_not_fit_is_said_before_anything_starts(data):
+    with pytest.raises(ConfigError, match="The data has the observation_space"):
+        lab.train("clone", "CartPole-v1", data=data, **QUIET)
+    with pytest.raises(ConfigError, match="there is no environment to train on"):
+        lab.train("ppo", **QUIET)
+    with pytest.raises(UnknownNameError, match="gradient_steps"):
+        lab.train("clone", LineEnv, data=data, gradient_step=3, **QUIET)
+    run = lab.train("clone", data=data, **SMALL, **QUIET).wait()
+    with pytest.raises(ConfigError, match="The data says no environment"):
+        run.evaluate(2)

@@ -1,0 +1,153 @@
+"""SAC, TD3 and RLPD as workflows: the same learning under every plan, and what the front door does with them."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.experiments.storage.folder import RunFolder
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.recipes import sac, td3
+from rlinf_lab.recipes.sac import SACConfig
+from rlinf_lab.recipes.schedules import linear
+from rlinf_lab.recipes.td3 import TD3Config
+from rlinf_lab.replay import ReplayBuffer
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
+from reach_line import ReachLine
+
+DEVICES = ["cpu:0", "cpu:1"]
+SMALL = {
+    "env": ReachLine, "max_episode_steps": 5, "num_envs": 4, "train_freq": 6, "iterations": 10, "batch_size": 16, "net_arch": (8,), "learning_starts": 30,
+    "learning_rate": 1e-2, "learners": 2,
+}  # fmt: skip
+ON = {"simulator": [0], "policy": [0], "learner": [1]}
+PLANS = {
+    "temporal": lambda flow: ExecutionPlan.temporal(flow, DEVICES),
+    "temporal, two simulators": lambda flow: ExecutionPlan.temporal(flow, DEVICES, {"simulator": 2, "policy": 2}),
+    "fused": lambda flow: ExecutionPlan.fused_cells(flow, DEVICES, {"simulator": 2}),
+    "spatial": lambda flow: ExecutionPlan.spatial(flow, DEVICES, ON, sub_batches={"simulator": 2}),
+    "two learners": lambda flow: ExecutionPlan.temporal(flow, DEVICES, {"learner": 2}),
+}
+
+
+def run(build, config, plan, iterations=4, state=None):
+    flow = build(config, state)
+    executor = LocalExecutor(flow, plan(flow))
+    executor.start()
+    try:
+        session = Session(executor)
+        rows = [session.step() for _ in range(iterations)]
+        return rows, session.step("checkpoint")["state"]
+    finally:
+        executor.stop()
+
+
+@pytest.mark.parametrize(("build", "config", "plans"), [
+    (sac.build, SACConfig(**SMALL), PLANS), (td3.build, TD3Config(**SMALL), ("temporal", "fused")),
+], ids=["sac", "td3"])  # fmt: skip
+def test_the_same_learning_under_every_plan(build, config, plans):
+    results = {name: run(build, config, PLANS[name]) for name in plans}
+    reference, state = results.pop("temporal")
+    assert reference[-1]["env_steps"] == 4 * 24 and reference[-1]["gradient_steps"] == 3 * 24
+    for name, (rows, other) in results.items():
+        for ours, theirs in zip(rows, reference, strict=True):
+            assert ours.keys() == theirs.keys()
+            for key, value in theirs.items():
+                assert ours[key] == pytest.approx(value, rel=1e-3, abs=1e-4), (name, key)
+        other, mine = (s[0] if isinstance(s, list) else s for s in (other, state))
+        for key, array in mine["replay"]["rows"].items():
+            np.testing.assert_allclose(other["replay"]["rows"][key], array, rtol=1e-3, atol=1e-4, err_msg=f"{name}, {key}")
+
+
+def test_the_same_seed_and_plan_give_the_same_curve_bit_for_bit():
+    curves = [run(sac.build, SACConfig(**SMALL, seed=seed), PLANS["fused"])[0] for seed in (3, 3, 4)]
+    assert curves[0] == curves[1] != curves[2]
+
+
+def test_asynchronous_collecting_acts_with_weights_of_a_bounded_age():
+    plan = partial(ExecutionPlan.spatial, devices=DEVICES, on=ON, staleness=1)
+    flow = sac.build(SACConfig(**SMALL))
+    executor = LocalExecutor(flow, plan(flow))
+    executor.start()
+    try:
+        session = Session(executor)
+        handles = [session.submit() for _ in range(6)]
+        session.finish()
+        rows = [handle.wait() for handle in handles]
+    finally:
+        executor.stop()
+    assert [row["env_steps"] for row in rows] == [24.0 * i for i in range(1, 7)]
+    assert all(0 <= row["staleness"] <= 1 for row in rows)  # the newest weights that are there, and never older than the plan allows
+
+
+@pytest.mark.parametrize(("config", "field", "value", "limit"), [
+    (SACConfig, "gamma", 1.2, "a number between 0 and 1, or a schedule"), (SACConfig, "tau", linear(0.5, 2.0), "a number between 0 and 1 everywhere"),
+    (SACConfig, "train_freq", 0, "a whole number of at least 1"), (SACConfig, "gradient_steps", 0, "at least 1, or -1 and below"),
+    (SACConfig, "ent_coef", "auto_x", "'auto', 'auto_'"), (SACConfig, "ent_coef", -1.0, "a number of at least 0"),
+    (SACConfig, "target_entropy", "low", "a number, or 'auto'"), (SACConfig, "precision", "float16", "'float32' or 'bfloat16'"),
+    (SACConfig, "learners", 17, "at most batch_size = 16"), (SACConfig, "staleness", -1, "at least 0"), (TD3Config, "action_noise", 0.0, "greater than 0"),
+    (TD3Config, "target_noise_clip", -0.1, "a number of at least 0"), (SACConfig, "net_arch", 64, "a tuple of whole numbers"),
+    (SACConfig, "total_timesteps", 100, "None where total_timesteps is given"),
+])  # fmt: skip
+def test_a_bad_value_is_named_with_its_limit(config, field, value, limit):
+    with pytest.raises(ConfigError) as error:
+        config(**{**SMALL, field: value})
+    named = "iterations" if field == "total_timesteps" else field
+    assert f"{config.__name__}.{named} is " in str(error.value) and limit in str(error.value)
+
+
+def test_actions_must_lie_in_a_bounded_box():
+    with pytest.raises(ConfigError, match="SAC and TD3 act in a Box"):
+        sac.build(SACConfig("CartPole-v1"))
+    with pytest.raises(UnknownNameError, match="Did you mean 'learning_starts'"):
+        SACConfig.preset("Pendulum-v1", learning_start=3)
+
+
+SHORT = {"max_episode_steps": 5, "num_envs": 4, "train_freq": 6, "batch_size": 16, "net_arch": (8,), "learning_starts": 30, "progress": False, "plan": None}
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "td3"])
+def test_the_front_door(algorithm, tmp_path):
+    run = lab.train(algorithm, "Pendulum-v1", total_timesteps=96, folder=tmp_path / "run", eval_every=48, eval_episodes=2, **SHORT).wait()
+    rows = run.metrics
+    assert rows["env_steps"].tolist() == [24, 48, 72, 96] and rows["eval_return"].notna().sum() == 2
+    again = lab.resume(tmp_path / "run", total_timesteps=144, progress=False).wait()
+    assert again.metrics["env_steps"].tolist() == [24, 48, 72, 96, 120, 144]
+    assert again.metrics["gradient_steps"].iloc[-1] == 144 - 24  # the buffer was there: nothing had to be filled first
+    obs = np.zeros((2, 3), np.float32)
+    policy = lab.load_policy(tmp_path / "run")
+    np.testing.assert_array_equal(policy.act(obs), again.policy().act(obs))
+    assert policy.version == 6 and again.evaluate(episodes=2)["episodes"] == 2
+    assert run.export(tmp_path / "policy.pt2").exists()
+
+
+def test_a_state_that_is_kept_holds_the_buffer(tmp_path):
+    lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "run", **SHORT).wait()
+    replay = RunFolder(tmp_path / "run").state().state["replay"]
+    assert len(replay["rows"]["reward"]) == 48 and replay["state"]["capacity"] == 1_000_000
+
+
+def test_rlpd_learns_from_demonstrations_too(tmp_path):
+    lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "expert", **SHORT).wait()
+    kept = RunFolder(tmp_path / "expert").state().state["replay"]
+    expert = ReplayBuffer(48)
+    expert.load_state_dict(kept | {"state": kept["state"] | {"capacity": 48}})
+    expert.save(tmp_path / "expert.safetensors")
+    settings = {**SHORT, "gradient_steps": -2, "policy_delay": 2, "n_critics": 3}
+    run = lab.train("rlpd", "Pendulum-v1", data=tmp_path / "expert.safetensors", total_timesteps=72, folder=tmp_path / "run", **settings).wait()
+    assert run.metrics["gradient_steps"].tolist() == [0, 48, 96] and run.metrics["actor_loss"].notna().sum() == 2
+    again = lab.resume(tmp_path / "run", total_timesteps=96, progress=False).wait()
+    assert again.metrics["gradient_steps"].iloc[-1] == 144
+    with pytest.raises(ConfigError, match="data is None; it must be demonstrations"):
+        lab.train("rlpd", "Pendulum-v1")
+    with pytest.raises(ConfigError, match="has obs of shapes"):
+        lab.train("rlpd", ReachLine, data=expert, max_episode_steps=5, folder=False)

@@ -1,0 +1,175 @@
+"""How sharp the tests are: subtle single changes, made one at a time; the nearest tests must notice.
+
+    python tools/mutants.py --count 80 --seed 1 --rooms planning runtime timeline
+
+A mutant is one change of one expression or statement (`any` for `all`, an off-by-one, a dropped term, a missing reset).
+It runs in a copy of the working tree against the test files that import its module (those that import fewest other
+modules first), and is killed by the first test that fails, or hangs. What survives is a test that is missing, or a
+change that changes nothing: look at each. (Mutation testing: DeMillo, Lipton, Sayward 1978.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SWAPPED: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult,
+}  # fmt: skip
+RENAMED = {"all": "any", "any": "all", "min": "max", "max": "min"}
+MOST_FILES = 5  # of tests, for one mutant
+LIMIT_S = 240  # the tests of one mutant; longer is a hang
+
+
+def mutants_of(tree: ast.Module) -> Iterator[tuple[ast.AST, str, Any]]:
+    """(node, what is done, how to do it to its copy). Annotations, docstrings and messages are left alone."""
+    for function in (n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))):
+        if function.name in ("__repr__", "_repr_html_", "__str__"):
+            continue
+        for node in inside(function):
+            yield from changes(node)
+
+
+def inside(function: ast.AST) -> Iterator[ast.AST]:
+    """Everything that runs, without what only describes: annotations, defaults, texts, raised errors, nested functions."""
+    for child in ast.iter_child_nodes(function):
+        if isinstance(child, (ast.arguments, ast.JoinedStr, ast.Raise, ast.Assert, ast.FunctionDef, ast.ClassDef)):
+            continue
+        if isinstance(function, ast.AnnAssign) and child is function.annotation:
+            continue
+        if isinstance(function, ast.FunctionDef) and child in (function.returns, *function.decorator_list):
+            continue
+        yield child
+        yield from inside(child)
+
+
+def changes(node: ast.AST) -> Iterator[tuple[ast.AST, str, Any]]:
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in SWAPPED:
+            yield node, f"{name(op)} → {name(SWAPPED[type(op)]())}", lambda n: n.ops.__setitem__(0, SWAPPED[type(n.ops[0])]())
+        case ast.BoolOp(op=op):
+            yield node, f"{name(op)} → {name(SWAPPED[type(op)]())}", lambda n: setattr(n, "op", SWAPPED[type(n.op)]())
+            yield node, "the last term is dropped", lambda n: n.values.pop()
+        case ast.BinOp(op=op, left=left, right=right) if type(op) in SWAPPED and not texts(left, right):
+            yield node, f"{name(op)} → {name(SWAPPED[type(op)]())}", lambda n: setattr(n, "op", SWAPPED[type(n.op)]())
+        case ast.Call(func=ast.Name(id=called)) if called in RENAMED:
+            yield node, f"{called} → {RENAMED[called]}", lambda n: setattr(n.func, "id", RENAMED[n.func.id])
+        case ast.UnaryOp(op=ast.Not()):
+            yield node, "not is dropped", lambda n: replace_by(n, n.operand)
+        case ast.Constant(value=value) if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 9:
+            yield node, f"{value} → {value + 1}", lambda n: setattr(n, "value", n.value + 1)
+        case ast.AugAssign(op=op) if type(op) in SWAPPED:
+            yield node, f"{name(op)}= → {name(SWAPPED[type(op)]())}=", lambda n: setattr(n, "op", SWAPPED[type(n.op)]())
+        case ast.Assign(targets=[ast.Attribute()]) | ast.Expr(value=ast.Call()):
+            yield node, "the statement is dropped", lambda n: replace_by(n, ast.Pass())
+
+
+def replace_by(node: ast.AST, other: ast.AST) -> None:
+    """In place: the parent keeps its reference."""
+    node.__class__, node.__dict__ = other.__class__, dict(other.__dict__, lineno=node.lineno, col_offset=node.col_offset)  # type: ignore[attr-defined]
+
+
+def texts(*sides: ast.AST) -> bool:
+    return any(isinstance(s, (ast.JoinedStr, ast.List, ast.Tuple)) or (isinstance(s, ast.Constant) and isinstance(s.value, str)) for s in sides)
+
+
+def name(op: ast.AST) -> str:
+    return type(op).__name__
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rlinf_lab"):
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def nearest(module: str, tests: dict[Path, set[str]]) -> list[Path]:
+    """Test files that import the module; without any, those that import its package."""
+    for prefix in (module, module.rpartition(".")[0]):
+        found = [p for p, names in tests.items() if any(n == prefix or n.startswith(prefix + ".") for n in names)]
+        if found:
+            last = module.rpartition(".")[2]
+            return sorted(found, key=lambda p: (last not in p.stem, len(tests[p]), p))[:MOST_FILES]
+    return []
+
+
+def drawn(rooms: list[str], count: int, seed: int) -> list[tuple[Path, int, int, str]]:
+    """(file, number of the mutant in it, line, what is done): files by chance, weighed by their mutants."""
+    every = []
+    for room in rooms:
+        for path in sorted((ROOT / "rlinf_lab" / room).rglob("*.py")):
+            tree = ast.parse(path.read_text())
+            every += [(path, i, node.lineno, what) for i, (node, what, _) in enumerate(mutants_of(tree))]  # type: ignore[attr-defined]
+    return random.Random(seed).sample(every, min(count, len(every)))
+
+
+def mutated(text: str, number: int) -> str:
+    tree = copy.deepcopy(ast.parse(text))
+    node, _, change = list(mutants_of(tree))[number]
+    change(node)
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def verdict(copy_of: Path, files: list[Path]) -> str:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *(str(f.relative_to(ROOT)) for f in files)]
+    environment = {**os.environ, "PYTHONPATH": str(copy_of), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=copy_of, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return "killed: hangs"
+    if done.returncode == 0:
+        return "SURVIVED"
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return f"killed: {failed[0].split(' - ')[0] if failed else done.stdout[-200:]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rooms", nargs="+", default=["planning", "runtime", "timeline"])
+    parser.add_argument("--count", type=int, default=80)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--from", type=int, default=0, dest="start", help="go on at this mutant of the draw")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no further mutant is begun after so long")
+    parser.add_argument("--out", type=Path, help="JSON lines are added to it, one a mutant")
+    given, began = parser.parse_args(), time.monotonic()
+    tests = {p: imports(p) for p in sorted((ROOT / "tests").rglob("test_*.py")) if p.parent.name not in ("browser", "runtime_ray")}
+    with tempfile.TemporaryDirectory() as folder:
+        there = Path(folder) / "tree"
+        shutil.copytree(ROOT, there, ignore=shutil.ignore_patterns(".git", ".venv*", ".mypy_cache", "runs", "__pycache__"), symlinks=True)
+        killed = total = 0
+        for n, (path, number, line, what) in enumerate(drawn(given.rooms, given.count, given.seed)):
+            if n < given.start or time.monotonic() - began > given.seconds:
+                continue
+            at, text = there / path.relative_to(ROOT), path.read_text()
+            at.write_text(mutated(text, number))
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            files = nearest(module, tests)
+            said = verdict(there, files) if files else "SURVIVED (no test imports it)"
+            at.write_text(text)
+            total, killed = total + 1, killed + said.startswith("killed")
+            print(f"{n:3} {path.relative_to(ROOT)}:{line} {what}: {said}", flush=True)
+            if given.out:
+                row = {"n": n, "file": str(path.relative_to(ROOT)), "line": line, "change": what, "verdict": said}
+                given.out.open("a").write(json.dumps(row) + "\n")
+    print(f"{killed} of {total} killed")
+
+
+if __name__ == "__main__":
+    main()
