@@ -73,9 +73,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.importorskip("lerobot", reason="lerobot has an environment of its own: make test-lerobot")
     if item.get_closest_marker("vllm"):
         pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
-    if item.get_closest_marker("warp"):
-        if importlib.util.find_spec("mujoco_warp") is None:  # not imported: MuJoCo looks then how it can draw
-            pytest.skip("MuJoCo Warp has an environment of its own: make test-warp")
+    if item.get_closest_marker("warp") and importlib.util.find_spec("mujoco_warp") is None:  # not imported: MuJoCo looks then how it can draw
+        pytest.skip("MuJoCo Warp has an environment of its own: make test-warp")
 
 
 @pytest.hookimpl(hookwrapper=True)

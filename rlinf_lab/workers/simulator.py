@@ -98,7 +98,7 @@ class SimulatorWorker(Worker):
     def _group(self, env: VecEnv, slot: int, first_env: int) -> EnvGroup:
         if not isinstance(env, HostVecEnv):
             return EnvGroup(env, slot, first_env, self.seed, self.taken, self.chunk_size)
-        from rlinf_lab.workers.tensor_environments import TensorEnvGroup  # torch is needed here only
+        from rlinf_lab.workers.tensors.environments import TensorEnvGroup  # torch is needed here only
 
         if self.chunk_size is not None:
             raise ConfigError(f"SimulatorWorker(chunk_size={self.chunk_size}): {env.spec.id} hands over tensors, of single steps. Next: leave chunk_size out.")

@@ -20,7 +20,7 @@ from rlinf_lab.vecenv import make_vec
 from rlinf_lab.vecenv.stepping.on_host import on_host
 from rlinf_lab.workers import SimulatorWorker
 from rlinf_lab.workers.environments import EnvGroup
-from rlinf_lab.workers.tensor_environments import TensorEnvGroup
+from rlinf_lab.workers.tensors.environments import TensorEnvGroup
 
 N, T, LIMIT = 6, 9, 5
 
