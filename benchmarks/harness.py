@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 NAMES = (
     "import_time", "engine", "simulator", "planner_optimality", "planner_search", "planner_regret", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
     "switching", "simulators", "asynchronous", "socket_cost", "channels", "recorder", "timeline_fps", "event_to_screen",
-    "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "grpo_small_model",
+    "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "grpo_small_model", "clone_then_rl",
 )  # fmt: skip
 WITH_GPU = ("gpu",)
 WITH_WARP = ("warp_arm",)  # only when named, on a GPU machine: MuJoCo Warp has an environment of its own

@@ -26,6 +26,8 @@ from typing import Any
 
 from torch import nn
 
+from rlinf_lab.algorithms import advantage as advantages
+from rlinf_lab.algorithms import loss as losses
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown, with_old_names
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Weights, make_policy
@@ -85,6 +87,10 @@ class PPOConfig:
     """samples of a gradient step"""
     clip_range: Number = 0.2
     """how far the probability ratio may leave 1"""
+    advantage: str | Callable[..., Any] = "gae"
+    """of steps, by the name under which it was registered with ``lab.algorithms.advantage(name, of="steps")``"""
+    loss: str | Callable[..., Any] = "ppo"
+    """of the policy: "ppo", "reinforce", "decoupled_ppo", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
     vf_coef: Number = 0.5
     """weight of the value loss"""
     ent_coef: Number = 0.0
@@ -165,6 +171,8 @@ class PPOConfig:
             fits = value is None or isinstance(value, StartingPolicy) or (callable(value) and not isinstance(value, nn.Module))
             self._require(name, fits, "a function that makes a torch module, or None")
         self._require("runner", isinstance(self.runner, str), "'auto', or the name of a runner")
+        advantages.get(self.advantage, of="steps")
+        losses.get(self.loss)
         self._require("parallel", self.parallel in GROUPS, " or ".join(map(repr, GROUPS)))
         self._require("save_to", self.save_to is None or isinstance(self.save_to, (str, os.PathLike)), "a path, or None")
 
@@ -209,7 +217,13 @@ class PPOConfig:
         for name in overrides:
             if name not in known and name not in OLD_NAMES:
                 raise UnknownNameError.of("field of PPOConfig", name, known)
-        settings = {**_settings(env), **overrides}
+        usual = GOING_ON if isinstance(overrides.get("policy"), StartingPolicy) else _settings(env)
+        settings = {**usual, **({"normalize_reward": False} if overrides.get("reward") == "success" else {}), **overrides}
+        if usual is GOING_ON and "n_steps" not in overrides and (limit := settings.get("max_episode_steps")):
+            chunk = overrides["policy"].chunk or 1
+            settings["n_steps"] = -(-limit // chunk) * chunk  # an episode of each environment
+            if "batch_size" not in overrides:
+                settings["batch_size"] = max(2, min(settings["batch_size"], settings["num_envs"] * settings["n_steps"] // chunk))
         for one, other in (("iterations", "total_timesteps"), ("total_timesteps", "iterations")):
             if overrides.get(one) is not None and other not in overrides:
                 settings.pop(other, None)
@@ -306,6 +320,12 @@ CONTINUOUS: dict[str, Any] = {
     "n_steps": 256, "batch_size": 128, "n_epochs": 10, "gamma": 0.98, "gae_lambda": 0.95, "learning_rate": linear(1e-3, 1e-4), "normalize_reward": True,
 }  # fmt: skip
 
+# For what goes on from a clone of chunks, on success alone: Meta-World's push and pick-place, see benchmarks/clone_then_rl.py.
+GOING_ON: dict[str, Any] = {
+    "num_envs": 64, "n_steps": 100, "batch_size": 320, "n_epochs": 8, "gamma": 0.996, "gae_lambda": 0.95, "learning_rate": 3e-4,
+    "critic_warmup": 1, "target_kl": 0.05,
+}  # fmt: skip
+
 
 def _settings(env: Any) -> dict[str, Any]:
     """Of the environment itself if there are, else of its kind."""
@@ -385,6 +405,7 @@ def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) ->
         batch_size=config.batch_size, clip_range=config.clip_range, vf_coef=config.vf_coef, ent_coef=config.ent_coef,
         max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale, normalize_reward=config.normalize_reward,
         updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel,
+        advantage_of_steps=advantages.get(config.advantage, of="steps").function, loss_of_policy=losses.get(config.loss).function,
         critic_warmup=config.critic_warmup, target_kl=config.target_kl, moves_normaliser=not isinstance(config.policy, StartingPolicy),
     )  # fmt: skip
 

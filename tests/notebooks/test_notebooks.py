@@ -30,6 +30,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "61_where_the_bubbles_go": {"iterations": 3, "updates": 60},
     "62_tools": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
     "60_reasoning": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
+    "71_demonstrations_to_rl": {
+        "episodes": 2, "gradient_steps": 100, "num_envs": 4, "iterations": 1, "test_episodes": 2, "film_episodes": 1, "least_gain": -1.0,
+    },
+    "72_your_own_loss": {"total_timesteps": 7_680, "seeds": 1, "expected_rise": -1e9},
+    "73_your_own_data": {"episodes": 5, "gradient_steps": 300},
 }  # fmt: skip
 MOST_BYTES = 1_500_000
 RAY = {"10_workflows", "40_any_plan"}
