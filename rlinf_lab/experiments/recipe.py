@@ -30,16 +30,20 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, shown
 from rlinf_lab.experiments.acting import TrainedPolicy
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies.weights import Weights
+from rlinf_lab.tasks.task import Task
+from rlinf_lab.vecenv import environment
 from rlinf_lab.workflow.workflow import Workflow
 
 GROUP = "rlinf_lab.recipes"
 #: By name: the module, its configuration and the function that builds the workflow. Loaded when asked for, torch with them.
 HOMES = {
     "clone": ("rlinf_lab.recipes.clone", "CloneConfig", "build"),
+    "dagger": ("rlinf_lab.recipes.dagger", "DAggerConfig", "build"),
+    "embodied_grpo": ("rlinf_lab.recipes.embodied_grpo", "EmbodiedGRPOConfig", "build"),
     "grpo": ("rlinf_lab.recipes.grpo", "GRPOConfig", "build"),
     "ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build"),
     "rlpd": ("rlinf_lab.recipes.rlpd", "RLPDConfig", "build"),
@@ -84,8 +88,14 @@ class Recipe:
         return {f.name: f for f in dataclasses.fields(self.config)}
 
 
-def find(algorithm: str | Recipe) -> Recipe:
-    """The recipe of that name. `UnknownNameError` with the nearest one."""
+#: What is trained on decides: a task of language, or an environment.
+ELSEWHERE = {"grpo": "embodied_grpo"}
+
+
+def find(algorithm: str | Recipe, env: Any = None) -> Recipe:
+    """The recipe of that name for what is trained on, ``env``. `UnknownNameError` with the nearest one."""
+    if isinstance(algorithm, str) and algorithm in ELSEWHERE and env is not None and _is_environment(env):
+        algorithm = ELSEWHERE[algorithm]
     if isinstance(algorithm, Recipe):
         return algorithm
     if not isinstance(algorithm, str):
@@ -105,6 +115,17 @@ def find(algorithm: str | Recipe) -> Recipe:
     if not isinstance(loaded, Recipe):
         raise ConfigError(f"The entry point {algorithm!r} of {GROUP!r} loads {shown(loaded)}, which is no Recipe. Next: let it name a Recipe(...).")
     return loaded
+
+
+def _is_environment(env: Any) -> bool:
+    """And no task of language, which is a `Task` or goes by a name of its own."""
+    if isinstance(env, Task):
+        return False
+    try:
+        environment(env)
+    except RlinfLabError:
+        return False
+    return True
 
 
 def names() -> list[str]:

@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.policies.fused import squashed_sample
 from rlinf_lab.policies.leaves import choices, first_choice
 from rlinf_lab.policies.views import HostViews
+from rlinf_lab.trees import map_tree
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 STATE_LOG_STD = (-20.0, 2.0)  # bounds of a log standard deviation that the net gives
@@ -58,6 +60,13 @@ class Head(nn.Module):
     def choose(self, params_BP: Tensor, noise_BK: NDArray | None) -> tuple[Any, NDArray[np.float32]]:
         """`act`, for parameters that lie in tensors, on whatever device. Called without gradients."""
         return self.act(params_BP.float().cpu().numpy(), noise_BK)
+
+    def choose_there(self, params_BP: Tensor, noise_BK: Any) -> tuple[Any, Tensor]:
+        """`act`, of tensors and in tensors, where the parameters are. ``noise_BK``: an array or a tensor."""
+        host = noise_BK.cpu().numpy() if isinstance(noise_BK, Tensor) else noise_BK
+        action, log_prob_B = self.choose(params_BP, host)
+        device = params_BP.device
+        return map_tree(lambda leaf: torch.as_tensor(leaf, device=device), action), torch.as_tensor(log_prob_B, device=device)
 
     def greedy(self, params_BP: Tensor) -> Any:
         """What an environment gets of `act` without noise."""
@@ -133,6 +142,13 @@ class GaussianHead(Head):
         log_prob = self._summed(-0.5 * noise_BK * noise_BK - log_std - _LOG_SQRT_2PI)
         return self._shaped(mean_BA + np.exp(log_std) * noise_BK), log_prob
 
+    def choose_there(self, params_BP: Tensor, noise_BK: Any) -> tuple[Any, Tensor]:
+        """Nothing goes to the host and back."""
+        mean_BA = self._torch(params_BP)[0]
+        noise = torch.zeros_like(mean_BA) if noise_BK is None else torch.as_tensor(noise_BK, device=mean_BA.device)
+        action = self.sample(params_BP.float(), noise)[0]
+        return action, self.log_prob(params_BP.float(), action)  # of what is returned, as the learner has it
+
     def _shaped(self, action_BA: Any) -> Any:
         return action_BA if len(self.shape) == 1 else action_BA.reshape(action_BA.shape[0], *self.shape)
 
@@ -173,6 +189,7 @@ class SquashedGaussianHead(GaussianHead):
     reach: Tensor
     points: Tensor
     mass: Tensor
+    _log_reach: Tensor
 
     def __init__(
         self, space: spaces.Box, log_std_init: float, per_action: bool = False, state_std: bool = False
@@ -181,6 +198,7 @@ class SquashedGaussianHead(GaussianHead):
         self._centre, self._reach = centre_and_reach(space)
         self.register_buffer("centre", torch.from_numpy(self._centre), persistent=False)
         self.register_buffer("reach", torch.from_numpy(self._reach), persistent=False)
+        self.register_buffer("_log_reach", torch.from_numpy(np.log(self._reach)), persistent=False)
         points, mass = np.polynomial.hermite_e.hermegauss(32)
         self.register_buffer("points", torch.from_numpy(points).float(), persistent=False)
         self.register_buffer("mass", torch.from_numpy(mass / mass.sum()).float(), persistent=False)
@@ -200,10 +218,15 @@ class SquashedGaussianHead(GaussianHead):
         return self._shaped(self.centre + self.reach * torch.tanh(self._torch(params_BP)[0]))
 
     def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
-        mean_BA, log_std = self._torch(params_BP)
-        u_BA = mean_BA + log_std.exp() * noise_BK
-        log_prob = -0.5 * noise_BK.square() - log_std - _LOG_SQRT_2PI - _log_slope(u_BA) - self.reach.log()
-        return self._shaped(self.centre + self.reach * torch.tanh(u_BA)), self._summed(log_prob)
+        if self.state_std:
+            mean_BA, log_std_BA = params_BP.chunk(2, dim=1)
+        else:
+            mean_BA, log_std_BA = params_BP, self.log_std.expand_as(params_BP)
+        bounds = STATE_LOG_STD if self.state_std else (-math.inf, math.inf)
+        if params_BP.dtype != noise_BK.dtype:  # under autocast
+            mean_BA, log_std_BA = mean_BA.to(noise_BK.dtype), log_std_BA.to(noise_BK.dtype)
+        squashed_BA, log_prob_BA = squashed_sample(mean_BA, log_std_BA, noise_BK, bounds)
+        return self._shaped(self.centre + self.reach * squashed_BA), self._summed(log_prob_BA - self._log_reach)
 
     def log_prob(self, params_BP: Tensor, action: Tensor) -> Tensor:
         mean_BA, log_std = self._torch(params_BP)
