@@ -78,7 +78,7 @@ class SimulatorWorker(Worker):
         for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
             env = self._made(size)
             self._check_spaces(env.spec)
-            self.groups.append(self._group(env, slot, slot * size))
+            self.groups.append(self._env_group(env, slot, slot * size))
 
     def _made(self, size: int) -> VecEnv:
         return on_host(self.env(size, self.max_episode_steps, **{**self._there(), **self.options}))
@@ -95,7 +95,7 @@ class SimulatorWorker(Worker):
             )
         return {"device": self.device}
 
-    def _group(self, env: VecEnv, slot: int, first_env: int) -> EnvGroup:
+    def _env_group(self, env: VecEnv, slot: int, first_env: int) -> EnvGroup:
         if not isinstance(env, HostVecEnv):
             return EnvGroup(env, slot, first_env, self.seed, self.taken, self.chunk_size)
         from rlinf_lab.workers.tensors.environments import TensorEnvGroup  # torch is needed here only

@@ -125,4 +125,4 @@ def test_whoever_only_looks_gets_arrays() -> None:
     assert found["length"] == LIMIT and found["episodes"] == 5
     with pytest.raises(ConfigError, match="single steps"):
         worker = SimulatorWorker(Tensors, num_envs=2, n_steps=4, chunk_size=2)
-        worker._group(worker._made(2), 0, 0)
+        worker._env_group(worker._made(2), 0, 0)
