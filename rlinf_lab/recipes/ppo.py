@@ -31,6 +31,7 @@ from rlinf_lab.algorithms import loss as losses
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown, with_old_names
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Weights, make_policy
+from rlinf_lab.policies.leaves import Kind, leaves_of
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.records import Episodes
@@ -115,6 +116,8 @@ class PPOConfig:
     """whether continuous actions pass through tanh, instead of being clipped"""
     encoder: Callable[..., nn.Module] | None = None
     """makes the module from prepared observations to features, see `make_policy`; None: a convolutional net for images, all else as it is"""
+    share_encoder: bool | None = None
+    """whether policy and value net have one encoder; None: of images, which take most of the time, and else each its own"""
     policy: Callable[..., nn.Module] | StartingPolicy | None = None
     """what to go on from: a run, a loaded policy, a run's folder, network and normalisation with it; or what makes the whole module instead,
     of (observation_space, action_space), with the methods of `ActorCritic`"""
@@ -166,6 +169,7 @@ class PPOConfig:
         self._require("net_arch", units, "a tuple of whole numbers of at least 1, such as (64, 64)")
         for name in ("normalize_obs", "normalize_reward", "squash", "render"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
+        self._require("share_encoder", self.share_encoder is None or isinstance(self.share_encoder, bool), "True, False, or None")
         for name in ("encoder", "policy"):
             value = getattr(self, name)
             fits = value is None or isinstance(value, StartingPolicy) or (callable(value) and not isinstance(value, nn.Module))
@@ -194,6 +198,11 @@ class PPOConfig:
         for progress in (0.0, 0.5, 1.0):
             there, test = value(progress), holds if progress < 1 or last is None else last
             self._require(field, _real(there) and test(there), f"{limit} everywhere, and gives {shown(there)} at {progress}")
+
+    def _shares_encoder(self) -> bool:
+        if self.share_encoder is not None:
+            return self.share_encoder
+        return self.encoder is None and any(leaf.kind is Kind.IMAGE for leaf in leaves_of(self.spec.observation_space))
 
     @property
     def env_steps(self) -> int:
@@ -250,7 +259,7 @@ class PPOConfig:
             return partial(_seeded, self.policy, *spaces, self.seed)
         return partial(
             make_policy, *spaces, net_arch=tuple(self.net_arch), activation=self.activation, log_std_init=self.log_std_init, squash=self.squash,
-            normalize_obs=self.normalize_obs, encoder=self.encoder, seed=self.seed, chunk=self.chunk_size, per_action=self.per_action,
+            normalize_obs=self.normalize_obs, encoder=self.encoder, share_encoder=self._shares_encoder(), seed=self.seed, chunk=self.chunk_size, per_action=self.per_action,
         )  # fmt: skip
 
 
@@ -284,6 +293,21 @@ _METAWORLD: dict[str, Any] = {
     "max_episode_steps": 100, "num_envs": 8, "n_steps": 100, "reward_scale": 0.1, "gamma": 0.9, "gae_lambda": 0.9, "iterations": 120, "batch_size": 200,
     "learning_rate": _ANNEALED,
 }  # fmt: skip
+
+_ON_GPU: dict[str, Any] = {
+    "num_envs": 4096, "n_steps": 16, "batch_size": 8192, "n_epochs": 4, "gamma": 0.97, "gae_lambda": 0.95, "learning_rate": linear(1e-3, 3e-4),
+    "ent_coef": 0.002, "max_grad_norm": 1.0, "log_std_init": -0.5, "net_arch": (256, 256, 128), "activation": "elu",
+}  # fmt: skip
+_ON_CORES: dict[str, Any] = {
+    "num_envs": 32, "n_steps": 25, "batch_size": 400, "n_epochs": 6, "gamma": 0.95, "gae_lambda": 0.95, "learning_rate": linear(1.5e-3, 3e-4),
+    "log_std_init": -0.7,
+}  # fmt: skip
+#: Of simulators that step on a GPU, or on cores where there is none: thousands of environments there, few here.
+BY_DEVICE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "warp/ArmReach-v0": ({**_ON_GPU, "iterations": 40}, {**_ON_CORES, "iterations": 250}),
+    "warp/ArmPush-v0": ({**_ON_GPU, "iterations": 100}, {**_ON_CORES, "iterations": 700}),
+    "warp/ArmLift-v0": ({**_ON_GPU, "iterations": 1000}, {**_ON_CORES, "iterations": 2000}),
+}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "numpy/ReachArm-v0": {
@@ -319,6 +343,8 @@ def _settings(env: Any) -> dict[str, Any]:
     factory = environment(env)
     if factory.id in PRESETS and factory.given is None:
         return PRESETS[factory.id]
+    if factory.id in BY_DEVICE and factory.given is None:
+        return BY_DEVICE[factory.id][factory.spec().device is None]
     return CONTINUOUS if isinstance(factory.spec().action_space, Box) else DISCRETE
 
 

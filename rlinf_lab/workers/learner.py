@@ -226,7 +226,7 @@ class LearnerWorker(TorchWorker):
         )  # fmt: skip
         model = self.group.parallel(self.policy, self.optimizer)
         device = next(self.policy.parameters()).device
-        trees = [map_tree(lambda leaf: torch.from_numpy(_writable(leaf)).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
+        trees = [map_tree(lambda leaf: _tensor(leaf).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
         columns = [batch.log_prob_B, batch.advantage_B, batch.return_B, *([] if batch.steps_B is None else [batch.steps_B])]
         numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in columns]
         parts = number_of_minibatches(len(batch), round(self.now("batch_size")), self.ranks)
@@ -333,8 +333,9 @@ def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:
 def flat(parts: Sequence[Tree]) -> Tree:
     """Trees with leaves T×N×…, joined over the environments, as rows: the same order of rows however they were grouped."""
 
-    def joined(*leaves: np.ndarray) -> np.ndarray:
-        whole = leaves[0] if len(leaves) == 1 else np.concatenate(leaves, axis=1)
+    def joined(*leaves: Any) -> Any:
+        join: Any = torch.cat if isinstance(leaves[0], torch.Tensor) else np.concatenate
+        whole = leaves[0] if len(leaves) == 1 else join(leaves, 1)
         return whole.reshape(-1, *whole.shape[2:])
 
     return map_tree(joined, *parts)
@@ -355,9 +356,9 @@ def _carried_out(log_prob_BK: torch.Tensor, old_BK: torch.Tensor, steps_B: torch
     return torch.where(counts_BK, log_prob_BK, old_BK)
 
 
-def _writable(leaf: np.ndarray) -> np.ndarray:
-    """As torch wants its memory; a transport may hand out what is read-only."""
-    return leaf if leaf.flags.writeable else leaf.copy()
+def _tensor(leaf: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """Of an array its memory, which torch wants to be writable: a transport may hand out what is read-only."""
+    return leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())
 
 
 def _finite(weights: Weights, losses: dict[str, float]) -> Weights:
