@@ -181,9 +181,12 @@ class Planned:
     def _repr_html_(self) -> str:
         from html import escape
 
+        from rlinf_lab.timeline.draw.picture import scene
         from rlinf_lab.timeline.draw.svg import shown_html
 
-        picture = "" if self.simulated is None else shown_html(self.timeline._scene(960, "device"))
+        picture = ""
+        if self.simulated is not None:
+            picture = shown_html(scene(self.timeline.snapshot(), self.timeline.accounting(), 960, "device"))
         return f"<div><pre>{escape(repr(self))}</pre>{picture}</div>"
 
 
