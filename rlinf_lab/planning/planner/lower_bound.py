@@ -89,7 +89,7 @@ def _with_range(setting: Setting, bound: Bound, names: Sequence[str], known: flo
         weight = float(busy.min()) / found.seconds if found.seconds else 0.0
         low, high, total = low + weight * found.low, high + weight * found.high, total + weight * found.seconds
     scale = bound.seconds / total if total else 0.0
-    return replace(bound, low=low * scale, high=high * scale, unsure=tuple(unsure))
+    return replace(bound, low=float(low * scale), high=float(high * scale), unsure=tuple(unsure))
 
 
 def _device_seconds(setting: Setting, stage: int, known: float) -> float:
