@@ -36,5 +36,5 @@ def test_what_is_no_hybrid_plan_says_which_form_it_is(on: dict[str, Any], says: 
 def test_devices_on_which_nobody_sits_are_named_with_what_would_use_them() -> None:
     plan = ExecutionPlan.temporal(chain_of_three(), DEVICES)
     assert plan.unused_devices == DEVICES[1:]
-    assert "3 of 4 devices. Next: more ranks, such as ranks={'source': 4}" in repr(plan) and "unused: cpu:1" in plan._repr_html_()
+    assert "3 of 4. Next: ranks={'source': 4}, or lab.plan" in repr(plan) and "unused: cpu:1" in plan._repr_html_()
     assert "unused" not in repr(ExecutionPlan.temporal(chain_of_three(), DEVICES, dict.fromkeys(("source", "stage", "sink"), 4)))

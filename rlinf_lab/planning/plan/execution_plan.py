@@ -463,8 +463,7 @@ class ExecutionPlan:
         found += [("staleness", counted(self.staleness, "iteration") if self.staleness else "")]
         if idle := self.unused_devices:
             ranks = f"ranks={{{next(iter(self.placements))!r}: {len(self.devices)}}}"
-            told = f"{some(idle)}: {len(idle)} of {len(self.devices)} devices"
-            found += [("unused", f"{told}. Next: more ranks, such as {ranks}, or lab.plan")]
+            found += [("unused", f"{some(idle)}: {len(idle)} of {len(self.devices)}. Next: {ranks}, or lab.plan")]
         return [(what, text) for what, text in found if text]
 
     def _memory(self) -> str:
