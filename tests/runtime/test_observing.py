@@ -345,7 +345,7 @@ def test_a_state_that_changes_is_told_by_the_thread_that_sends(beats: Beats) -> 
     until(lambda: len(beats.threads))
     started.pause()
     until(lambda: beats.states[-1] == "paused", 0.3)
-    started.resume()
+    started.unpause()
     until(lambda: beats.states[-1] == "running")
     started.stop()
     until(beats.ended.is_set)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.layout import Layout
-from rlinf_lab.runtime.host.driver.loop import short
+from rlinf_lab.runtime.host.driver.loop import StreamsOpen, short
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
 from rlinf_lab.runtime.host.state.messages import ReadersOf, Retire, SealStreams, ValuesWanted, moved
@@ -467,8 +467,19 @@ class Session:
 
     def _wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None = None) -> Any:
         self._refuse_forgotten(_value_of(call), call.iteration)
-        if call.iteration == self._now:
-            self._seal(self._upstream(call))
+        if call.iteration != self._now or self._body() is None:
+            return self._fetched(call, path, timeout)
+        self._seal(self._upstream(call))
+        self._loop.waits_behind_streams = lambda: not self._behind(call) <= self._sealed
+        try:
+            return self._fetched(call, path, timeout)
+        except StreamsOpen:
+            self._seal(self._behind(call))
+        finally:
+            self._loop.waits_behind_streams = bool
+        return self._fetched(call, path, timeout)
+
+    def _fetched(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:
         fetch, driver = self._host.values.fetch, self._host.driver
         if path or self._layout.ranks(call.worker) == 1:
             return follow(fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
@@ -519,6 +530,23 @@ class Session:
     def _upstream(self, call: CallSpec) -> set[str]:
         """The channels whose end this call may depend on: the loop waits for it, so it cannot add producers to them."""
         return self._above(call.channels(READ))
+
+    def _behind(self, call: CallSpec) -> set[str]:
+        """The channels that are read by calls which have to end before this one can: each rank does its own in order,
+        and a call waits for its arguments and for who puts what it reads."""
+        found: set[str] = set()
+        open_, seen = [call], set[int]()
+        while open_:
+            one = open_.pop()
+            if one.call_id not in seen:
+                seen.add(one.call_id)
+                reads, wanted = set(one.channels(READ)), {ref.call_id for ref in one.refs()}
+                found |= reads
+                for other in self._calls:
+                    is_before = other.worker == one.worker and other.call_id < one.call_id
+                    if is_before or other.call_id in wanted or reads & set(other.channels(WRITE)):
+                        open_.append(other)
+        return found
 
     def _above(self, channels: list[str]) -> set[str]:
         found: set[str] = set()
