@@ -79,7 +79,7 @@ class Arrived(NamedTuple):
     places: tuple[Place | None, ...]
     sizes: tuple[int, ...]
     pieces: tuple[Piece, ...]
-    is_sealed = False  # it may have changed on its way
+    is_sealed: bool = False  # it may have changed on its way
 
 
 class ArrivedWhole(NamedTuple):
