@@ -23,7 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 NAMES = (
-    "import_time", "engine", "simulator", "planner_optimality", "planner_search", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
+    "import_time", "engine", "simulator", "planner_optimality", "planner_search", "planner_regret", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
     "switching", "simulators", "asynchronous", "socket_cost", "channels", "recorder", "timeline_fps", "event_to_screen",
     "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "grpo_small_model",
 )  # fmt: skip

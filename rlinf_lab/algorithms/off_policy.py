@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_lab.errors import ConfigError, shown
@@ -37,10 +38,9 @@ def critic_loss(q_KB: Tensor, target_B: Tensor, weight_B: Tensor | None = None) 
 
     Source: Haarnoja et al. (arXiv 1812.05905), equation 5.
     """
-    error_KB = (q_KB - target_B).square()
-    if weight_B is not None:
-        error_KB = error_KB * weight_B
-    return 0.5 * error_KB.mean(-1).sum()
+    if weight_B is None:
+        return 0.5 * len(q_KB) * F.mse_loss(q_KB, target_B.expand_as(q_KB))
+    return 0.5 * ((q_KB - target_B).square() * weight_B).mean(-1).sum()
 
 
 def sac_actor_loss(q_KB: Tensor, log_prob_B: Tensor, alpha: Tensor | float) -> Tensor:

@@ -12,6 +12,8 @@ A recipe is one readable file with a frozen dataclass of settings and a function
                 "state"       returns the state, nothing is trained
     shares      ``shares(config)``, optional: for each worker that may have several ranks, in how many equal parts its work divides at most, such as
                 ``{"simulator": config.num_envs}``; what ``plan="auto"`` looks at
+    fuse        ``fuse(config, plan, state=None)``, optional: the same training as (workflow, plan) with fewer workers, for a plan that has some of them
+                together; None for another plan. Used for plans that the run finds by itself
     state       a tree (dicts, lists, numbers, arrays, tensors, `Weights`, `Moments`) from which ``build(config, state)`` goes on;
                 ``state["weights"]`` are the policy's
 
@@ -28,15 +30,20 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, shown
 from rlinf_lab.experiments.acting import TrainedPolicy
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies.weights import Weights
+from rlinf_lab.tasks.task import Task
+from rlinf_lab.vecenv import environment
 from rlinf_lab.workflow.workflow import Workflow
 
 GROUP = "rlinf_lab.recipes"
 #: By name: the module, its configuration and the function that builds the workflow. Loaded when asked for, torch with them.
 HOMES = {
     "clone": ("rlinf_lab.recipes.clone", "CloneConfig", "build"),
+    "dagger": ("rlinf_lab.recipes.dagger", "DAggerConfig", "build"),
+    "embodied_grpo": ("rlinf_lab.recipes.embodied_grpo", "EmbodiedGRPOConfig", "build"),
     "grpo": ("rlinf_lab.recipes.grpo", "GRPOConfig", "build"),
     "ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build"),
     "rlpd": ("rlinf_lab.recipes.rlpd", "RLPDConfig", "build"),
@@ -67,6 +74,13 @@ class Recipe:
     """``shares(config)``; none: every worker has one rank"""
     policy: Callable[[Any, Weights], Any] = TrainedPolicy
     """``policy(config, weights)``: what `load_policy` gives; it has ``version`` and ``evaluate(episodes, seed)``"""
+    fuse: Callable[..., tuple[Workflow, ExecutionPlan] | None] | None = None
+    """``fuse(config, plan, state=None)``; None: never"""
+
+    def fused(self, config: Any, workflow: Workflow, plan: ExecutionPlan, state: Any = None) -> tuple[Workflow, ExecutionPlan]:
+        """As `fuse` has it where there is such a thing, else as given."""
+        found = None if self.fuse is None else self.fuse(config, plan, state)
+        return (workflow, plan) if found is None else found
 
     @property
     def fields(self) -> dict[str, dataclasses.Field[Any]]:
@@ -74,8 +88,14 @@ class Recipe:
         return {f.name: f for f in dataclasses.fields(self.config)}
 
 
-def find(algorithm: str | Recipe) -> Recipe:
-    """The recipe of that name. `UnknownNameError` with the nearest one."""
+#: What is trained on decides: a task of language, or an environment.
+ELSEWHERE = {"grpo": "embodied_grpo"}
+
+
+def find(algorithm: str | Recipe, env: Any = None) -> Recipe:
+    """The recipe of that name for what is trained on, ``env``. `UnknownNameError` with the nearest one."""
+    if isinstance(algorithm, str) and algorithm in ELSEWHERE and env is not None and _is_environment(env):
+        algorithm = ELSEWHERE[algorithm]
     if isinstance(algorithm, Recipe):
         return algorithm
     if not isinstance(algorithm, str):
@@ -87,7 +107,7 @@ def find(algorithm: str | Recipe) -> Recipe:
         if algorithm in POLICIES:
             module, name = POLICIES[algorithm]
             policy = getattr(importlib.import_module(module), name)
-        return Recipe(algorithm, getattr(home, config), getattr(home, build), getattr(home, "shares", no_shares), policy)
+        return Recipe(algorithm, getattr(home, config), getattr(home, build), getattr(home, "shares", no_shares), policy, getattr(home, "fuse", None))
     found = {point.name: point for point in entry_points(group=GROUP)}
     if algorithm not in found:
         raise UnknownNameError.of("algorithm", algorithm, [*HOMES, *found])
@@ -95,6 +115,17 @@ def find(algorithm: str | Recipe) -> Recipe:
     if not isinstance(loaded, Recipe):
         raise ConfigError(f"The entry point {algorithm!r} of {GROUP!r} loads {shown(loaded)}, which is no Recipe. Next: let it name a Recipe(...).")
     return loaded
+
+
+def _is_environment(env: Any) -> bool:
+    """And no task of language, which is a `Task` or goes by a name of its own."""
+    if isinstance(env, Task):
+        return False
+    try:
+        environment(env)
+    except RlinfLabError:
+        return False
+    return True
 
 
 def names() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, shown
@@ -41,14 +41,17 @@ def train(
 
     Raises `ConfigError`, `UnknownNameError` or `PlanError` before anything starts; what a worker raises comes from `TrainingRun.wait`.
     """
-    recipe = find(algorithm)
+    recipe = find(algorithm, env)
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
     workflow = recipe.build(config)
-    auto = auto_plan(plan, devices, recipe.shares(config), executor, getattr(config, "staleness", 0))
+    auto = auto_plan(plan, devices, recipe, config, executor)
     first = auto.first(workflow) if auto is not None else None
+    finds_itself = plan is None or (first is not None and not first.measures)
     plan = checked_plan(plan if first is None else first.plan, workflow)
+    if finds_itself:
+        workflow, plan = recipe.fused(config, workflow, plan)
     kept = folder_of(folder, recipe, config)
     return TrainingRun(recipe, config, workflow, plan, first.executor if first else executor_for(plan, executor), options, kept, auto=auto, runner=runner)
 
@@ -78,8 +81,10 @@ def resume(
             f"The run in {str(kept.path)!r} has done all its {start.iteration} iterations. "
             f"Next: lab.resume(..., total_timesteps={2 * start.iteration * config.env_steps})."
         )
-    workflow = recipe.build(config, start.state)
-    plan = checked_plan(kept.plan() if plan is None else plan, workflow)
+    workflow, before = recipe.build(config, start.state), kept.plan()
+    if plan is None and set(before.placements) != set(workflow.graph.workers):
+        workflow, before = recipe.fused(config, workflow, before, start.state)
+    plan = checked_plan(before if plan is None else plan, workflow)
     rows = {number: row for number, row in kept.rows().items() if number <= start.iteration}
     return TrainingRun(recipe, config, workflow, plan, executor_for(plan, executor or about.get("executor")), options, kept, start, rows, runner=runner)
 
@@ -91,10 +96,13 @@ def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = N
     return recipe.policy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
 
 
-def auto_plan(plan: Any, devices: Sequence[str] | None, shares: Mapping[str, int], executor: str | None, staleness: int = 0) -> AutoPlan | None:
+def auto_plan(plan: Any, devices: Sequence[str] | None, recipe: Recipe, config: Any, executor: str | None) -> AutoPlan | None:
     """For ``plan="auto"``; None for another plan. `ConfigError` for devices beside a plan that names its own."""
     if plan == "auto":
-        return AutoPlan(shares, tuple(devices_here("cpu") if devices is None else devices), executor or "processes", staleness)
+        found = tuple(devices_here("cpu") if devices is None else devices)
+        staleness = getattr(config, "staleness", 0)
+        behind = staleness if isinstance(staleness, int) else 0  # GRPO's is the name of a rule
+        return AutoPlan(recipe.shares(config), found, executor or "processes", behind, recipe.fuse is not None)
     if devices is not None:
         raise ConfigError(f"train(devices={shown(devices)}): for plan='auto' only; a plan names its own. Next: leave one of them out.")
     return None

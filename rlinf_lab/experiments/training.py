@@ -302,11 +302,15 @@ class TrainingRun:
         assert self.auto is not None
         ended, seconds = self.run, self._phase_seconds()
         setup_s = max(0.0, ended.elapsed_seconds - sum(seconds))
-        phase = self.auto.next(self.workflow, ended.timeline, self.config.updates - self.iteration, setup_s)
+        state = None if self._between.newest is None else self._between.newest.state
+        workflow = self.recipe.build(self.config, state)  # every worker by itself: what plans are made for
+        phase = self.auto.next(workflow, ended.timeline, self.config.updates - self.iteration, setup_s)
         if self.auto.choice is not None:
             self._say_choice()
-        workflow = self.recipe.build(self.config, self._between.newest.state if self._between.newest is not None else None)
-        self._begin(workflow, phase.plan, phase.executor)
+        plan = phase.plan
+        if not phase.measures:
+            workflow, plan = self.recipe.fused(self.config, workflow, plan, state)
+        self._begin(workflow, plan, phase.executor)
 
     def _say_choice(self) -> None:
         """Old plan, new plan, predicted, measured, gain."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlinf_lab.errors import shown
+from rlinf_lab.policies import fused
 from rlinf_lab.policies.encoders import CombinedEncoder
 from rlinf_lab.policies.heads import Head
 from rlinf_lab.policies.leaves import flatten, unflatten
@@ -148,6 +149,7 @@ class Actor(Policy):
     ) -> None:
         super().__init__(preprocess, head)
         self.policy, self.encoder = actor, encoder
+        self._is_plain = isinstance(actor, nn.Sequential) and len(actor) > 0 and {type(net) for net in actor} <= {nn.Linear, nn.ReLU}
         self._parts = preprocess, head  # the same again: a module looks its parts up slowly
         self._numpy_actor: NumpyMLP | None = None
         if preprocess.is_flat and isinstance(encoder, CombinedEncoder) and isinstance(actor, nn.Sequential):
@@ -158,7 +160,19 @@ class Actor(Policy):
 
         Of tensors on the module's device. Reparametrised: SAC's and TD3's actors are trained through the action.
         """
-        return self.head.sample(self.policy(self.encoder(self.preprocess(obs))), noise_BK)
+        return self.head.sample(self.parameters_of(obs), noise_BK)
+
+    def greedy(self, obs: Any) -> Any:
+        """The most likely actions (B, ...) of tensors on the module's device, with gradients."""
+        return self.head.greedy(self.parameters_of(obs))
+
+    def parameters_of(self, obs: Any) -> Tensor:
+        """Of the distribution over actions, (B, P), with gradients."""
+        features_BX = self.encoder(self.preprocess(obs))
+        if self._is_plain and fused.applies(features_BX):
+            return fused.relu_perceptron(features_BX, [(net.weight, net.bias) for net in self.policy.children() if isinstance(net, nn.Linear)])
+        params_BP: Tensor = self.policy(features_BX)
+        return params_BP
 
     def act(self, obs: Any, noise_BK: NDArray | None) -> tuple[Any, NDArray[np.float32]]:
         """Actions, a tree with leaves (B, ...), and their log-probabilities in nats (B).

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.policies.fused import squashed_sample
 from rlinf_lab.policies.leaves import choices, first_choice
 from rlinf_lab.policies.views import HostViews
 
@@ -173,6 +174,7 @@ class SquashedGaussianHead(GaussianHead):
     reach: Tensor
     points: Tensor
     mass: Tensor
+    _log_reach: Tensor
 
     def __init__(
         self, space: spaces.Box, log_std_init: float, per_action: bool = False, state_std: bool = False
@@ -181,6 +183,7 @@ class SquashedGaussianHead(GaussianHead):
         self._centre, self._reach = centre_and_reach(space)
         self.register_buffer("centre", torch.from_numpy(self._centre), persistent=False)
         self.register_buffer("reach", torch.from_numpy(self._reach), persistent=False)
+        self.register_buffer("_log_reach", torch.from_numpy(np.log(self._reach)), persistent=False)
         points, mass = np.polynomial.hermite_e.hermegauss(32)
         self.register_buffer("points", torch.from_numpy(points).float(), persistent=False)
         self.register_buffer("mass", torch.from_numpy(mass / mass.sum()).float(), persistent=False)
@@ -200,10 +203,15 @@ class SquashedGaussianHead(GaussianHead):
         return self._shaped(self.centre + self.reach * torch.tanh(self._torch(params_BP)[0]))
 
     def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
-        mean_BA, log_std = self._torch(params_BP)
-        u_BA = mean_BA + log_std.exp() * noise_BK
-        log_prob = -0.5 * noise_BK.square() - log_std - _LOG_SQRT_2PI - _log_slope(u_BA) - self.reach.log()
-        return self._shaped(self.centre + self.reach * torch.tanh(u_BA)), self._summed(log_prob)
+        if self.state_std:
+            mean_BA, log_std_BA = params_BP.chunk(2, dim=1)
+        else:
+            mean_BA, log_std_BA = params_BP, self.log_std.expand_as(params_BP)
+        bounds = STATE_LOG_STD if self.state_std else (-math.inf, math.inf)
+        if params_BP.dtype != noise_BK.dtype:  # under autocast
+            mean_BA, log_std_BA = mean_BA.to(noise_BK.dtype), log_std_BA.to(noise_BK.dtype)
+        squashed_BA, log_prob_BA = squashed_sample(mean_BA, log_std_BA, noise_BK, bounds)
+        return self._shaped(self.centre + self.reach * squashed_BA), self._summed(log_prob_BA - self._log_reach)
 
     def log_prob(self, params_BP: Tensor, action: Tensor) -> Tensor:
         mean_BA, log_std = self._torch(params_BP)

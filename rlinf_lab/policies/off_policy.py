@@ -21,6 +21,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.policies import fused
 from rlinf_lab.policies.actor_critic import Actor
 from rlinf_lab.policies.heads import DeterministicHead, Head, SquashedGaussianHead, centre_and_reach, check_box
 from rlinf_lab.policies.make import Encoder, check_arguments, derived_seed, encoder_of, whole_number
@@ -89,6 +90,8 @@ class QEnsemble(nn.Module):
         super().__init__()
         self.preprocess, self.encoder, self.net = preprocess, encoder, nn.Sequential(*nets)
         self.action_space = action_space
+        kinds = {type(net) for net in nets}
+        self._is_plain = kinds <= {LinearEnsemble, nn.ReLU}
         centre, reach = np.zeros(1, np.float32), np.ones(1, np.float32)
         if action_space.is_bounded():
             centre, reach = centre_and_reach(action_space)
@@ -101,8 +104,11 @@ class QEnsemble(nn.Module):
     def forward(self, obs: Any, action: Tensor) -> Tensor:
         scaled_BA = (action.flatten(1) - self.centre) / self.reach
         features_BX = self.encoder(self.preprocess(obs))
+        x_BI = torch.cat([features_BX, scaled_BA], dim=1)
+        if self._is_plain and fused.applies(x_BI):
+            return fused.relu_perceptron(x_BI, [(net.weight, net.bias) for net in self.net if isinstance(net, LinearEnsemble)]).squeeze(-1)
         # No view: FSDP's hooks stand on what is returned.
-        return torch.squeeze_copy(self.net(torch.cat([features_BX, scaled_BA], dim=1)), -1)
+        return torch.squeeze_copy(self.net(x_BI), -1)
 
     def set_normaliser(self, mean: Any, std: Any) -> None:
         """As of `Policy`, where it was made with ``normalize_obs=True``."""

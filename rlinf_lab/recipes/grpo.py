@@ -4,8 +4,8 @@
                            ▲                                          │
                            └───────────────── weights ────────────────┘
 
-One iteration: ``prompts × group_size`` responses, ``minibatches`` gradient steps, new weights. Each response goes on as soon
-as it is finished, and the learner goes forward and backward through a group as soon as it is whole, so a plan may
+One iteration: ``prompts × group_size`` responses, ``minibatches`` gradient steps, new weights. Each response goes on as
+soon as it is finished, and the learner goes forward and backward through a group as soon as it is whole, so a plan may
 stream; with staleness the generator is some updates ahead, bounded by the plan (metrics ``staleness``,
 ``staleness_max``). The difference of sampler and trainer is measured (``mismatch_kl``) and corrected (``correction``).
 A small model warms up on worked examples first. Left out: a critic, several learner ranks, several turns.
@@ -68,10 +68,15 @@ class GRPOConfig:
     """a task by name ("reasoning/remainder"), or a `Task`"""
     model: str = "small"
     """"small": made here and warmed up; else the folder of a model in Hugging Face's format"""
+    lora: int | None = None
+    """of a model from a folder: rank of the low-rank parts that are trained alone; None: all weights are"""
+    gradient_checkpointing: bool = False
+    """of a model from a folder: compute activations twice instead of keeping them"""
     total_timesteps: int | None = None
     """responses of the whole run, rounded up to whole iterations; None: as many as ``iterations`` give"""
     iterations: int | None = 200
-    """iterations of the run, each with new weights; the learning rate is annealed over so many. None: as ``total_timesteps`` says"""
+    """iterations of the run, each with new weights; the learning rate is annealed over so many. None: as
+    ``total_timesteps`` says"""
     seed: int = 0
     """of model, problems and sampling"""
     prompts: int = 16
@@ -96,9 +101,16 @@ class GRPOConfig:
     """bound for negative advantages, greater than 1; None: none"""
     aggregation: str = "token_mean"
     """what a long response weighs: "token_mean", "sequence_mean" or "constant" (tokens over ``max_tokens``)"""
+    critic: bool = False
+    """PPO with a critic: a value of each token is learnt, and the advantage is GAE over tokens; ``advantage`` is not
+    used"""
+    gae_lambda: float = 1.0
+    """of that"""
+    critic_learning_rate: float = 1e-3
+    """of the critic's AdamW"""
     correction: str = "truncated"
-    """of tokens that another engine or older weights sampled: "truncated" (importance weights for current weights, PPO's
-    clip for older ones), "decoupled" (importance weights for all) or "none" (PPO's clip for all)"""
+    """of tokens that another engine or older weights sampled: "truncated" (importance weights for current weights,
+    PPO's clip for older ones), "decoupled" (importance weights for all) or "none" (PPO's clip for all)"""
     weight_cap: float = 2.0
     """largest importance weight of a token"""
     kl_coef: float = 0.0
@@ -132,9 +144,10 @@ class GRPOConfig:
     slots: int = 256
     """responses that an own engine works on at once"""
     staleness: str | StalenessPolicy = "bound"
-    """what becomes of stale responses: "bound" leaves it to the plan's ``staleness``, with iterations that finish what they
-    begin. With "pace", "block", "drop_oldest", "drop_stale", "recycle" an iteration ends with its groups, and what runs goes
-    on in the next (partial rollouts); `StalenessPolicy` has the numbers, and what new weights do to what runs"""
+    """what becomes of stale responses: "bound" leaves it to the plan's ``staleness``, with iterations that finish what
+    they begin. With "pace", "block", "drop_oldest", "drop_stale", "recycle" an iteration ends with its groups, and what
+    runs goes on in the next (partial rollouts); `StalenessPolicy` has the numbers, and what new weights do to what
+    runs"""
     concurrency: float = 2.0
     """groups in the making over ``prompts``, for all but "bound" """
     longest_first: bool = False
@@ -178,12 +191,20 @@ class GRPOConfig:
             self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
         self._require(
             "group_size",
-            _whole(self.group_size, 2),
-            "a whole number of at least 2: responses are compared with each other",
+            _whole(self.group_size, 1 if self.critic else 2),
+            "a whole number of at least 2: responses are compared with each other (at least 1 with a critic)",
         )
         for name in ("seed", "lr_warmup", "warm_up_steps"):
             self._require(name, _whole(getattr(self, name), 0), "a whole number of at least 0")
-        for name in ("temperature", "learning_rate", "max_grad_norm", "weight_cap", "warm_up_learning_rate"):
+        self._require("gae_lambda", _real(self.gae_lambda) and 0 <= self.gae_lambda <= 1, "a number between 0 and 1")
+        for name in (
+            "critic_learning_rate",
+            "temperature",
+            "learning_rate",
+            "max_grad_norm",
+            "weight_cap",
+            "warm_up_learning_rate",
+        ):
             self._require(name, _real(value := getattr(self, name)) and value > 0, "a number greater than 0")
         for name in ("clip_range", "clip_range_high", "reward_timeout_s"):
             value = getattr(self, name)
@@ -206,6 +227,11 @@ class GRPOConfig:
         )
         self._require("concurrency", _real(self.concurrency) and self.concurrency >= 1, "a number of at least 1")
         self._require("dispatch", self.dispatch in DISPATCH, " or ".join(map(repr, DISPATCH)))
+        self._require("lora", self.lora is None or _whole(self.lora, 1), "a rank of at least 1, or None")
+        for name in ("lora", "gradient_checkpointing"):
+            own = self.model == "small" and getattr(self, name)
+            self._require(name, not own, "left out with model='small', which trains whole: give the folder of a model")
+        self._require("critic", not (self.critic and self.dynamic_sampling), "False with dynamic_sampling")
         tools_of(self.tools)
         self._require("tools", not (self.tools and policy.name != "bound"), f"empty with staleness={policy.name!r}")
         self._require("patience_s", isinstance(self.patience_s, (int, float)) and self.patience_s >= 0, "0 s or more")
@@ -279,7 +305,9 @@ class GRPOConfig:
     def language_model(self) -> Callable[[], LanguageModel]:
         """The constructor that generator and learner share: equal initial weights."""
         if self.model != "small":
-            return partial(load_model, os.fspath(self.model))
+            return partial(
+                load_model, os.fspath(self.model), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing
+            )
         longest = 512 if self.max_tokens <= 384 else 2 * self.max_tokens
         return partial(
             small_model,
@@ -292,7 +320,8 @@ class GRPOConfig:
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> GRPOConfig:
-        """A published variant by name, or the settings for a task ("reasoning/sorting"; see `PRESETS`), some fields changed.
+        """A published variant by name, or the settings for a task ("reasoning/sorting"; see `PRESETS`), some fields
+        changed.
 
         A variant needs ``env=``. Raises `UnknownNameError` for an unknown name or field.
         """
@@ -321,9 +350,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"advantage": "grpo", "aggregation": "sequence_mean"},
     "dr_grpo": {"advantage": "dr_grpo", "aggregation": "constant"},
     "dapo": {
-        "advantage": "grpo", "aggregation": "token_mean", "clip_range": 0.2, "clip_range_high": 0.28, "dynamic_sampling": True, "oversample": 1.5,
-    },
+        "advantage": "grpo", "aggregation": "token_mean", "clip_range": 0.2, "clip_range_high": 0.28,
+        "dynamic_sampling": True, "oversample": 1.5, },
     "rloo": {"advantage": "rloo", "aggregation": "token_mean"},
+    "ppo": {"critic": True, "group_size": 1, "prompts": 256, "aggregation": "token_mean"},
     "reinforce++": {"advantage": "reinforce++", "aggregation": "token_mean"},
 }  # fmt: skip
 """what the papers say, as changes of the defaults (sources: `rlinf_lab.algorithms.groups`)"""
@@ -356,15 +386,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "warm_up_steps": 120,
     },
 }
-"""settings for a task on two cores. Sorting gained 27, 34 and 23 points on three seeds in 150 iterations; its 300 are not measured. Remainder
-does not learn with these"""
+"""settings for a task on two cores. Sorting gained 27, 34 and 23 points on three seeds in 150 iterations; its 300 are
+not measured. Remainder does not learn with these"""
 
 
 def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow. ``state``: of a learner (`GroupLearner.state_dict`), to go on where another run stopped.
 
-    An iteration does what its argument says: ``"train"`` (the default) returns metrics, ``"checkpoint"`` metrics and state,
-    ``"state"`` the learner's state, ``"evaluate"`` mean reward and length on 1,000 problems of the test split.
+    An iteration does what its argument says: ``"train"`` (the default) returns metrics, ``"checkpoint"`` metrics and
+    state, ``"state"`` the learner's state, ``"evaluate"`` mean reward and length on 1,000 problems of the test split.
     """
     task = config.task()
     model = starting_model(config, task)
@@ -386,8 +416,8 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     if config.policy.name != "bound":
         kind = ContinuingGenerator
         options |= {
-            "policy": config.policy, "batch": config.prompts, "concurrency": config.concurrency, "oversample": config.oversample,
-            "longest_first": config.longest_first,
+            "policy": config.policy, "batch": config.prompts, "concurrency": config.concurrency, "oversample":
+            config.oversample, "longest_first": config.longest_first,
         }  # fmt: skip
     if config.tools:
         kind = AgentGenerator
@@ -400,8 +430,8 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         generate = _with_tools(flow, config, generator, asked, responses, weights)
     reward = flow.worker(RewardWorker, task, name="reward", reward=config.reward, timeout_s=config.reward_timeout_s)
     learner = flow.worker(
-        GroupLearner, model, update_settings(config), name="learner", prompts=config.prompts, group_size=config.group_size,
-        max_tokens=config.max_tokens, temperature=config.temperature, state=state,
+        GroupLearner, model, update_settings(config), name="learner", prompts=config.prompts,
+        group_size=config.group_size, max_tokens=config.max_tokens, temperature=config.temperature, state=state,
     )  # fmt: skip
 
     @flow.iteration
@@ -460,9 +490,17 @@ def update_settings(config: GRPOConfig) -> UpdateSettings:
     by = advantage.get(config.advantage, of=("group", "batch"))
     names = {f.name for f in dataclasses.fields(UpdateSettings)} & {f.name for f in dataclasses.fields(config)}
     same = {name: getattr(config, name) for name in names - {"advantage", "loss", "iterations"}}
+    if config.critic:
+        same["dynamic_sampling"] = False
+        return UpdateSettings(_handed_on, False, loss.get(config.loss).function, iterations=config.updates, **same)
     return UpdateSettings(
         by.function, by.of == "batch", loss.get(config.loss).function, iterations=config.updates, **same
     )
+
+
+def _handed_on(reward_PG: Any) -> Any:
+    """A critic makes advantages of tokens from rewards as they are."""
+    return reward_PG
 
 
 def starting_model(config: GRPOConfig, task: Task) -> Callable[[], LanguageModel]:

@@ -27,13 +27,14 @@ from typing import Any
 from torch import nn
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown, with_old_names
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Weights, make_policy
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.records import Episodes
 from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
 from rlinf_lab.vecenv.stepping import rewarded_for_success
-from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
+from rlinf_lab.workers import LearnerWorker, PolicyWorker, RolloutWorker, SimulatorWorker
 from rlinf_lab.workers.learner import GROUPS, Number
 from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
 
@@ -313,14 +314,7 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     published = flow.weights("policy_weights")
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
     simulator, policy = _cell(flow, config, weights, taken)
-    learner = flow.worker(
-        LearnerWorker, config.make_policy(), name="learner",
-        gamma=config.gamma, gae_lambda=config.gae_lambda, learning_rate=config.learning_rate, n_epochs=config.n_epochs,
-        batch_size=config.batch_size, clip_range=config.clip_range, vf_coef=config.vf_coef, ent_coef=config.ent_coef,
-        max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale, normalize_reward=config.normalize_reward,
-        updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel,
-        critic_warmup=config.critic_warmup, target_kl=config.target_kl, moves_normaliser=not isinstance(config.policy, StartingPolicy),
-    )  # fmt: skip
+    learner = _learner(flow, config, state)
 
     @flow.iteration
     def iteration(request: str = "train") -> Any:
@@ -338,6 +332,46 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
 
     return flow
+
+
+def fuse(config: PPOConfig, plan: ExecutionPlan, state: dict[str, Any] | None = None) -> tuple[Workflow, ExecutionPlan] | None:
+    """The same training with simulator and policy as one worker, where ``plan`` (of `build`, or of this) has them together on cores, rank by rank.
+
+    None for another plan, and for one that says more of them than where they are. `RolloutWorker`: no thread waits for the other twice a step.
+    """
+    places = plan.placements.get("rollout") or plan.placements["simulator"]
+    told_more = plan.device_memory is not None or plan.working or plan.priorities or plan.in_flight or plan.capacities
+    if told_more or places != plan.placements.get("policy", places) or any(not plan.devices[i].startswith("cpu") for rank in places for i in rank):
+        return None
+    flow = Workflow("ppo")
+    traj, published = flow.channel("traj", whole=True), flow.weights("policy_weights")
+    weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
+    make = config.make_policy()
+    make()  # refuses a space here, not in a worker after the launch
+    rollout = flow.worker(RolloutWorker, policy=make, weights=weights, name="rollout", **_simulator(config, taken))
+    learner = _learner(flow, config, state)
+
+    @flow.iteration
+    def iteration(request: str = "train") -> Any:
+        if request == "state":
+            return first(learner.state_dict().wait())
+        rollout.roll_out(traj, published)
+        metrics = learner.train(traj, published).metrics
+        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+
+    placements = {"rollout": places, "learner": plan.placements["learner"]}
+    return flow, ExecutionPlan(plan.name, plan.devices, placements, staleness=plan.staleness, origin=plan.origin)
+
+
+def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) -> WorkerHandle:
+    return flow.worker(
+        LearnerWorker, config.make_policy(), name="learner",
+        gamma=config.gamma, gae_lambda=config.gae_lambda, learning_rate=config.learning_rate, n_epochs=config.n_epochs,
+        batch_size=config.batch_size, clip_range=config.clip_range, vf_coef=config.vf_coef, ent_coef=config.ent_coef,
+        max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale, normalize_reward=config.normalize_reward,
+        updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel,
+        critic_warmup=config.critic_warmup, target_kl=config.target_kl, moves_normaliser=not isinstance(config.policy, StartingPolicy),
+    )  # fmt: skip
 
 
 def shares(config: PPOConfig) -> dict[str, int]:
@@ -373,10 +407,15 @@ def pooled(per_rank: Episodes | list[Episodes]) -> dict[str, Any]:
 def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int = 0) -> tuple[WorkerHandle, WorkerHandle]:
     make = config.make_policy()
     make()  # refuses a space here, not in a worker after the launch
-    spec = config.spec
-    simulator = flow.worker(
-        SimulatorWorker, config.factory.for_run(config.num_envs, config.max_episode_steps), name="simulator",
-        num_envs=config.num_envs, n_steps=config.n_steps, max_episode_steps=config.max_episode_steps, seed=config.seed, taken=taken,
-        spaces=(spec.observation_space, spec.action_space), render=config.render, chunk_size=config.chunk,
-    )  # fmt: skip
+    simulator = flow.worker(SimulatorWorker, name="simulator", **_simulator(config, taken))
     return simulator, flow.worker(PolicyWorker, make, name="policy", seed=config.seed, weights=weights)
+
+
+def _simulator(config: PPOConfig, taken: int) -> dict[str, Any]:
+    """Arguments of a worker that steps the environments."""
+    spec = config.spec
+    return {
+        "env": config.factory.for_run(config.num_envs, config.max_episode_steps), "num_envs": config.num_envs, "n_steps": config.n_steps,
+        "max_episode_steps": config.max_episode_steps, "seed": config.seed, "taken": taken, "render": config.render, "chunk_size": config.chunk,
+        "spaces": (spec.observation_space, spec.action_space),
+    }  # fmt: skip

@@ -66,6 +66,7 @@ class LearnerWorker(TorchWorker):
     return (as VecNormalize of stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`).
     ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
     ``critic_warmup``: so many updates at first teach the value net alone. ``target_kl``: above 1.5 times that the rest of an update does, too.
+    ``normalizes_advantage``: whether advantages have mean 0 and deviation 1 within a minibatch.
     ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was cloned is for those that it has.
     """
 
@@ -92,6 +93,7 @@ class LearnerWorker(TorchWorker):
         critic_warmup: int = 0,
         target_kl: float | None = None,
         moves_normaliser: bool = True,
+        normalizes_advantage: bool = True,
     ) -> None:
         if not callable(batch_size) and batch_size < 2:
             raise ConfigError(f"LearnerWorker(batch_size={batch_size}): at least 2, for advantages are normalised within a minibatch.")
@@ -109,6 +111,7 @@ class LearnerWorker(TorchWorker):
         self.returns = DiscountedReturns()
         self._made: Weights | None = None  # of the latest update
         self.critic_warmup, self.target_kl, self.moves_normaliser = critic_warmup, target_kl, moves_normaliser
+        self.normalizes_advantage = normalizes_advantage
         self._actor_alone: list[nn.Parameter] | None = None  # what a step that teaches the value net alone leaves as it is
 
     def now(self, name: str) -> float:
@@ -187,12 +190,12 @@ class LearnerWorker(TorchWorker):
         scale = self._reward_scale(trajectories)
         advantages, returns = zip(*(self._advantages(t, scale) for t in trajectories), strict=True)
         batch = TrainBatch(
-            obs_B=_flat([t.obs_TN for t in trajectories]),
-            action_B=_flat([t.action_TN for t in trajectories]),
-            log_prob_B=_flat([t.log_prob_TN for t in trajectories]),
-            advantage_B=_flat(advantages),
-            return_B=_flat(returns),
-            steps_B=None if trajectories[0].chunk_steps_TN is None else _flat([t.chunk_steps_TN for t in trajectories]),
+            obs_B=flat([t.obs_TN for t in trajectories]),
+            action_B=flat([t.action_TN for t in trajectories]),
+            log_prob_B=flat([t.log_prob_TN for t in trajectories]),
+            advantage_B=flat(advantages),
+            return_B=flat(returns),
+            steps_B=None if trajectories[0].chunk_steps_TN is None else flat([t.chunk_steps_TN for t in trajectories]),
         )
         return batch if samples == len(batch) else _without_resets(batch, trajectories)
 
@@ -240,7 +243,8 @@ class LearnerWorker(TorchWorker):
     ) -> dict[str, torch.Tensor]:
         """One gradient step on this rank's part of a minibatch, ``values_only``: of the value net. Returns its share of the minibatch's means."""
         old, adv, ret, *steps = (column[rows_B] for column in numbers)
-        adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # of the whole minibatch, on however many ranks
+        if self.normalizes_advantage:
+            adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # of the whole minibatch, on however many ranks
         mine, old, adv, ret, *steps = self._part(rows_B, old, adv, ret, *steps)
         share = self.ranks * len(mine) / len(rows_B)  # relative to a fair one: the mean over the ranks is the mean over all rows
         log_prob, entropy, value = model(*(rows(tree, mine) for tree in trees))
@@ -320,20 +324,20 @@ def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:
     return min(-(-samples // minibatch), samples // max(2, ranks))
 
 
-def _flat(parts: Sequence[Tree]) -> Tree:
+def flat(parts: Sequence[Tree]) -> Tree:
     """Trees with leaves T×N×…, joined over the environments, as rows: the same order of rows however they were grouped."""
 
-    def flat(*leaves: np.ndarray) -> np.ndarray:
-        joined = leaves[0] if len(leaves) == 1 else np.concatenate(leaves, axis=1)
-        return joined.reshape(-1, *joined.shape[2:])
+    def joined(*leaves: np.ndarray) -> np.ndarray:
+        whole = leaves[0] if len(leaves) == 1 else np.concatenate(leaves, axis=1)
+        return whole.reshape(-1, *whole.shape[2:])
 
-    return map_tree(flat, *parts)
+    return map_tree(joined, *parts)
 
 
 def _without_resets(batch: TrainBatch, trajectories: list[Trajectory]) -> TrainBatch:
     """Rows that were no steps teach nothing."""
     masks = [np.zeros(t.reward_TN.shape, bool) if t.reset_only_TN is None else t.reset_only_TN for t in trajectories]
-    kept_B = ~_flat(masks)
+    kept_B = ~flat(masks)
     columns: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
     kept: dict[str, Any] = {name: None if column is None else rows(column, kept_B) for name, column in columns.items()}
     return TrainBatch(**kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -47,15 +47,22 @@ class PolicyWorker(TorchWorker):
             if weights is not None:  # not before the first batch: until then the device is free for others
                 self._update(weights)
                 weights = None
-            obs_B = joined([o.obs_N for o in batch])
-            action_B, log_prob_B = self.choose(obs_B, None if deterministic else self._draw(batch), batch)
-            executed_B = self._executed(action_B)
-            start = 0
-            for token in batch:
-                mine = slice(start, start := start + length(token.obs_N))
-                executed_N = None if executed_B is None else rows(executed_B, mine)
-                answer = Action(token.slot, rows(action_B, mine), log_prob_B[mine], self.policy.version, executed_N)
-                actions.put(answer, key=token.slot)
+            for answer in self.answers(batch, deterministic):
+                actions.put(answer, key=answer.slot)
+
+    def answers(self, batch: list[Observation], deterministic: bool = False) -> Iterator[Action]:
+        """An action for each observation, of one forward pass."""
+        obs_B = joined([o.obs_N for o in batch])
+        action_B, log_prob_B = self.choose(obs_B, None if deterministic else self._draw(batch), batch)
+        executed_B = self._executed(action_B)
+        if len(batch) == 1:
+            yield Action(batch[0].slot, action_B, log_prob_B, self.policy.version, executed_B)
+            return
+        start = 0
+        for token in batch:
+            mine = slice(start, start := start + length(token.obs_N))
+            executed_N = None if executed_B is None else rows(executed_B, mine)
+            yield Action(token.slot, rows(action_B, mine), log_prob_B[mine], self.policy.version, executed_N)
 
     def choose(self, obs_B: Tree, noise_BK: NDArray[np.float32] | None, batch: list[Observation]) -> tuple[Tree, NDArray[np.float32]]:
         """Actions and log-probabilities of all rows; without noise the greedy ones. ``batch``: whose observations they are, for those that override it."""

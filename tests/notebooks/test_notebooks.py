@@ -26,6 +26,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "40_any_plan": {"steps": 4, "iterations": 3},
     "41_idle_devices": {"samples": 12, "iterations": 2},
     "50_simulators": {"envs": ["CartPole-v1", "numpy/ReachArm-v0"], "num_envs": 4, "steps": 5, "frames": 2},
+    "61_where_the_bubbles_go": {"iterations": 3, "updates": 60},
+    "62_tools": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
     "60_reasoning": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
 }  # fmt: skip
 MOST_BYTES = 1_500_000

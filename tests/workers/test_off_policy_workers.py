@@ -103,10 +103,13 @@ def values(critics, obs, action):
     return torch.stack([forward(layers, torch.cat([obs, action], 1))[:, 0] for layers in critics])
 
 
-def test_sac_steps_are_those_of_plain_torch():
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by autograd"])
+def test_sac_steps_are_those_of_plain_torch(by_hand):
     step = SACStep(
         partial(make_actor, OBS, ACTION, **NETS), partial(make_q_ensemble, OBS, ACTION, **NETS), learning_rate=1e-2, target_entropy=-1.0, ent_coef=0.3
     )
+    assert step.by_hand is not None
+    step.by_hand = step.by_hand if by_hand else None
     actor, critics = plain(step.actor), plain(step.critic)
     targets, log_alpha = copy.deepcopy(critics), torch.tensor(math.log(0.3), requires_grad=True)
     adam = partial(torch.optim.Adam, lr=1e-2)
@@ -120,14 +123,15 @@ def test_sac_steps_are_those_of_plain_torch():
         return torch.tanh(raw), log_prob.sum(1)
 
     rng = np.random.default_rng(1)
-    for _ in range(5):
+    for count in range(5):
         batch, noise = batch_of(rng), torch.from_numpy(rng.standard_normal((2, 16, 1)).astype(np.float32))
-        step.step(batch, noise, {"tau": 0.1}, Shared())
+        weight = torch.from_numpy(rng.random(16).astype(np.float32)) if count % 2 else None  # of a prioritised sample
+        step.step(batch._replace(weight=weight), noise, {"tau": 0.1}, Shared())
         alpha = log_alpha.detach().exp()
         with torch.no_grad():
             action, log_prob = drawn(batch.next_obs, noise[0])
             y = batch.reward + batch.discount * (values(targets, batch.next_obs, action).min(0).values - alpha * log_prob)
-        loss = sum(0.5 * F.mse_loss(q, y) for q in values(critics, batch.obs, batch.action))
+        loss = sum(0.5 * ((1.0 if weight is None else weight) * (q - y) ** 2).mean() for q in values(critics, batch.obs, batch.action))
         optimizers[1].zero_grad()
         loss.backward()
         optimizers[1].step()
@@ -181,6 +185,19 @@ def test_td3_steps_are_those_of_plain_torch():
     for ours, theirs in ((plain(step.actor), actor), (plain(step.critic), critics), (plain(step.target), targets), (plain(step.target_actor), slow_actor)):
         for one, other in zip(_flat(ours), _flat(theirs), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_half_precision_is_nearly_single_precision():
+    made = [
+        SACStep(partial(make_actor, OBS, ACTION, **NETS), partial(make_q_ensemble, OBS, ACTION, **NETS), learning_rate=1e-2, target_entropy=-1.0, precision=p)
+        for p in ("float32", "bfloat16")
+    ]
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        batch, noise = batch_of(rng), torch.from_numpy(rng.standard_normal((2, 16, 1)).astype(np.float32))
+        found = [step.step(batch, noise, {"tau": 0.1}, Shared()) for step in made]
+    assert all(0 < abs(float(found[1][name] - value)) < 0.05 * abs(float(value)) + 0.01 for name, value in found[0].items() if name.endswith("loss"))
+    assert made[1].actors.vector.dtype == torch.float32
 
 
 def learner(state=None, **changes):

@@ -33,12 +33,15 @@ class Phase(NamedTuple):
 
     plan: ExecutionPlan
     executor: str
+    measures: bool = False
+    """its timeline is read: workers that a recipe could fuse are to be seen apart"""
 
 
 @dataclass
 class AutoPlan:
     """Says under which plan a run goes on. ``shares``: see `Recipe.shares`; ``executor``: of plans on several devices; ``staleness``: how many updates
-    the weights that act may be old.
+    the weights that act may be old; ``fuses``: the recipe can (`Recipe.fuse`), so the run begins as it would go on on one core, and is measured only
+    where a change could pay.
 
     ``choice`` is there when it has been made; ``notes``: why there was nothing to choose.
     """
@@ -47,6 +50,7 @@ class AutoPlan:
     devices: Sequence[str]
     executor: str = "processes"
     staleness: int = 0
+    fuses: bool = False
     choice: Choice | None = None
     notes: list[str] = field(default_factory=list)
     _probes: list[Probe] = field(default_factory=list)
@@ -59,11 +63,16 @@ class AutoPlan:
         """The plan to begin with."""
         self._probes = probes(flow, self.shares, self.devices, self.staleness)
         self._is_over = not self._probes
+        if self._probes and self.fuses:
+            self._probes.insert(0, self._probes[0]._replace(measures=False))
         if self._is_over:
             few = len(self.devices) < 2
             self.notes.append("one device: nothing to choose" if few else "no cell whose environments several ranks could share: nothing to choose")
             return Phase(ExecutionPlan.temporal(flow, self.devices[:1]), "local")
-        return Phase(self._probes[0].plan, "local")
+        return self._probe(0)
+
+    def _probe(self, number: int) -> Phase:
+        return Phase(self._probes[number].plan, "local", self._probes[number].measures)
 
     def ends_phase(self, seconds: Sequence[float], remaining: int) -> bool:
         """After an iteration: whether the phase ends with it. ``seconds``: of the iterations of this phase so far; ``remaining``: iterations of the run."""
@@ -82,7 +91,7 @@ class AutoPlan:
         return not self._is_over
 
     def next(self, flow: Workflow, timeline: Timeline, remaining: int, setup_s: float) -> Phase:
-        """The next phase. ``flow``, ``timeline``: of the phase that has ended. ``setup_s``: what setting up the workers took.
+        """The next phase. ``flow``: with all workers; ``timeline``: of the phase that has ended. ``setup_s``: what setting up the workers took.
 
         Raises `PlanError` when the timeline does not say what is needed.
         """
@@ -91,10 +100,11 @@ class AutoPlan:
             return Phase(self.choice.old, "local")
         from rlinf_lab.planning.fit.samples import Observed  # not before it is needed: the planner takes half a second
 
-        self._seen.append(Observed.of(flow.graph, self._probes[self._number].plan, timeline))
+        if self._probes[self._number].measures:
+            self._seen.append(Observed.of(flow.graph, self._probes[self._number].plan, timeline))
         self._number += 1
         if self._number < len(self._probes):
-            return Phase(self._probes[self._number].plan, "local")
+            return self._probe(self._number)
         change_s = CHANGE_S + setup_s
         self.choice = choose(flow, self._seen, self.shares, self.devices, self._measured_s, remaining, change_s, self.executor, self.staleness)
         self._is_over = not self.choice.changes

@@ -20,6 +20,8 @@ class Probe(NamedTuple):
 
     plan: ExecutionPlan
     iterations: int
+    measures: bool = True
+    """what other plans would take is read from it"""
 
 
 def probes(flow: Workflow, shares: Mapping[str, int], devices: Sequence[str], staleness: int = 0) -> list[Probe]:

@@ -105,7 +105,7 @@ def sweep(algorithm: str | Recipe, env: Any, *, grid: Mapping[str, Sequence[Any]
     ``grid``: values by setting, ``{"learning_rate": [1e-3, 3e-4]}``. ``seeds``: how many (0, 1, …), or which. ``settings``: as `train` takes them.
     ``lab.compare(sweep)`` at any time. Raises `ConfigError` or `UnknownNameError` for a setting or value that cannot work, before anything starts.
     """
-    recipe = find(algorithm)
+    recipe = find(algorithm, env)
     if not isinstance(grid, Mapping) or not grid or not all(isinstance(v, Sequence) and not isinstance(v, str) and len(v) for v in grid.values()):
         raise ConfigError(f"sweep(grid={shown(grid)}): lists of values by setting. Next: grid={{'learning_rate': [1e-3, 3e-4]}}.")
     chosen = range(seeds) if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1 else seeds

@@ -251,12 +251,11 @@ class Plans(Sequence[Planned]):
                 )
         setting, problem = placement.setting, placement.setting.problem(placement.arrangement)
         orders = Orders.of(problem)
-        if not orders.is_grouped and not is_exact(problem, setting.ways_to_stay):
+        if not orders.is_grouped and not is_exact(problem):
             found.append(
                 f"{len(setting.stages)} workers on {_budget(self.devices)} are more than an exact search can look at: "
-                "plans were looked for on evenly spaced "
-                "numbers of devices and then near the best, and a somewhat faster one may exist; the lower bound "
-                "holds for all. "
+                "plans were looked for on some numbers of devices and then near the best, and a somewhat faster one "
+                "may exist; the lower bound holds for all. "
                 f"Next: fewer devices or workers for an exact search (any {FEW_LEAVES} workers on {FEW_COUNTS} devices)"
             )
         if not orders.all:

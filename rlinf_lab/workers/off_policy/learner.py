@@ -139,18 +139,16 @@ class OffPolicyLearner(TorchWorker):
             return {"gradient_steps": float(self.learnt.count)}
         now = self.now()
         self.learnt.set_learning_rate(now["learning_rate"])
-        sums: dict[str, Tensor] = {}
-        counts: dict[str, int] = defaultdict(int)
+        seen: dict[str, list[Tensor]] = defaultdict(list)  # tensors: reading a number would wait for the GPU after every step
         for batch, index_R in self.minibatches.draw(steps, now["gamma"], self.reward_scale):
             batch, noise_NBK, shared = self._part(batch, self._noise(len(batch.reward)))
             found = self.learnt.step(batch, noise_NBK, now, shared)
             error_B = found.pop("error", None)
             if error_B is not None and isinstance(self.replay, PrioritisedReplayBuffer):
                 self.replay.update(index_R, self._whole(error_B)[: len(index_R)])
-            for name, value in found.items():  # tensors: reading a number would wait for the GPU after every step
-                sums[name] = value * shared.share if name not in sums else sums[name] + value * shared.share
-                counts[name] += 1
-        means = self.group.mean({name: float(value) / counts[name] for name, value in sums.items()})
+            for name, value in found.items():
+                seen[name].append(value if shared.share == 1.0 else value * shared.share)
+        means = self.group.mean({name: float(torch.stack([v.reshape(()) for v in values]).mean()) for name, values in seen.items()})
         return {**means, "gradient_steps": float(self.learnt.count)}
 
     def _noise(self, rows: int) -> Tensor:

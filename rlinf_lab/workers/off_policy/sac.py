@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlinf_lab.algorithms import critic_loss, sac_actor_loss, sac_target, temperature_loss
 from rlinf_lab.policies import Actor, QEnsemble
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
+from rlinf_lab.workers.off_policy.sac_by_hand import ByHand, works_for
 from rlinf_lab.workers.off_policy.stepping import GradientStep, Shared
 
 
@@ -57,21 +58,20 @@ class SACStep(GradientStep):
         self.target_critics, self.policy_delay = target_critics, policy_delay
         # Adam treats each number by itself, so the temperature's step may be one with the actor's.
         self.prepare(learning_rate, (self.actor, self.temperature), (self.critic,), (self.target,))
+        self.n_critics = len(next(self.critic.net.parameters()))
+        by_hand = precision == "float32" and not compile and works_for(self.actor, self.critic)
+        self.by_hand = ByHand(self.actor, self.critic, self.target) if by_hand else None
 
     def step(self, batch: Minibatch, noise_NBK: Tensor, now: dict[str, float], shared: Shared) -> dict[str, Tensor]:
         if self.learns_temperature:
             alpha = self.temperature.log_alpha.detach().exp()
         else:
             alpha = torch.full((1,), now["ent_coef"], device=self.device)
-        with self.computing():
-            loss, q_KB, target_B = self.critic_loss(batch, noise_NBK[0], alpha)
-        self.descend(self.critics, self.critic_optimizer, loss, shared)
-        found = {"critic_loss": loss.detach(), "q": q_KB.detach().mean(), "ent_coef": alpha[0]}
+        loss, q_KB, target_B = self._critic_step(batch, noise_NBK[0], alpha, shared)
+        found = {"critic_loss": loss.detach(), "q": q_KB.detach().mean(), "ent_coef": alpha}
         self.count += 1
         if self.count % self.policy_delay == 0:
-            with self.computing():
-                loss, log_prob_B = self.actor_loss(batch, noise_NBK[1], alpha)
-            self.descend(self.actors, self.actor_optimizer, loss, shared)
+            loss, log_prob_B = self._actor_step(batch, noise_NBK[1], alpha, shared)
             found |= {"actor_loss": loss.detach(), "entropy": -log_prob_B.detach().mean()}
         with torch.no_grad():
             self.targets.vector.lerp_(self.critics.vector, now["tau"])
@@ -79,11 +79,40 @@ class SACStep(GradientStep):
             found["error"] = (q_KB.detach() - target_B).abs().mean(0)
         return found
 
+    def _critic_step(self, batch: Minibatch, noise_BK: Tensor, alpha: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+        if self.by_hand is None:
+            with self.computing():
+                found: tuple[Tensor, Tensor, Tensor] = self.critic_loss(batch, noise_BK, alpha)
+            self.descend(self.critics, self.critic_optimizer, found[0], shared)
+            return found
+        with torch.no_grad():
+            found = self.by_hand.critic_gradients(batch, noise_BK, alpha, shared.share, self._subset(self.n_critics))
+        shared.average(self.critics.gradient)
+        self.critic_optimizer.step()
+        return found
+
+    def _actor_step(self, batch: Minibatch, noise_BK: Tensor, alpha: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+        """Of the temperature, too."""
+        if self.by_hand is None:
+            with self.computing(), self.fixed(self.critics):
+                found: tuple[Tensor, Tensor] = self.actor_loss(batch, noise_BK, alpha)
+            self.descend(self.actors, self.actor_optimizer, found[0], shared)
+            return found
+        with torch.no_grad():
+            loss, log_prob_B = self.by_hand.actor_gradients(batch, noise_BK, alpha, shared.share)
+            slope = -(log_prob_B.mean() + self.target_entropy) if self.learns_temperature else torch.zeros(())
+            assert self.temperature.log_alpha.grad is not None
+            self.temperature.log_alpha.grad.fill_(shared.share * slope)
+            loss = loss + self.temperature.log_alpha * slope
+        shared.average(self.actors.gradient)
+        self.actor_optimizer.step()
+        return loss, log_prob_B
+
     def critic_loss(self, batch: Minibatch, noise_BK: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
             next_action, next_log_prob_B = self.actor(batch.next_obs, noise_BK)
             next_q_KB = self.target(batch.next_obs, next_action)
-            target_B = sac_target(batch.reward, batch.discount, next_q_KB, next_log_prob_B, alpha, subset=self._subset(len(next_q_KB)))
+            target_B = sac_target(batch.reward, batch.discount, next_q_KB, next_log_prob_B, alpha, subset=self._subset(self.n_critics))
         q_KB = self.critic(batch.obs, batch.action)
         return critic_loss(q_KB, target_B, batch.weight), q_KB, target_B
 

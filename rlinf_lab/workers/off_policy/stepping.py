@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,11 +88,22 @@ class GradientStep(nn.Module):
         return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
 
     def descend(self, flat: FlatParameters, optimizer: torch.optim.Optimizer, loss: Tensor, shared: Shared) -> None:
-        """A step of Adam down the gradient with respect to ``flat``, and to nothing else."""
+        """A step of Adam down the gradient of ``flat``, which is all that the loss has gradients for."""
         flat.gradient.zero_()
-        (loss if shared.share == 1.0 else shared.share * loss).backward(inputs=flat.views)
+        (loss if shared.share == 1.0 else shared.share * loss).backward()
         shared.average(flat.gradient)
         optimizer.step()
+
+    @contextmanager
+    def fixed(self, flat: FlatParameters) -> Iterator[None]:
+        """Forward passes within give no gradients to ``flat``, but through it."""
+        for view in flat.views:
+            view.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for view in flat.views:
+                view.requires_grad_(True)
 
     def normalise(self, mean: Any, std: Any) -> None:
         """The observations that all nets see, as `Policy.set_normaliser`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ class TD3Step(GradientStep):
         found = {"critic_loss": loss.detach(), "q": q_KB.detach().mean()}
         self.count += 1
         if self.count % self.policy_delay == 0:
-            with self.computing():
+            with self.computing(), self.fixed(self.critics):
                 loss = self.actor_loss(batch)
             self.descend(self.actors, self.actor_optimizer, loss, shared)
             found["actor_loss"] = loss.detach()
@@ -64,16 +63,11 @@ class TD3Step(GradientStep):
     def critic_loss(self, batch: Minibatch, noise_BK: Tensor, noise_clip: float) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
             centre, reach = self.critic.centre, self.critic.reach
-            greedy_BA = (self._greedy(self.target_actor, batch.next_obs).flatten(1) - centre) / reach
+            greedy_BA = (self.target_actor.greedy(batch.next_obs).flatten(1) - centre) / reach
             next_action = centre + reach * smoothed_action(greedy_BA, noise_BK, noise_clip=noise_clip)
             target_B = td3_target(batch.reward, batch.discount, self.target(batch.next_obs, next_action))
         q_KB = self.critic(batch.obs, batch.action)
         return critic_loss(q_KB, target_B, batch.weight), q_KB, target_B
 
     def actor_loss(self, batch: Minibatch) -> Tensor:
-        return td3_actor_loss(self.critic(batch.obs, self._greedy(self.actor, batch.obs)))
-
-    @staticmethod
-    def _greedy(actor: Actor, obs: Any) -> Tensor:
-        action: Tensor = actor.head.greedy(actor.policy(actor.encoder(actor.preprocess(obs))))
-        return action
+        return td3_actor_loss(self.critic(batch.obs, self.actor.greedy(batch.obs)))

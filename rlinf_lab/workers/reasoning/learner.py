@@ -18,6 +18,7 @@ from rlinf_lab.algorithms import informative, overlong_penalty
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.generation import LanguageModel
 from rlinf_lab.policies import Weights as PolicyWeights
+from rlinf_lab.workers.reasoning.critic import CriticAccumulator
 from rlinf_lab.workers.reasoning.groups import Gatherer, Group
 from rlinf_lab.workers.reasoning.records import ModelWeights, Response
 from rlinf_lab.workers.reasoning.settings import UpdateSettings
@@ -66,9 +67,8 @@ class GroupLearner(TorchWorker):
         self.module = self.model.module.to(
             self.device
         )  # an attribute of its own, so that it is found when it has to leave
-        self._accumulator = GradientAccumulator(
-            self.model, self.settings, max_tokens=self.max_tokens, temperature=self.temperature
-        )
+        kind = CriticAccumulator if self.settings.critic else GradientAccumulator
+        self._accumulator = kind(self.model, self.settings, max_tokens=self.max_tokens, temperature=self.temperature)
         self.optimizer = self._accumulator.optimizer
         if self._state is not None:
             self.load_state_dict(self._state)
@@ -91,12 +91,22 @@ class GroupLearner(TorchWorker):
             "weights": PolicyWeights({k: _as_array(v) for k, v in self._weights().state.items()}, self.version),
             "optimizer": _to_host(copy.deepcopy(self.optimizer.state_dict())),
             "version": self.version,
+            "more": _to_host(copy.deepcopy(self._accumulator.more_state())),
+            "trained": {
+                k: v.detach().to("cpu", copy=True) for k, v in self.module.named_parameters() if v.requires_grad
+            }
+            if self._in_parts
+            else {},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; ``state`` stays as it is."""
-        self.module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in state["weights"].arrays.items()})
+        if self._in_parts:
+            self.module.load_state_dict(state["trained"], strict=False)
+        else:
+            self.module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in state["weights"].arrays.items()})
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._accumulator.load_more(state.get("more", {}))
         self.version = state["version"]
 
     # --- parts ----------------------------------------------------------------------------------------------
@@ -104,6 +114,11 @@ class GroupLearner(TorchWorker):
         return ModelWeights(
             self.version, {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
         )
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether only some parameters are trained (LoRA), and the rest are as in the model's folder."""
+        return not all(p.requires_grad for p in self.module.parameters())
 
     def learning_rate(self) -> float:
         """Of this iteration: it rises, then falls, by the count of iterations."""
@@ -136,7 +151,7 @@ class _Iteration:
 
     def _group(self, group: Group) -> None:
         self._seen.append(group)
-        if not informative(group.reward_G[None])[0]:
+        if len(group) > 1 and not informative(group.reward_G[None])[0]:
             self._uninformative += 1
             if self.settings.dynamic_sampling:
                 return

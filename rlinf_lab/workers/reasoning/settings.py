@@ -30,6 +30,12 @@ class UpdateSettings:
     """what a long response weighs: "token_mean", "sequence_mean" or "constant" """
     correction: str = "truncated"
     """of tokens that other weights or another engine sampled: "truncated", "decoupled" or "none" """
+    critic: bool = False
+    """a value of each token is learnt, and the advantage is GAE of the rewards (``advantage`` hands those on)"""
+    gae_lambda: float = 1.0
+    """of GAE over tokens, which does not discount"""
+    critic_learning_rate: float = 1e-3
+    """of the critic's AdamW"""
     weight_cap: float = 2.0
     """largest importance weight of a token"""
     kl_coef: float = 0.0

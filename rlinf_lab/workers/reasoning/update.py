@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlinf_lab.algorithms import count_of, kl_estimate, truncated_importance
-from rlinf_lab.generation import LanguageModel, token_batch, token_log_probs
+from rlinf_lab.generation import LanguageModel, TokenBatch, token_batch, token_log_probs
 from rlinf_lab.workers.reasoning.records import Response
 from rlinf_lab.workers.reasoning.settings import UpdateSettings
 
@@ -59,9 +60,17 @@ class GradientAccumulator:
         self._count += lengths.sum() if settings.aggregation == "token_mean" else (lengths > 0).sum()
         for response in responses:
             self._tell_staleness(response, version)
-        kept = [i for i, n in enumerate(lengths) if n and (advantage_B[i] != 0.0 or self._reference is not None)]
+        kept = [i for i, n in enumerate(lengths) if n and self._teaches(float(advantage_B[i]))]
         if kept:
             self._backward([responses[i] for i in kept], np.asarray(advantage_B)[kept], version)
+
+    def _teaches(self, advantage: float) -> bool:
+        """Whether there is anything to learn from a response with this advantage."""
+        return advantage != 0.0 or self._reference is not None
+
+    def _advantage(self, batch: TokenBatch, advantage_B: NDArray[np.floating], log_prob_BT: Tensor) -> Tensor:
+        """Of each token, (B, T) or (B, 1)."""
+        return torch.as_tensor(advantage_B, dtype=log_prob_BT.dtype, device=log_prob_BT.device)[:, None]
 
     def _backward(self, responses: Sequence[Response], advantage_B: NDArray[np.floating], version: int) -> None:
         settings, device = self.settings, next(self.model.module.parameters()).device
@@ -73,7 +82,7 @@ class GradientAccumulator:
         loss = settings.loss(
             log_prob_BT,
             old_BT,
-            torch.as_tensor(advantage_B, dtype=log_prob_BT.dtype, device=device)[:, None],
+            self._advantage(batch, advantage_B, log_prob_BT),
             batch.mask_BT,
             clip=settings.clip_range,
             clip_high=settings.clip_range_high,
@@ -114,6 +123,13 @@ class GradientAccumulator:
         with torch.no_grad():
             reference_BT = token_log_probs(self._reference, batch, temperature=self.temperature)  # type: ignore[arg-type]
         return {"reference_log_prob": reference_BT, "kl_coefficient": self.settings.kl_coef}
+
+    def more_state(self) -> dict[str, Any]:
+        """What a checkpoint needs beside model and optimiser."""
+        return {}
+
+    def load_more(self, state: Mapping[str, Any]) -> None:
+        """Take over what `more_state` gave."""
 
     def _tell_staleness(self, response: Response, version: int) -> None:
         behind_T = version - response.completion.versions[response.completion.sampled]

@@ -1,0 +1,141 @@
+"""Perceptrons and squashed Gaussians, forwards and backwards in few steps.
+
+At the sizes of off-policy actors and critics autograd's nodes and the memory that they allocate take longer than the
+arithmetic (``benchmarks/off_policy.py``). As steps of autograd: `relu_perceptron` and `squashed_sample`; by hand:
+`Perceptron` and `Squashed`. The mathematics is that of the layers; only first derivatives are there.
+Legend: K critics, B batch, I inputs, U outputs of a layer, A components of an action.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_LOG_2 = math.log(2.0)
+_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+Layer = tuple[Tensor, Tensor]
+"""weight and bias, as of `torch.nn.Linear`, (U, I) and (U); or of K nets side by side, (K, I, U) and (K, 1, U)"""
+
+
+def applies(x: Tensor) -> bool:
+    """Whether these are the better way now: not under autocast, nor where torch compiles and fuses the layers itself."""
+    return not torch.is_autocast_enabled(x.device.type) and not torch.compiler.is_compiling()
+
+
+# --- perceptrons --------------------------------------------------------------------------------------------------
+class Perceptron:
+    """Affine layers with relu between them, without autograd. ``gradients``: where those of each layer are written."""
+
+    def __init__(self, layers: Sequence[Layer], gradients: Sequence[Layer] = ()) -> None:
+        self.layers, self.gradients = layers, gradients
+        self.is_ensemble = layers[0][0].dim() == 3
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The last layer's outputs, and the inputs of all, which `backward` needs. ``x``: (B, I), or (K, B, I)."""
+        if self.is_ensemble and x.dim() == 2:
+            x = x.expand(self.layers[0][0].shape[0], -1, -1)
+        inputs = [x]
+        for i, (weight, bias) in enumerate(self.layers):
+            x = torch.baddbmm(bias, x, weight) if self.is_ensemble else torch.addmm(bias, x, weight.t())
+            if i < len(self.layers) - 1:
+                inputs.append(x.relu_())
+        return x, inputs
+
+    def backward(self, gradient: Tensor, inputs: list[Tensor], *, of_weights: bool = True, of_input: bool = False) -> Tensor | None:
+        """From the outputs' ``gradient`` to that of the inputs, (B, I) or (K, B, I), if it is wanted."""
+        for i in range(len(self.layers) - 1, -1, -1):
+            x, weight = inputs[i], self.layers[i][0]
+            if of_weights:
+                of_weight, of_bias = self.gradients[i]
+                if self.is_ensemble:
+                    torch.bmm(x.transpose(1, 2), gradient, out=of_weight)
+                    torch.sum(gradient, 1, keepdim=True, out=of_bias)
+                else:
+                    torch.mm(gradient.t(), x, out=of_weight)
+                    torch.sum(gradient, 0, out=of_bias)
+            if not i and not of_input:
+                return None
+            gradient = torch.bmm(gradient, weight.transpose(1, 2)) if self.is_ensemble else torch.mm(gradient, weight)
+            if i:  # in place: nobody else has it
+                torch.ops.aten.threshold_backward.grad_input(gradient, x, 0, grad_input=gradient)
+        return gradient
+
+
+def relu_perceptron(x: Tensor, layers: Sequence[Layer]) -> Tensor:
+    """What `Perceptron.forward` gives, as one step of autograd. ``x``: (B, I), which all nets read, or (K, B, I)."""
+    if layers[0][0].dim() == 3 and x.dim() == 2:
+        x = x.expand(layers[0][0].shape[0], -1, -1)
+    found: Tensor = _Perceptron.apply(x, *(tensor for layer in layers for tensor in layer))
+    return found
+
+
+class _Perceptron(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *flat: Tensor) -> Tensor:
+        out, inputs = Perceptron(list(zip(flat[::2], flat[1::2], strict=True))).forward(x)
+        ctx.save_for_backward(*inputs, *flat)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(ctx.saved_tensors) // 3
+        inputs, flat = list(ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
+        of_weights, of_input = ctx.needs_input_grad[1], ctx.needs_input_grad[0]
+        made: list[Tensor] = [torch.empty_like(tensor) for tensor in flat] if of_weights else []
+        net = Perceptron(*(list(zip(part[::2], part[1::2], strict=True)) for part in (flat, made)))
+        first = net.backward(gradient.contiguous(), inputs, of_weights=of_weights, of_input=of_input)
+        return (first, *made) if made else (first, *([None] * len(flat)))
+
+
+# --- squashed Gaussians ---------------------------------------------------------------------------------------------
+class Squashed(NamedTuple):
+    """``tanh(u)``, ``u = mean + exp(log_std) · noise``. Source: Haarnoja et al. (arXiv 1801.01290), appendix C."""
+
+    action_BA: Tensor
+    log_prob_BA: Tensor
+    """of each component"""
+    away_BA: Tensor
+    """from the mean, before squashing"""
+    inside_BA: Tensor
+    """where the log standard deviation was not cut"""
+
+    @classmethod
+    def of(cls, mean: Tensor, log_std: Tensor, noise: Tensor, bounds: tuple[float, float]) -> Squashed:
+        """Log standard deviations are cut to ``bounds``."""
+        cut = log_std.clamp(*bounds)
+        away = cut.exp().mul_(noise)
+        u = mean + away
+        log_prob = F.softplus(u.mul(-2.0)).add_(u).sub_(_LOG_2).mul_(2.0)  # -log(1 - tanh²u)
+        log_prob.addcmul_(noise, noise, value=-0.5).sub_(cut).sub_(_LOG_SQRT_2PI)
+        return cls(torch.tanh_(u), log_prob, away, cut == log_std)
+
+    def backward(self, of_action: Tensor, of_log_prob: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Gradients of means and log standard deviations."""
+        of_mean = of_action * (1.0 - self.action_BA.square()) + 2.0 * of_log_prob * self.action_BA
+        return of_mean, (of_mean * self.away_BA - of_log_prob) * self.inside_BA
+
+
+def squashed_sample(mean_BA: Tensor, log_std_BA: Tensor, noise_BA: Tensor, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Action and log-density of each component, both (B, A), of `Squashed`, as one step of autograd."""
+    found: tuple[Tensor, Tensor] = _SquashedSample.apply(mean_BA, log_std_BA, noise_BA, bounds)
+    return found
+
+
+class _SquashedSample(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, noise: Tensor, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        drawn = Squashed.of(mean, log_std, noise, bounds)
+        ctx.save_for_backward(*drawn)
+        return drawn.action_BA, drawn.log_prob_BA
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_action: Tensor, of_log_prob: Tensor) -> tuple[Tensor | None, ...]:
+        return (*Squashed(*ctx.saved_tensors).backward(of_action, of_log_prob), None, None)

@@ -1,0 +1,181 @@
+"""GRPO in a simulator: whole episodes compared with one another, on success alone, without a critic.
+
+                 act (keyed by slot)
+          ┌───────────────────────────┐
+          ▼                           │
+      simulator ──── obs ────────▶ policy ◀── weights ──┐
+          │                                             │
+          └────────── traj (whole iteration) ─────▶ learner
+
+One iteration: an episode in each environment; all of them are one group, for they are of one task. What an episode came to, compared with the group by an
+advantage of `lab.algorithms`, is the advantage of each of its decisions. Episodes that did not end within the iteration teach nothing. Sources: Shao et al.,
+DeepSeekMath (arXiv 2402.03300), section 4.1; for action chunks in simulators RLinf-VLA (arXiv 2510.06710). Left out, because a vector is seeded as a whole:
+groups that begin in one and the same state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from rlinf_lab.algorithms import advantage as advantages
+from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.recipes.ppo import PPOConfig, _cell, first, pooled
+from rlinf_lab.recipes.starting_policy import StartingPolicy
+from rlinf_lab.vecenv import EnvFactory, EnvSpec
+from rlinf_lab.workers.group_learner import GroupLearner
+from rlinf_lab.workers.learner import Number
+from rlinf_lab.workflow.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class EmbodiedGRPOConfig:
+    """Every number of the experiment; where `Number` stands a schedule may stand, too. The defaults are those that learn from a clone on Meta-World.
+
+    Raises `ConfigError` naming the field (what both recipes have as `PPOConfig` names it), its value and the limit.
+    """
+
+    env: Any
+    """an id ("metaworld/push-v3"), a gymnasium.Env class, a function that makes one or a vector, a gymnasium VectorEnv"""
+    max_episode_steps: int | None = None
+    """environment steps of an episode; None: the environment's own limit"""
+    policy: Callable[..., nn.Module] | StartingPolicy | None = None
+    """what to go on from: a run, a loaded policy, a run's folder; success alone teaches nothing to a policy that never succeeds. Or what makes the module"""
+    num_envs: int = 64
+    """episodes of an iteration, over all ranks and sub-batches together: the group"""
+    total_timesteps: int | None = None
+    """environment steps of the run, over all environments, rounded up to whole iterations; None: as `iterations` says, else 50 iterations"""
+    iterations: int | None = None
+    """updates of the run, instead of `total_timesteps`"""
+    seed: int = 0
+    """of environments, weights, exploration and minibatches"""
+    reward: str = "success"
+    """"success": 1 in the step in which the task first succeeds, which ends the episode; "environment": its own rewards, summed"""
+    advantage: str | Callable[..., Any] = "grpo"
+    """of whole episodes: "grpo", "dr_grpo", "rloo", "reinforce++", or one that was registered with ``lab.algorithms.advantage``"""
+    learning_rate: Number = 3e-4
+    """of Adam"""
+    n_epochs: Number = 8
+    """passes over the samples of an iteration"""
+    batch_size: Number = 320
+    """samples of a gradient step: decisions, each of an action or of a chunk"""
+    clip_range: Number = 0.2
+    """how far the probability ratio may leave 1"""
+    ent_coef: Number = 0.0
+    """weight of the entropy bonus, per nat"""
+    max_grad_norm: Number = 0.5
+    """Euclidean norm to which the gradient is cut"""
+    target_kl: float | None = 0.05
+    """above 1.5 times this divergence (nats) an update ends; None: no limit"""
+    chunk_size: int | None = None
+    """so many actions are chosen at once; None: as the policy that is gone on from has it, else single actions"""
+    per_action: bool = False
+    """whether the probability ratio is clipped for each action of a chunk by itself"""
+    net_arch: tuple[int, ...] = (64, 64)
+    """units of each hidden layer"""
+    normalize_obs: bool = True
+    """whether numbers of observations are normalised; a policy that is gone on from keeps its own normalisation"""
+    render: bool = True
+    """whether the simulator draws a picture now and then, for a dashboard"""
+    save_to: str | None = None
+    """safetensors file that the learner writes when the run ends"""
+    parallel: str = "ddp"
+    """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
+
+    def __post_init__(self) -> None:
+        if self.target_kl is not None and (isinstance(self.target_kl, bool) or not isinstance(self.target_kl, (int, float)) or not self.target_kl > 0):
+            raise ConfigError(f"EmbodiedGRPOConfig.target_kl is {shown(self.target_kl)}; it must be a number greater than 0, or None.")
+        if not isinstance(self.num_envs, int) or self.num_envs < 2:
+            raise ConfigError(f"EmbodiedGRPOConfig.num_envs is {shown(self.num_envs)}; it must be a whole number of at least 2: episodes are compared.")
+        advantages.get(self.advantage, of=("group", "batch"))
+
+    @classmethod
+    def preset(cls, env: Any, **overrides: Any) -> EmbodiedGRPOConfig:
+        """The defaults with some fields changed. `UnknownNameError` for an unknown field."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in overrides:
+            if name not in known:
+                raise UnknownNameError.of("field of EmbodiedGRPOConfig", name, known)
+        return cls(env=env, **overrides)
+
+    @functools.cached_property
+    def ppo(self) -> PPOConfig:
+        """What both recipes share, as the other one takes it."""
+        shared = {f.name for f in dataclasses.fields(PPOConfig)} & {f.name for f in dataclasses.fields(self)}
+        settings = {name: getattr(self, name) for name in shared}
+        if self.iterations is None and self.total_timesteps is None:
+            settings["iterations"] = 50
+        limit = PPOConfig(self.env, max_episode_steps=self.max_episode_steps).spec.max_episode_steps
+        if limit is None:
+            raise ConfigError(f"{shown(self.env)} limits no episode, and whole episodes are compared. Next: max_episode_steps=100.")
+        return PPOConfig(**{**settings, "max_episode_steps": limit, "n_steps": limit})
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of one iteration."""
+        return self.ppo.env_steps
+
+    @property
+    def updates(self) -> int:
+        """Iterations of the whole run."""
+        return self.ppo.updates
+
+    @property
+    def chunk(self) -> int | None:
+        """How many actions are chosen at once; None: one."""
+        return self.ppo.chunk
+
+    @property
+    def factory(self) -> EnvFactory:
+        """What makes the environments, in any process."""
+        return self.ppo.factory
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Read from the environment."""
+        return self.ppo.spec
+
+    def make_policy(self) -> Callable[[], Any]:
+        """The constructor that policy and learner share."""
+        return self.ppo.make_policy()
+
+
+def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
+    """The training workflow. ``state``: of a learner, to go on where another run stopped. Requests of an iteration as in `recipes.ppo.build`."""
+    ppo = config.ppo
+    flow = Workflow("embodied_grpo")
+    obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
+    published = flow.weights("policy_weights")
+    weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * ppo.decisions)
+    simulator, policy = _cell(flow, ppo, weights, taken)
+    learner = flow.worker(
+        GroupLearner, config.make_policy(), name="learner", advantage=advantages.get(config.advantage, of=("group", "batch")).function,
+        learning_rate=config.learning_rate, n_epochs=config.n_epochs, batch_size=config.batch_size, clip_range=config.clip_range,
+        ent_coef=config.ent_coef, max_grad_norm=config.max_grad_norm, target_kl=config.target_kl, updates=config.updates, seed=config.seed,
+        save_to=config.save_to, state=state, parallel=config.parallel, moves_normaliser=not isinstance(config.policy, StartingPolicy),
+    )  # fmt: skip
+
+    @flow.iteration
+    def iteration(request: str = "train") -> Any:
+        if request == "state":
+            return first(learner.state_dict().wait())
+        if request == "evaluate":
+            result = simulator.evaluate(act, obs)
+            policy.act(obs, act, published, deterministic=True)
+            return pooled(result.wait())
+        simulator.collect(act, obs, traj)
+        policy.act(obs, act, published)
+        metrics = learner.train(traj, published).metrics
+        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+
+    return flow
+
+
+def shares(config: EmbodiedGRPOConfig) -> dict[str, int]:
+    """The simulator may have as many ranks as there are environments."""
+    return {"simulator": config.num_envs}

@@ -1,0 +1,90 @@
+"""The gradients of soft actor-critic written out, for perceptrons with relu: a third of the time of autograd at their usual sizes.
+
+They are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into the same memory; a test holds both against plain torch.
+Legend: K critics, B batch, I inputs of the critics, A components of an action, X features, P parameters of the distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_lab.algorithms import sac_target
+from rlinf_lab.policies import Actor, QEnsemble
+from rlinf_lab.policies.encoders import CombinedEncoder
+from rlinf_lab.policies.fused import Layer, Perceptron, Squashed
+from rlinf_lab.policies.heads import STATE_LOG_STD, SquashedGaussianHead
+from rlinf_lab.policies.off_policy import LinearEnsemble
+from rlinf_lab.workers.off_policy.minibatches import Minibatch
+
+
+def works_for(actor: Actor, critic: QEnsemble) -> bool:
+    """Whether all that is learnt are affine layers with relu between them, and the actor is a squashed Gaussian."""
+    nets = (*actor.policy, *critic.net) if isinstance(actor.policy, nn.Sequential) else ()
+    plain = bool(nets) and {type(net) for net in nets} <= {nn.Linear, LinearEnsemble, nn.ReLU}
+    fixed = all(isinstance(net.encoder, CombinedEncoder) and not len(net.encoder.images) for net in (actor, critic))
+    head = actor.head
+    return plain and fixed and isinstance(head, SquashedGaussianHead) and head.state_std and head.reach.is_cpu
+
+
+class ByHand:
+    """Of one actor, its critics and their targets. Called without gradients."""
+
+    def __init__(self, actor: Actor, critic: QEnsemble, target: QEnsemble) -> None:
+        self.actor, self.critic, self.head = actor, critic, actor.head
+        self.policy = Perceptron(*_layers(actor.policy))
+        self.values = Perceptron(*_layers(critic.net))
+        self.target_values = Perceptron(_layers(target.net)[0])
+        self.log_reach = float(torch.as_tensor(self.head.reach).log().sum())
+
+    def critic_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, subset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Write the critics' gradients, of ``share`` times the loss. Returns the loss, the values (K, B) and the targets (B)."""
+        params_BP, _ = self.policy.forward(self._features(self.actor, batch.next_obs))
+        drawn = self._drawn(params_BP, noise_BA)
+        next_BI = torch.cat([self._features(self.critic, batch.next_obs), drawn.action_BA], 1)
+        next_q_KB = self.target_values.forward(next_BI)[0].squeeze(-1)
+        target_B = sac_target(batch.reward, batch.discount, next_q_KB, drawn.log_prob_BA.sum(1) - self.log_reach, alpha, subset=subset)
+        action_BA = (batch.action.flatten(1) - self.critic.centre) / self.critic.reach
+        q_KB1, inputs = self.values.forward(torch.cat([self._features(self.critic, batch.obs), action_BA], 1))
+        q_KB = q_KB1.squeeze(-1)
+        error_KB = q_KB - target_B
+        weighted_KB = error_KB if batch.weight is None else error_KB * batch.weight
+        rows = len(target_B)
+        self.values.backward((weighted_KB * (share / rows)).unsqueeze(-1), inputs)
+        return (0.5 / rows) * torch.dot(error_KB.flatten(), weighted_KB.flatten()), q_KB, target_B
+
+    def actor_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float) -> tuple[Tensor, Tensor]:
+        """Write the actor's gradients, of ``share`` times the loss. Returns the loss and the log-probabilities (B)."""
+        params_BP, hidden = self.policy.forward(self._features(self.actor, batch.obs))
+        drawn = self._drawn(params_BP, noise_BA)
+        q_KB1, inputs = self.values.forward(torch.cat([self._features(self.critic, batch.obs), drawn.action_BA], 1))
+        least, rows = q_KB1.min(0, keepdim=True), len(params_BP)
+        log_prob_B = drawn.log_prob_BA.sum(1) - self.log_reach
+        pull_KB1 = torch.zeros_like(q_KB1).scatter_(0, least.indices, -share / rows)
+        of_input_KBI = self.values.backward(pull_KB1, inputs, of_weights=False, of_input=True)
+        assert of_input_KBI is not None
+        of_action_BA = of_input_KBI[:, :, -drawn.action_BA.shape[1] :].sum(0)
+        self.policy.backward(torch.cat(drawn.backward(of_action_BA, float(alpha) * share / rows), 1), hidden)
+        return (alpha * log_prob_B).mean() - least.values.mean(), log_prob_B
+
+    def _drawn(self, params_BP: Tensor, noise_BA: Tensor) -> Squashed:
+        mean_BA, log_std_BA = params_BP.chunk(2, dim=1)
+        return Squashed.of(mean_BA, log_std_BA, noise_BA, STATE_LOG_STD)
+
+    @staticmethod
+    def _features(net: Actor | QEnsemble, obs: object) -> Tensor:
+        features_BX: Tensor = net.encoder(net.preprocess(obs))
+        return features_BX
+
+
+def _layers(nets: nn.Module) -> tuple[Sequence[Layer], Sequence[Layer]]:
+    """Weights and biases, and where their gradients are, if they have some: the very tensors, which a switch moves in place."""
+    layers, gradients = list[Layer](), list[Layer]()
+    for net in nets.children():
+        if isinstance(net, (nn.Linear, LinearEnsemble)):
+            layers.append((net.weight, net.bias))
+            if net.weight.grad is not None and net.bias.grad is not None:
+                gradients.append((net.weight.grad, net.bias.grad))
+    return layers, gradients
