@@ -8,7 +8,8 @@ One iteration: ``prompts × group_size`` responses, ``minibatches`` gradient ste
 soon as it is finished, and the learner goes forward and backward through a group as soon as it is whole, so a plan may
 stream; with staleness the generator is some updates ahead, bounded by the plan (metrics ``staleness``,
 ``staleness_max``). The difference of sampler and trainer is measured (``mismatch_kl``) and corrected (``correction``).
-A small model warms up on worked examples first. Left out: a critic, several learner ranks, several turns.
+A small model warms up on worked examples first. ``staleness`` lets responses go on from one iteration into the next,
+``tools`` lets them call tools in several turns, ``critic`` makes it PPO. Left out: several learner ranks.
 """
 
 from __future__ import annotations
@@ -371,7 +372,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "groups_per_pass": 8,
         "iterations": 60,
         "learning_rate": 6e-4,
-        "warm_up_steps": 60,
+        "warm_up_steps": 160,
     },
     "reasoning/sorting": {
         "level": 2,
@@ -381,13 +382,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "minibatches": 4,
         "slots": 512,
         "groups_per_pass": 8,
-        "iterations": 300,
+        "iterations": 240,
         "learning_rate": 6e-4,
         "warm_up_steps": 120,
     },
 }
-"""settings for a task on two cores. Sorting gained 27, 34 and 23 points on three seeds in 150 iterations; its 300 are
-not measured. Remainder does not learn with these"""
+"""settings for a task on two cores. Sorting gained 26 to 39 points on seeds 0 to 4 in 77 CPU seconds each
+(``benchmarks/grpo_small_model.py``). Remainder does not learn with these"""
 
 
 def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:

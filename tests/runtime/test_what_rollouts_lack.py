@@ -1,8 +1,6 @@
-"""What generation of language would like of the runtime: what it does not get yet is expected to fail; groups it does get."""
+"""What generation of language would like of the runtime and does not get yet, each as the smallest thing that shows it."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 
@@ -39,44 +37,3 @@ def test_a_run_has_its_final_weights():
     flow.iteration(lambda: learner.learn(weights))
     run = ran(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]))
     assert run.weights("policy") == (1, {"w": 1})
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    prompt: int
-    sample: int
-
-
-class Generator(lab.Worker):
-    def generate(self, answers: lab.Outbox) -> None:
-        for sample in range(4):
-            for prompt in range(3):
-                answers.put(Answer(prompt, sample))
-
-
-class Judge(lab.Worker):
-    def judge(self, answers: lab.Inbox, judged: lab.Outbox) -> None:
-        for batch in answers:
-            for one in batch:
-                judged.put(one, key=one.prompt)
-
-
-class Learner(lab.Worker):
-    def learn(self, judged: lab.Inbox) -> list[int]:
-        return sorted(len(group) for batch in judged for group in batch)
-
-
-def test_groups_are_gathered_whoever_judged_them():
-    flow = lab.Workflow("groups")
-    answers, judged = flow.channel("answers", capacity=None), flow.channel("judged", capacity=None, group=4)
-    generator, judge, learner = flow.worker(Generator), flow.worker(Judge), flow.worker(Learner)
-
-    @flow.iteration
-    def iteration():
-        generator.generate(answers)
-        judge.judge(answers, judged)
-        return learner.learn(judged)
-
-    on = {"generator": [0], "judge": [0, 1], "learner": [1]}
-    run = ran(flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], on, micro_batches={"answers": 1}))
-    assert run.results == [[4, 4, 4]]
