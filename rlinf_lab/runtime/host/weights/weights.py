@@ -1,10 +1,12 @@
-"""Published weights: kept where they were published, announced by the driver, fetched once by each host that wants them.
+"""Published weights: kept where they were published, announced by the driver, fetched once by each host that wants
+them.
 
-An announcement goes to the driver in front of the end of the call that published, and from there to all hosts in front of any call of a
-later iteration (links keep their order). So a rank that begins a call knows of every version of the iterations that had ended
-when its own began: no question is needed for the bound on staleness to hold. The state itself travels from host to host.
+An announcement goes to the driver in front of the end of the call that published, and from there to all hosts in front
+of any call of a later iteration (links keep their order). So a rank that begins a call knows of every version of the
+iterations that had ended when its own began: no question is needed for the bound on staleness to hold. The state itself
+travels from host to host.
 
-    host that pulls ── "pull" ──> where it lies: the version, in one message or in buckets ── "pull" SEAL ──> was it changed meanwhile? ──> `Sealed`
+    host that pulls ── Pull ──> where it lies: whole, or in buckets ── Pull SEAL ──> was it changed? ──> `Sealed`
 
 A version that is superseded is kept as long as a call of several ranks has it (`versions`).
 """
@@ -66,7 +68,8 @@ class Store:
 
     name: str
     held: dict[int, Held] = field(default_factory=dict)  # by version: the newest, and those that calls under way have
-    announced: list[tuple[int, int]] = field(default_factory=list)  # as many versions, each with the iteration in which it was published
+    # as many versions, each with the iteration in which it was published
+    announced: list[tuple[int, int]] = field(default_factory=list)
     home: str = ""  # the host where it lies
     owner: str = ""  # the worker that publishes
     asked: int = 0  # the version that is on its way, one at a time
@@ -88,7 +91,9 @@ class Store:
         return max(self.held, default=0)
 
     def first(self, wanted: int) -> int:
-        """The first published version from this one on; 0: none yet. (A call that publishes twice hands out the latter only.)"""
+        """The first published version from this one on; 0: none yet. (A call that publishes twice hands out the latter
+        only.)
+        """
         return next((version for version, _ in self.announced if version >= wanted), 0)
 
     def found(self, wanted: Wanted) -> Held | None:
@@ -102,7 +107,10 @@ class Store:
         """For whoever looks at its wait."""
         process.awaited = f"{self.owner}[0]" if self.owner else ""
         there = f"({self.known} is the newest)" if self.known else "(nobody has yet)"
-        process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
+        process.advice = (
+            f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or "
+            f"pull(at_least=) of less"
+        )
 
 
 class WeightTable:
@@ -111,8 +119,10 @@ class WeightTable:
     def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post) -> None:
         self._state, self._control, self._post = state, control, post
         self._stores: dict[str, Store] = {}
-        self._unseen: dict[Process, dict[str, list[tuple[Any, int | None, Unchanged]]]] = {}  # published in the call that is going on
-        self._outgoing: dict[tuple[str, str], Outgoing | Whole] = {}  # by store and host: what is on its way, or came there last
+        # published in the call that is going on
+        self._unseen: dict[Process, dict[str, list[tuple[Any, int | None, Unchanged]]]] = {}
+        # by store and host: what is on its way, or came there last
+        self._outgoing: dict[tuple[str, str], Outgoing | Whole] = {}
         self.versions = Versions(state, control, post, self)
         post.on(messages.Announced, self._announced)
         post.on(messages.Pull, self._asked)
@@ -146,7 +156,9 @@ class WeightTable:
         if alone:
             wanted = Wanted(max(store.known, at_least), exactly=False)
         else:
-            wanted = Wanted(self.versions.of_the_call(process, call, Question(call.call_id, name, at_least)), exactly=True)
+            wanted = Wanted(
+                self.versions.of_the_call(process, call, Question(call.call_id, name, at_least)), exactly=True
+            )
         if not wanted.version:
             return NEVER
         with self._state.mutex:
@@ -280,7 +292,9 @@ class WeightTable:
         else:
             if not state.number:
                 store.buckets = []
-            elif state.number != len(store.buckets) or state.version != store.buckets[0].version:  # of a transfer that was broken off
+            elif (
+                state.number != len(store.buckets) or state.version != store.buckets[0].version
+            ):  # of a transfer that was broken off
                 return
             store.buckets.append(state)
             if state.number + 1 < state.total:
@@ -338,7 +352,8 @@ class WeightsPort(Weights):
     def _refuse_out_of_turn(self) -> None:
         if self._process.call is not self._call:
             raise WorkflowError(
-                f"{self._process.label}: the weights {self.name!r} were given to a call of iteration {self._call.iteration}, which is over. Next: use the "
+                f"{self._process.label}: the weights {self.name!r} were given to a call of iteration "
+                f"{self._call.iteration}, which is over. Next: use the "
                 f"store that the present call was given."
             )
 
