@@ -95,7 +95,7 @@ def measure(case: Case, runs: int) -> dict[str, Any]:
         sign, bound = case.target.split()
         value = row.get("ratio") if case.target_of == "ratio" else row["ours"]["median"]
         row["target"] = f"{case.target_of} {case.target}"
-        row["met"] = value is not None and (value >= float(bound) if sign == ">=" else value <= float(bound))
+        row["met"] = bool(value is not None and (value >= float(bound) if sign == ">=" else value <= float(bound)))
     if case.curve is not None:
         row["curve"] = case.curve()
     row["note"] = case.note
