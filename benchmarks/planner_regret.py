@@ -79,7 +79,7 @@ def random_flow(seed: int) -> tuple[Profile, int, int]:
     devices, micro_batches = rng.choice(SIZES[len(workers) - len(cells)])
     if kind < 0.25:  # responses make ten times as many plans worth simulating
         return profile, min(devices, 3), min(micro_batches, 2 if len(workers) < 3 else 1)
-    return profile, devices, micro_batches
+    return profile, devices, 1 if memory and count == 4 else micro_batches
 
 
 def _worker(rng: random.Random, memory: bool) -> WorkerProfile:
