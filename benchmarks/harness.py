@@ -25,9 +25,11 @@ HERE = Path(__file__).parent
 NAMES = (
     "import_time", "engine", "simulator", "planner_optimality", "planner_search", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
     "switching", "simulators", "asynchronous", "socket_cost", "channels", "recorder", "timeline_fps", "event_to_screen",
-    "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "grpo_small_model",
+    "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "grpo_small_model", "off_policy",
+    "async_collect",
 )  # fmt: skip
 WITH_GPU = ("gpu",)
+LEARNING = ("sac_mujoco",)  # only when named: hours (make bench-learn)
 WITH_VLLM = ("generation_vllm",)  # only when named: vLLM has an environment of its own
 
 
@@ -125,7 +127,7 @@ def _spread(v: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    every = [*NAMES, *WITH_GPU, *WITH_VLLM]
+    every = [*NAMES, *WITH_GPU, *LEARNING, *WITH_VLLM]
     parser.add_argument("names", nargs="*", default=[*NAMES, *WITH_GPU] if gpu() else list(NAMES))
     parser.add_argument("--smoke", action="store_true")
     given = parser.parse_args()
