@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-quick test-all env-vllm test-vllm env-lerobot test-lerobot bench bench-learn bench-smoke notebooks lint lab doctor clean
+.PHONY: help demo test test-quick test-all env-vllm test-vllm env-lerobot test-lerobot env-warp test-warp bench bench-learn bench-smoke notebooks lint lab doctor clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -23,10 +23,10 @@ test: $(STAMP)  ## the test suite (about 17 minutes on 2 cores)
 	@$(PY) -m pytest -n 3 --dist loadgroup $(ARGS)
 
 test-quick: $(STAMP)  ## without Ray and browser
-	@$(PY) -m pytest -n 3 --dist loadgroup -m "not slow and not gpu and not vllm and not lerobot and not ray and not browser" $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadgroup -m "not slow and not gpu and not vllm and not lerobot and not warp and not ray and not browser" $(ARGS)
 
 test-all: $(STAMP)  ## every test, slow ones and (where there is one) GPU ones too
-	@$(PY) -m pytest -n 3 --dist loadgroup -m "not vllm and not lerobot" $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadgroup -m "not vllm and not lerobot and not warp" $(ARGS)
 
 .venv-vllm/.installed: constraints-vllm.txt tools/setup_vllm.sh
 	@bash tools/setup_vllm.sh
@@ -45,6 +45,15 @@ env-lerobot: .venv-lerobot/.installed  ## lerobot in an environment of its own (
 
 test-lerobot: .venv-lerobot/.installed  ## what lerobot reads of what is written here
 	@RLINF_LAB_REQUIRE_LEROBOT=1 .venv-lerobot/bin/python -m pytest tests/datasets tests/policies -m lerobot $(ARGS)
+
+.venv-warp/.installed: constraints-warp.txt tools/setup_warp.sh
+	@bash tools/setup_warp.sh
+	@touch $@
+
+env-warp: .venv-warp/.installed  ## MuJoCo Warp and mjlab in an environment of their own (2 GB, 2 to 5 minutes)
+
+test-warp: .venv-warp/.installed  ## what needs MuJoCo Warp, with it, on cores
+	@RLINF_LAB_REQUIRE_WARP=1 .venv-warp/bin/python -m pytest tests/simulators tests/notebooks tests/benchmarks -m warp $(ARGS)
 
 bench: $(STAMP)  ## measure, paired with peers, and write benchmarks/results
 	@$(PY) benchmarks/harness.py
@@ -70,4 +79,4 @@ doctor: $(STAMP)  ## what works on this machine, and how to mend the rest
 	@.venv/bin/rlinf-lab doctor
 
 clean:  ## remove the environment and everything generated
-	rm -rf .venv .venv-vllm .venv-lerobot runs test-artifacts build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-vllm .venv-lerobot .venv-warp runs test-artifacts build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -10,13 +10,14 @@ its children where others use the machine (load above the number of cores when t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,13 +49,12 @@ def child(kind: str, task: str, seed: int) -> dict[str, Any]:
 def _ours(env: str, goal: float, most: int, seed: int) -> dict[str, Any]:
     import rlinf_lab as lab
 
-    run = lab.train("ppo", env, total_timesteps=most, seed=seed, folder=False, progress=False, eval_every=EVERY, eval_episodes=EPISODES,
-                    eval_seed=EVAL_SEED, until={"return": goal}, plan=None)  # fmt: skip
-    run.wait()
-    rows = run.metrics
-    looked, worked = float(rows["eval_seconds"].sum()), float(rows["eval_cpu_seconds"].sum())
-    reached = float(rows["eval_return"].dropna().iloc[-1])
-    return {"wall": time.time() - BEGAN - looked, "cpu": _cpu() - worked, "steps": int(rows["env_steps"].max()), "reached": reached}
+    rows: list[dict[str, float]] = []
+    lab.train("ppo", env, total_timesteps=most, seed=seed, folder=False, progress=False, eval_every=EVERY, eval_episodes=EPISODES,
+              eval_seed=EVAL_SEED, until={"return": goal}, on_iteration=lambda row: rows.append(dict(row))).wait()  # fmt: skip
+    looked, worked = (sum(row.get(name, 0.0) for row in rows) for name in ("eval_seconds", "eval_cpu_seconds"))
+    reached = [row["eval_return"] for row in rows if "eval_return" in row][-1]
+    return {"wall": time.time() - BEGAN - looked, "cpu": _cpu() - worked, "steps": int(rows[-1]["env_steps"]), "reached": reached}
 
 
 def _cpu() -> float:
@@ -157,15 +157,29 @@ def clock() -> str:
     return "cpu" if os.getloadavg()[0] > len(os.sched_getaffinity(0)) else "wall"
 
 
-def seconds_to(kind: str, task: str, seeds: Sequence[int], by: str) -> Callable[[], float]:
-    """Measures the next seed each time it is called."""
-    rest = iter(seeds)
+class Seeds:
+    """Runs of one kind, a seed each; cases that ask for the same one get the same measurement."""
 
-    def measure() -> float:
-        found = _in_process("child", kind, task, str(next(rest)))
-        return float(found[by]) if found["reached"] >= TASKS[task][1] else math.inf
+    def __init__(self, kind: str, task: str, by: str) -> None:
+        self.kind, self.task, self.by = kind, task, by
+        self.found: list[dict[str, Any]] = []
 
-    return measure
+    def seconds(self) -> Callable[[], float]:
+        """Measures the next seed each time it is called, unless another case has."""
+        seeds = itertools.count()
+
+        def measure() -> float:
+            seed = next(seeds)
+            if seed == len(self.found):
+                self.found.append(_in_process("child", self.kind, self.task, str(seed)))
+            found = self.found[seed]
+            return float(found[self.by]) if found["reached"] >= TASKS[self.task][1] else math.inf
+
+        return measure
+
+    def curve(self) -> list[list[float]]:
+        """Environment steps and the return reached, of each seed."""
+        return [[found["steps"], found["reached"]] for found in self.found]
 
 
 def _in_process(*words: str) -> dict[str, Any]:
@@ -275,6 +289,56 @@ def our_steps_per_second(env: str, iterations: int) -> float:
     return iterations * run.config.env_steps / (marks[-1] - marks[0])
 
 
+# --- pictures ------------------------------------------------------------------------------------------------------------
+PIXELS: dict[str, Any] = {"n_steps": 64, "batch_size": 128, "n_epochs": 4, "gamma": 0.95, "gae_lambda": 0.9}
+PICTURES = 8  # environments
+
+
+def our_pictures(iterations: int) -> float:
+    """Steps a CPU second, after the first iteration."""
+    from pixels import CatchPixels
+
+    import rlinf_lab as lab
+
+    marks: list[float] = []
+    run = lab.train("ppo", CatchPixels, iterations=iterations + 1, num_envs=PICTURES, learning_rate=1e-3, folder=False, progress=False,
+                    on_iteration=lambda row: marks.append(time.process_time()), **PIXELS).wait()  # fmt: skip
+    return iterations * run.config.env_steps / (marks[-1] - marks[0])
+
+
+def sb3_pictures(iterations: int) -> float:
+    import torch
+    from pixels import CatchPixels
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    model = PPO("CnnPolicy", make_vec_env(CatchPixels, n_envs=PICTURES, seed=0), seed=0, device="cpu", learning_rate=1e-3, **PIXELS)
+    once = PICTURES * PIXELS["n_steps"]
+    model.learn(once)
+    began = time.process_time()
+    model.learn(iterations * once, reset_num_timesteps=False)
+    return iterations * once / (time.process_time() - began)
+
+
+def pixels_learnt(seed: int) -> float:
+    from pixels import CatchPixels
+
+    import rlinf_lab as lab
+
+    run = lab.train("ppo", CatchPixels, total_timesteps=20_480, num_envs=PICTURES, learning_rate=1e-3, seed=seed, folder=False, progress=False,
+                    eval_every=2_048, eval_episodes=50, eval_seed=EVAL_SEED, until={"success_rate": 0.95}, **PIXELS)  # fmt: skip
+    return float(run.wait().metrics["eval_success_rate"].max())
+
+
+def pictures(smoke: bool) -> Case:
+    from harness import Case
+
+    few = 1 if smoke else 4
+    note = "64×64 pixels drawn with numpy (pixels.py), a convolutional net of the same layers, the same settings, one core each; steps per CPU second"
+    return Case("ppo_pixels", "steps/s", partial(our_pictures, few), {"stable-baselines3": partial(sb3_pictures, few)}, ">= 1.5", runs=1 if smoke else 5, note=note)
+
+
 def cases(smoke: bool) -> list[Case]:
     from harness import Case
 
@@ -282,11 +346,20 @@ def cases(smoke: bool) -> list[Case]:
     runs, few = (1, 2) if smoke else (5, 20)
     rows, by = [], clock()
     for task in ("cartpole",) if smoke else ("cartpole", "pendulum"):
-        peers = {f"stable-baselines3, {name}": seconds_to(f"sb3-{kind}", task, range(runs), by) for name, kind in
-                 (("the zoo's tuned settings", "zoo"), ("our settings", "ours"), ("its defaults", "defaults"))}  # fmt: skip
-        peers = dict(list(peers.items())[:1]) if smoke else peers
-        note = f"{by} seconds to {TASKS[task][1]:g} over {EPISODES} greedy episodes, from the start of the process, without the looks; seeds 0 to {runs - 1}; one core each"
-        rows.append(Case(f"ppo_{task}", "s", seconds_to("ours", task, range(runs), by), peers, "<= 0.5", runs=runs, note=note))
+        ours, (zoo, same, defaults) = Seeds("ours", task, by), (Seeds(f"sb3-{kind}", task, by) for kind in ("zoo", "ours", "defaults"))
+        note = (f"{by} seconds to {TASKS[task][1]:g} over {EPISODES} greedy episodes, looked at every {EVERY:,} transitions, from the start of the process, "
+                f"without the looks; seeds 0 to {runs - 1}, unsolved ones count as infinite; one core each; curve: our steps and return of each seed")  # fmt: skip
+        tuned: dict[str, Callable[[], float]] = {"stable-baselines3, the zoo's tuned settings": zoo.seconds()}
+        rows.append(Case(f"ppo_{task}", "s", ours.seconds(), tuned, "<= 0.5", runs=runs, note=note, curve=ours.curve))
+        if not smoke:
+            rows.append(Case(f"ppo_{task}, with our settings on both sides", "s", ours.seconds(), {"stable-baselines3": same.seconds()}, "<= 0.667", runs=runs,
+                             note=note, curve=same.curve))  # fmt: skip
+            rows.append(Case(f"{task} of stable-baselines3's defaults", "s", ours.seconds(), {"stable-baselines3, its defaults": defaults.seconds()},
+                             runs=runs, note=note, curve=defaults.curve))  # fmt: skip
+    rows.append(pictures(smoke))
+    if not smoke:
+        rows += [Case(f"ppo_pixels, success of seed {seed}", "share", partial(pixels_learnt, seed), target=">= 0.9", target_of="value", runs=1,
+                      note="best of the evaluations, 50 episodes, within 20,480 steps") for seed in range(3)]  # fmt: skip
     cheetah = "HalfCheetah-v5"
     rows.append(Case("ppo_halfcheetah", "steps/s", partial(our_steps_per_second, cheetah, few // 5 or 1),
                      {"stable-baselines3, our settings": partial(sb3_steps_per_second, cheetah, 2048 * (few // 5 or 1))}, ">= 2", runs=runs))  # fmt: skip

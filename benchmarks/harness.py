@@ -1,9 +1,10 @@
 """Runs the benchmarks of this folder and writes ``results/NAME.json``; ``docs/benchmarks.md`` is made from those files.
 
-    python benchmarks/harness.py [NAME ...] [--smoke]
+    python benchmarks/harness.py [NAME ...] [--smoke] [--case TEXT]
 
 A benchmark module has ``cases(smoke) -> list[Case]``. Ours and the peer run alternately, in the same minutes; the ratio is the median of
-the pairwise ratios. ``--smoke`` runs everything at a tiny size and writes nothing.
+the pairwise ratios. ``--smoke`` runs everything at a tiny size and writes nothing. ``--case`` measures only the cases with that text in their name;
+the other rows of the file stay as they were measured. What never came to its end counts as infinite, and is null in the file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -23,13 +25,14 @@ from typing import Any
 
 HERE = Path(__file__).parent
 NAMES = (
-    "import_time", "engine", "simulator", "planner_optimality", "planner_search", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
+    "import_time", "engine", "simulator", "planner_optimality", "planner_search", "planner_regret", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
     "switching", "simulators", "asynchronous", "socket_cost", "channels", "recorder", "timeline_fps", "event_to_screen",
-    "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "grpo_small_model", "off_policy",
-    "async_collect",
+    "front_door", "auto_plan", "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "grpo_small_model",
+    "clone_then_rl", "off_policy", "async_collect",
 )  # fmt: skip
 WITH_GPU = ("gpu",)
 LEARNING = ("sac_mujoco",)  # only when named: hours (make bench-learn)
+WITH_WARP = ("warp_arm",)  # only when named, on a GPU machine: MuJoCo Warp has an environment of its own
 WITH_VLLM = ("generation_vllm",)  # only when named: vLLM has an environment of its own
 
 
@@ -73,8 +76,9 @@ def gpu() -> str | None:
     return torch.cuda.get_device_name(0)
 
 
-def summary(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": len(values)}
+def summary(values: list[float]) -> dict[str, Any]:
+    finite = lambda value: value if math.isfinite(value) else None  # noqa: E731
+    return {"median": finite(statistics.median(values)), "min": finite(min(values)), "max": finite(max(values)), "runs": len(values)}
 
 
 def measure(case: Case, runs: int) -> dict[str, Any]:
@@ -87,25 +91,25 @@ def measure(case: Case, runs: int) -> dict[str, Any]:
     row: dict[str, Any] = {"case": case.case, "unit": case.unit, "ours": summary(ours), "peers": {n: summary(v) for n, v in peers.items()}}
     if peers:
         first = next(iter(peers.values()))
-        row["ratio"] = statistics.median(a / b for a, b in zip(ours, first, strict=True))
+        row["ratio"] = statistics.median(a / b if math.isfinite(a) else math.inf for a, b in zip(ours, first, strict=True))
     if case.target:
         sign, bound = case.target.split()
         value = row.get("ratio") if case.target_of == "ratio" else row["ours"]["median"]
         row["target"] = f"{case.target_of} {case.target}"
-        row["met"] = value >= float(bound) if sign == ">=" else value <= float(bound)
+        row["met"] = bool(value is not None and (value >= float(bound) if sign == ">=" else value <= float(bound)))
     if case.curve is not None:
         row["curve"] = case.curve()
     row["note"] = case.note
     return row
 
 
-def run(name: str, smoke: bool) -> dict[str, Any]:
-    cases = importlib.import_module(name).cases(smoke)
+def run(name: str, smoke: bool, wanted: str = "") -> dict[str, Any]:
+    cases = [case for case in importlib.import_module(name).cases(smoke) if wanted in case.case]
     rows = []
     for case in cases:
         row = measure(case, 1 if smoke else case.runs)
         rows.append(row)
-        print(f"{row['case']}: {row['ours']['median']:.4g} {row['unit']}" + (f", ratio {row['ratio']:.3g}" if "ratio" in row else ""), flush=True)
+        print(f"{row['case']}: {_number(row['ours']['median'])} {row['unit']}" + (f", ratio {row['ratio']:.3g}" if "ratio" in row else ""), flush=True)
     return {"benchmark": name, "machine": machine(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
 
 
@@ -121,15 +125,27 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _spread(v: dict[str, float]) -> str:
-    return f"{v['median']:.4g} ({v['min']:.4g} to {v['max']:.4g})"
+def _spread(v: dict[str, Any]) -> str:
+    return f"{_number(v['median'])} ({_number(v['min'])} to {_number(v['max'])})"
+
+
+def _number(value: float | None) -> str:
+    return "never" if value is None else f"{value:.4g}"
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The rows of both, measured anew where there are new ones."""
+    fresh = {row["case"]: row for row in new["rows"]}
+    rows = [fresh.pop(row["case"], row) for row in old["rows"]]
+    return {**new, "rows": [*rows, *fresh.values()]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    every = [*NAMES, *WITH_GPU, *LEARNING, *WITH_VLLM]
+    every = [*NAMES, *WITH_GPU, *LEARNING, *WITH_WARP, *WITH_VLLM]
     parser.add_argument("names", nargs="*", default=[*NAMES, *WITH_GPU] if gpu() else list(NAMES))
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--case", default="", help="a part of the cases' names")
     given = parser.parse_args()
     sys.path.insert(0, str(HERE))
     for name in given.names:
@@ -137,10 +153,12 @@ def main() -> None:
             parser.error(f"no benchmark {name!r}; there are {', '.join(every)}")
         if name in WITH_GPU and not gpu():
             parser.error(f"benchmark {name!r} needs a GPU, and torch can use none here. Next: `rlinf-lab doctor` says why.")
-        result = run(name, given.smoke)
+        result, file = run(name, given.smoke, given.case), HERE / "results" / f"{name}.json"
         if not given.smoke:
-            (HERE / "results").mkdir(exist_ok=True)
-            (HERE / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+            file.parent.mkdir(exist_ok=True)
+            if given.case and file.exists():
+                result = merged(json.loads(file.read_text()), result)
+            file.write_text(json.dumps(result, indent=1) + "\n")
     if not given.smoke:
         (HERE.parent / "docs" / "benchmarks.md").write_text(table())
 

@@ -41,7 +41,7 @@ from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Lea
 from rlinf_lab.planning.search.problem import Cuts, Problem
 
 FLOWS, STALE = 200, 40
-SIZES = {1: ((8, 8),), 2: ((8, 8), (6, 4)), 3: ((3, 4), (4, 2)), 4: ((3, 1), (3, 2))}  # by stages: (devices, micro-batches) at most
+SIZES = {1: ((8, 8),), 2: ((8, 8), (6, 4)), 3: ((3, 2), (4, 2)), 4: ((3, 1), (2, 2))}  # by stages: (devices, micro-batches) at most
 SLACK = 0.97  # a device's work is added up from the cost tables; whole items may make the simulated one this much less
 
 
@@ -77,7 +77,9 @@ def random_flow(seed: int) -> tuple[Profile, int, int]:
         workers[names[-1]] = WorkerProfile((Sample(0, 64.0, rng.uniform(1, 10)),), resource="host")
     profile = Profile(64, workers, tuple(edges), f"random {seed}", cells=tuple(cells), device_memory_gib=rng.choice([60.0, 100.0]) if memory else None)
     devices, micro_batches = rng.choice(SIZES[len(workers) - len(cells)])
-    return profile, devices, min(micro_batches, 2) if kind < 0.25 else micro_batches
+    if kind < 0.25:  # responses make ten times as many plans worth simulating
+        return profile, min(devices, 3), min(micro_batches, 2 if len(workers) < 3 else 1)
+    return profile, devices, 1 if memory and count == 4 else micro_batches
 
 
 def _worker(rng: random.Random, memory: bool) -> WorkerProfile:

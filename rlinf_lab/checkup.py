@@ -17,13 +17,13 @@ from rlinf_lab.runtime.run.checklist import BROKEN, OK, OPTIONAL, Check, Report
 
 
 def doctor() -> Report:
-    """Examine this machine: Python, processors, GPUs, Ray, Jupyter, drawing, simulators, vLLM. Takes about a second."""
+    """Examine this machine: Python, processors, GPUs, Ray, Jupyter, drawing, simulators, vLLM, MuJoCo Warp. Takes about a second."""
     checks = [
         _python(), _processors(), _package("torch", "torch", "", needed=True), _gpus(), _gpu_curves(), _ray(),
         _package("JupyterLab", "jupyterlab", "notebook"), _package("anywidget", "anywidget", "", needed=True),
         _package("Meta-World", "metaworld", "metaworld"), _mujoco_drawing(),
         _package("ManiSkill", "mani-skill", "maniskill", module="mani_skill"), _vulkan(),
-        _video(), _vllm(), _disk(),
+        _video(), _vllm(), _warp(), _disk(),
     ]  # fmt: skip
     return Report(f"rlinf_lab {rlinf_lab.__version__}", tuple(checks))
 
@@ -122,6 +122,16 @@ def _vllm() -> Check:
     if version:
         return Check("vLLM", OK, version)
     return Check("vLLM", OPTIONAL, "not installed (only for language models)", "pip install 'rlinf-lab[vllm]'")
+
+
+def _warp() -> Check:
+    """The sets exclude each other: Meta-World breaks with the MuJoCo that Warp needs."""
+    version, mujoco = installed("mujoco-warp"), installed("mujoco")
+    if version and installed("mjlab"):
+        return Check("MuJoCo Warp", OK, f"{version} with MuJoCo {mujoco}; Meta-World, Gymnasium-Robotics and dm-control are in the other environment, .venv")
+    own = Path(".venv-warp/bin/python")
+    where = f"not in this environment; {own} has it: {own} -m rlinf_lab doctor" if own.exists() else "not installed (only for simulators on a GPU)"
+    return Check("MuJoCo Warp", OPTIONAL, where, f"use {own}" if own.exists() else "make env-warp: an environment of its own, .venv-warp")
 
 
 def _disk() -> Check:

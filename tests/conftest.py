@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import sys
 
@@ -21,7 +22,9 @@ settings.register_profile("untimed", settings.default, deadline=None, suppress_h
 settings.load_profile("untimed")
 
 NURSERY = warm_processes.Nursery()
-REQUIRED = {"browser": "RLINF_LAB_REQUIRE_BROWSER", "vllm": "RLINF_LAB_REQUIRE_VLLM", "lerobot": "RLINF_LAB_REQUIRE_LEROBOT"}
+REQUIRED = {
+    "browser": "RLINF_LAB_REQUIRE_BROWSER", "vllm": "RLINF_LAB_REQUIRE_VLLM", "lerobot": "RLINF_LAB_REQUIRE_LEROBOT", "warp": "RLINF_LAB_REQUIRE_WARP",
+}  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -70,6 +73,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.importorskip("lerobot", reason="lerobot has an environment of its own: make test-lerobot")
     if item.get_closest_marker("vllm"):
         pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+    if item.get_closest_marker("warp") and importlib.util.find_spec("mujoco_warp") is None:  # not imported: MuJoCo looks then how it can draw
+        pytest.skip("MuJoCo Warp has an environment of its own: make test-warp")
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -1,4 +1,4 @@
-"""CartPole, Pendulum and MountainCar as rows of one array: gymnasium's own arithmetic, all environments of a vector at once.
+"""CartPole, Pendulum, MountainCar and Acrobot as rows of one array: gymnasium's own arithmetic, all environments of a vector at once.
 
 The operations are those of gymnasium's classes in their order, in float64, so that observations and rewards are the same to the last bit where numpy
 gives one number and many the same sines. Environment ``i`` has a generator of its own with the numbers that gymnasium draws from the same seed.
@@ -258,4 +258,62 @@ class MountainCar(ClassicVecEnv):
         return np.full(self.num_envs, -1.0, np.float32), (position_N >= self.GOAL) & (velocity_N >= 0)
 
 
-TASKS: dict[str, type[ClassicVecEnv]] = {"CartPole-v0": CartPole, "CartPole-v1": CartPole, "Pendulum-v1": Pendulum, "MountainCar-v0": MountainCar}
+class Acrobot(ClassicVecEnv):
+    """Sutton and Barto's, as in gymnasium's AcrobotEnv. State: both angles, their velocities.
+
+    Its swings grow what a last bit differs in: after hundreds of steps it is another episode, as likely as gymnasium's.
+    """
+
+    numbers = 4
+    low_S, high_S = (-0.1,) * 4, (0.1,) * 4
+    LENGTH, MASS, CENTRE, INERTIA, GRAVITY, SECONDS = 1.0, 1.0, 0.5, 1.0, 9.8, 0.2
+    FASTEST_2 = (4 * math.pi, 9 * math.pi)
+
+    def _begin(self, rows: NDArray) -> None:
+        super()._begin(rows)
+        self._state_SN[:, rows] = self._state_SN[:, rows].astype(np.float32)  # as gymnasium's first states are
+
+    def _advance(self, action_N: NDArray) -> tuple[NDArray, NDArray]:
+        state_SN, torque_N = self._state_SN, action_N - 1.0
+        half = self.SECONDS / 2.0
+        first_SN = self._slope(state_SN, torque_N)  # Runge and Kutta's fourth order
+        second_SN = self._slope(state_SN + half * first_SN, torque_N)
+        third_SN = self._slope(state_SN + half * second_SN, torque_N)
+        fourth_SN = self._slope(state_SN + self.SECONDS * third_SN, torque_N)
+        state_SN += self.SECONDS / 6.0 * (first_SN + 2 * second_SN + 2 * third_SN + fourth_SN)
+        for angle_N in state_SN[:2]:
+            while (over_N := angle_N > np.pi).any():
+                angle_N[over_N] -= 2 * np.pi
+            while (under_N := angle_N < -np.pi).any():
+                angle_N[under_N] += 2 * np.pi
+        for speed_N, fastest in zip(state_SN[2:], self.FASTEST_2, strict=True):
+            np.clip(speed_N, -fastest, fastest, out=speed_N)
+        terminated_N = -np.cos(state_SN[0]) - np.cos(state_SN[1] + state_SN[0]) > 1.0
+        return np.where(terminated_N, np.float32(0.0), np.float32(-1.0)), terminated_N
+
+    def _slope(self, state_SN: NDArray, torque_N: NDArray) -> NDArray:
+        """Of the state, by the second; both links have the same mass, length, centre and inertia."""
+        m, length, centre, inertia, g = self.MASS, self.LENGTH, self.CENTRE, self.INERTIA, self.GRAVITY
+        angle_N, bend_N, speed_N, bending_N = state_SN
+        cos_N, sin_N = np.cos(bend_N), np.sin(bend_N)
+        d1_N = m * centre**2 + m * (length**2 + centre**2 + 2 * length * centre * cos_N) + inertia + inertia
+        d2_N = m * (centre**2 + length * centre * cos_N) + inertia
+        phi2_N = m * centre * g * np.cos(angle_N + bend_N - np.pi / 2.0)
+        phi1_N = (
+            -m * length * centre * bending_N**2 * sin_N
+            - 2 * m * length * centre * bending_N * speed_N * sin_N
+            + (m * centre + m * length) * g * np.cos(angle_N - np.pi / 2)
+            + phi2_N
+        )
+        pull_N = torque_N + d2_N / d1_N * phi1_N - m * length * centre * speed_N**2 * sin_N - phi2_N
+        second_N = pull_N / (m * centre**2 + inertia - d2_N**2 / d1_N)
+        return np.stack([speed_N, bending_N, -(d2_N * second_N + phi1_N) / d1_N, second_N])
+
+    def _observed(self) -> NDArray[np.float32]:
+        angle_N, bend_N, speed_N, bending_N = self._state_SN
+        return np.stack([np.cos(angle_N), np.sin(angle_N), np.cos(bend_N), np.sin(bend_N), speed_N, bending_N], axis=1).astype(np.float32)
+
+
+TASKS: dict[str, type[ClassicVecEnv]] = {
+    "CartPole-v0": CartPole, "CartPole-v1": CartPole, "Pendulum-v1": Pendulum, "MountainCar-v0": MountainCar, "Acrobot-v1": Acrobot,
+}  # fmt: skip

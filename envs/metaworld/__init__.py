@@ -122,7 +122,7 @@ class Expert:
     def __init__(self, task: str) -> None:
         from metaworld.policies import ENV_POLICY_MAP
 
-        self.task, self._policy = task, ENV_POLICY_MAP[task]()
+        self.task, self._policy = task, ENV_POLICY_MAP[task]()  # type: ignore[abstract]  # metaworld types its table of experts by their base
 
     def __call__(self, obs_NX: NDArray) -> NDArray[np.float32]:
         action_NA = np.stack([self._policy.get_action(obs_X) for obs_X in np.asarray(obs_NX, np.float64)])

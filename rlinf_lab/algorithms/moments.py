@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 
@@ -30,13 +31,25 @@ class Moments:
         return cls(0.0, np.zeros(shape), np.zeros(shape))
 
     @classmethod
-    def of(cls, rows: ArrayLike) -> Moments:
+    def of(cls, rows: ArrayLike | torch.Tensor) -> Moments:
         """The moments of one batch; the first axis counts the rows."""
+        if isinstance(rows, torch.Tensor):
+            return cls._of_tensor(rows)
         array = np.asarray(rows, dtype=np.float64)
         if not len(array):
             return cls.empty(array.shape[1:])
         mean = array.mean(0)
         return cls(float(len(array)), mean, np.square(array - mean).sum(0))
+
+    @classmethod
+    def _of_tensor(cls, rows: torch.Tensor) -> Moments:
+        """Summed where they are: two rows come to the host, not all."""
+        if not len(rows):
+            return cls.empty(tuple(rows.shape[1:]))
+        double = rows.detach().double()
+        mean = double.mean(0)
+        m2 = (double - mean).square().sum(0)
+        return cls(float(len(rows)), mean.cpu().numpy(), m2.cpu().numpy())
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both sets of rows together. Commutative and associative up to rounding."""
@@ -49,7 +62,7 @@ class Moments:
         share = other.count / total
         return Moments(total, self.mean + delta * share, self.m2 + other.m2 + delta**2 * (self.count * share))
 
-    def update(self, rows: ArrayLike) -> Moments:
+    def update(self, rows: ArrayLike | torch.Tensor) -> Moments:
         """`merge` with the moments of ``rows``."""
         return self.merge(Moments.of(rows))
 

@@ -6,6 +6,7 @@ is not clipped unless asked for: Andrychowicz et al. (arXiv 2006.05990, section 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -152,13 +153,14 @@ def ppo_loss(
     old_value_B: Tensor | None = None,
     value_clip: float | None = None,
     mask_B: Tensor | None = None,
+    of_policy: Callable[..., PolicyLoss] = policy_loss,
 ) -> PPOLoss:
     """``policy + value_coefficient · value − entropy_coefficient · entropy``.
 
-    ``policy`` is `policy_loss`; ``value = ½·mean((value − return)²)``. With ``value_clip`` the value may move by so much
+    ``policy`` is ``of_policy``, `policy_loss` or another one of its form; ``value = ½·mean((value − return)²)``. With ``value_clip`` the value may move by so much
     from ``old_value_B`` only. Advantages are taken as they come: normalise them before. ``entropy`` is averaged.
     """
-    policy = policy_loss(
+    policy = of_policy(
         log_prob_B, old_log_prob_B, advantage_B, mask_B, clip=clip, clip_high=clip_high, dual_clip=dual_clip
     )  # fmt: skip
     value = value_loss(value_B, return_B, mask_B, old_value_B=old_value_B, value_clip=value_clip)

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.vecenv.stepping import is_chunk, step_chunk
+from rlinf_lab.vecenv.stepping.on_host import on_host
 
 AT_ONCE = 16  # environments at most: more of them wait for the longest episode
 NORMAL_95 = 1.959964
@@ -125,7 +126,7 @@ def check_counts(who: str, episodes: object, seed: object) -> None:
 
 def play(make: Callable[[int], Any], act: Callable[[Any], Any], episodes: int, first_seed: int, of: Told) -> Evaluation:
     """Play ``episodes`` with ``act`` on a vector that ``make(num_envs)`` gives, and close it. Environment i begins with ``first_seed + i``."""
-    env = make(min(episodes, AT_ONCE))
+    env = on_host(make(min(episodes, AT_ONCE)))
     try:
         n_envs = env.num_envs
         left_N = np.array([(episodes + i) // n_envs for i in range(n_envs)])

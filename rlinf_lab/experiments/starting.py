@@ -46,10 +46,11 @@ def train(
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
     workflow = recipe.build(config)
-    auto = auto_plan(plan, devices, recipe, config, executor)
+    home = home_of(config)
+    auto = auto_plan(plan, devices if devices is not None or plan != "auto" else home, recipe, config, executor)
     first = auto.first(workflow) if auto is not None else None
     finds_itself = plan is None or (first is not None and not first.measures)
-    plan = checked_plan(plan if first is None else first.plan, workflow)
+    plan = checked_plan(plan if first is None else first.plan, workflow, home)
     if finds_itself:
         workflow, plan = recipe.fused(config, workflow, plan)
     kept = folder_of(folder, recipe, config)
@@ -108,10 +109,16 @@ def auto_plan(plan: Any, devices: Sequence[str] | None, recipe: Recipe, config: 
     return None
 
 
-def checked_plan(plan: Any, workflow: Workflow) -> ExecutionPlan:
-    """The plan, or one core for all. `ConfigError` for what is none, `PlanError` for one that does not fit."""
+def home_of(config: Any) -> list[str] | None:
+    """The GPU of a simulator that steps on one: all workers stay there, and nothing is copied. None for others: the cores of this machine."""
+    there = getattr(getattr(config, "spec", None), "device", None)
+    return [there] if there is not None and there.startswith("cuda") else None
+
+
+def checked_plan(plan: Any, workflow: Workflow, home: Sequence[str] | None = None) -> ExecutionPlan:
+    """The plan, or one core (of ``home``, the first device) for all. `ConfigError` for what is none, `PlanError` for one that does not fit."""
     if plan is None:
-        return ExecutionPlan.temporal(workflow, devices_here("cpu")[:1])
+        return ExecutionPlan.temporal(workflow, (home or devices_here("cpu"))[:1])
     if callable(plan) and not isinstance(plan, type):
         plan = plan(workflow)
     if not isinstance(plan, ExecutionPlan):

@@ -28,7 +28,7 @@ from rlinf_lab.policies.encoders import CombinedEncoder
 from rlinf_lab.policies.heads import Head
 from rlinf_lab.policies.leaves import flatten, unflatten
 from rlinf_lab.policies.mlp import NumpyMLP
-from rlinf_lab.policies.preprocess import Preprocess, fitting
+from rlinf_lab.policies.preprocess import Preprocess, as_given, fitting
 from rlinf_lab.policies.weights import Weights
 
 ROWS = 1024  # of images that pass the net at once where many are asked for: memory for all would be unbounded
@@ -68,7 +68,7 @@ class Policy(nn.Module):
         """F: how many numbers of an observation are normalised; 0 with images and categories only."""
         return self.preprocess.obs_mean.numel()
 
-    def numbers(self, obs: Any) -> NDArray:
+    def numbers(self, obs: Any) -> Any:
         """The numbers of observations that are normalised, (..., F), for leaves of shape (..., *shape).
 
         Statistics are made of these rows.
@@ -122,6 +122,13 @@ class Policy(nn.Module):
             )
 
 
+def in_tensor(tree: Any) -> bool:
+    """Whether the leaves of a tree are tensors: the first one tells."""
+    while isinstance(tree, (dict, tuple)):
+        tree = next(iter(tree.values())) if isinstance(tree, dict) else tree[0]
+    return isinstance(tree, Tensor)
+
+
 class Deployable(nn.Module):
     """From observations, a tree of tensors (B, *shape), to greedy actions.
 
@@ -140,8 +147,9 @@ class Deployable(nn.Module):
 class Actor(Policy):
     """Chooses actions, observations and actions given as trees of arrays, and nothing else. Made by `make_actor`.
 
-    `act` takes and gives numpy arrays, without gradients. On a CPU, without images and with the default encoder, it is
-    numpy on the module's own memory.
+    `act` takes and gives numpy arrays, without gradients; of observations in tensors, as simulators on a GPU hand them
+    over, it gives tensors. On a CPU, without images and with the default encoder, it is numpy on the module's own
+    memory.
     """
 
     def __init__(
@@ -174,7 +182,7 @@ class Actor(Policy):
         params_BP: Tensor = self.policy(features_BX)
         return params_BP
 
-    def act(self, obs: Any, noise_BK: NDArray | None) -> tuple[Any, NDArray[np.float32]]:
+    def act(self, obs: Any, noise_BK: Any) -> tuple[Any, Any]:
         """Actions, a tree with leaves (B, ...), and their log-probabilities in nats (B).
 
         ``noise_BK``: of `draw_noise`; None: the greedy action. The noise comes from outside so that whoever calls can
@@ -182,7 +190,8 @@ class Actor(Policy):
         fit.
         """
         preprocess, head = self._parts
-        if self._numpy_actor is not None and preprocess.obs_mean.is_cpu:
+        in_tensors = in_tensor(obs)
+        if self._numpy_actor is not None and preprocess.obs_mean.is_cpu and not in_tensors:
             params_BP = self._numpy_actor(preprocess.numpy(obs))
             if noise_BK is not None and noise_BK.shape != (len(params_BP), head.noise_size):
                 self._check_noise(noise_BK, len(params_BP))
@@ -190,7 +199,8 @@ class Actor(Policy):
         with torch.inference_mode():
             tensors = self._checked(obs)
             self._check_noise(noise_BK, len(flatten(preprocess.space, tensors)[0]))
-            return head.choose(self.policy(self.encoder(self.preprocess(tensors))), noise_BK)
+            params_BP = self.policy(self.encoder(self.preprocess(tensors)))
+            return head.choose_there(params_BP, noise_BK) if in_tensors else head.choose(params_BP, noise_BK)
 
     def as_deployable(self) -> nn.Module:
         """A module of its own from observations to greedy actions, trees of tensors (B, ...).
@@ -262,7 +272,7 @@ class ActorCritic(Actor):
     def values(self, obs: Any) -> NDArray[np.float32]:
         """Values of observations whose leaves are (..., *shape), float32, shape (...): whole trajectories at once."""
         space, leaves = self.preprocess.space, self.preprocess.leaves
-        arrays = [np.asarray(x) for x in flatten(space, obs, "observation")]
+        arrays = [as_given(x) for x in flatten(space, obs, "observation")]
         batch = arrays[0].shape[: arrays[0].ndim - len(leaves[0].shape)]
         arrays = [fitting(leaf, x.reshape(-1, *x.shape[len(batch) :])) for leaf, x in zip(leaves, arrays, strict=True)]
         rows = len(arrays[0])

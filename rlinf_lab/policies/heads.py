@@ -26,6 +26,7 @@ from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies.fused import squashed_sample
 from rlinf_lab.policies.leaves import choices, first_choice
 from rlinf_lab.policies.views import HostViews
+from rlinf_lab.trees import map_tree
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 STATE_LOG_STD = (-20.0, 2.0)  # bounds of a log standard deviation that the net gives
@@ -59,6 +60,13 @@ class Head(nn.Module):
     def choose(self, params_BP: Tensor, noise_BK: NDArray | None) -> tuple[Any, NDArray[np.float32]]:
         """`act`, for parameters that lie in tensors, on whatever device. Called without gradients."""
         return self.act(params_BP.float().cpu().numpy(), noise_BK)
+
+    def choose_there(self, params_BP: Tensor, noise_BK: Any) -> tuple[Any, Tensor]:
+        """`act`, of tensors and in tensors, where the parameters are. ``noise_BK``: an array or a tensor."""
+        host = noise_BK.cpu().numpy() if isinstance(noise_BK, Tensor) else noise_BK
+        action, log_prob_B = self.choose(params_BP, host)
+        device = params_BP.device
+        return map_tree(lambda leaf: torch.as_tensor(leaf, device=device), action), torch.as_tensor(log_prob_B, device=device)
 
     def greedy(self, params_BP: Tensor) -> Any:
         """What an environment gets of `act` without noise."""
@@ -133,6 +141,13 @@ class GaussianHead(Head):
             return self._shaped(mean_BA), self._summed(np.broadcast_to(-(log_std + _LOG_SQRT_2PI), mean_BA.shape))
         log_prob = self._summed(-0.5 * noise_BK * noise_BK - log_std - _LOG_SQRT_2PI)
         return self._shaped(mean_BA + np.exp(log_std) * noise_BK), log_prob
+
+    def choose_there(self, params_BP: Tensor, noise_BK: Any) -> tuple[Any, Tensor]:
+        """Nothing goes to the host and back."""
+        mean_BA = self._torch(params_BP)[0]
+        noise = torch.zeros_like(mean_BA) if noise_BK is None else torch.as_tensor(noise_BK, device=mean_BA.device)
+        action = self.sample(params_BP.float(), noise)[0]
+        return action, self.log_prob(params_BP.float(), action)  # of what is returned, as the learner has it
 
     def _shaped(self, action_BA: Any) -> Any:
         return action_BA if len(self.shape) == 1 else action_BA.reshape(action_BA.shape[0], *self.shape)

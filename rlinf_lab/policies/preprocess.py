@@ -108,12 +108,14 @@ class Preprocess(nn.Module):
         return normal
 
     # --- statistics -----------------------------------------------------------------------------------------
-    def numbers(self, tree: Any) -> NDArray:
-        """Those that are normalised, (..., F), for leaves of shape (..., *shape): what statistics are made of."""
-        arrays = [np.asarray(x) for x in flatten(self.space, tree, "observation")]
+    def numbers(self, tree: Any) -> Any:
+        """Those that are normalised, (..., F), for leaves of shape (..., *shape): what statistics are made of. Tensors stay where they are."""
+        arrays = [as_given(x) for x in flatten(self.space, tree, "observation")]
         first = arrays[0]
         batch = first.shape[: first.ndim - len(self.leaves[0].shape)]
         rows = [arrays[i].reshape(*batch, self.leaves[i].size) for i in self.rows]
+        if rows and isinstance(rows[0], Tensor):
+            return torch.cat(rows, dim=-1)
         return np.concatenate(rows, axis=-1) if rows else np.zeros((*batch, 0), np.float32)
 
     def set(self, mean: Any, std: Any) -> None:
@@ -144,12 +146,17 @@ class Preprocess(nn.Module):
         return "; ".join(map(str, self.leaves)) + ("" if self.normalise else "; numbers not normalised")
 
 
-def fitting(leaf: Leaf, x: Any, dtype: Any = None) -> NDArray:
-    """``x`` as an array (B, *shape). Raises `ValueError` that names the leaf where it is not."""
-    array = np.asarray(x, dtype=dtype)
+def as_given(x: Any) -> Any:
+    """An array, but of a tensor the tensor, wherever it is."""
+    return x if isinstance(x, Tensor) else np.asarray(x)
+
+
+def fitting(leaf: Leaf, x: Any, dtype: Any = None) -> Any:
+    """``x`` as an array (B, *shape), or the tensor. Raises `ValueError` that names the leaf where it is not."""
+    array = x if isinstance(x, Tensor) and dtype is None else np.asarray(x, dtype=dtype)
     if array.ndim != len(leaf.shape) + 1 or array.shape[1:] != leaf.shape:
         raise ValueError(
-            f"observation{leaf.name} has the shape {array.shape}; {leaf.space} needs {('B', *leaf.shape)}, B "
+            f"observation{leaf.name} has the shape {tuple(array.shape)}; {leaf.space} needs {('B', *leaf.shape)}, B "
             "observations at once. "
             f"Next: obs[None] for a single one, or make the policy from this environment's spaces."
         )

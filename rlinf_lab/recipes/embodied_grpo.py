@@ -24,6 +24,7 @@ from typing import Any
 from torch import nn
 
 from rlinf_lab.algorithms import advantage as advantages
+from rlinf_lab.algorithms import loss as losses
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.recipes.ppo import PPOConfig, _cell, first, pooled
 from rlinf_lab.recipes.starting_policy import StartingPolicy
@@ -58,12 +59,14 @@ class EmbodiedGRPOConfig:
     """"success": 1 in the step in which the task first succeeds, which ends the episode; "environment": its own rewards, summed"""
     advantage: str | Callable[..., Any] = "grpo"
     """of whole episodes: "grpo", "dr_grpo", "rloo", "reinforce++", or one that was registered with ``lab.algorithms.advantage``"""
+    loss: str | Callable[..., Any] = "ppo"
+    """of the policy: "ppo", "reinforce", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
     learning_rate: Number = 3e-4
     """of Adam"""
     n_epochs: Number = 8
     """passes over the samples of an iteration"""
     batch_size: Number = 320
-    """samples of a gradient step: decisions, each of an action or of a chunk"""
+    """samples of a gradient step, at most all of an iteration: decisions, each of an action or of a chunk"""
     clip_range: Number = 0.2
     """how far the probability ratio may leave 1"""
     ent_coef: Number = 0.0
@@ -107,13 +110,17 @@ class EmbodiedGRPOConfig:
     def ppo(self) -> PPOConfig:
         """What both recipes share, as the other one takes it."""
         shared = {f.name for f in dataclasses.fields(PPOConfig)} & {f.name for f in dataclasses.fields(self)}
-        settings = {name: getattr(self, name) for name in shared}
+        settings = {name: getattr(self, name) for name in shared - {"advantage"}}
         if self.iterations is None and self.total_timesteps is None:
             settings["iterations"] = 50
         limit = PPOConfig(self.env, max_episode_steps=self.max_episode_steps).spec.max_episode_steps
         if limit is None:
             raise ConfigError(f"{shown(self.env)} limits no episode, and whole episodes are compared. Next: max_episode_steps=100.")
-        return PPOConfig(**{**settings, "max_episode_steps": limit, "n_steps": limit})
+        settings |= {"max_episode_steps": limit, "n_steps": limit}
+        if isinstance(self.batch_size, int):  # the default is of many episodes
+            chunk = PPOConfig(self.env, policy=self.policy, chunk_size=self.chunk_size, n_steps=limit, batch_size=2).chunk or 1
+            settings["batch_size"] = max(2, min(self.batch_size, self.num_envs * (limit // chunk)))
+        return PPOConfig(**settings)
 
     @property
     def env_steps(self) -> int:
@@ -155,7 +162,7 @@ def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Wo
     simulator, policy = _cell(flow, ppo, weights, taken)
     learner = flow.worker(
         GroupLearner, config.make_policy(), name="learner", advantage=advantages.get(config.advantage, of=("group", "batch")).function,
-        learning_rate=config.learning_rate, n_epochs=config.n_epochs, batch_size=config.batch_size, clip_range=config.clip_range,
+        loss_of_policy=losses.get(config.loss).function, learning_rate=config.learning_rate, n_epochs=config.n_epochs, batch_size=ppo.batch_size, clip_range=config.clip_range,
         ent_coef=config.ent_coef, max_grad_norm=config.max_grad_norm, target_kl=config.target_kl, updates=config.updates, seed=config.seed,
         save_to=config.save_to, state=state, parallel=config.parallel, moves_normaliser=not isinstance(config.policy, StartingPolicy),
     )  # fmt: skip

@@ -51,6 +51,8 @@ class OffPolicyConfig:
     """environment steps after which an episode is cut; None: the environment's own limit"""
     num_envs: int = 1
     """environments, over all ranks and sub-batches together"""
+    runner: str = "auto"
+    """what steps the environments, the same everywhere in the run: "auto" measures those that the simulator has, see `make_vec`; `train` writes down which"""
     train_freq: int = 8
     """environment steps of each environment in an iteration, between two updates of the policy that acts"""
     gradient_steps: int = -1
@@ -105,6 +107,7 @@ class OffPolicyConfig:
     """safetensors file that the learner writes when the run ends"""
 
     def __post_init__(self) -> None:
+        self._require("runner", isinstance(self.runner, str), "'auto', or the name of a runner")
         for name in ("num_envs", "train_freq", "buffer_size", "batch_size", "policy_delay", "n_critics", "learners"):
             self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
         for name in ("seed", "learning_starts", "staleness"):
@@ -153,7 +156,8 @@ class OffPolicyConfig:
     @functools.cached_property
     def factory(self) -> EnvFactory:
         """What makes the environments, in any process."""
-        return environment(self.env)
+        factory = environment(self.env)
+        return factory if self.runner == "auto" else factory.for_run(self.num_envs, self.max_episode_steps, runner=self.runner)
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
@@ -216,7 +220,7 @@ def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = Non
     make()  # refuses a space here, not in a worker after the launch
     spec = config.spec
     simulator = flow.worker(
-        SimulatorWorker, config.factory, name="simulator",
+        SimulatorWorker, config.factory.for_run(config.num_envs, config.max_episode_steps), name="simulator",
         num_envs=config.num_envs, n_steps=config.train_freq, max_episode_steps=config.max_episode_steps, seed=config.seed, taken=taken,
         spaces=(spec.observation_space, spec.action_space), render=config.render,
     )  # fmt: skip

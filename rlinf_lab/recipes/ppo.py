@@ -26,9 +26,12 @@ from typing import Any
 
 from torch import nn
 
+from rlinf_lab.algorithms import advantage as advantages
+from rlinf_lab.algorithms import loss as losses
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown, with_old_names
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Weights, make_policy
+from rlinf_lab.policies.leaves import Kind, leaves_of
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.records import Episodes
@@ -85,6 +88,10 @@ class PPOConfig:
     """samples of a gradient step"""
     clip_range: Number = 0.2
     """how far the probability ratio may leave 1"""
+    advantage: str | Callable[..., Any] = "gae"
+    """of steps, by the name under which it was registered with ``lab.algorithms.advantage(name, of="steps")``"""
+    loss: str | Callable[..., Any] = "ppo"
+    """of the policy: "ppo", "reinforce", "decoupled_ppo", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
     vf_coef: Number = 0.5
     """weight of the value loss"""
     ent_coef: Number = 0.0
@@ -109,6 +116,8 @@ class PPOConfig:
     """whether continuous actions pass through tanh, instead of being clipped"""
     encoder: Callable[..., nn.Module] | None = None
     """makes the module from prepared observations to features, see `make_policy`; None: a convolutional net for images, all else as it is"""
+    share_encoder: bool | None = None
+    """whether policy and value net have one encoder; None: of images, which take most of the time, and else each its own"""
     policy: Callable[..., nn.Module] | StartingPolicy | None = None
     """what to go on from: a run, a loaded policy, a run's folder, network and normalisation with it; or what makes the whole module instead,
     of (observation_space, action_space), with the methods of `ActorCritic`"""
@@ -160,11 +169,14 @@ class PPOConfig:
         self._require("net_arch", units, "a tuple of whole numbers of at least 1, such as (64, 64)")
         for name in ("normalize_obs", "normalize_reward", "squash", "render"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
+        self._require("share_encoder", self.share_encoder is None or isinstance(self.share_encoder, bool), "True, False, or None")
         for name in ("encoder", "policy"):
             value = getattr(self, name)
             fits = value is None or isinstance(value, StartingPolicy) or (callable(value) and not isinstance(value, nn.Module))
             self._require(name, fits, "a function that makes a torch module, or None")
         self._require("runner", isinstance(self.runner, str), "'auto', or the name of a runner")
+        advantages.get(self.advantage, of="steps")
+        losses.get(self.loss)
         self._require("parallel", self.parallel in GROUPS, " or ".join(map(repr, GROUPS)))
         self._require("save_to", self.save_to is None or isinstance(self.save_to, (str, os.PathLike)), "a path, or None")
 
@@ -186,6 +198,11 @@ class PPOConfig:
         for progress in (0.0, 0.5, 1.0):
             there, test = value(progress), holds if progress < 1 or last is None else last
             self._require(field, _real(there) and test(there), f"{limit} everywhere, and gives {shown(there)} at {progress}")
+
+    def _shares_encoder(self) -> bool:
+        if self.share_encoder is not None:
+            return self.share_encoder
+        return self.encoder is None and any(leaf.kind is Kind.IMAGE for leaf in leaves_of(self.spec.observation_space))
 
     @property
     def env_steps(self) -> int:
@@ -209,7 +226,13 @@ class PPOConfig:
         for name in overrides:
             if name not in known and name not in OLD_NAMES:
                 raise UnknownNameError.of("field of PPOConfig", name, known)
-        settings = {**_settings(env), **overrides}
+        usual = GOING_ON if isinstance(overrides.get("policy"), StartingPolicy) else _settings(env)
+        settings = {**usual, **({"normalize_reward": False} if overrides.get("reward") == "success" else {}), **overrides}
+        if usual is GOING_ON and "n_steps" not in overrides and (limit := settings.get("max_episode_steps")):
+            chunk = overrides["policy"].chunk or 1
+            settings["n_steps"] = -(-limit // chunk) * chunk  # an episode of each environment
+            if "batch_size" not in overrides:
+                settings["batch_size"] = max(2, min(settings["batch_size"], settings["num_envs"] * settings["n_steps"] // chunk))
         for one, other in (("iterations", "total_timesteps"), ("total_timesteps", "iterations")):
             if overrides.get(one) is not None and other not in overrides:
                 settings.pop(other, None)
@@ -236,7 +259,7 @@ class PPOConfig:
             return partial(_seeded, self.policy, *spaces, self.seed)
         return partial(
             make_policy, *spaces, net_arch=tuple(self.net_arch), activation=self.activation, log_std_init=self.log_std_init, squash=self.squash,
-            normalize_obs=self.normalize_obs, encoder=self.encoder, seed=self.seed, chunk=self.chunk_size, per_action=self.per_action,
+            normalize_obs=self.normalize_obs, encoder=self.encoder, share_encoder=self._shares_encoder(), seed=self.seed, chunk=self.chunk_size, per_action=self.per_action,
         )  # fmt: skip
 
 
@@ -271,6 +294,21 @@ _METAWORLD: dict[str, Any] = {
     "learning_rate": _ANNEALED,
 }  # fmt: skip
 
+_ON_GPU: dict[str, Any] = {
+    "num_envs": 4096, "n_steps": 16, "batch_size": 8192, "n_epochs": 4, "gamma": 0.97, "gae_lambda": 0.95, "learning_rate": linear(1e-3, 3e-4),
+    "ent_coef": 0.002, "max_grad_norm": 1.0, "log_std_init": -0.5, "net_arch": (256, 256, 128), "activation": "elu",
+}  # fmt: skip
+_ON_CORES: dict[str, Any] = {
+    "num_envs": 32, "n_steps": 25, "batch_size": 400, "n_epochs": 6, "gamma": 0.95, "gae_lambda": 0.95, "learning_rate": linear(1.5e-3, 3e-4),
+    "log_std_init": -0.7,
+}  # fmt: skip
+#: Of simulators that step on a GPU, or on cores where there is none: thousands of environments there, few here.
+BY_DEVICE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "warp/ArmReach-v0": ({**_ON_GPU, "iterations": 40}, {**_ON_CORES, "iterations": 250}),
+    "warp/ArmPush-v0": ({**_ON_GPU, "iterations": 100}, {**_ON_CORES, "iterations": 700}),
+    "warp/ArmLift-v0": ({**_ON_GPU, "iterations": 1000}, {**_ON_CORES, "iterations": 2000}),
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "numpy/ReachArm-v0": {
         "max_episode_steps": 60, "num_envs": 32, "n_steps": 60, "iterations": 110, "batch_size": 320,
@@ -291,6 +329,12 @@ CONTINUOUS: dict[str, Any] = {
     "n_steps": 256, "batch_size": 128, "n_epochs": 10, "gamma": 0.98, "gae_lambda": 0.95, "learning_rate": linear(1e-3, 1e-4), "normalize_reward": True,
 }  # fmt: skip
 
+# For what goes on from a clone of chunks, on success alone: Meta-World's push and pick-place, see benchmarks/clone_then_rl.py.
+GOING_ON: dict[str, Any] = {
+    "num_envs": 64, "n_steps": 100, "batch_size": 320, "n_epochs": 8, "gamma": 0.996, "gae_lambda": 0.95, "learning_rate": 3e-4,
+    "critic_warmup": 1, "target_kl": 0.05,
+}  # fmt: skip
+
 
 def _settings(env: Any) -> dict[str, Any]:
     """Of the environment itself if there are, else of its kind."""
@@ -299,6 +343,8 @@ def _settings(env: Any) -> dict[str, Any]:
     factory = environment(env)
     if factory.id in PRESETS and factory.given is None:
         return PRESETS[factory.id]
+    if factory.id in BY_DEVICE and factory.given is None:
+        return BY_DEVICE[factory.id][factory.spec().device is None]
     return CONTINUOUS if isinstance(factory.spec().action_space, Box) else DISCRETE
 
 
@@ -368,6 +414,7 @@ def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) ->
         batch_size=config.batch_size, clip_range=config.clip_range, vf_coef=config.vf_coef, ent_coef=config.ent_coef,
         max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale, normalize_reward=config.normalize_reward,
         updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel,
+        advantage_of_steps=advantages.get(config.advantage, of="steps").function, loss_of_policy=losses.get(config.loss).function,
         critic_warmup=config.critic_warmup, target_kl=config.target_kl, moves_normaliser=not isinstance(config.policy, StartingPolicy),
     )  # fmt: skip
 

@@ -57,12 +57,15 @@ class EnvSpec:
     """where ``success_N`` comes from; None: the task has no such signal, as far as is known yet"""
     renders: bool = False
     """whether `render` may give a picture"""
+    device: str | None = None
+    """where it hands over torch tensors, and takes actions, such as "cuda:0"; None: numpy arrays. `on_host` makes arrays of them"""
     runner: Runner | None = field(default=None, compare=False)
     """what steps the environments; None: not said"""
 
     def __repr__(self) -> str:
         limit = "no limit of steps" if self.max_episode_steps is None else f"at most {self.max_episode_steps} steps"
         told = [f"success: {self.success}"] if self.success else []
+        told += [f"torch tensors on {self.device}"] if self.device else []
         told += [f"steps by {self.runner}"] if self.runner else []
         lines = [f"observation {self.observation_space}", f"action {self.action_space}", *told]
         return "\n  ".join([f"EnvSpec(id={self.id!r}, {limit}, {'renders' if self.renders else 'draws no pictures'})", *lines])
@@ -81,7 +84,7 @@ class EnvSpec:
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """N environments stepped together, gymnasium's names, trees of numpy arrays.
+    """N environments stepped together, gymnasium's names, trees of numpy arrays, or of torch tensors on ``spec.device``.
 
     Episodes that end are reset within the same step (gymnasium's SAME_STEP): ``obs_N`` is then the new episode's first
     observation and ``final_obs_N`` the old one's last. Actions outside of a Box are clipped. Arrays that were handed over are not written

@@ -28,6 +28,7 @@ from rlinf_lab.vecenv.hidden_goals import check_goal_is_shown
 from rlinf_lab.vecenv.loop import LoopVecEnv
 from rlinf_lab.vecenv.registry import environment, takes
 from rlinf_lab.vecenv.spaces import empty, is_finite, sampled
+from rlinf_lab.vecenv.stepping.on_host import on_host
 
 STEPS = 1000  # of an episode that nothing limits
 
@@ -69,7 +70,7 @@ def _makes(env: Any, num_envs: int) -> Callable[[], VecEnv]:
             num_envs = made.num_envs
         if hasattr(made, "close"):
             made.close()
-    return lambda: factory(num_envs)
+    return lambda: on_host(factory(num_envs))
 
 
 class _Pair:

@@ -118,6 +118,11 @@ class EnvFactory:
         asked = getattr(adapter, "runners", None)
         return dict(asked(self.id.partition("/")[2], options)) if asked is not None else {LOOP: False}
 
+    def takes(self, option: str) -> bool:
+        """Whether the adapter's ``make`` has this option."""
+        adapter = self._adapter()
+        return adapter is not None and takes(adapter.make, option)
+
     def _ways(
         self, num_envs: int, max_episode_steps: int | None, cores: int, options: dict[str, Any], wanted: str
     ) -> dict[str, Callable[[int], VecEnv]]:

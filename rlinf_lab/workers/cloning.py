@@ -95,7 +95,7 @@ class CloneLearner(LearnerWorker):
                     losses = self._clone(demonstrated)
             self.policy.version += 1
             self._made = self.weights()
-        return Update(self._made, {"gradient_steps": float(self.env_steps), "env_steps": float(self.env_steps), **losses})
+        return Update(self._made, {**losses, "gradient_steps": float(self.env_steps), "env_steps": float(self.env_steps)})
 
     def _normalise(self, obs_R: Tree) -> None:
         if self.policy.version or not self.policy.normalised_size or not self.moves_normaliser:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, ppo_loss, value_loss
+from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, policy_loss, ppo_loss, value_loss
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import ActorCritic, Weights
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
@@ -66,6 +66,7 @@ class LearnerWorker(TorchWorker):
     return (as VecNormalize of stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`).
     ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
     ``critic_warmup``: so many updates at first teach the value net alone. ``target_kl``: above 1.5 times that the rest of an update does, too.
+    ``advantage_of_steps``, ``loss_of_policy``: of the forms of `lab.algorithms.advantage` and `loss`.
     ``normalizes_advantage``: whether advantages have mean 0 and deviation 1 within a minibatch.
     ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was cloned is for those that it has.
     """
@@ -94,6 +95,8 @@ class LearnerWorker(TorchWorker):
         target_kl: float | None = None,
         moves_normaliser: bool = True,
         normalizes_advantage: bool = True,
+        advantage_of_steps: Callable[..., Any] = gae,
+        loss_of_policy: Callable[..., Any] = policy_loss,
     ) -> None:
         if not callable(batch_size) and batch_size < 2:
             raise ConfigError(f"LearnerWorker(batch_size={batch_size}): at least 2, for advantages are normalised within a minibatch.")
@@ -112,6 +115,7 @@ class LearnerWorker(TorchWorker):
         self._made: Weights | None = None  # of the latest update
         self.critic_warmup, self.target_kl, self.moves_normaliser = critic_warmup, target_kl, moves_normaliser
         self.normalizes_advantage = normalizes_advantage
+        self.advantage_of_steps, self.loss_of_policy = advantage_of_steps, loss_of_policy
         self._actor_alone: list[nn.Parameter] | None = None  # what a step that teaches the value net alone leaves as it is
 
     def now(self, name: str) -> float:
@@ -210,17 +214,19 @@ class LearnerWorker(TorchWorker):
         next_TN = t.next_values(value_TN, self.policy.values(t.last_obs_N), self.policy.values(t.end_obs_E))
         reward_TN, gamma = t.discounted(self.now("gamma"))
         reward_TN = (scale * reward_TN).astype(np.float32)
-        advantage_TN, return_TN = gae(reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=gamma, lam=self.now("gae_lambda"))
+        lam = self.now("gae_lambda")
+        advantage_TN, return_TN = self.advantage_of_steps(reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=gamma, lam=lam)
         return advantage_TN.astype(np.float32, copy=False), return_TN.astype(np.float32, copy=False)
 
     def _optimise(self, batch: TrainBatch) -> dict[str, float]:
         self.optimizer.param_groups[0]["lr"] = self.now("learning_rate")
         loss = partial(
-            ppo_loss, clip=self.now("clip_range"), value_coefficient=self.now("vf_coef"), entropy_coefficient=self.now("ent_coef")
+            ppo_loss, clip=self.now("clip_range"), value_coefficient=self.now("vf_coef"), entropy_coefficient=self.now("ent_coef"),
+            of_policy=self.loss_of_policy,
         )  # fmt: skip
         model = self.group.parallel(self.policy, self.optimizer)
         device = next(self.policy.parameters()).device
-        trees = [map_tree(lambda leaf: torch.from_numpy(_writable(leaf)).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
+        trees = [map_tree(lambda leaf: _tensor(leaf).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
         columns = [batch.log_prob_B, batch.advantage_B, batch.return_B, *([] if batch.steps_B is None else [batch.steps_B])]
         numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in columns]
         parts = number_of_minibatches(len(batch), round(self.now("batch_size")), self.ranks)
@@ -327,8 +333,9 @@ def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:
 def flat(parts: Sequence[Tree]) -> Tree:
     """Trees with leaves T×N×…, joined over the environments, as rows: the same order of rows however they were grouped."""
 
-    def joined(*leaves: np.ndarray) -> np.ndarray:
-        whole = leaves[0] if len(leaves) == 1 else np.concatenate(leaves, axis=1)
+    def joined(*leaves: Any) -> Any:
+        join: Any = torch.cat if isinstance(leaves[0], torch.Tensor) else np.concatenate
+        whole = leaves[0] if len(leaves) == 1 else join(leaves, 1)
         return whole.reshape(-1, *whole.shape[2:])
 
     return map_tree(joined, *parts)
@@ -349,9 +356,9 @@ def _carried_out(log_prob_BK: torch.Tensor, old_BK: torch.Tensor, steps_B: torch
     return torch.where(counts_BK, log_prob_BK, old_BK)
 
 
-def _writable(leaf: np.ndarray) -> np.ndarray:
-    """As torch wants its memory; a transport may hand out what is read-only."""
-    return leaf if leaf.flags.writeable else leaf.copy()
+def _tensor(leaf: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """Of an array its memory, which torch wants to be writable: a transport may hand out what is read-only."""
+    return leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())
 
 
 def _finite(weights: Weights, losses: dict[str, float]) -> Weights:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rlinf_lab.policies import Actor, Weights
+from rlinf_lab.policies.actor_critic import in_tensor
 from rlinf_lab.records import Action, Observation
 from rlinf_lab.trees import Tree, length, map_tree, rows
 from rlinf_lab.workers.residence import TorchWorker
@@ -30,7 +31,7 @@ class PolicyWorker(TorchWorker):
 
     def __init__(self, policy: Callable[[], Actor], *, seed: int = 0, weights: Weights | None = None) -> None:
         self._make, self._seed, self._weights = policy, seed, weights
-        self._noise: dict[tuple[int, int], tuple[int, NDArray[np.float32]]] = {}  # by first environment and their number
+        self._noise: dict[tuple[int, int], tuple[int, Any]] = {}  # by first environment and their number
 
     def setup(self) -> None:
         if self.device == "cpu":
@@ -53,7 +54,7 @@ class PolicyWorker(TorchWorker):
     def answers(self, batch: list[Observation], deterministic: bool = False) -> Iterator[Action]:
         """An action for each observation, of one forward pass."""
         obs_B = joined([o.obs_N for o in batch])
-        action_B, log_prob_B = self.choose(obs_B, None if deterministic else self._draw(batch), batch)
+        action_B, log_prob_B = self.choose(obs_B, None if deterministic else self._draw(batch, in_tensor(obs_B)), batch)
         executed_B = self._executed(action_B)
         if len(batch) == 1:
             yield Action(batch[0].slot, action_B, log_prob_B, self.policy.version, executed_B)
@@ -64,7 +65,7 @@ class PolicyWorker(TorchWorker):
             executed_N = None if executed_B is None else rows(executed_B, mine)
             yield Action(token.slot, rows(action_B, mine), log_prob_B[mine], self.policy.version, executed_N)
 
-    def choose(self, obs_B: Tree, noise_BK: NDArray[np.float32] | None, batch: list[Observation]) -> tuple[Tree, NDArray[np.float32]]:
+    def choose(self, obs_B: Tree, noise_BK: Any, batch: list[Observation]) -> tuple[Tree, Any]:
         """Actions and log-probabilities of all rows; without noise the greedy ones. ``batch``: whose observations they are, for those that override it."""
         return self.policy.act(obs_B, noise_BK)
 
@@ -83,21 +84,27 @@ class PolicyWorker(TorchWorker):
         if published is not None and published.version != self.policy.version:
             self.policy.load(published)
 
-    def _draw(self, batch: list[Observation]) -> NDArray[np.float32]:
-        parts = [self._group(token.first_env, length(token.obs_N), token.step) for token in batch]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def _draw(self, batch: list[Observation], in_tensors: bool = False) -> Any:
+        """``in_tensors``: where the policy is; a block goes there once."""
+        parts = [self._group(token.first_env, length(token.obs_N), token.step, in_tensors) for token in batch]
+        return joined(parts)
 
-    def _group(self, first_env: int, count: int, step: int) -> NDArray[np.float32]:
+    def _group(self, first_env: int, count: int, step: int, in_tensors: bool) -> Any:
         """Noise of one step of some environments, (count, K). Drawn in blocks: making a generator costs as much as some hundred numbers."""
         number, row = divmod(step, BLOCK)
         drawn, block_TNK = self._noise.get((first_env, count), (-1, None))
         if block_TNK is None or drawn != number:
             streams = (np.random.default_rng(stream(self._seed, Purpose.EXPLORATION, first_env + i, number)) for i in range(count))
             block_TNK = np.stack([self.policy.draw_noise(rng, BLOCK) for rng in streams], axis=1)
+            if in_tensors:
+                block_TNK = torch.from_numpy(block_TNK).to(self.device)
             self._noise[first_env, count] = number, block_TNK
         return block_TNK[row]
 
 
 def joined(parts: list[Tree]) -> Tree:
     """Trees one after another, along the leading axis."""
-    return parts[0] if len(parts) == 1 else map_tree(lambda *leaves: np.concatenate(leaves), *parts)
+    if len(parts) == 1:
+        return parts[0]
+    join: Any = torch.cat if in_tensor(parts[0]) else np.concatenate
+    return map_tree(lambda *leaves: join(leaves), *parts)

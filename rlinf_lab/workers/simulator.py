@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rlinf_lab.errors import ConfigError, WorkflowError, refuse_old_names, said
 from rlinf_lab.records import Action, Episodes, Observation, Trajectory
 from rlinf_lab.vecenv import cannot_leave, environment
+from rlinf_lab.vecenv.stepping.on_host import HostVecEnv, on_host
 from rlinf_lab.workers.environments import EnvGroup, Outcome
 from rlinf_lab.workers.environments import episodes as as_episodes
 from rlinf_lab.workers.seeds import Purpose, environment_seed
@@ -77,10 +78,31 @@ class SimulatorWorker(Worker):
         for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
             env = self._made(size)
             self._check_spaces(env.spec)
-            self.groups.append(EnvGroup(env, slot, slot * size, self.seed, self.taken, self.chunk_size))
+            self.groups.append(self._env_group(env, slot, slot * size))
 
     def _made(self, size: int) -> VecEnv:
-        return self.env(size, self.max_episode_steps, **self.options)
+        return on_host(self.env(size, self.max_episode_steps, **{**self._there(), **self.options}))
+
+    def _there(self) -> dict[str, str]:
+        """Of a simulator on a GPU, the plan's. `ConfigError` where the plan gives it a core: it would take a GPU that the plan gives to others."""
+        there = self.env.spec(self.max_episode_steps).device if self.env.takes("device") else None
+        if there is None or not there.startswith("cuda"):
+            return {}
+        if not self.device.startswith("cuda"):
+            raise ConfigError(
+                f"{self.name}: {self.env.id} steps on a GPU, and the plan puts it on {self.device}. Next: a plan on {there}, such as "
+                f"lab.ExecutionPlan.temporal(flow, [{there!r}]); or device='cpu'."
+            )
+        return {"device": self.device}
+
+    def _env_group(self, env: VecEnv, slot: int, first_env: int) -> EnvGroup:
+        if not isinstance(env, HostVecEnv):
+            return EnvGroup(env, slot, first_env, self.seed, self.taken, self.chunk_size)
+        from rlinf_lab.workers.tensors.environments import TensorEnvGroup  # torch is needed here only
+
+        if self.chunk_size is not None:
+            raise ConfigError(f"SimulatorWorker(chunk_size={self.chunk_size}): {env.spec.id} hands over tensors, of single steps. Next: leave chunk_size out.")
+        return TensorEnvGroup(env, slot, first_env, self.seed, self.taken)
 
     # --- leaving the device ---------------------------------------------------------------------------------
     def can_leave(self) -> bool:

@@ -9,10 +9,10 @@ from rlinf_lab.errors import WorkflowError, shown
 from rlinf_lab.workflow.annotations import channel_ends
 from rlinf_lab.workflow.channel import Channel
 from rlinf_lab.workflow.declaration import signature_of
-from rlinf_lab.workflow.handles import Dispatcher, FlowBuilder, Handle, LoopPart, Ref
+from rlinf_lab.workflow.handles import Dispatcher, FlowBuilder, Handle, LoopPart, Ref, origin_of
 from rlinf_lab.workflow.specs import CallSpec, ChannelArg, Hole, Nested, RefArg, WeightsArg
 from rlinf_lab.workflow.structure import rebuilt
-from rlinf_lab.workflow.symbol import Symbol
+from rlinf_lab.workflow.symbol import Symbol, refuse_kept
 from rlinf_lab.workflow.weights import WeightsHandle
 
 
@@ -125,14 +125,14 @@ class _Argument:
             )
 
     def _ref(self, value: Handle | Ref) -> RefArg:
-        handle, path = (value, ()) if isinstance(value, Handle) else (value._handle, value._path)
-        if handle._dispatcher is self._owner:
-            return RefArg(handle._call.call_id, path, handle._call.worker, handle._call.iteration)
-        if self._owner.is_dry and handle._dispatcher.is_dry:  # kept from the iteration before
-            return RefArg(-1, path, handle._call.worker)
+        maker, call, path = origin_of(value)
+        if maker is self._owner:
+            return RefArg(call.call_id, path, call.worker, call.iteration)
+        if self._owner.is_dry and maker.is_dry:  # kept from the iteration before
+            return RefArg(-1, path, call.worker)
         raise WorkflowError(
             f"{self._method}: {self._name!r} is {value!r} of "
-            f"{'the dry run' if handle._dispatcher.is_dry else 'another run'}. Next: keep "
+            f"{'the dry run' if maker.is_dry else 'another run'}. Next: keep "
             "handles inside the iteration function, and values (wait()) outside of it; clear what the dry run has "
             "left there."
         )
@@ -145,4 +145,4 @@ class _Argument:
                 f"the value that one call returns to the other call."
             )
         if isinstance(value, Symbol) and not self._owner.is_dry:
-            value._without_tracer()
+            refuse_kept(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.workflow.declaration import Declaration
@@ -169,3 +169,17 @@ class Ref(_Lazy):
 
     def __repr__(self) -> str:
         return f"Ref({self._handle!r}{path_text(self._path)})"
+
+
+class Origin(NamedTuple):
+    """Where a value will come from: who makes the call, and which part of what the call returns."""
+
+    dispatcher: Dispatcher
+    call: CallSpec
+    path: Path
+
+
+def origin_of(value: Handle | Ref) -> Origin:
+    """What a handle or a part of one stands for; its own attributes would be lazy parts of the value."""
+    handle, path = (value, ()) if isinstance(value, Handle) else (value._handle, value._path)
+    return Origin(handle._dispatcher, handle._call, path)

@@ -76,16 +76,9 @@ class Symbol:
     def __exit__(self, *_: Any) -> None:
         """Nothing was entered."""
 
-    def _without_tracer(self) -> NoReturn:
-        raise WorkflowError(
-            f"{self!r} is a symbol of the dry run, which is over. A variable outside the iteration function has kept "
-            "it. Next: make that "
-            f"variable anew before the run, or let the iteration return the value instead."
-        )
-
     def _live(self) -> Asked:
         tracer = self._tracer.current()
-        return self._without_tracer() if tracer is None else tracer
+        return refuse_kept(self) if tracer is None else tracer
 
     def __bool__(self) -> bool:
         return self._live().decide()
@@ -138,6 +131,19 @@ class Symbol:
 
     def __repr__(self) -> str:
         return f"<value of {self._text}, known at run time>"
+
+
+def source_of(value: Symbol) -> RefArg | None:
+    """The call whose value (or a part of it) a symbol is computed from; its own attributes are symbols, too."""
+    return value._source
+
+
+def refuse_kept(value: Symbol) -> NoReturn:
+    """Of a symbol that a variable has kept beyond its dry run."""
+    raise WorkflowError(
+        f"{value!r} is a symbol of the dry run, which is over. A variable outside the iteration function has kept it. "
+        "Next: make that variable anew before the run, or let the iteration return the value instead."
+    )
 
 
 def _unpacked(frame: FrameType) -> int | None:

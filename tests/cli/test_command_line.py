@@ -32,6 +32,21 @@ def test_the_doctor_says_how_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mend: pip install torch" in repr(report) and "<table" in report._repr_html_()
 
 
+def test_the_doctor_names_the_environment_to_use(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Sets that exclude each other: in the one without MuJoCo Warp it says where that is, or what makes it; in its own what is not there."""
+    monkeypatch.chdir(tmp_path)
+    real = doctor_module.installed
+    here = {"mujoco-warp": None}
+    monkeypatch.setattr(doctor_module, "installed", lambda name: here.get(name, "1.0") if name in ("mujoco-warp", "mjlab", "mujoco") else real(name))
+    assert "make env-warp" in doctor_module.doctor()["MuJoCo Warp"].mend
+    (tmp_path / ".venv-warp/bin").mkdir(parents=True)
+    (tmp_path / ".venv-warp/bin/python").touch()
+    assert doctor_module.doctor()["MuJoCo Warp"].mend == "use .venv-warp/bin/python"
+    here["mujoco-warp"] = "3.11.0"
+    found = doctor_module.doctor()["MuJoCo Warp"]
+    assert found.status == "ok" and "Meta-World" in found.found and ".venv" in found.found
+
+
 def test_a_wrong_environment_is_one_line_with_a_suggestion(capsys: pytest.CaptureFixture, tmp_path) -> None:
     assert main(["demo", "--env", "metaworld/button-pres-v3", "--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err

@@ -26,10 +26,16 @@ SMALL: dict[str, dict[str, Any]] = {
     "40_any_plan": {"steps": 4, "iterations": 3},
     "41_idle_devices": {"samples": 12, "iterations": 2},
     "50_simulators": {"envs": ["CartPole-v1", "numpy/ReachArm-v0"], "num_envs": 4, "steps": 5, "frames": 2},
+    "51_on_a_gpu": {"num_envs": 64, "few": 4, "seconds": 5, "iterations": 3, "goal": 0.0},
     "61_where_the_bubbles_go": {"iterations": 3, "updates": 60},
     "70_sac": {"total_timesteps": 2_048, "expected_return": -2_000},
     "62_tools": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
     "60_reasoning": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
+    "71_demonstrations_to_rl": {
+        "episodes": 2, "gradient_steps": 100, "num_envs": 4, "iterations": 1, "test_episodes": 2, "film_episodes": 1, "least_gain": -1.0,
+    },
+    "72_your_own_loss": {"total_timesteps": 7_680, "seeds": 1, "expected_rise": -1e9},
+    "73_your_own_data": {"episodes": 5, "gradient_steps": 300},
 }  # fmt: skip
 MOST_BYTES = 1_500_000
 RAY = {"10_workflows", "40_any_plan"}
@@ -38,6 +44,7 @@ IN_LAB = {"00_hello", "21_planning", "30_live_timeline", "31_reading_a_timeline"
 
 def parameters() -> list[Any]:
     marks = {name: [pytest.mark.ray] for name in RAY} | {name: [pytest.mark.slow] for name in IN_LAB}
+    marks["51_on_a_gpu"] = [pytest.mark.warp]
     return [pytest.param(p, id=p.stem, marks=marks.get(p.stem, [])) for p in NOTEBOOKS]
 
 

@@ -173,7 +173,7 @@ def test_numbers_beyond_all_floats_are_refused_in_objects_too() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_neighbours_of_a_plan_in_which_somebody_does_not_fit_are_not_followed() -> None:
+def test_plans_in_which_somebody_does_not_fit_are_not_followed() -> None:
     """One device more or less puts the generator beside a cell's member that keeps too much there."""
     lengths = Lengths(2000.0, mean_tokens=900.0)
     workers = {

@@ -182,3 +182,17 @@ def test_plans_whose_iterations_overlap_are_all_ranked_by_simulation(seed: int) 
     assert len(found) > 6
     seconds = [p.simulated for p in found if p.simulated is not None]
     assert len(seconds) == len(found) and all(b >= a * (1 - TIED) for a, b in itertools.pairwise(seconds))
+
+
+def test_a_refusal_names_all_that_fill_a_device() -> None:
+    """The policy of a cell could leave by itself, and stays with the simulator: what is said adds up to more than there is."""
+    workers = {
+        "env": {"kind": "simulator", "calls": 4, "offloadable": False, "memory": {"resident_gib": 32}, **samples(1, 64, 4)},
+        "policy": {"calls": 4, "memory": {"resident_gib": 20}, "onload_s": 1, **samples(1, 64, 2)},
+        "actor": {"memory": {"resident_gib": 52}, **samples(1, 64, 8)},
+    }
+    edges = [{"producer": p, "consumer": c} for p, c in (("env", "policy"), ("policy", "env"), ("env", "actor"))]
+    profile = Profile.from_dict({"items": 64, "workers": workers, "edges": edges, "cells": [{"members": ["env", "policy"]}], "device_memory_gib": 96})
+    said = plan(profile, 2, simulate=False).refused["temporal"]
+    assert "'policy' stays with 'env', in one cell" in said
+    assert sum(float(gib) for gib in re.findall(r"(?:needs|keeps) ([\d.]+) GiB", said)) > 96

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,17 +13,14 @@ from rlinf_lab.planning.search.plan_tree import (
     SPATIAL,
     TEMPORAL,
     Composed,
-    Leaf,
-    Tree,
     evaluate,
     leaf_of,
     mode,
     nodes,
     shape,
 )
-from rlinf_lab.planning.search.problem import Cut, Cuts, Problem
-from rlinf_lab.planning.search.solver import Only, _Solver, _Way, guess, near, solve
-from rlinf_lab.planning.search.structure import Outline
+from rlinf_lab.planning.search.problem import Problem
+from rlinf_lab.planning.search.solver import Only, _Solver, guess, solve
 
 
 def seconds(problem: Problem, ceiling: float = np.inf) -> float:
@@ -128,65 +124,6 @@ def test_the_enumeration_within_a_limit_is_the_one_without() -> None:
         truth = best(problem)
         assert best(problem, most=truth) == truth and best(problem, dominance=True, most=truth) == truth, f"seed {seed}"
         assert best(problem, most=truth - 0.5) >= truth, f"seed {seed}"
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_the_best_plan_unlike_another_one(seed: int) -> None:
-    """Against every skeleton of compositions, each searched by itself."""
-    problem = random_problem(seed, leaves=(2, 4), devices=(3, 8))
-    found = solve(problem)
-    if not found:
-        return
-    each: dict[Outline, float] = {}
-    for skeleton in skeletons(Cuts.shared(problem), problem.everyone):
-        for plan in Skeleton(problem, skeleton).plans():
-            outline = Outline.of(plan.tree, problem.edges)
-            each[outline] = min(each.get(outline, np.inf), plan.seconds)
-    for like in [f.tree for f in found]:
-        outline = Outline.of(like, problem.edges)
-        others = solve(problem, only=Only(unlike=outline))
-        assert min((s for o, s in each.items() if o != outline), default=np.inf) == (others[0].seconds if others else np.inf)
-        assert all(Outline.of(f.tree, problem.edges) != outline and evaluate(f.tree, problem) == pytest.approx(f.seconds) for f in others)
-
-
-class Skeleton(_Solver):
-    """With one composition for each set."""
-
-    def __init__(self, problem: Problem, ways: dict[int, tuple[str, Cut]]) -> None:
-        super().__init__(problem, np.inf, Only())
-        self.given = ways
-
-    def _ways_of(self, leaves: int, unlike: bool) -> list[_Way]:
-        return [_Way(*self.given[leaves], (False, False))]
-
-
-def skeletons(cuts: Cuts, leaves: int) -> Iterator[dict[int, tuple[str, Cut]]]:
-    if leaves.bit_count() == 1:
-        yield {}
-        return
-    for cut in cuts.of(leaves):
-        for kind in (TEMPORAL, SPATIAL):
-            for before in skeletons(cuts, cut.before):
-                for after in skeletons(cuts, cut.after):
-                    yield {leaves: (kind, cut), **before, **after}
-
-
-def test_an_outline_has_no_order_where_none_matters() -> None:
-    a, b, c = (Leaf(v, (1,), 0) for v in range(3))
-
-    def outline(tree: Tree) -> Outline:
-        return Outline.of(tree, {(0, 2)})
-
-    def turns(x: Tree, y: Tree) -> Tree:
-        return Composed(TEMPORAL, x, y, (1,), 0)
-
-    def streams(x: Tree, y: Tree) -> Tree:
-        return Composed(SPATIAL, x, y, (2,), 0)
-
-    assert outline(turns(turns(a, b), c)) == outline(turns(b, turns(a, c))) == outline(turns(a, turns(c, b)))
-    assert outline(turns(a, c)) != outline(turns(c, a)), "one feeds the other"
-    assert outline(streams(a, streams(b, c))) == outline(streams(streams(c, a), b)) != outline(streams(a, turns(b, c)))
-    assert outline(turns(streams(a, b), c)) != outline(streams(turns(a, c), b)), "whether b is on the host or not"
 
 
 def chain(seconds: list[list[float]], edges: dict[tuple[int, int], int] | None = None, **changes) -> Problem:
@@ -305,7 +242,7 @@ def test_spatial_parts_of_a_branch_run_beside_each_other() -> None:
     assert {n.kind for n in nodes(found.tree) if isinstance(n, Composed)} == {SPATIAL}
 
 
-def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
+def test_a_guess_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
     rng = np.random.default_rng(0)
     for _ in range(12):
         devices, count = int(rng.integers(200, 400)), int(rng.integers(2, 5))
@@ -318,7 +255,7 @@ def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
         edges = {(a, b): 3 for a in range(count) for b in range(a + 1, count) if b == a + 1 or rng.random() < 0.3}
         switch = tuple(rng.uniform(0, 5, count))
         problem = Problem(tuple("abcd"[:count]), edges, (devices,), 4, lambda leaf, _, tables=tables: tables[leaf], switch, switch)
-        found = near(problem)[0]
+        found = guess(problem)[0]
         best_of_all = solve(problem)[0].seconds
-        assert best_of_all <= found.seconds <= 1.005 * best_of_all
+        assert best_of_all <= found.seconds <= 1.02 * best_of_all
         assert evaluate(found.tree, problem) == pytest.approx(found.seconds)

@@ -144,3 +144,21 @@ def test_the_command_line_says_the_same(tmp_path: Path, capsys: pytest.CaptureFi
     told = json.loads(capsys.readouterr().out)
     assert told["iteration_s"] == [float(s) for s in plans.best.simulate(3).iterations()["seconds"]]
     assert told["iteration_s"][1] == pytest.approx(plans.best.seconds, rel=1e-9)
+
+
+def of_one_size(*sizes: int) -> Profile:
+    """b was measured at all items, a at some sizes of its batches."""
+    samples = [{"devices": 1, "items": n, "seconds": 1 + n / 16} for n in sizes]
+    workers = {"a": {"samples": samples}, "b": {"samples": [{"devices": 1, "items": 64, "seconds": 2.0}]}}
+    return Profile.from_dict({"items": 64, "workers": workers, "edges": [{"producer": "a", "consumer": "b"}]})
+
+
+def test_a_bound_is_said_only_where_costs_were_measured() -> None:
+    """Batches of one size, extrapolated eight-fold, make a bound of 14 s; measured at all items, too, it is 7 s."""
+    guessed, known = (plan(of_one_size(*sizes), 1) for sizes in ((8,), (8, 64)))
+    assert guessed.bound.unsure == ("a",) and guessed.bound.low < 14 == guessed.bound.seconds < guessed.bound.high
+    head = repr(guessed).splitlines()[0]
+    assert "estimate: none takes less than about 14 s" in head and "a was not measured there. Next: lab.profile(flow) measures a second size" in head
+    assert "can take less" not in repr(guessed) + guessed._repr_html_() and "above the estimated lower bound" in guessed.best.reason
+    assert known.bound.unsure == () and "none can take less than 7 s" in repr(known) and guessed.to_dict()["lower_bound_is"] == "estimated"
+    assert known.to_dict()["lower_bound_is"] == "measured" and known.best.seconds >= known.bound.seconds * (1 - 1e-9)

@@ -125,6 +125,23 @@ def test_the_same_learning_of_chunks_under_every_plan():
                 assert ours[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
+def test_an_advantage_and_a_loss_of_ones_own_are_used_by_name():
+    """Registered as copies of what is there they learn the same; turned round they do not."""
+    from rlinf_lab import algorithms
+
+    algorithms.advantage("mine", of="steps")(lambda *arrays, gamma, lam: algorithms.gae(*arrays, gamma=gamma, lam=lam))
+    algorithms.loss("mine")(lambda log_prob, old, advantage, mask=None, **options: algorithms.policy_loss(log_prob, old, advantage, mask, **options))
+    algorithms.loss("against")(lambda log_prob, old, advantage, mask=None, **options: algorithms.policy_loss(log_prob, old, -advantage, mask, **options))
+    plain, mine, against = (
+        run(dataclasses.replace(SMALL, **more), PLANS["fused"])[0] for more in ({}, {"advantage": "mine", "loss": "mine"}, {"loss": "against"})
+    )
+    assert mine == plain and against[1]["return"] != plain[1]["return"]
+    with pytest.raises(UnknownNameError, match="'grpo' is of group; here one of steps is needed"):
+        dataclasses.replace(SMALL, advantage="grpo")
+    with pytest.raises(UnknownNameError, match="Did you mean 'against'"):
+        dataclasses.replace(SMALL, loss="againts")
+
+
 def test_saved_weights_are_evaluated_by_a_workflow_of_their_own(tmp_path):
     path = tmp_path / "policy.safetensors"
     config = PPOConfig(LineEnv, max_episode_steps=5, num_envs=4, n_steps=10, batch_size=10, save_to=str(path))

@@ -74,3 +74,33 @@ def test_every_worker_of_a_device_is_in_its_lane_once() -> None:
     rows = list(picture._device_rows(timeline, timeline.accounting(), ["a", "b"]))
     of = [{label: part[0].tolist() for label, part in row.parts.items() if isinstance(label, str) and label in ("a", "b")} for row in rows]
     assert of == [{"a": [0, 2000], "b": [1000]}, {"b": [1000]}, {}]
+
+
+def of_gangs(*gangs: tuple[str, int, int]) -> Timeline:
+    """Workers one after another, each on so many devices, all of whose ranks begin and end together or one by one (the last number: ns apart)."""
+    recorder, first, spans = Recorder(), 0, []
+    for i, (name, count, apart) in enumerate(gangs):
+        for rank in range(count):
+            spans.append((recorder.track(name, rank, (f"cuda:{first + rank}",)), i * 10**6, (i + 1) * 10**6 - rank * apart))
+        first += count
+    timeline = Timeline([f"cuda:{d}" for d in range(first)])
+    for track, start, end in spans:
+        recorder.add(track, SpanKind.RUN, recorder.name("step"), start, end, 0)
+    timeline.extend(recorder.drain())
+    return timeline
+
+
+def test_lanes_that_look_the_same_are_drawn_once_and_everybody_is_seen() -> None:
+    timeline = of_gangs(("rollout", 32, 0), ("training", 32, 0))
+    drawn = scene(timeline, timeline.accounting())
+    labels = [w.text for w in drawn.words if w.text.startswith("cuda")]
+    assert labels == ["cuda:0 … 31 (32)", "cuda:32 … 63 (32)"] and {"rollout", "training"} <= {bar.fill for bar in drawn.bars}
+    assert drawn.height <= 400 and not any("more" in w.text for w in drawn.words)
+
+
+def test_of_too_many_different_lanes_each_worker_has_one_and_the_picture_is_no_higher() -> None:
+    timeline = of_gangs(("rollout", 32, 9_000), ("reward", 1, 0), ("training", 31, 0))
+    drawn = scene(timeline, timeline.accounting())
+    assert {"rollout", "reward", "training"} <= {bar.fill for bar in drawn.bars} and drawn.height <= 400
+    hidden = next(w.text for w in drawn.words if "more" in w.text)
+    assert hidden == "… and 23 more devices"  # 9 of 32 are shown, and all the others

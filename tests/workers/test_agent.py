@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,6 +105,14 @@ def test_a_tool_that_hangs_or_fails_is_a_failure_of_one_call():
     assert told["failed"] == 3
     release.set()
     worker.close()
+
+
+def test_a_planned_cell_takes_the_steps_that_were_simulated(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import tool_cell
+
+    cell = lab.planning.ToolCell(0.004, 0.03, tools=4).best(tool_cell.TURNS)
+    assert tool_cell.executed(4, float("inf")) == cell.simulate(tool_cell.TURNS).steps == 33
 
 
 def test_tools():

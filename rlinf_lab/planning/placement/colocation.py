@@ -40,12 +40,6 @@ class Fitting:
 Fits = list[tuple[Arrangement, Fitting]]
 
 
-def fitting(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only) -> Fits:
-    """The search's best plan that really fits, none where all take longer than ``ceiling``."""
-    found = counted(setting, arrangement, ceiling, only)
-    return branched(setting, arrangement, min([ceiling, *(f.searched for _, f in found)]), only) or found
-
-
 def counted(
     setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None = None
 ) -> Fits:
@@ -108,7 +102,7 @@ class _Looks:
 
     def look(self, used: Arrangement, ceiling: float) -> None:
         problem = self.setting.problem(used)
-        plans = (self.search or search_of(problem, self.only, self.setting.ways_to_stay))(problem, ceiling, self.only)
+        plans = (self.search or search_of(problem, self.only))(problem, ceiling, self.only)
         if plans:
             heapq.heappush(self._waiting, (plans[0].seconds, next(self._numbered), used, plans[0].tree))
 

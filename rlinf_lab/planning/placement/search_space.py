@@ -200,11 +200,6 @@ class Setting(Budget):
         return found
 
     @cached_property
-    def ways_to_stay(self) -> int:
-        """How many arrangements are worth trying."""
-        return len(self.arrangements())
-
-    @cached_property
     def optional_stays(self) -> int:
         """Stages that may stay or leave: leaving costs something and is possible."""
         return (

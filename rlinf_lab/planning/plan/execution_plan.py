@@ -1,12 +1,13 @@
 """The execution plan: which rank sits on which devices, and at which granularity items flow. Frozen, JSON, printable.
 
-The same workflow runs under every plan; see `temporal`, `spatial` and `fused` for the three hand-made forms.
+The same workflow runs under every plan; `temporal`, `spatial`, `hybrid` and `fused_cells` make the usual forms.
 Source: RLinf (arXiv 2509.15965), section 3.3: temporal, spatial and hybrid scheduling.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,6 +164,23 @@ class ExecutionPlan:
             graph, {}, {}, whole=False
         )
         return cls._made(graph, placements, micro_batches, given)
+
+    @classmethod
+    def hybrid(
+        cls,
+        flow: Workflow,
+        devices: Sequence[str],
+        on: Mapping[str, Sequence[int]],
+        micro_batch: int = 1,
+        name: str = "hybrid",
+        **fields: Any,
+    ) -> ExecutionPlan:
+        """Workers that have a device in common take turns, with a whole batch each; the others stream to each other.
+
+        ``on``, ``micro_batch``: as of `spatial`. Raises `PlanError` where all share devices, or nobody does.
+        """
+        made = cls.spatial(flow, devices, on, micro_batch, name, **fields)
+        return dataclasses.replace(made, micro_batches=_taking_turns(made, _graph(flow)))
 
     @classmethod
     def fused_cells(
@@ -414,6 +432,16 @@ class ExecutionPlan:
         """Equal plans are equal in these, too; the mappings cannot be hashed."""
         return hash((self.name, self.devices, self.fused))
 
+    def devices_of(self, worker: str) -> frozenset[int]:
+        """Numbers of the devices on which some rank of a worker sits."""
+        return frozenset(itertools.chain(*self.placements[worker]))
+
+    @property
+    def unused_devices(self) -> tuple[str, ...]:
+        """Devices on which nobody sits."""
+        used = frozenset().union(*map(self.devices_of, self.placements))
+        return tuple(name for i, name in enumerate(self.devices) if i not in used)
+
     def __repr__(self) -> str:
         lines = [f"ExecutionPlan {self.name!r} on {len(self.devices)} devices: {some(self.devices)}"]
         for worker in self.placements:
@@ -423,10 +451,9 @@ class ExecutionPlan:
 
     def _settings(self) -> list[tuple[str, str]]:
         """What is not default beside who sits where, as (name, text)."""
+        rooms = ", ".join(f"{c} {'unbounded' if n is None else n}" for c, n in self.capacities.items())
         found = [("micro-batches", ", ".join(f"{c} {n or 'whole'}" for c, n in self.micro_batches.items()))]
-        found += [
-            ("capacities", ", ".join(f"{c} {'unbounded' if n is None else n}" for c, n in self.capacities.items()))
-        ]
+        found += [("capacities", rooms)]
         found += [("fused", " + ".join(group)) for group in self.fused]
         found += [("in flight", ", ".join(f"{n} items in the cell of {w}" for w, n in self.in_flight.items()))]
         found += [("memory", self._memory())]
@@ -434,6 +461,9 @@ class ExecutionPlan:
             ("priorities", ", ".join(f"{w} {n}" for w, n in sorted(self.priorities.items(), key=lambda item: item[1])))
         ]
         found += [("staleness", counted(self.staleness, "iteration") if self.staleness else "")]
+        if idle := self.unused_devices:
+            ranks = f"ranks={{{next(iter(self.placements))!r}: {len(self.devices)}}}"
+            found += [("unused", f"{some(idle)}: {len(idle)} of {len(self.devices)}. Next: {ranks}, or lab.plan")]
         return [(what, text) for what, text in found if text]
 
     def _memory(self) -> str:
@@ -464,28 +494,7 @@ class ExecutionPlan:
         return some(["+".join(self.device_names(worker, r)) or "nowhere" for r in range(self.ranks(worker))])
 
     def _repr_html_(self) -> str:
-        """A row for each worker, with a column for each device where that is readable."""
-        left, middle = "style='text-align:left'", "style='text-align:center'"
-        if len(self.devices) <= SHOWN_DEVICES:
-            head = "".join(f"<th {middle}>{escape(d)}</th>" for d in self.devices)
-        else:
-            head = f"<th {left}>{len(self.devices)} devices: {escape(some(self.devices))}</th>"
-        rows = []
-        for worker, ranks in self.placements.items():
-            if len(self.devices) <= SHOWN_DEVICES:
-                held = [
-                    ", ".join(f"rank {r}" for r, ds in enumerate(ranks) if d in ds) for d in range(len(self.devices))
-                ]
-                cells = "".join(f"<td {middle}>{text}</td>" for text in held)
-            else:
-                cells = f"<td {left}>{counted(len(ranks), 'rank')} on {escape(self._where(worker))}</td>"
-            rows.append(f"<tr><th {left}>{escape(worker)}</th>{cells}</tr>")
-        notes = [f"{escape(w)} in {n} sub-batches" for w, n in self.sub_batches.items() if n > 1]
-        notes += [f"{what}: {escape(text)}" for what, text in self._settings()]
-        return (
-            f"<div><b>Plan {escape(self.name)}</b><table><thead><tr><th></th>{head}</tr></thead>"
-            f"<tbody>{''.join(rows)}</tbody></table><small>{' · '.join(notes)}</small></div>"
-        )
+        return _table(self)
 
 
 def _plain(value: Any, field: str) -> str:
@@ -566,3 +575,46 @@ def _cell_micro_batches(
         if inside and not edge.keyed:
             micro_batches[edge.channel] = max(1, tokens[edge.producer] // ranks[edge.consumer]) if whole else 1
     return micro_batches
+
+
+def _table(plan: ExecutionPlan) -> str:
+    """A row for each worker, with a column for each device where that is readable."""
+    left, middle = "style='text-align:left'", "style='text-align:center'"
+    if len(plan.devices) <= SHOWN_DEVICES:
+        head = "".join(f"<th {middle}>{escape(d)}</th>" for d in plan.devices)
+    else:
+        head = f"<th {left}>{len(plan.devices)} devices: {escape(some(plan.devices))}</th>"
+    rows = []
+    for worker, ranks in plan.placements.items():
+        if len(plan.devices) <= SHOWN_DEVICES:
+            held = [", ".join(f"rank {r}" for r, ds in enumerate(ranks) if d in ds) for d in range(len(plan.devices))]
+            cells = "".join(f"<td {middle}>{text}</td>" for text in held)
+        else:
+            cells = f"<td {left}>{counted(len(ranks), 'rank')} on {escape(plan._where(worker))}</td>"
+        rows.append(f"<tr><th {left}>{escape(worker)}</th>{cells}</tr>")
+    notes = [f"{escape(w)} in {n} sub-batches" for w, n in plan.sub_batches.items() if n > 1]
+    notes += [f"{what}: {escape(text)}" for what, text in plan._settings()]
+    return (
+        f"<div><b>Plan {escape(plan.name)}</b><table><thead><tr><th></th>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table><small>{' · '.join(notes)}</small></div>"
+    )
+
+
+def _taking_turns(plan: ExecutionPlan, graph: WorkflowGraph) -> dict[str, int]:
+    """Micro-batches of a plan in which everything is there before a worker begins on devices of its producer."""
+    pairs = itertools.combinations(plan.placements, 2)
+    shared = {frozenset(pair) for pair in pairs if plan.devices_of(pair[0]) & plan.devices_of(pair[1])}
+    every = len(plan.placements) * (len(plan.placements) - 1) // 2
+    if len(shared) in (0, every):
+        who, other = ("all do", "temporal") if shared else ("nobody shares a device", "spatial")
+        raise PlanError(
+            f"Plan {plan.name!r}: in a hybrid plan some workers share devices and some do not; here {who}. Next: "
+            f"ExecutionPlan.{other}(flow, devices, ...), or other numbers in on=."
+        )
+    cells = [set(cell) for cell in graph.cells]
+    in_turn = {
+        e.channel
+        for e in graph.edges
+        if {e.producer, e.consumer} in shared and not any({e.producer, e.consumer} <= cell for cell in cells)
+    }
+    return {c: 0 if c in in_turn else n for c, n in plan.micro_batches.items()}

@@ -1,10 +1,9 @@
 """From a setting to the plans worth looking at: the best of every way to compose the flow, followed micro-batch by
-micro-batch, improved a little.
+micro-batch.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,24 +15,16 @@ from rlinf_lab.planning.placement.colocation import Search, branched, counted
 from rlinf_lab.planning.placement.cost_table import Forms
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Arrangement, Setting
-from rlinf_lab.planning.planner.nearby import fitting, resized
 from rlinf_lab.planning.search.effort import is_exact
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Tree, compositions, evaluate
 from rlinf_lab.planning.search.problem import FEW_LEAVES, Cuts, Orders, Problem
 from rlinf_lab.planning.search.solver import BOTH, Found, Only, guess
-from rlinf_lab.planning.search.structure import Outline
-from rlinf_lab.planning.search.variety import varied
 
 EVERY_CUT = 4  # of so many stages every last composition is looked at, of more only the best and the pure ones
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
-ROUNDS = 12  # of improvement
-FEW_NEIGHBOURS = 12  # followed for a quick answer, and of a shape that only variety finds
 RECENT = 2  # sets of stages that stay that are looked at again
 FEW = 32  # branches of a quick search that found nothing
 PROMISING = 2  # sets of stages that may stay, where many stages are not searched exactly: those that are best for turns
-NEAR = 1.12  # plans of other shapes over few device counts, which are improved then
-VARIED, MORE = 64, 8  # of these at most that are looked at, and of other shapes than those found before
-ALIKE = 3  # of those that take as long, at most
 SAME = 1.001
 
 
@@ -58,11 +49,6 @@ class Candidate:
     @property
     def seconds(self) -> float:
         return self.streamed.seconds
-
-    @cached_property
-    def outline(self) -> Outline:
-        """Its shape, whatever the order of turns where none matters to the search."""
-        return Outline.of(self.placement.tree, self.placement.setting.edges)
 
 
 @dataclass(frozen=True)
@@ -123,45 +109,16 @@ def candidates(
             else _exact(setting, arrangements, modes)
         ):
             found.setdefault(candidate.placement.shape, []).append(candidate)
-    more = list(_more(setting, found, modes)) if several > 1 and found and not quick else []
-    others = {c.placement.shape for c in more} - found.keys()
-    for candidate in more:
-        found.setdefault(candidate.placement.shape, []).append(candidate)
     if not found:  # perhaps one in which not all that time-share share all their devices; the fewer stay, the more fits
         found = {
             c.placement.shape: [c]
             for arrangements in by_form.values()
             for c in _any(setting, arrangements[-1:], Only(modes), ceiling, FEW)
         }
-    firsts = {shape: min(some, key=lambda c: c.seconds) for shape, some in found.items()}
-    best = min((c.seconds for c in firsts.values()), default=0.0)
-    better = [
-        improved(c, FEW_NEIGHBOURS if quick or shape in others else None) if not quick or c.seconds == best else c
-        for shape, c in firsts.items()
-    ]  # fmt: skip
+    firsts = [min(some, key=lambda c: c.seconds) for some in found.values()]
     if several > 1 and not quick:
-        return sorted([*better, *(c for some in found.values() for c in _others(some, several))], key=_by_seconds)
-    return _distinct(sorted(better, key=_by_seconds))
-
-
-def _more(setting: Setting, found: dict[str, list[Candidate]], modes: tuple[str, ...]) -> Iterator[Candidate]:
-    """Of other shapes that the search finds about as fast over few device counts, with those who stay as in the best
-    plan: each with its best numbers.
-    """
-    those = [c for some in found.values() for c in some]
-    best, known = min(those, key=lambda c: c.searched), {c.outline for c in those}
-    arrangement, most = replace(best.placement.arrangement, seating=()), len(known) + MORE
-    problem = setting.problem(arrangement)
-    if len(modes) < len(BOTH) or Orders.of(problem).is_grouped:
-        return
-    plans = varied(problem, NEAR * best.searched)[:VARIED]
-    for i, plan in enumerate(plans):
-        # Many that take as long wait for the same part, in a simulation as well.
-        as_long = i >= ALIKE and plan.seconds <= SAME * plans[i - ALIKE].seconds
-        if len(known) < most and not as_long and Outline.of(plan.tree, setting.edges) not in known:
-            for candidate in _best(setting, [arrangement], Only(modes, among=compositions(plan.tree)), guess)[:1]:
-                known.add(candidate.outline)
-                yield candidate
+        return sorted([*firsts, *(c for some in found.values() for c in _others(some, several))], key=_by_seconds)
+    return _distinct(sorted(firsts, key=_by_seconds))
 
 
 def _by_seconds(candidate: Candidate) -> tuple[float, str]:
@@ -207,7 +164,7 @@ def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
     # fast as turns or streams alone.
     problem, best = setting.problem(arrangements[0]), np.inf
     grouped, promising = Orders.of(problem).is_grouped, arrangements
-    if len(setting.stages) > FEW_LEAVES and len(arrangements) > PROMISING and not is_exact(problem, len(arrangements)):
+    if len(setting.stages) > FEW_LEAVES and len(arrangements) > PROMISING and not is_exact(problem):
         promising = sorted(arrangements, key=lambda a: _seconds_time_shared(setting, a))[:PROMISING]
     for only in (
         sorted(_structures(setting, modes), key=lambda only: len(only.kinds))
@@ -366,30 +323,3 @@ def _best(
         for used, plan in searched
         if plan.searched <= best * CLOSE
     ]
-
-
-# --- improvement ------------------------------------------------------------------------------------------------
-def improved(candidate: Candidate, most: int | None = None) -> Candidate:
-    """Moves devices between parts while the followed seconds fall: the search's model of a stream is not exact.
-    ``most``: neighbours that are looked at.
-    """
-    setting, best = candidate.placement.setting, candidate
-    problem = setting.problem(candidate.placement.arrangement)
-    if not problem.once:
-        return candidate  # nothing that the search approximates
-    looked = itertools.count()
-    for _ in range(ROUNDS):
-        better = best
-        for tree in resized(best.placement.tree, problem, best.placement.beside):
-            if most is not None and next(looked) >= most:
-                return better
-            near = fitting(best.placement, tree)
-            if near is None:
-                continue  # somebody does not fit beside those who are really there
-            streamed = follow(near[0])
-            if streamed.seconds < better.seconds * (1 - 1e-9):
-                better = Candidate(*near, streamed)
-        if better is best:
-            return best
-        best = better
-    return best

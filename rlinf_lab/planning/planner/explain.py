@@ -146,7 +146,8 @@ def reason(candidate: Candidate, seconds: float, best: float, timeline: Timeline
     given for that one."""
     if bound is not None:
         above = round(100 * (seconds / bound.seconds - 1)) if bound.seconds else 0
-        return f"fastest; {above} % above the lower bound" + _idle(candidate, seconds, timeline)
+        lower = "the lower bound" if not bound.unsure else "the estimated lower bound"
+        return f"fastest; {above} % above {lower}" + _idle(candidate, seconds, timeline)
     slower = f"{100 * (seconds / best - 1):.1f} % slower" if best else f"{seconds:.4g} s slower"
     return ("as fast" if seconds <= best * AS_FAST_FACTOR else slower) + _idle(candidate, seconds, timeline)
 
@@ -309,11 +310,16 @@ def shortage(setting: Setting) -> Shortage:
     }
     if not most:
         return Shortage("all workers are on the host.", 0.0)
-    keeps = {m: _keeps(setting, m, n) for m, n in most.items() if not workers[m].offloadable}
+    # who keeps each there: itself, or a member of its cell that cannot leave
+    mates = {m: [s for s in setting.stages[setting.home[m]].members if not workers[s].offloadable] for m in most}
+    keeps = {m: _keeps(setting, m, n) for m, n in most.items() if mates[m]}
     needs = {m: _needs(setting, m, n) for m, n in most.items()}
     together = {m: needs[m] + sum(g for s, g in keeps.items() if s != m) - _twice(setting, {m, *keeps}) for m in most}
     short = max(most, key=together.__getitem__)
     gib = together[short]
+    cells = "".join(
+        f"; {m!r} stays with {mates[m][0]!r}, in one cell" for m in keeps if m not in mates[m] and m != short
+    )
     others = ", ".join(f"{s!r} keeps {g:.3g} GiB" for s, g in keeps.items() if s != short and g > 0)
     if len(setting.kinds) > 1:
         return Shortage(
@@ -321,7 +327,7 @@ def shortage(setting: Setting) -> Shortage:
         )
     same = _twice(setting, {short, *keeps})
     beside = (
-        f" while {others} there (offloadable: false{f', {same:.3g} GiB of it the same weights' if same else ''})"
+        f" while {others} there (offloadable: false{cells}{f', {same:.3g} GiB of it the same weights' if same else ''})"
         if others
         else ""
     )

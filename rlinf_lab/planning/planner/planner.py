@@ -181,15 +181,19 @@ class Planned:
     def _repr_html_(self) -> str:
         from html import escape
 
+        from rlinf_lab.timeline.draw.picture import scene
         from rlinf_lab.timeline.draw.svg import shown_html
 
-        picture = "" if self.simulated is None else shown_html(self.timeline._scene(960, "device"))
+        picture = ""
+        if self.simulated is not None:
+            picture = shown_html(scene(self.timeline.snapshot(), self.timeline.accounting(), 960, "device"))
         return f"<div><pre>{escape(repr(self))}</pre>{picture}</div>"
 
 
 @dataclass(frozen=True)
 class Plans(Sequence[Planned]):
-    """Plans, fastest first; ``bound``: seconds that no plan can beat; ``refused``: modes without a plan, and why;
+    """Plans, fastest first; ``bound``: seconds that no plan can beat, an estimate
+    where costs were not measured; ``refused``: modes without a plan, and why;
     ``quick``: as of `plan`.
     """
 
@@ -251,12 +255,11 @@ class Plans(Sequence[Planned]):
                 )
         setting, problem = placement.setting, placement.setting.problem(placement.arrangement)
         orders = Orders.of(problem)
-        if not orders.is_grouped and not is_exact(problem, setting.ways_to_stay):
+        if not orders.is_grouped and not is_exact(problem):
             found.append(
                 f"{len(setting.stages)} workers on {_budget(self.devices)} are more than an exact search can look at: "
-                "plans were looked for on evenly spaced "
-                "numbers of devices and then near the best, and a somewhat faster one may exist; the lower bound "
-                "holds for all. "
+                "plans were looked for on some numbers of devices and then near the best, and a somewhat faster one "
+                "may exist; the lower bound holds for all. "
                 f"Next: fewer devices or workers for an exact search (any {FEW_LEAVES} workers on {FEW_COUNTS} devices)"
             )
         if not orders.all:
@@ -277,7 +280,8 @@ class Plans(Sequence[Planned]):
         return {
             "profile": self.profile.name,
             "devices": dict(self.devices) if len(self.devices) > 1 else next(iter(self.devices.values())),
-            "lower_bound_s": self.bound.seconds, "plans": [p.to_dict() for p in self.ranked],
+            "lower_bound_s": self.bound.seconds, "lower_bound_is": "estimated" if self.bound.unsure else "measured",
+            "plans": [p.to_dict() for p in self.ranked],
             "refused": [{"mode": mode, "reason": why} for mode, why in self.refused.items()],
             "notes": list(self.notes if notes is None else notes),
         }  # fmt: skip
@@ -307,8 +311,8 @@ class Plans(Sequence[Planned]):
 
     def __repr__(self) -> str:
         width = max(len(p.name) for p in self.ranked)
-        least = f"none can take less than {self.bound.seconds:.4g} s ({self.bound.why})"
-        lines = [f"{counted(len(self.ranked), 'plan')} for {self.profile.name!r} on {_budget(self.devices)}; {least}"]
+        head = f"{counted(len(self.ranked), 'plan')} for {self.profile.name!r} on {_budget(self.devices)}"
+        lines = [f"{head}; {self.bound.said}"]
         for plan in self.ranked:
             places = ", ".join(f"{w} {at['devices']}" for w, at in plan.placement.items())
             lines.append(
@@ -348,8 +352,8 @@ class Plans(Sequence[Planned]):
         notes = "".join(f"<br><small>{escape(n)}</small>" for n in (*self._legend(), *self.notes))
         return (
             f"<div><b>{counted(len(self.ranked), 'plan')}</b> for {escape(self.profile.name)} on "
-            f"{escape(_budget(self.devices))}; none can take less than "
-            f"{self.bound.seconds:.4g} s ({escape(self.bound.why)})<table><tr>{head}</tr>{rows}</table>{notes}</div>"
+            f"{escape(_budget(self.devices))}; {escape(self.bound.said)}"
+            f"<table><tr>{head}</tr>{rows}</table>{notes}</div>"
         )
 
 

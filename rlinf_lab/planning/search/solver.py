@@ -25,11 +25,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlinf_lab.planning.cancellation import check
-from rlinf_lab.planning.search.pareto import EMPTY, ParetoFront, lower, spread, undominated, within
+from rlinf_lab.planning.search.pareto import ParetoFront, lower, spread, undominated, within
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, compositions, evaluate, leaf_of
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
 from rlinf_lab.planning.search.sequential import Turns
-from rlinf_lab.planning.search.structure import Outline
 
 EXACT = 1 + 1e-12  # ties with the best so far are kept
 FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
@@ -37,14 +36,10 @@ SEVERAL = 5  # leaves, of which a search over all cuts takes longer than a few o
 # on either side of a good plan's counts, in streams alone: the more devices the faster, and few other plans are as good
 # with other counts
 BESIDE = 2
-# of a stepwise search: counts to begin with, how many on either side of a plan's, how much nearer each time
-COARSEST, CLOSE_BY, NEARER = 8, 3, 4
-UNITS = 128  # of devices, evenly spaced, that are looked at where there are very many
 BLOCK = 4_000_000  # pairs looked at together
 MODERATE = 256  # device counts of a leaf up to which a coarse search alone gives a bound that is worth its time
 MANY = 2_000  # more points than these are sorted out at once
-SOME = 400  # of more points than these some are left out in a stepwise search
-# points of each number of devices that are kept of so many, where leaves are cut in groups, and in a stepwise search
+# points of each number of devices that are kept of so many, where leaves are cut in groups
 SPREAD = 2
 AT_ONCE = 8_000  # points of one granularity or another that are compared together
 ALL = 10_000  # pairs of points that are all looked at
@@ -63,26 +58,23 @@ class Found:
 @dataclass(frozen=True)
 class Only:
     """What is looked for: ``kinds`` of composition, the ``last`` one (its kind and the leaves before it), None: any,
-    plans ``unlike`` an outline, and plans of compositions ``among`` some (of `plan_tree.compositions`)."""
+    and plans of compositions ``among`` some (of `plan_tree.compositions`)."""
 
     kinds: tuple[str, ...] = BOTH
     last: tuple[str, int] | None = None
-    unlike: Outline | None = None
     among: frozenset[tuple[str, int, int]] | None = None
 
 
-# of a front: leaves, those that stay on the same devices, of which plans (0: of all, 1: unlike the outline; `variety`:
-# of a form)
-_Key = tuple[int, int, int]
+# of a front: leaves, and those that stay on the same devices
+_Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class _Way:
-    """A composition. ``which``: of which plans its parts are, as of `_Key`."""
+    """A composition."""
 
     kind: str
     cut: Cut
-    which: tuple[int, int]
 
 
 def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list[Found]:
@@ -97,60 +89,6 @@ def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
         moderate = all(len(useful_counts(problem, v)) <= MODERATE for v in range(len(problem.names)))
         ceiling = min([ceiling, *(f.seconds for f in guess(problem, ceiling, only, coarse=moderate)[:1])])
     return sorted(_Solver(problem, ceiling, only).plans(), key=lambda f: f.seconds)
-
-
-def near(problem: Problem, ceiling: float = np.inf, only: Only = Only(), units: int = UNITS) -> list[Found]:
-    """As `solve`, but over some device counts: so many evenly spaced ones, so that they add up, then finer ones near
-    the best plan. For many devices of one kind on which seconds fall smoothly: nearly the best plan in a fraction of
-    the time."""
-    useful = [useful_counts(problem, v) for v in range(len(problem.names))]
-    unit = -(-problem.most // units)
-    chosen = [_thinned(codes, np.arange(problem.most, 0, -unit)) for codes in useful]
-    found = solve(_with_counts(problem, chosen), ceiling, only)
-    while found and unit > 1:
-        at = [_code(problem, leaf_of(found[0].tree, v).devices) for v in range(len(useful))]
-        step = max(1, unit // CLOSER)
-        around = step * np.arange(-CLOSER, CLOSER + 1)
-        chosen = [_thinned(codes, np.clip(n + around, 0, problem.most)) for codes, n in zip(useful, at, strict=True)]
-        unit = step if step < unit else 1
-        found = sorted([*found, *solve(_with_counts(problem, chosen), found[0].seconds, only)], key=lambda f: f.seconds)
-    return found
-
-
-def stepwise(problem: Problem, ceiling: float = np.inf, only: Only = Only(), units: int = UNITS) -> list[Found]:
-    """For many leaves: over ``units`` evenly spaced device counts, then over a few on either side of those of the best
-    plan, nearer and nearer.
-
-    All are multiples of a power of two, so that they add up to few numbers; of each number few points are kept. Leaves
-    have all their cuts.
-    """
-    useful, found = [useful_counts(problem, v) for v in range(len(problem.names))], list[Found]()
-
-    def look(wanted: list[np.ndarray]) -> list[Found]:
-        chosen = [_thinned(codes, numbers) for codes, numbers in zip(useful, wanted, strict=True)]
-        plans = _Solver(
-            _with_counts(problem, chosen), min([ceiling, *(f.seconds for f in found[:1])]), only, few=True
-        ).plans()
-        return sorted([*found, *plans], key=lambda f: f.seconds)
-
-    unit = 1 << max(0, (problem.most // COARSEST).bit_length() - 1)
-    while not found or problem.most // (2 * unit) < units:
-        found = look([np.append(np.arange(unit, problem.most + 1, unit), problem.most)] * len(useful))
-        if unit == 1:
-            return found
-        unit //= 2
-    unit = max(1, 2 * unit // NEARER)
-    while unit:
-        at = [_code(problem, leaf_of(found[0].tree, v).devices) for v in range(len(useful))]
-        found = look([np.clip(n + unit * np.arange(-CLOSE_BY, CLOSE_BY + 1), 0, problem.most) for n in at])
-        unit = unit // NEARER if unit >= NEARER or unit == 1 else 1
-    return found
-
-
-def _thinned(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The largest codes that are no larger than those wanted, and the smallest of all."""
-    at = np.searchsorted(codes, wanted, side="right") - 1
-    return codes[np.unique(np.clip(at, 0, None))] if len(codes) else codes
 
 
 def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse: bool = False) -> list[Found]:
@@ -270,26 +208,18 @@ def _code(problem: Problem, devices: Counts) -> int:
 class _Solver:
     """Fronts by `_Key`, of all granularities."""
 
-    def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0, few: bool = False) -> None:
-        """``aside``: leaves that take no turns, unless ``only`` asks for it. ``few``: of large fronts only some points
-        of each number of devices are kept.
-        """
-        self.problem, self.ceiling, self.kinds, self.last, self.unlike = (
-            problem,
-            ceiling * EXACT,
-            only.kinds,
-            only.last,
-            only.unlike,
-        )
+    def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0) -> None:
+        """``aside``: leaves that take no turns, unless ``only`` asks for it."""
+        self.problem, self.ceiling, self.kinds, self.last = problem, ceiling * EXACT, only.kinds, only.last
         self._among = only.among
         self._aside = 0 if only != Only() else aside
         self.cuts = Cuts.shared(problem)
-        self._kept = SOME if few else MANY if self.cuts.is_grouped else None
+        self._kept = MANY if self.cuts.is_grouped else None
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._fronts: dict[_Key, ParetoFront] = {}
         self._least: dict[_Key, np.ndarray] = {}
         self._falling: dict[_Key, np.ndarray] = {}
-        self._ways: dict[tuple[int, int], list[_Way]] = {}
+        self._ways: dict[int, list[_Way]] = {}
         self._options: list[_Way] = []
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
@@ -314,10 +244,10 @@ class _Solver:
             return []
         if everyone.bit_count() == 1:
             return self._alone()
-        if self.kinds == (TEMPORAL,) and self.unlike is None:
+        if self.kinds == (TEMPORAL,):
             return self._time_shared()
         found = []
-        for way in self._ways_of(everyone, self.unlike is not None):
+        for way in self._ways_of(everyone):
             if self.last is not None and self.last != (way.kind, way.cut.before):
                 continue
             check()
@@ -340,21 +270,21 @@ class _Solver:
                 if front.code.searchsorted(self.problem.codes)
                 else None
             )
-            leaf = None if point is None else self._tree(1 << v, beside, 0, point)
+            leaf = None if point is None else self._tree(1 << v, beside, point)
             leaves.append((float(front.fill[point]), leaf) if isinstance(leaf, Leaf) else None)
-        turns = Turns(self.problem, leaves, lambda some: [way.cut for way in self._ways_of(some, 0)], self._switches)
+        turns = Turns(self.problem, leaves, lambda some: [way.cut for way in self._ways_of(some)], self._switches)
         return [
             Found(seconds, tree) for seconds, tree in turns.plans()
             if seconds <= ceiling and self.last in (None, (TEMPORAL, tree.before.leaves))
         ]  # fmt: skip
 
     def _alone(self) -> list[Found]:
-        front = self._front(1, 0, self.unlike is not None).upto(0, self.problem.codes)
+        front = self._front(1, 0).upto(0, self.problem.codes)
         if not len(front):
             return []
         seconds = self.problem.iteration(front.fill, front.period)
         best = int(np.argmin(seconds))
-        return [Found(float(seconds[best]), self._tree(1, 0, 0, best))]
+        return [Found(float(seconds[best]), self._tree(1, 0, best))]
 
     def _best_time_shared(self, way: _Way) -> tuple[float, int, int, int] | None:
         """(seconds, granularity, point before, point after) of the best way to compose everything like this."""
@@ -385,12 +315,9 @@ class _Solver:
         return best
 
     # --- parts -------------------------------------------------------------------------------------------
-    def _ways_of(self, leaves: int, which: int) -> list[_Way]:
-        """Every way to compose a set. A plan is unlike the outline where it has another composition, or where a part is
-        unlike it.
-        """
-        key = (leaves, which)
-        if key not in self._ways:
+    def _ways_of(self, leaves: int) -> list[_Way]:
+        """Every way to compose a set."""
+        if leaves not in self._ways:
             found = []
             for cut in self.cuts.of(leaves):
                 for kind in self.kinds:
@@ -405,18 +332,15 @@ class _Solver:
                     if self._among is not None:
                         again = (kind, cut.before, cut.after) not in self._among
                     if not aside and not again:
-                        like = which and self.unlike is not None and self.unlike.has(kind, cut)
-                        found += [_Way(kind, cut, parts) for parts in (((1, 0), (0, 1)) if like else ((0, 0),))]
-            self._ways[key] = found
-        return self._ways[key]
+                        found.append(_Way(kind, cut))
+            self._ways[leaves] = found
+        return self._ways[leaves]
 
-    def _front(self, leaves: int, context: int, which: int = 0) -> ParetoFront:
-        key = (leaves, context, which)
+    def _front(self, leaves: int, context: int) -> ParetoFront:
+        key = (leaves, context)
         if key not in self._fronts:
             if leaves.bit_count() > 1:
-                self._fronts[key] = self._composite(leaves, context, which)
-            elif which:
-                self._fronts[key] = EMPTY
+                self._fronts[key] = self._composite(leaves, context)
             else:
                 self._fronts[key] = (self._leaf if leaves & self.problem.once else self._call)(leaves, context)
         return self._fronts[key]
@@ -448,9 +372,9 @@ class _Solver:
         code, seconds = code[useful], seconds[useful]
         return ParetoFront.of(code, seconds, seconds, LEAF, 0, 0, grain.reshape(-1)[code])
 
-    def _composite(self, leaves: int, context: int, which: int) -> ParetoFront:
+    def _composite(self, leaves: int, context: int) -> ParetoFront:
         options = []
-        for way in self._ways_of(leaves, which):
+        for way in self._ways_of(leaves):
             check()
             options += self._temporal(way, context) if way.kind == TEMPORAL else self._spatial(leaves, way, context)
         return self._with_finer(leaves, options)
@@ -706,7 +630,7 @@ class _Solver:
         """Which fronts the parts have."""
         before, after = self._contexts(way, context)
         left, right = way.cut.before, way.cut.after
-        return (left, before & self._minded(left), way.which[0]), (right, after & self._minded(right), way.which[1])
+        return (left, before & self._minded(left)), (right, after & self._minded(right))
 
     def _minded(self, leaves: int) -> int:
         """Those whose co-location may matter to some of a set: beside the others its front is the same."""
@@ -759,8 +683,8 @@ class _Solver:
         return self._option_numbers[way]
 
     # --- back to a plan --------------------------------------------------------------------------------------
-    def _tree(self, leaves: int, context: int, which: int, point: int) -> Tree:
-        front = self._front(leaves, context, which)
+    def _tree(self, leaves: int, context: int, point: int) -> Tree:
+        front = self._front(leaves, context)
         code, option, g = (int(column[point]) for column in (front.code, front.option, front.grain))
         code, left, right = code % self.problem.codes, int(front.left[point]), int(front.right[point])
         if option == LEAF:

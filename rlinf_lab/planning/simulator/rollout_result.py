@@ -36,6 +36,8 @@ class Rollouts:
     """when each version came"""
     elapsed_s: float
     trained_s: float
+    filled: tuple[float, float] = (0.0, 0.0)
+    """seconds of all slots in which they were busy, and seconds, until the last response began"""
 
     def used(self, skip: int = 0) -> NDArray[np.bool_]:
         """(N,) those learnt from, but for the first ``skip`` updates, in which nothing can be stale yet."""
@@ -79,14 +81,9 @@ class Rollouts:
 
     @property
     def generator_idle(self) -> float:
-        """Share of the slots' time in which they are empty, before the last response begins."""
-        begun = self.begin_N[~np.isnan(self.begin_N)]
-        until = float(begun.max()) if len(begun) else 0.0
-        if not until:
-            return 0.0
-        end = np.where(np.isnan(self.end_N), until, self.end_N)
-        busy = np.nansum(np.maximum(np.minimum(end, until) - np.maximum(self.begin_N, 0.0), 0.0))
-        return float(max(0.0, 1.0 - busy / (until * self.concurrency)))
+        """Share of the slots' time in which they are empty, until the last response begins; 0 with steady arrivals."""
+        busy_s, until_s = self.filled
+        return float(max(0.0, 1.0 - busy_s / (until_s * self.concurrency))) if until_s else 0.0
 
     @property
     def length_bias(self) -> float:

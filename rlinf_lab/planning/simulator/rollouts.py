@@ -91,7 +91,8 @@ class _Slots:
         self.version, self.now = 0, 0.0
         self.published: list[float] = []
         self.training_until = math.inf  # nobody learns
-        self.trained_s = 0.0
+        self.trained_s = self._busy_s = self._busy_since = 0.0
+        self.filled = (0.0, 0.0)  # until the last response began: seconds of all slots that were busy, and seconds
         self.taken: list[tuple[int, float, int]] = []
         self.dropped: set[int] = set()
         self._seconds: list[float] = seconds_N.tolist()
@@ -129,13 +130,21 @@ class _Slots:
             self._start(one, 0.0)
 
     def _start(self, one: int, pause: float) -> None:
+        self._account()
+        self.filled = (self._busy_s, self.now)
         self._begin[one], self._with[one] = self.now, self.version
         heapq.heappush(self._running, (self.now + pause + self._seconds[one], one))
+
+    def _account(self) -> None:
+        """Slots have been as they are since the last change."""
+        self._busy_s += len(self._running) * (self.now - self._busy_since)
+        self._busy_since = self.now
 
     def _next_end(self) -> float:
         return self._running[0][0] if self._running else math.inf
 
     def _finish(self) -> None:
+        self._account()
         _, one = heapq.heappop(self._running)
         self._end[one] = self.now
         group = one // self.size
@@ -166,6 +175,7 @@ class _Slots:
         self.training_until = math.inf
         pause = self.setting.load_s
         if self.setting.policy.while_generating == "retract":
+            self._account()
             running, self._running = [one for _, one in self._running], []
             for one in running:
                 self._start(one, pause)
@@ -184,7 +194,7 @@ class _Slots:
         each = partial(np.repeat, repeats=self.size)
         return Rollouts(
             self.setting.concurrency, self.seconds_N, *self._generated(), each(take), each(used_by), each(fate),
-            np.array(self.published), self.now, self.trained_s,
+            np.array(self.published), self.now, self.trained_s, self.filled,
         )  # fmt: skip
 
     def _generated(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:

@@ -143,8 +143,8 @@ class MeanStaleness:
     oldest.
 
     With ρ = generated over trained per second, C responses at once, B of an update, a queue of q batches, and
-    M = E[longest of a group] / E[length]. It holds for batches of many groups and, where ρ > 1, for responses that
-    differ by half an update or more. Source: Applied Compute (2026).
+    M = E[longest of a group] / E[length]. It holds for batches of many groups and, where ρ > 1, for groups whose times
+    are spread so far that their fractions of an update are about even. Source: Applied Compute (2026).
     """
 
     concurrency: float

@@ -9,6 +9,7 @@ ticks are told apart.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from bisect import bisect_right
 from collections import defaultdict
@@ -27,6 +28,7 @@ from rlinf_lab.timeline.record.store import SpanStore
 
 LANES = ("device", "worker")
 _TOP, _LANE, _GAP, _TEXT = 22, 22, 4, 6.6  # px; the last: width of a letter
+MAX_LANES = 11  # with axis and legend at most 400 px
 _WIDE = frozenset("MWmw@%")  # letters that take more
 _NOTCH, _APART = 5, 24  # px: height of a tick over spans; nearer to each other, they would be a line that hides them
 _TAIL = 7  # letters that are kept at the end of a name: "/cuda:0", "[12]"
@@ -84,10 +86,10 @@ class Scene:
 
 
 def scene(
-    store: SpanStore, accounting: Accounting, width: int = 960, lanes: str = "device", max_lanes: int = 32
+    store: SpanStore, accounting: Accounting, width: int = 960, lanes: str = "device", max_lanes: int = MAX_LANES
 ) -> Scene:
-    """The picture, ``width`` px wide. ``lanes``: "device" or "worker". Of more than ``max_lanes`` the first are drawn,
-    and it says so.
+    """The picture, ``width`` px wide. ``lanes``: "device" or "worker". Lanes that look the same are drawn once; of more
+    than ``max_lanes`` those are drawn that show everybody, and it says how many are not.
     """
     if lanes not in LANES:
         raise UnknownNameError.of("kind of lane", lanes, LANES)
@@ -97,8 +99,10 @@ def scene(
         )
     )
     rows = list(_worker_rows(store, workers) if lanes == "worker" else _device_rows(store, accounting, workers))
-    shown = rows[:max_lanes]
-    left = int(min(230, max(70, 16 + max((_width(label) for label, *_ in shown), default=0))))
+    zero, columns = accounting.start_ns, max(width - 80, 10)
+    rows = _merged(rows, zero, np.linspace(zero, accounting.end_ns, columns + 1) - zero)
+    shown = _of_everybody(rows, max_lanes)
+    left = int(min(230, max(70, 16 + max((_width(row.label) for row in shown), default=0))))
     columns = max(width - left - 10, 10)
     bottom = _TOP + len(shown) * (_LANE + _GAP)
     placed = list(dict.fromkeys(t.worker for t in store.tracks if t.devices))
@@ -112,9 +116,10 @@ def scene(
     _mark_iterations(made, store, accounting, left, columns, bottom)
     _add_axis(made, accounting, left, columns, bottom)
     y = add_legend(made, left, bottom + 34)
-    if len(rows) > max_lanes:
+    if len(rows) > len(shown):
         y += 16
-        made.words.append(Word(left, y, f"… and {len(rows) - max_lanes} more {lanes}s"))
+        hidden = sum(row.lanes for row in rows) - sum(row.lanes for row in shown)
+        made.words.append(Word(left, y, f"… and {hidden} more {lanes}s"))
     made.height = y + 10
     return made
 
@@ -158,12 +163,47 @@ Parts = dict[str | Cause, tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 
 class Row(NamedTuple):
-    """A lane. ``instants``: when something took no time, ns, sorted; ``worker``: whose lane it is."""
+    """A lane, or several that look the same. ``instants``: when something took no time, ns, sorted; ``worker``: whose
+    lane it is.
+    """
 
     label: str
     parts: Parts
     instants: NDArray[np.int64] = np.empty(0, np.int64)
     worker: str = ""
+    lanes: int = 1
+
+
+def _merged(rows: Sequence[Row], zero: int, edges: NDArray) -> list[Row]:
+    """Each lane that looks like no lane before it, in the order of the first ones."""
+    alike = defaultdict[tuple[object, ...], list[Row]](list)
+    for row in rows:
+        bars = tuple(bar[0::2] + bar[4:] for bar in _bars(row.parts, zero, edges, 0, 0.0))
+        alike[row.worker, bars, row.instants.tobytes()].append(row)
+    return [some[0]._replace(label=_label([r.label for r in some]), lanes=len(some)) for some in alike.values()]
+
+
+def _label(labels: Sequence[str]) -> str:
+    """``cuda:0 … 31 (32)``, or the first of those that do not follow each other and how many more."""
+    if len(labels) == 1:
+        return labels[0]
+    numbers = [re.fullmatch(r"(.*?)(\d+)(\D?)", label) for label in labels]
+    if all(numbers) and len({m.group(1) for m in numbers if m}) == 1:
+        counts = [int(m.group(2)) for m in numbers if m]
+        if counts == list(range(counts[0], counts[0] + len(counts))):
+            return f"{labels[0]} … {counts[-1]} ({len(labels)})"
+    return f"{labels[0]} + {len(labels) - 1}"
+
+
+def _of_everybody(rows: Sequence[Row], most: int) -> list[Row]:
+    """At most so many, in their order: for each worker the first in which it is, then those from the top."""
+    first = dict[str | Cause, int]()
+    for i, row in enumerate(rows):
+        for fill, (starts, _) in row.parts.items():
+            if len(starts) and not isinstance(fill, Cause):
+                first.setdefault(fill, i)
+    wanted = [*dict.fromkeys([*first.values(), *range(len(rows))])][:most]
+    return [rows[i] for i in sorted(wanted)]
 
 
 def _device_rows(store: SpanStore, accounting: Accounting, workers: list[str]) -> Iterator[Row]:

@@ -163,7 +163,7 @@ class ExplorerView {
     this.root.dataset.how = plans[0].seconds_are;
     this.root.dataset.best = plans[0].shape;
     this.head.textContent = this.head.title = `${figures(best)} s an iteration: ${plans[0].shape}`; // the end may be cut, the seconds not
-    this.note.textContent = `none can take less than ${figures(answer.lower_bound_s)} s`;
+    this.note.textContent = answer.lower_bound_is === "estimated" ? `estimate: none takes less than about ${figures(answer.lower_bound_s)} s` : `none can take less than ${figures(answer.lower_bound_s)} s`;
     if (!plans.some((p) => p.name === this.selected)) this.selected = (plans[1] || plans[0]).name;
     const shown = MODES.map((mode) => charts.findIndex((c) => c.name === this.selected && c.mode === mode)).map((i, k) => (i >= 0 ? i : charts.findIndex((c) => c.mode === MODES[k]))).filter((i) => i >= 0);
     const most = Math.max(...shown.map((i) => charts[i].seconds)) * 1.02;

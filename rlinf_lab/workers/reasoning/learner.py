@@ -92,11 +92,19 @@ class GroupLearner(TorchWorker):
             "optimizer": _to_host(copy.deepcopy(self.optimizer.state_dict())),
             "version": self.version,
             "more": _to_host(copy.deepcopy(self._accumulator.more_state())),
+            "trained": {
+                k: v.detach().to("cpu", copy=True) for k, v in self.module.named_parameters() if v.requires_grad
+            }
+            if self._in_parts
+            else {},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; ``state`` stays as it is."""
-        self.module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in state["weights"].arrays.items()})
+        if self._in_parts:
+            self.module.load_state_dict(state["trained"], strict=False)
+        else:
+            self.module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in state["weights"].arrays.items()})
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._accumulator.load_more(state.get("more", {}))
         self.version = state["version"]
@@ -106,6 +114,11 @@ class GroupLearner(TorchWorker):
         return ModelWeights(
             self.version, {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
         )
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether only some parameters are trained (LoRA), and the rest are as in the model's folder."""
+        return not all(p.requires_grad for p in self.module.parameters())
 
     def learning_rate(self) -> float:
         """Of this iteration: it rises, then falls, by the count of iterations."""

@@ -23,7 +23,7 @@ from rlinf_lab.workflow.graph import DRIVER, Call, LoopStep, Node, Step, ValueEd
 from rlinf_lab.workflow.handles import FlowBuilder, Handle, LoopPart
 from rlinf_lab.workflow.specs import READ, WRITE, CallSpec, ChannelArg, ChannelSpec, RefArg
 from rlinf_lab.workflow.structure import Path, leaves, path_text
-from rlinf_lab.workflow.symbol import Symbol
+from rlinf_lab.workflow.symbol import Symbol, source_of
 from rlinf_lab.workflow.tracing.isolation import isolated
 
 MAX_PATHS = 32  # branches on run-time values grow as 2^n; a loop of research code has a handful
@@ -326,10 +326,10 @@ def _after(spec: CallSpec) -> tuple[int, ...]:
 def _sources(spec: CallSpec) -> list[RefArg]:
     """The values that a call is given, whether as handles or waited for before."""
     waited = [
-        leaf._source
+        source
         for a in spec.arguments()
         for leaf in leaves(a)
-        if isinstance(leaf, Symbol) and leaf._source is not None
+        if isinstance(leaf, Symbol) and (source := source_of(leaf)) is not None
     ]
     return spec.refs() + waited
 

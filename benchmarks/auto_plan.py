@@ -1,0 +1,134 @@
+"""The plan that a run finds by itself against every plan: the demo's task, placement × ranks × sub-batches enumerated, in alternating rounds.
+
+Every plan is trained for some iterations in each round, in another order; the median over the rounds is what it takes. The automatic one is the plan that a
+whole run of `train` ended with, and is measured among the others.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness import Case
+
+    from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+
+ROUNDS, ITERATIONS, SECONDS = 7, 6, 60.0
+
+
+def every_plan(flow: Any, cores: int) -> list[ExecutionPlan]:
+    """Simulator ranks × where the policy is × where the learner is × sub-batches, on so many cores."""
+    from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+
+    names, found = [f"cpu:{i}" for i in range(cores)], []
+    for ranks in (n for n in range(1, cores + 1) if 8 % n == 0):
+        simulators = list(range(ranks))
+        for policy in {"with each simulator": simulators, **{f"on core {i}": [i] for i in range(cores)}}.items():
+            for learner in range(cores):
+                for parts in (1, 2):
+                    where, on = policy[0], {"simulator": simulators, "policy": policy[1], "learner": [learner]}
+                    fused = (("simulator", "policy"),) if policy[1] == simulators and ranks > 1 else ()
+                    name = f"{ranks} simulators × {parts}, policy {where}, learner on core {learner}"
+                    found.append(ExecutionPlan.spatial(flow, names, on, name=name, sub_batches={"simulator": parts}, fused=fused))
+    return found
+
+
+def seconds_an_iteration(config: Any, plan: ExecutionPlan, iterations: int, own: bool) -> float:
+    """Median, of a run of its own, without the first. ``own``: as the front door would run it."""
+    from rlinf_lab.experiments.recipe import find
+    from rlinf_lab.recipes.ppo import build
+    from rlinf_lab.runtime.run.run import run
+
+    flow, executed = build(config), plan
+    if own:
+        flow, executed = find("ppo").fused(config, flow, plan)
+    executor = "local" if len({i for rank in executed.placements.values() for places in rank for i in places}) == 1 else "processes"
+    rows = _waited(run(flow, executed, iterations + 1, executor)).metrics
+    return float(rows["seconds"].iloc[1:].median())
+
+
+def _waited(started: Any) -> Any:
+    started.wait()
+    return started
+
+
+class Comparison:
+    """All plans on ``cores`` cores, measured once."""
+
+    def __init__(self, cores: int, smoke: bool) -> None:
+        self.cores, self.smoke = cores, smoke
+
+    @cache  # noqa: B019
+    def measured(self) -> dict[str, list[float]]:
+        """Seconds an iteration by plan, a number for each round; "auto" is what a run chose."""
+        from rlinf_lab.recipes.ppo import PPOConfig, build
+
+        config = PPOConfig.preset("numpy/ReachArm-v0" if self.smoke else "metaworld/button-press-v3")
+        plans = {plan.name: (plan, False) for plan in every_plan(build(config), self.cores)}
+        plans = dict(list(plans.items())[:2]) if self.smoke else plans
+        plans["auto"] = (self.chosen(), True)
+        found: dict[str, list[float]] = {name: [] for name in plans}
+        for number in range(1 if self.smoke else ROUNDS):
+            order = list(plans)
+            random.Random(number).shuffle(order)
+            for name in order:
+                found[name].append(seconds_an_iteration(config, plans[name][0], 1 if self.smoke else ITERATIONS, plans[name][1]))
+        return found
+
+    @cache  # noqa: B019
+    def chosen(self) -> ExecutionPlan:
+        """The plan that a run of a minute ended with, for all workers of the recipe."""
+        import rlinf_lab as lab
+
+        iterations = 10 if self.smoke else 300
+        run = lab.train("ppo", "numpy/ReachArm-v0" if self.smoke else "metaworld/button-press-v3", iterations=iterations, folder=False, progress=False,
+                        devices=[f"cpu:{i}" for i in range(self.cores)], until={"hours": SECONDS / 3600})  # fmt: skip
+        run.wait()
+        choice = run.auto.choice
+        from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+        from rlinf_lab.recipes.ppo import build
+
+        return ExecutionPlan.temporal(build(run.config), ["cpu:0"]) if choice is None else choice.new
+
+    def auto(self) -> float:
+        return statistics.median(self.measured()["auto"])
+
+    def best(self) -> float:
+        return min(statistics.median(seconds) for name, seconds in self.measured().items() if name != "auto")
+
+    def table(self) -> list[list[Any]]:
+        return [[name, statistics.median(seconds), min(seconds), max(seconds)] for name, seconds in sorted(self.measured().items(), key=lambda row: row[1])]
+
+
+def whole_run(cores: int, smoke: bool) -> float:
+    """Updates of a run of a minute, profiling and change included; a second."""
+    import rlinf_lab as lab
+
+    began = time.perf_counter()
+    run = lab.train("ppo", "numpy/ReachArm-v0" if smoke else "metaworld/button-press-v3", iterations=5 if smoke else 100_000, folder=False, progress=False,
+                    devices=[f"cpu:{i}" for i in range(cores)], until={"hours": SECONDS / 3600})  # fmt: skip
+    run.wait()
+    return run.iteration / (time.perf_counter() - began)
+
+
+def cases(smoke: bool) -> list[Case]:
+    from harness import Case
+
+    from rlinf_lab.runtime.machine.devices import cores as cores_here
+
+    rows = []
+    for cores in (1,) if smoke else (1, 2):
+        if cores > len(cores_here()):
+            continue
+        compared = Comparison(cores, smoke)
+        note = f"{'median of ' + str(ROUNDS) + ' alternating rounds'}; every plan enumerated; curve: plan, median, lowest, highest seconds of an iteration"
+        rows.append(Case(f"auto_plan, {cores} cores", "s an iteration", compared.auto, {"the best of all plans": compared.best}, "<= 1.03", runs=1, note=note,
+                         curve=compared.table))  # fmt: skip
+        rows.append(Case(f"auto_plan, {cores} cores, a run of a minute", "updates/s", partial(whole_run, cores, smoke),
+                         {"the best of all plans, after start-up": lambda compared=compared: 1 / compared.best()}, ">= 0.926", runs=1,  # type: ignore[misc]
+                         note="profiling and change included"))  # fmt: skip
+    return rows

@@ -1,0 +1,155 @@
+"""A policy of action chunks, cloned from ten scripted demonstrations, then improved by RL on success alone: through the front door, by seed.
+
+    python benchmarks/clone_then_rl.py --tasks push pick-place --seeds 0 1 2
+    python benchmarks/clone_then_rl.py --tasks push --seeds 0 --by flow --keep /tmp/runs --seconds 200
+
+Prints one JSON line a run: successes (in any step) of 400 fresh episodes, greedy, before and after, with 95 % intervals (Wilson), environment steps, and CPU
+seconds of this process, which does all of it on one core. ``--by``: "ppo", "grpo" (no value net), "flow" (PPO of a flow-matching head). With ``--keep`` a run
+is kept in a folder; a call ends after ``--seconds``, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness import Case
+
+import rlinf_lab as lab
+from rlinf_lab.experiments.evaluation import wilson
+from rlinf_lab.policies import Flow
+
+TASKS = {"push": "envpool/MetaWorld/Push-v3", "pick-place": "envpool/MetaWorld/PickPlace-v3"}
+SEEDS = (0, 1, 2)
+KEPT = os.environ.get("CLONE_RUNS", "")
+"""folder with runs that `--keep` has finished; the harness takes them from there"""
+LENGTH, EPISODES, TEST_SEED = 100, 400, 7
+QUIET: dict[str, Any] = {"plan": None, "progress": False}
+CLONE: dict[str, Any] = {"chunk_size": 5, "gradient_steps": 600}
+ITERATIONS = {"ppo": 60, "grpo": 60, "flow": 60}
+ROWS: tuple[tuple[str, str, str, Any, str, Any], ...] = (
+    ("ppo", "the clone succeeds", "share", lambda row: row["before"], ">= 0.4", min),
+    ("ppo", "succeeds after PPO", "share", lambda row: row["after"], "", min),
+    ("ppo", "gained by PPO", "points", lambda row: row["points"], ">= 30", min),
+    ("ppo", "lower bound (95 %) after PPO", "share", lambda row: row["interval"][0], ">= 0.85", min),
+    ("ppo", "CPU time of a seed", "s", lambda row: row["cpu_s"], "<= 180", max),
+    ("grpo", "succeeds after GRPO", "share", lambda row: row["after"], ">= 0.8", min),
+    ("flow", "the clone with a flow succeeds", "share", lambda row: row["before"], "", min),
+    ("flow", "succeeds after PPO of a flow", "share", lambda row: row["after"], "", min),
+    ("flow", "CPU time of a seed with a flow", "s", lambda row: row["cpu_s"], "", max),
+)  # fmt: skip
+
+
+def learn(task: str, seed: int, by: str, folder: Path, until: float, small: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """One run: demonstrations, clone, evaluation, RL, evaluation. None: the time was over; the next call with this folder goes on."""
+    small = small or {}
+    env, at = TASKS[task], folder / f"{task}-{seed}-{by}"
+    at.mkdir(parents=True, exist_ok=True)
+    notes = at / "notes.json"
+    row: dict[str, Any] = _notes(at) or {"task": task, "seed": seed, "by": by, "cpu_s": 0.0}
+    episodes, length = small.get("episodes", EPISODES), small.get("length", LENGTH)
+
+    def counted(step: Any) -> Any:
+        start = time.process_time()
+        found = step()
+        row["cpu_s"] = round(row["cpu_s"] + time.process_time() - start, 1)
+        notes.write_text(json.dumps(row))
+        return found
+
+    if "before" not in row:
+        data = counted(lambda: lab.collect(env, "expert", episodes=10, max_episode_steps=length, seed=seed, only_success=not small))
+        settings = {**CLONE, **small.get("clone", {}), **({"flow": Flow()} if by == "flow" else {})}
+        fresh = at / f"clone-{time.time_ns()}"
+        clone = counted(lambda: lab.train("clone", env, data=data, seed=seed, folder=fresh, **settings, **QUIET).wait())
+        row["clone"], row["before"] = fresh.name, clone.evaluate(episodes, TEST_SEED)["success_once"]
+        counted(lambda: None)
+    if "after" not in row:
+        run = counted(lambda: _improved(by, env, at, row["clone"], seed, length, until, small))
+        if run.iteration < run.config.updates:
+            return None
+        row["after"], row["iterations"], row["env_steps"] = run.evaluate(episodes, TEST_SEED)["success_once"], run.iteration, int(run.metrics["env_steps"].max())
+        row["episodes"] = episodes
+        counted(lambda: None)
+    row["points"] = round(100 * (row["after"] - row["before"]), 1)
+    row["interval"] = [round(x, 3) for x in wilson(round(row["after"] * row["episodes"]), row["episodes"])]
+    return row
+
+
+def _improved(by: str, env: str, at: Path, clone: str, seed: int, length: int, until: float, small: dict[str, Any]) -> Any:
+    """The run, when it has ended or the time is over."""
+    folder = at / "rl"
+    if folder.exists():
+        run = lab.resume(folder, **QUIET)
+    else:
+        settings = {"max_episode_steps": length, "iterations": ITERATIONS[by], "checkpoint_minutes": 0.5, **small.get("rl", {})}
+        algorithm = "grpo" if by == "grpo" else "ppo"
+        run = lab.train(algorithm, env, policy=at / clone, reward="success", seed=seed, folder=folder, **settings, **QUIET)
+    while run.state not in ("finished", "failed", "stopped") and time.monotonic() < until:
+        time.sleep(0.2)
+    run.stop()
+    return run.wait()
+
+
+def cases(smoke: bool) -> list[Case]:
+    """The worst of the seeds counts."""
+    small = {"episodes": 2, "length": 10, "clone": {"gradient_steps": 20}, "rl": {"iterations": 1, "num_envs": 4}} if smoke else None
+    folder = Path(KEPT) if KEPT and not smoke else Path(tempfile.mkdtemp())
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+
+    def of(task: str, by: str) -> list[dict[str, Any]]:
+        if (task, by) not in rows:
+            rows[task, by] = [learn(task, seed, by, folder, math.inf, small) or {} for seed in seeds_of(task, by)]
+        return rows[task, by]
+
+    def seeds_of(task: str, by: str) -> tuple[int, ...]:
+        """Of kept runs those that are done."""
+        done = tuple(seed for seed in SEEDS if "after" in _notes(folder / f"{task}-{seed}-{by}"))
+        return SEEDS[:1] if smoke else done if KEPT else SEEDS
+
+    def worst(task: str, by: str, value: Any, best: Any) -> float:
+        return float(best(value(row) for row in of(task, by)))
+
+    found = []
+    for task in TASKS:
+        for by, name, unit, value, target, best in ROWS:
+            if not (seeds := seeds_of(task, by)):
+                continue
+            note = (
+                f"10 demonstrations, chunk of 5, {CLONE['gradient_steps']} gradient steps, {ITERATIONS[by]} iterations of 64 episodes, {EPISODES} fresh "
+                f"episodes; seeds {', '.join(map(str, seeds))}, the worst of them; one core"
+            )
+            found.append(Case(f"{task}: {name}", unit, partial(worst, task, by, value, best), target=target, target_of="value", runs=1, note=note))
+    return found
+
+
+def _notes(at: Path) -> dict[str, Any]:
+    path = at / "notes.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Clone, then RL, over seeds.")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--by", default="ppo", choices=list(ITERATIONS))
+    parser.add_argument("--keep", metavar="FOLDER", help="go on in several calls: where runs are kept between them")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="wall time of a call with --keep")
+    arguments = parser.parse_args()
+    folder, until = Path(arguments.keep or tempfile.mkdtemp()), time.monotonic() + arguments.seconds
+    for task in arguments.tasks:
+        for seed in arguments.seeds:
+            row = learn(task, seed, arguments.by, folder, until)
+            print(json.dumps(row) if row else f"{task}, seed {seed} is not done yet", flush=True)
+            if row is None or time.monotonic() > until:
+                return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What workers do with simulators that hand over torch tensors."""
