@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, EnvError
 from rlinf_lab.experiments.evaluation import Told, play
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -126,3 +127,15 @@ def test_whoever_only_looks_gets_arrays() -> None:
     with pytest.raises(ConfigError, match="single steps"):
         worker = SimulatorWorker(Tensors, num_envs=2, n_steps=4, chunk_size=2)
         worker._env_group(worker._made(2), 0, 0)
+
+
+def test_simulator_and_policy_as_one_unit_learn_the_same() -> None:
+    """Under the front door's own plan, where both share a device."""
+    settings = {"num_envs": N, "n_steps": T, "batch_size": 27, "n_epochs": 2, "iterations": 2, "max_episode_steps": LIMIT, "seed": 2}
+
+    def arrays(num_envs: int, max_episode_steps: int | None = None) -> Any:  # no id, which has settings of its own
+        return make_vec("numpy/ReachArm-v0", num_envs, max_episode_steps)
+
+    plain, there = (lab.train("ppo", env, plan=None, folder=False, progress=False, **settings).wait().metrics for env in (arrays, Tensors))
+    for name in ("return", "policy_loss", "value_loss", "entropy"):
+        assert there[name].tolist() == pytest.approx(plain[name].tolist(), rel=2e-3, abs=2e-4), name
