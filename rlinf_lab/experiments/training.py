@@ -304,7 +304,10 @@ class TrainingRun:
         started.on_update(self._on_update)
 
     def _phase_seconds(self) -> list[float]:
-        """Of the iterations of this phase, as far as they are known."""
+        """Of the iterations of this phase, as far as they are known; where they overlap, from the end of one to the end of the next."""
+        if self.plan.staleness and self.auto is not None and self.auto.choice is not None and self.auto.choice.result_s is None:
+            ends = self.run.timeline.iterations()["end_ns"].sort_values()
+            return [float(ns) / 1e9 for ns in ends.diff().iloc[1:]]
         rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
         return [row["seconds"] for row in rows if "seconds" in row]
 
