@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt environment.yml tools/setup.sh
 demo: $(STAMP)  ## train a robot arm to press a button, under a plan that it finds by itself, with a live view
 	@.venv/bin/rlinf-lab demo $(ARGS)
 
-test: $(STAMP)  ## the test suite (about 17 minutes on 2 cores)
+test: $(STAMP)  ## the test suite (about 20 minutes on 2 cores)
 	@$(PY) -m pytest -n 3 --dist loadgroup $(ARGS)
 
 test-quick: $(STAMP)  ## without Ray and browser
