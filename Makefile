@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-quick test-all env-vllm test-vllm env-lerobot test-lerobot env-warp test-warp bench bench-smoke notebooks lint lab doctor clean
+.PHONY: help demo test test-quick test-all env-vllm test-vllm env-lerobot test-lerobot env-warp test-warp bench bench-learn bench-smoke notebooks lint lab doctor clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ test-warp: .venv-warp/.installed  ## what needs MuJoCo Warp, with it, on cores
 
 bench: $(STAMP)  ## measure, paired with peers, and write benchmarks/results
 	@$(PY) benchmarks/harness.py
+
+bench-learn: $(STAMP)  ## SAC on MuJoCo against SB3, five seeds each: hours
+	@$(PY) benchmarks/harness.py sac_mujoco
 
 notebooks: $(STAMP)  ## execute the notebooks and keep their outputs (ARGS: which)
 	@$(PY) tools/execute_notebooks.py $(ARGS)

@@ -28,9 +28,10 @@ NAMES = (
     "import_time", "engine", "simulator", "planner_optimality", "planner_search", "planner_regret", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
     "switching", "simulators", "asynchronous", "socket_cost", "channels", "recorder", "timeline_fps", "event_to_screen",
     "front_door", "auto_plan", "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "grpo_small_model",
-    "clone_then_rl",
+    "clone_then_rl", "off_policy", "async_collect",
 )  # fmt: skip
 WITH_GPU = ("gpu",)
+LEARNING = ("sac_mujoco",)  # only when named: hours (make bench-learn)
 WITH_WARP = ("warp_arm",)  # only when named, on a GPU machine: MuJoCo Warp has an environment of its own
 WITH_VLLM = ("generation_vllm",)  # only when named: vLLM has an environment of its own
 
@@ -141,7 +142,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    every = [*NAMES, *WITH_GPU, *WITH_WARP, *WITH_VLLM]
+    every = [*NAMES, *WITH_GPU, *LEARNING, *WITH_WARP, *WITH_VLLM]
     parser.add_argument("names", nargs="*", default=[*NAMES, *WITH_GPU] if gpu() else list(NAMES))
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--case", default="", help="a part of the cases' names")

@@ -85,7 +85,8 @@ def _ray() -> Check:
     if version is None:
         return Check("Ray", BROKEN, "not installed", "pip install 'ray[default]'")
     address = os.environ.get("RAY_ADDRESS")
-    where = f"RAY_ADDRESS={address} will be used" if address else "runs start a private one"
+    private = "runs start a private one, which listens on every interface: without this user's token it tells counters only"
+    where = f"RAY_ADDRESS={address} will be used" if address else private
     return Check("Ray", OK, f"{version}; {where}")
 
 

@@ -87,7 +87,7 @@ def show(
     if not wished or not all(isinstance(name, str) for name in wished):
         raise ConfigError(f"show(charts={shown(charts)}): names of metrics. Next: charts=['loss', ...].")
     if isinstance(run, Run) and controls is None:
-        controls = {"pause": run.pause, "resume": run.resume, "stop": lambda: run.stop(wait=False)}
+        controls = {"pause": run.pause, "resume": run.unpause, "stop": lambda: run.stop(wait=False)}
     return shown_live(run, run, wished, controls).board
 
 

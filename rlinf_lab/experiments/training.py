@@ -265,6 +265,15 @@ class TrainingRun:
             self._between.harvest()
         except Exception as error:  # of the user's on_iteration, say
             self.error = self.error or error
+        try:
+            self._close()
+        except Exception as error:  # whoever waits is not to wait for ever
+            self.error = self.error or error
+        finally:
+            self._between.close()
+            self._done.set()
+
+    def _close(self) -> None:
         newest = self._between.newest
         self._keeper.end(
             newest, lambda: self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
@@ -273,10 +282,8 @@ class TrainingRun:
         self._loggers.close()
         if self._line is not None:
             self._line.close(repr(self) if self.folder is None else f"{self!r}, in {self.folder}")
-        self._between.close()
         for dashboard in self._shown:
             dashboard.tell()  # what became of it is known now
-        self._done.set()
 
     # --- the beginning -------------------------------------------------------------------------------------
     def _begin(self, workflow: Workflow, plan: ExecutionPlan, executor: str) -> None:
@@ -288,12 +295,19 @@ class TrainingRun:
         self.phases.append(started)
         self.phase_firsts.append(first)
         self._between.attach(started)
-        self._tell_folder(state="running", began=time.time(), iteration=first, iterations=self.config.updates, executor=executor, **this_process())
+        about = {"state": "running", "began": time.time(), "iteration": first, "iterations": self.config.updates, "executor": executor, **this_process()}
+        if len(self.phases) == 1:
+            self._tell_folder(**about)
+        else:  # a disk that is full by now stops nothing
+            self._keeper.attempt(lambda _: self._tell_folder(**about))
         self._show()
         started.on_update(self._on_update)
 
     def _phase_seconds(self) -> list[float]:
-        """Of the iterations of this phase, as far as they are known."""
+        """Of the iterations of this phase, as far as they are known; where they overlap, from the end of one to the end of the next."""
+        if self.plan.staleness and self.auto is not None and self.auto.choice is not None and self.auto.choice.result_s is None:
+            ends = self.run.timeline.iterations()["end_ns"].sort_values()
+            return [float(ns) / 1e9 for ns in ends.diff().iloc[1:]]
         rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
         return [row["seconds"] for row in rows if "seconds" in row]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rlinf_lab.timeline.record.files import whole
@@ -30,9 +30,12 @@ class Weights:
         return sum(array.nbytes for array in self.arrays.values())
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file, which is there whole or as it was before; the version goes into its metadata. Returns the path."""
+        """Write one safetensors file, which is there whole or as it was before; the version goes into its metadata. Returns the path. `OSError`."""
         with whole(Path(path)) as target:
-            save_file({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, target, {"version": str(self.version)})
+            try:
+                save_file({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, target, {"version": str(self.version)})
+            except SafetensorError as error:  # a full disk, in words of its own
+                raise OSError(f"{str(path)!r}: {error}") from error
         return Path(path)
 
     @classmethod

@@ -204,6 +204,8 @@ def build(config: CloneConfig, state: dict[str, Any] | None = None) -> Workflow:
 
     @flow.iteration
     def iteration(request: str = "train") -> Any:
+        if request not in ("train", "checkpoint", "state"):
+            raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "state"))
         if request == "state":
             return first(learner.state_dict().wait())
         data.draw(minibatches)

@@ -28,7 +28,7 @@ class Weights:
         self.name = name
         self._newest = Published(0, None)
 
-    def publish(self, state: Any, *, delta: bool = False, bucket_mib: float | None = None) -> int:
+    def publish(self, state: Any, *, bucket_mib: float | None = None) -> int:
         """Rank 0 of the learner hands out a new state (any value that travels; not to be changed any more). Returns its
         version: 1, 2, ...
 
@@ -39,8 +39,7 @@ class Weights:
         optimiser changed and of GPUs.)
 
         To other processes it travels whole, in one message; with ``bucket_mib`` in messages of so many MiB, between
-        which items go; with ``delta`` as the words that differ from the version before, if the reader holds that (bit
-        for bit, whatever the types). Both sides then keep a version, and what is pulled cannot be written.
+        which items go.
 
         Kept are the newest version, and those that calls of several ranks which are under way have: all their ranks get
         the same.

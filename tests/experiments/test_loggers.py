@@ -57,6 +57,29 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in read.Scalars("return")] == [(100, 3.5)]
 
 
+def test_wandb_keeps_a_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    loggers = Loggers(["wandb"], "run", {"gamma": 0.9}, tmp_path)
+    loggers.log({"iteration": 1, "env_steps": 100.0, "return_of_mine": 3.5})
+    loggers.close()
+    (kept,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"return_of_mine" in kept.read_bytes() and b"gamma" in kept.read_bytes()
+
+
+def test_mlflow_reads_back_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    loggers = Loggers(["mlflow"], "run", {"gamma": 0.9}, tmp_path)
+    loggers.log({"iteration": 1, "env_steps": 100.0, "return": 3.5})
+    loggers.close()
+    client = tracking.MlflowClient()
+    (found,) = client.search_runs([client.get_experiment_by_name("rlinf-lab").experiment_id])
+    assert found.data.params == {"gamma": "0.9"} and found.info.status == "FINISHED"
+    assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "return")] == [(100, 3.5)]
+
+
 def test_unknown_loggers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'tensorboard'"):
         Loggers(["tensorbord"], "run", {}, tmp_path)

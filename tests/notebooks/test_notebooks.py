@@ -28,6 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "50_simulators": {"envs": ["CartPole-v1", "numpy/ReachArm-v0"], "num_envs": 4, "steps": 5, "frames": 2},
     "51_on_a_gpu": {"num_envs": 64, "few": 4, "seconds": 5, "iterations": 3, "goal": 0.0},
     "61_where_the_bubbles_go": {"iterations": 3, "updates": 60},
+    "70_sac": {"total_timesteps": 2_048, "expected_return": -2_000},
     "62_tools": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
     "60_reasoning": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
     "71_demonstrations_to_rl": {

@@ -94,7 +94,7 @@ def test_a_plan_comes_with_its_timeline() -> None:
 
 def test_json_of_plans() -> None:
     data = json.loads(plan(chain(a=FLAT, b=STEEP), 8).to_json())
-    assert set(data) == {"profile", "devices", "lower_bound_s", "plans", "refused", "notes"} and data["devices"] == 8
+    assert set(data) == {"profile", "devices", "lower_bound_s", "lower_bound_is", "plans", "refused", "notes"} and data["devices"] == 8
     first = data["plans"][0]
     assert set(first) == {"name", "mode", "shape", "seconds", "seconds_are", "workers", "reason"}
     assert set(first["workers"]["a"]) == {"devices", "ranks", "micro_batches", "sub_batches", "stays"} and first["seconds_are"] == "simulated"

@@ -20,7 +20,7 @@ from rlinf_lab.planning.search.plan_tree import (
     shape,
 )
 from rlinf_lab.planning.search.problem import Problem
-from rlinf_lab.planning.search.solver import Only, _Solver, guess, solve
+from rlinf_lab.planning.search.solver import Only, _Solver, guess, near, solve
 
 
 def seconds(problem: Problem, ceiling: float = np.inf) -> float:
@@ -31,7 +31,12 @@ def seconds(problem: Problem, ceiling: float = np.inf) -> float:
     return found[0].seconds if found else float("inf")
 
 
-@pytest.mark.parametrize("seeds", [range(k, k + 50) for k in (0, 50, 100)], ids=str)
+def sweep(first: int, count: int) -> pytest.MarkDecorator:
+    """Twenty seeds, and in `make test-all` so many."""
+    return pytest.mark.parametrize("seeds", [range(first, first + 20), pytest.param(range(first + 20, first + count), marks=pytest.mark.slow)], ids=str)
+
+
+@sweep(0, 150)
 def test_no_plan_is_better(seeds: range) -> None:
     for seed in seeds:
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
@@ -40,49 +45,55 @@ def test_no_plan_is_better(seeds: range) -> None:
         assert seconds(problem, ceiling=truth) == truth, f"seed {seed}, pruned as tightly as can be"
 
 
-def test_no_plan_is_better_where_some_take_turns_as_a_whole() -> None:
+@sweep(200, 140)
+def test_no_plan_is_better_where_some_take_turns_as_a_whole(seeds: range) -> None:
     differ = 0
-    for seed in range(200, 340):
+    for seed in seeds:
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 8), plain=True)
         made = dataclasses.replace(problem, whole=problem.everyone)
         truth = best(made)
         assert seconds(made) == truth == seconds(made, ceiling=truth), f"seed {seed}"
         differ += truth > best(problem)
-    assert differ > 5
+    assert differ
 
 
-def test_no_plan_is_better_where_weights_are_shared() -> None:
+@sweep(500, 80)
+def test_no_plan_is_better_where_weights_are_shared(seeds: range) -> None:
     """Who comes for somebody who holds the same weights moves less, and the enumeration counts that by itself."""
     differ = 0
-    for seed in range(500, 580):
+    for seed in seeds:
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 8), shared=True)
         truth = best(problem)
         assert seconds(problem) == truth == seconds(problem, ceiling=truth), f"seed {seed}"
         differ += truth < best(dataclasses.replace(problem, common={}))
-    assert differ > 5
+    assert differ
 
 
-def test_points_are_compared_with_fewer_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+@sweep(300, 40)
+def test_points_are_compared_with_fewer_devices(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """A filter for large fronts, here on small ones too."""
     monkeypatch.setattr("rlinf_lab.planning.search.pareto.WORTH", 0)
-    for seed in range(300, 340):
+    for seed in seeds:
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
         assert seconds(problem) == best(problem), f"seed {seed}"
 
 
-def test_where_more_devices_help_only_the_largest_pairs_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+@sweep(400, 60)
+def test_where_more_devices_help_only_the_largest_pairs_are_looked_at(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """Of large fronts; here of small ones too, in blocks of a few pairs."""
     monkeypatch.setattr("rlinf_lab.planning.search.solver.ALL", 0)
     monkeypatch.setattr("rlinf_lab.planning.search.solver.BLOCK", 50)
-    for seed in range(400, 460):
+    for seed in seeds:
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
         truth = best(problem)
         assert seconds(problem) == truth == seconds(problem, ceiling=truth), f"seed {seed}"
 
 
-def test_no_plan_is_better_with_two_kinds_of_devices() -> None:
-    for seed in range(60):
-        problem = random_problem(seed, leaves=(2, 3), devices=(1, 4), kinds=2)
+@sweep(0, 60)
+def test_no_plan_is_better_with_two_kinds_of_devices(seeds: range) -> None:
+    """Of four leaves some stay in their part only if points on fewer devices of either kind are compared."""
+    for seed in seeds:
+        problem = random_problem(seed, leaves=(2, 4), devices=(1, 3), kinds=2)
         assert seconds(problem) == best(problem), f"seed {seed}"
 
 
@@ -93,9 +104,10 @@ def test_pruning_changes_nothing_on_larger_graphs() -> None:
         assert seconds(problem) == unpruned, f"seed {seed}"
 
 
-def test_pruning_changes_nothing_in_streams_or_turns_alone() -> None:
+@sweep(0, 100)
+def test_pruning_changes_nothing_in_streams_or_turns_alone(seeds: range) -> None:
     """Of streams alone more is known: everybody else has devices beside a part, and nobody time-shares."""
-    for seed in range(100):
+    for seed in seeds:
         problem = random_problem(seed, leaves=(2, 6), devices=(2, 16) if seed % 4 else (1, 4), ticks=100, kinds=1 if seed % 4 else 2)
         for only in (Only((SPATIAL,)), Only((TEMPORAL,))):
             unpruned = min((f.seconds for f in _Solver(problem, np.inf, only).plans()), default=np.inf)
@@ -118,8 +130,9 @@ def test_no_plan_of_a_large_graph_is_faster() -> None:
         assert best(problem, dominance=True, most=found) == found, f"seed {seed}"
 
 
-def test_the_enumeration_within_a_limit_is_the_one_without() -> None:
-    for seed in range(300, 330):
+@sweep(300, 30)
+def test_the_enumeration_within_a_limit_is_the_one_without(seeds: range) -> None:
+    for seed in seeds:
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
         truth = best(problem)
         assert best(problem, most=truth) == truth and best(problem, dominance=True, most=truth) == truth, f"seed {seed}"
@@ -242,7 +255,7 @@ def test_spatial_parts_of_a_branch_run_beside_each_other() -> None:
     assert {n.kind for n in nodes(found.tree) if isinstance(n, Composed)} == {SPATIAL}
 
 
-def test_a_guess_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
+def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
     rng = np.random.default_rng(0)
     for _ in range(12):
         devices, count = int(rng.integers(200, 400)), int(rng.integers(2, 5))
@@ -255,7 +268,7 @@ def test_a_guess_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
         edges = {(a, b): 3 for a in range(count) for b in range(a + 1, count) if b == a + 1 or rng.random() < 0.3}
         switch = tuple(rng.uniform(0, 5, count))
         problem = Problem(tuple("abcd"[:count]), edges, (devices,), 4, lambda leaf, _, tables=tables: tables[leaf], switch, switch)
-        found = guess(problem)[0]
+        found = near(problem)[0]
         best_of_all = solve(problem)[0].seconds
-        assert best_of_all <= found.seconds <= 1.02 * best_of_all
+        assert best_of_all <= found.seconds <= 1.005 * best_of_all
         assert evaluate(found.tree, problem) == pytest.approx(found.seconds)

@@ -186,3 +186,15 @@ def test_pooling_ranks_weights_by_episodes():
 
     score = pooled([of(3.0), of(7.0, 7.0, 7.0)])
     assert score["episodes"] == 4 and score["return"] == 6.0 and score == pooled(of(3.0, 7.0, 7.0, 7.0)) and "success_rate" not in score
+
+
+def test_an_iteration_of_an_unknown_request_is_refused():
+    """A typo trained in silence."""
+    flow = build(PPOConfig.preset("CartPole-v1"))
+    executor = LocalExecutor(flow, ExecutionPlan.temporal(flow, ["cpu:0"]))
+    executor.start()
+    try:
+        with pytest.raises(UnknownNameError, match=r"request of an iteration.*'eval'.*evaluate"):
+            Session(executor).step("eval")
+    finally:
+        executor.stop()

@@ -20,7 +20,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.control.post import Post
 from rlinf_lab.runtime.host.state.messages import Message
 from rlinf_lab.runtime.session.session import Session
-from rlinf_lab.runtime.transport.cargo import ALIGNED, LITTLE, Bucket, Cargo, Copy, Outgoing, Whole, assembled
+from rlinf_lab.runtime.transport.cargo import ALIGNED, LITTLE, Bucket, Outgoing, Whole, assembled
 from rlinf_lab.runtime.transport.pickling import LARGE
 from rlinf_lab.runtime.transport.unchanged import Unchanged
 from rlinf_lab.workflow.weights import Weights
@@ -60,8 +60,8 @@ def weights_of(sizes: list[int], shipping: dict) -> tuple[Workflow, ExecutionPla
 
 @pytest.mark.parametrize(
     ("shipping", "sizes", "looks", "asks"),
-    [({}, [1000] * 20, 1, 1), ({}, [100_000] * 5, 1, 2), ({"bucket_mib": 0.01}, [25_000], 1, 11), ({"delta": True}, [1000] * 20, 1, 1)],
-    ids=["little", "whole", "buckets", "delta"],
+    [({}, [1000] * 20, 1, 1), ({}, [100_000] * 5, 1, 2), ({"bucket_mib": 0.01}, [25_000], 1, 11)],
+    ids=["little", "whole", "buckets"],
 )
 def test_a_version_is_looked_at_once_and_not_under_the_mutex(
     shipping: dict, sizes: list[int], looks: int, asks: int, monkeypatch: pytest.MonkeyPatch
@@ -94,9 +94,9 @@ def test_a_version_is_looked_at_once_and_not_under_the_mutex(
     assert (seen["looks"], seen["pull"], under_the_mutex["looks"]) == (looks, asks, 0)
 
 
-@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 0.01}, {"delta": True}], ids=["whole", "buckets", "delta"])
+@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 0.01}], ids=["whole", "buckets"])
 def test_nothing_of_a_version_that_has_come_and_is_superseded_stays(shipping: dict) -> None:
-    """Before, what went in buckets or by delta stayed with the learner until the same host asked again."""
+    """Before, what went in buckets stayed with the learner until the same host asked again."""
     flow, plan = weights_of([100_000], shipping)
     executor = MeshExecutor(flow, plan)
     PUBLISHED.clear()
@@ -110,23 +110,6 @@ def test_nothing_of_a_version_that_has_come_and_is_superseded_stays(shipping: di
         assert [ref() is None for ref in PUBLISHED] == [True, True, False]
     finally:
         executor.stop()
-
-
-def test_by_delta_the_version_before_the_last_goes() -> None:
-    states = [{"w": np.arange(1000) + i} for i in range(2)]
-    first, _ = _sent(states[0], 1, None)
-    outgoing = Outgoing(2, states[1], first.cargo, 1 << 12, Unchanged(states[1]), Copy())
-    assert outgoing.base is first.cargo
-    arrived = [outgoing.encode(0)]
-    arrived += [outgoing.encode(number) for number in range(1, arrived[0].total)]
-    assert outgoing.base is None and outgoing.state is None
-    again = outgoing.encode(arrived[0].total - 1)  # of a transfer that was broken off
-    assert np.array_equal(assembled([*arrived[:-1], again], first.cargo).open(is_kept=True)["w"], states[1]["w"])
-
-
-def _sent(state: Any, version: int, base: Cargo | None) -> tuple[Outgoing, list]:
-    outgoing = Outgoing(version, state, base, 1 << 30, Unchanged(state), Copy())
-    return outgoing, [outgoing.encode(0)]
 
 
 def test_small_arrays_travel_together() -> None:
@@ -145,29 +128,21 @@ def test_small_arrays_travel_together() -> None:
     assert all(place.start % ALIGNED == 0 for place in arrived.places if place is not None)
 
 
-@pytest.mark.parametrize("delta", [False, True])
-def test_small_arrays_travel_together_in_buckets_too(delta: bool) -> None:
-    """Before, each was a part of its own in the message, by delta two: its words and their numbers."""
+def test_small_arrays_travel_together_in_buckets_too() -> None:
+    """Before, each was a part of its own in the message."""
     sizes = [0, 1, 3, 1000, 16_000, LARGE // 4, 100_000] * 30
-    states = [[np.arange(size, dtype=np.float32) for size in sizes] for _ in range(2)]
-    for array in states[1]:
-        array[::20] += 1
-    base: Cargo | None = None
-    for version, state in enumerate(states, 1):
-        outgoing = Outgoing(version, state, base, 16 << 20, Unchanged(state), Copy() if delta else None)
-        arrived, parts = [], 0
-        while not arrived or len(arrived) < arrived[0].total:
-            buffers: list[pickle.PickleBuffer] = []
-            data = pickle.dumps(Bucket(outgoing, len(arrived)), protocol=5, buffer_callback=buffers.append)
-            parts += len(buffers)
-            arrived.append(pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers]))
-        large = sum(size * 4 >= LARGE for size in sizes)
-        small = sum(4 * size for size in sizes if 4 * size < LARGE)
-        assert large < parts <= (2 if base else 1) * (large + small / LITTLE * 1.1 + 1 + len(arrived))
-        cargo = assembled(arrived, base)
-        for got, sent in zip(cargo.open(is_kept=delta), state, strict=True):
-            assert np.array_equal(got, sent) and got.flags.writeable is not delta and (got.size == 0 or got.ctypes.data % 16 == 0)
-        base = outgoing.cargo if delta else None
+    state = [np.arange(size, dtype=np.float32) for size in sizes]
+    outgoing, arrived, parts = Outgoing(1, state, 16 << 20, Unchanged(state)), [], 0
+    while not arrived or len(arrived) < arrived[0].total:
+        buffers: list[pickle.PickleBuffer] = []
+        data = pickle.dumps(Bucket(outgoing, len(arrived)), protocol=5, buffer_callback=buffers.append)
+        parts += len(buffers)
+        arrived.append(pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers]))
+    large = sum(size * 4 >= LARGE for size in sizes)
+    small = sum(4 * size for size in sizes if 4 * size < LARGE)
+    assert large < parts <= large + small / LITTLE * 1.1 + 1 + len(arrived)
+    for got, sent in zip(assembled(arrived).open(), state, strict=True):
+        assert np.array_equal(got, sent) and got.flags.writeable and (got.size == 0 or got.ctypes.data % 16 == 0)
 
 
 def test_of_what_is_little_a_change_while_it_is_packed_is_noticed() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 import rlinf_lab as lab
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.host.driver import waiting
+from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.timeline.record.span import Span, SpanKind
 
 LONG_NS = 150_000_000
@@ -118,3 +124,61 @@ def test_who_waits_when_another_one_fails() -> None:
     spans = spans_of(run, "taker")
     assert_none_overlap(spans)
     assert [(s.kind, s.items) for s in spans if s.end_ns - s.start_ns > LONG_NS] == [(SpanKind.GET, 0)]
+
+
+class Lasts(lab.Worker):
+    """Its first call lasts until the test has seen what is said of it."""
+
+    began, said = threading.Event(), threading.Event()
+
+    def go(self, lasts: bool) -> str:
+        self.began.set()
+        if lasts:
+            assert self.said.wait(60)
+        return "done"
+
+
+def test_an_iteration_that_waits_for_an_interrupted_call_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Before, the next step stood there without a word until the old call had returned."""
+    monkeypatch.setattr(waiting, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "UNSAID_SECONDS", 0.01)
+    flow = lab.Workflow("lasts")
+    worker = flow.worker(Lasts, name="worker")
+    Lasts.began.clear(), Lasts.said.clear()
+    interrupted: list[BaseException] = []
+
+    class Seen(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "worker[0].go" in record.getMessage():
+                Lasts.said.set()
+
+    @flow.iteration
+    def iteration(lasts: bool) -> Any:
+        value = worker.go(lasts)
+        if interrupted:
+            assert Lasts.began.wait(60)
+            raise interrupted.pop()
+        return value
+
+    logger, seen = logging.getLogger("rlinf_lab"), Seen()
+    logger.addHandler(seen)
+    try:
+        with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
+            interrupted.append(KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                s.step(True)
+            assert s.step(False) == "done"
+    finally:
+        logger.removeHandler(seen)
+    told = [r.getMessage() for r in caplog.records if "left computing" in r.getMessage()]
+    assert len(told) == 1 and "waits for worker[0].go" in told[0] and "Next: wait" in told[0]
+
+
+def test_a_run_that_was_stopped_says_so_when_it_is_waited_for() -> None:
+    flow = lab.Workflow("stopped")
+    worker = flow.worker(Lasts, name="worker")
+    flow.iteration(lambda: worker.go(False))
+    going = run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1_000_000)
+    going.stop()
+    with pytest.warns(RuntimeWarning, match=r"was stopped after \d+ of 1000000 iterations: .*Next: "):
+        going.wait(60)

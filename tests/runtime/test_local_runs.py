@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow, notebook_flow
 from own_threads import own_threads
 
-from rlinf_lab.errors import Cancelled, ConfigError, DeadlockError, PlanError, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, ConfigError, DeadlockError, PlanError, RenamedError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
@@ -131,7 +131,9 @@ def test_pause_holds_between_iterations() -> None:
     started.pause()
     gate.set()
     assert started.state == "paused"
-    started.resume()
+    with pytest.raises(RenamedError, match=r"run\.unpause\(\)"):
+        started.resume()
+    started.unpause()
     started.wait(20)
     assert started.results == [2, 3, 4]
 

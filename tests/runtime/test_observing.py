@@ -345,7 +345,7 @@ def test_a_state_that_changes_is_told_by_the_thread_that_sends(beats: Beats) -> 
     until(lambda: len(beats.threads))
     started.pause()
     until(lambda: beats.states[-1] == "paused", 0.3)
-    started.resume()
+    started.unpause()
     until(lambda: beats.states[-1] == "running")
     started.stop()
     until(beats.ended.is_set)
@@ -596,7 +596,7 @@ def test_the_dashboard_has_every_number_when_wait_returns_also_those_that_come_l
     monkeypatch.setattr(started._executor, "metrics", delayed)
     started.on_update(_Feeder(started, board, None))
     started.wait(60)
-    assert board.ended.is_set()
+    assert board.ended.wait(60)
     assert [board.rows[i].get("x") for i in range(300)] == started.metrics["x"].tolist() == [float(i) for i in range(300)]
 
 
@@ -718,7 +718,8 @@ def test_a_dashboard_of_a_session_has_its_rows_states_and_no_buttons() -> None:
             s.step(i)
         config = lab.show(s).config
         assert config["buttons"] is False and config["every_seconds"] == CLOCK_SECONDS and "idle" in s.state
-    assert s.state == states[-1] == "finished" and board.ended.is_set() and [board.rows[i]["x"] for i in range(3)] == [0.0, 1.0, 2.0]
+    assert board.ended.wait(60)  # of listeners that last the end is not waited for
+    assert s.state == states[-1] == "finished" and [board.rows[i]["x"] for i in range(3)] == [0.0, 1.0, 2.0]
     with pytest.raises(KeyError), session(flow, plan) as s:
         raise KeyError("mine")
     assert s.state == "failed" and isinstance(s.error, KeyError)

@@ -111,7 +111,7 @@ class Actor(lab.Worker):
         return {k: v.cpu().numpy() for k, v in state.items()}
 
 
-@pytest.mark.parametrize("options", [{}, {"bucket_mib": 1}, {"delta": True}, {"delta": True, "bucket_mib": 1}])
+@pytest.mark.parametrize("options", [{}, {"bucket_mib": 1}])
 @pytest.mark.parametrize("place", ["cpu:0", "cuda:0"])
 def test_weights_come_from_a_gpu_as_they_were(options: dict[str, Any], place: str) -> None:
     flow = lab.Workflow("weights")

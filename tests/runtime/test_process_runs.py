@@ -155,14 +155,12 @@ def test_what_cannot_travel_fails_the_iteration_by_name_and_the_next_one_goes_on
         assert s.step() == (5, 100)
 
 
-def test_a_child_that_is_killed_in_an_iteration_is_named_in_seconds() -> None:
-    start = time.monotonic()
+def test_a_child_that_is_killed_in_an_iteration_is_named() -> None:
     with session(*fragile(), executor="processes") as s:
         assert s.step() == (5, 100)
         for how in ("killed", ""):
             with pytest.raises(ExecutorError, match=r"Host 'host0' died.*maker\[0\] lived there"):
                 s.step(how)
-    assert time.monotonic() - start < 40
 
 
 def test_a_child_that_dies_in_setup_is_told_by_worker() -> None:

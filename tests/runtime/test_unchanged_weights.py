@@ -12,7 +12,6 @@ import pytest
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.runtime.transport.cargo import Copy, Outgoing
 from rlinf_lab.runtime.transport.unchanged import Unchanged
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Worker
@@ -68,39 +67,6 @@ def test_a_version_that_was_changed_after_it_was_published_is_refused(executor: 
             s.step(False, True)
         assert s.step(True, True) == (2, 3.0)
         assert s.step(False, False) == (3, 5.0)
-
-
-@pytest.mark.parametrize("bucket", [None, 0.001])
-@pytest.mark.parametrize("kind", ["tensors", "data", "arrays"])
-def test_a_delta_upon_what_was_changed_in_place_is_no_delta(bucket: float | None, kind: str) -> None:
-    """Before, the version before was compared with itself, and the actor acted with version 1 for ever."""
-    flow = Workflow("deltas")
-    weights = flow.weights("w")
-    learner, actor = flow.worker(InPlace, kind, name="learner"), flow.worker(Actor, name="actor")
-
-    @flow.iteration
-    def iteration() -> object:
-        return actor.act(learner.learn(bucket, weights).wait(), weights)
-
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "actor": [1]})
-    with session(flow, plan, executor="processes", emulate=True) as s:
-        assert [s.step() for _ in range(4)] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
-
-
-class InPlace(Worker):
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def setup(self) -> None:
-        library = np if self.kind == "arrays" else torch
-        self.state = {"bias": library.zeros(100_000), "other": library.ones(100_000)}
-
-    def learn(self, bucket: float | None, weights: Weights) -> int:
-        if self.kind == "data":  # which nobody counts, as with fused optimisers
-            self.state["bias"].data.add_(1)
-        else:
-            self.state["bias"] += 1
-        return weights.publish(self.state, delta=True, bucket_mib=bucket)
 
 
 def test_what_is_looked_at() -> None:
@@ -259,7 +225,7 @@ class Hurries(Worker):
         return weights.publish({"more": GoesOn(part) if goes_on else None, "bias": part}, **self.shipping)
 
 
-@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 1}, {"bucket_mib": 100}, {"delta": True}], ids=["whole", "in buckets", "in one bucket", "delta"])
+@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 1}, {"bucket_mib": 100}], ids=["whole", "in buckets", "in one bucket"])
 @pytest.mark.parametrize("kind", ["tensors", "arrays"])
 def test_a_change_while_a_version_is_on_its_way_is_refused(kind: str, shipping: dict) -> None:
     """Before, the actor got version 1 with what was learnt while it was sent."""
@@ -276,15 +242,6 @@ def test_a_change_while_a_version_is_on_its_way_is_refused(kind: str, shipping: 
         with pytest.raises(WorkerError, match=r"Version 1 of the weights 'w' was changed after .*\['bias'\]"):
             s.step(True)
         assert s.step(False) == (2, 0.0)
-
-
-def test_all_hosts_are_sent_one_copy() -> None:
-    """Before, each of them had one made for it."""
-    state, copy = {"w": np.zeros(1000)}, Copy()
-    first, second = (Outgoing(1, state, None, 1 << 20, Unchanged(state), copy) for _ in range(2))
-    first.encode(0)
-    second.encode(0)
-    assert first.cargo is second.cargo and first.cargo is not None and not np.shares_memory(first.cargo.blocks[0], state["w"])
 
 
 class Params:

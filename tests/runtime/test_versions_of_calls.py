@@ -111,7 +111,7 @@ def test_threads_and_a_mock_clock(staleness: int, ranks: int, seed: int) -> None
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-@pytest.mark.parametrize("shipping", [{}, {"delta": True, "bucket_mib": 0.001}], ids=["whole", "in buckets"])
+@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 0.001}], ids=["whole", "in buckets"])
 def test_many_hosts_with_messages_on_their_way(staleness: int, shipping: dict) -> None:
     for seed in range(6):
         flow, plan = flow_of(0.003, seed, 3, staleness, shipping)

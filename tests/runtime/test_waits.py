@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh import MeshExecutor
+
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import DeadlockError
+from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait, WaitGraph, rings
 from rlinf_lab.runtime.run import observer
 from rlinf_lab.runtime.run.run import run
+from rlinf_lab.runtime.session.session import Session
 
 
 def test_the_shortest_cycle_is_named() -> None:
@@ -166,3 +173,38 @@ def test_who_has_put_all_that_it_will_is_on_no_cycle() -> None:
     with pytest.raises(DeadlockError, match=r"alice\[0\] → bob\[0\] → alice\[0\](?s:.*)have one of alice\[0\], bob\[0\] put before it gets"):
         going.wait(20)
     assert "a cycle: alice[0] → bob[0] → alice[0]" in going.status()
+
+
+class Learns(Worker):
+    def train(self, inbox: Inbox) -> int:
+        return sum(sum(batch) for batch in inbox)
+
+    def state(self) -> str:
+        return "learnt"
+
+
+class Collects(Worker):
+    def collect(self, out: Outbox) -> None:
+        out.put_all(range(10))
+
+
+@pytest.mark.parametrize("kind", ["local", "mesh"])
+def test_a_value_of_a_call_behind_one_that_reads_to_the_end_of_a_stream_comes(kind: str) -> None:
+    """It stood still: the loop ends a stream where it waits for who reads it, and it waited for the call behind that one."""
+    flow = Workflow("behind")
+    items, learner, collector = flow.channel("items"), flow.worker(Learns, name="learner"), flow.worker(Collects, name="collector")
+
+    @flow.iteration
+    def iteration() -> Any:
+        collector.collect(items)
+        trained = learner.train(items)
+        return learner.state().wait(), trained
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "collector": [1]})
+    executor = LocalExecutor(flow, plan, emulate=True) if kind == "local" else MeshExecutor(flow, plan)
+    executor.start()
+    one = Session(executor)
+    try:
+        assert [one.step(), one.step()] == [("learnt", 45)] * 2
+    finally:
+        executor.stop()

@@ -42,15 +42,15 @@ class Keeper:
         """If one is due."""
         if self.wants_state():
             self._due, self.asked = time.monotonic() + (self.seconds or 0), False
-            self._try(lambda folder: self._write(folder, snapshot, metrics()))
+            self.attempt(lambda folder: self._write(folder, snapshot, metrics()))
 
     def evaluated(self, found: Evaluation, snapshot: Snapshot) -> None:
         """Keep the weights if they are the best so far."""
         value = found["return"]
         if self.best is None or value > self.best:
             self.best, self.best_snapshot = value, snapshot
-            self._try(lambda folder: snapshot.weights.save(folder.path / "best.safetensors"))
-            self._try(lambda folder: folder.about(best=as_plain(found)))
+            self.attempt(lambda folder: snapshot.weights.save(folder.path / "best.safetensors"))
+            self.attempt(lambda folder: folder.about(best=as_plain(found)))
 
     def _write(self, folder: RunFolder, snapshot: Snapshot, metrics: pd.DataFrame) -> None:
         folder.write_state(snapshot, self.keep)
@@ -60,11 +60,12 @@ class Keeper:
     def end(self, snapshot: Snapshot | None, metrics: Callable[[], pd.DataFrame], timeline: Timeline, **about: Any) -> None:
         """The run has ended."""
         if snapshot is not None:
-            self._try(lambda folder: folder.write_state(snapshot))
-        self._try(lambda folder: folder.write_tables(metrics(), timeline))
-        self._try(lambda folder: folder.about(ended=time.time(), **about))
+            self.attempt(lambda folder: folder.write_state(snapshot))
+        self.attempt(lambda folder: folder.write_tables(metrics(), timeline))
+        self.attempt(lambda folder: folder.about(ended=time.time(), **about))
 
-    def _try(self, write: Callable[[RunFolder], object]) -> None:
+    def attempt(self, write: Callable[[RunFolder], object]) -> None:
+        """Write something; what cannot be written is said once and stops nothing."""
         if self.folder is None:
             return
         try:

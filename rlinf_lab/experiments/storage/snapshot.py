@@ -42,12 +42,16 @@ class Snapshot:
 
     def save(self, path: Path) -> None:
         """Write one file, whole or not at all. `ConfigError` for what cannot be written without pickle; `OSError`."""
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         arrays: dict[str, np.ndarray] = {}
         tree = json.dumps(_packed(self.state, arrays, "state"))
         with whole(path) as part:
-            save_file(arrays, part, {"format": FORMAT, "iteration": str(self.iteration), "tree": tree})
+            try:
+                save_file(arrays, part, {"format": FORMAT, "iteration": str(self.iteration), "tree": tree})
+            except SafetensorError as error:  # a full disk, in words of its own
+                raise OSError(f"{str(path)!r}: {error}") from error
 
     @classmethod
     def load(cls, path: Path) -> Snapshot:

@@ -36,6 +36,7 @@ SEVERAL = 5  # leaves, of which a search over all cuts takes longer than a few o
 # on either side of a good plan's counts, in streams alone: the more devices the faster, and few other plans are as good
 # with other counts
 BESIDE = 2
+UNITS = 128  # of devices, evenly spaced, that are looked at where there are very many
 BLOCK = 4_000_000  # pairs looked at together
 MODERATE = 256  # device counts of a leaf up to which a coarse search alone gives a bound that is worth its time
 MANY = 2_000  # more points than these are sorted out at once
@@ -89,6 +90,30 @@ def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
         moderate = all(len(useful_counts(problem, v)) <= MODERATE for v in range(len(problem.names)))
         ceiling = min([ceiling, *(f.seconds for f in guess(problem, ceiling, only, coarse=moderate)[:1])])
     return sorted(_Solver(problem, ceiling, only).plans(), key=lambda f: f.seconds)
+
+
+def near(problem: Problem, ceiling: float = np.inf, only: Only = Only(), units: int = UNITS) -> list[Found]:
+    """As `solve`, but over some device counts: so many evenly spaced ones, so that they add up, then finer ones near
+    the best plan. For many devices of one kind on which seconds fall smoothly: nearly the best plan in a fraction of
+    the time."""
+    useful = [useful_counts(problem, v) for v in range(len(problem.names))]
+    unit = -(-problem.most // units)
+    chosen = [_thinned(codes, np.arange(problem.most, 0, -unit)) for codes in useful]
+    found = solve(_with_counts(problem, chosen), ceiling, only)
+    while found and unit > 1:
+        at = [_code(problem, leaf_of(found[0].tree, v).devices) for v in range(len(useful))]
+        step = max(1, unit // CLOSER)
+        around = step * np.arange(-CLOSER, CLOSER + 1)
+        chosen = [_thinned(codes, np.clip(n + around, 0, problem.most)) for codes, n in zip(useful, at, strict=True)]
+        unit = step if step < unit else 1
+        found = sorted([*found, *solve(_with_counts(problem, chosen), found[0].seconds, only)], key=lambda f: f.seconds)
+    return found
+
+
+def _thinned(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The largest codes that are no larger than those wanted, and the smallest of all."""
+    at = np.searchsorted(codes, wanted, side="right") - 1
+    return codes[np.unique(np.clip(at, 0, None))] if len(codes) else codes
 
 
 def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse: bool = False) -> list[Found]:

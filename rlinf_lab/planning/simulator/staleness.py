@@ -113,6 +113,8 @@ class GroupQueue(Generic[T]):
                 lost = [w.group for w in self._waiting if version - w.version > self.policy.bound]
                 self._waiting = fresh
                 self.dropped += len(lost)
+        if len(self._waiting) < self.batch:  # asked at every event, so it must be cheap
+            return [], lost
         batch = (
             [w for w in self._waiting if w.number < self.taken + self.batch] if self.policy.name == "bound" else None
         )

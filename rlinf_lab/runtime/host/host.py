@@ -87,7 +87,16 @@ class Host:
         turnover = Turnover(state, control, control.instants, post, credits, exchange)
         self.told = Told()
         self._ranks = Ranks(
-            state, control, post, control.residency, calls, turnover, self._fillers, self.told, control.instants, exchange
+            state,
+            control,
+            post,
+            control.residency,
+            calls,
+            turnover,
+            self._fillers,
+            self.told,
+            control.instants,
+            exchange,
         )
         self.loop = Loop(state, control, post, calls, ends) if state.is_driver else None
         self._waits = Waits(state, meetings, None if self.loop is None else self.loop.under_way)
@@ -193,7 +202,9 @@ class Host:
         self.post.flush()
 
     def curves_missing(self, devices: Iterable[str], problem: str) -> None:
-        """From a sampler: the user is told why GPUs among these devices have no curves; nothing where there are none."""
+        """From a sampler: the user is told why GPUs among these devices have no curves; nothing where there
+        are none.
+        """
         if (remark := remark_of_curves(self.name, devices, problem)) is not None:
             with self.state.mutex:
                 self.post.remark(*remark)

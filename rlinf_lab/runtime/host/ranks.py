@@ -117,7 +117,9 @@ class Ranks:
             return
         try:
             self._turnover.close(process)
-        except BaseException as error:  # also one that leaves: it ends this thread only, and what follows has to be said
+        except (
+            BaseException
+        ) as error:  # also one that leaves: it ends this thread only, and what follows has to be said
             trace = traceback.format_exc()
             state.errors.append(WorkerError.of(process.worker, process.rank, "close", error, trace))
         if process.leaving:

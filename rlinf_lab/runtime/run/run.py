@@ -12,7 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, UnknownNameError, WorkflowError, shown
+from rlinf_lab.errors import (
+    Cancelled,
+    ConfigError,
+    ExecutorError,
+    RenamedError,
+    UnknownNameError,
+    WorkflowError,
+    shown,
+)
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.elastic.unfit import refuse_unfit_workers
@@ -82,7 +90,8 @@ class Run(Observed):
         return self
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """Block until the run has ended; its `results`. Raises the worker's own exception.
+        """Block until the run has ended; its `results`. Raises the worker's own exception; warns of a run that was
+        stopped before its last iteration.
 
         An interrupt (Ctrl-C, the kernel's stop button) stops the run cleanly and is raised again.
         ``timeout`` in seconds; `TimeoutError` when it passes first, the run goes on.
@@ -105,6 +114,13 @@ class Run(Observed):
         self._warn()
         if self.error is not None:
             raise self.error
+        if self.state == "stopped" and self.iterations is not None and self.iteration < self.iterations:
+            warnings.warn(
+                f"{self!r} was stopped after {self.iteration} of {self.iterations} iterations: these are the results "
+                f"of those. Next: nothing, if that is meant; else lab.run(...) again.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return self.results
 
     def stop(self, wait: bool = True) -> None:
@@ -146,11 +162,15 @@ class Run(Observed):
             self.state = "paused"
             self._go.clear()
 
-    def resume(self) -> None:
+    def unpause(self) -> None:
         """Go on after `pause`."""
         if self.state == "paused":
             self.state = "running"
             self._go.set()
+
+    def resume(self) -> None:
+        """Called `unpause` now. Raises `RenamedError`."""
+        raise RenamedError("run.resume() is run.unpause() now. Next: that; lab.resume(folder) goes on from a folder.")
 
     def join(self, worker: str, rank: int, timeout: float | None = None) -> None:
         """An absent rank comes, also in the middle of an iteration; see `Session.join`."""

@@ -9,16 +9,18 @@ import types
 import warnings
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.layout import Layout
-from rlinf_lab.runtime.host.driver.loop import short
+from rlinf_lab.runtime.host.driver.loop import StreamsOpen, short
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
-from rlinf_lab.runtime.host.state.messages import ReadersOf, Retire, SealStreams, ValuesWanted, moved
+from rlinf_lab.runtime.host.state.messages import ReadersOf, Retire, ValuesWanted, moved
 from rlinf_lab.runtime.host.state.rank import Filled
+from rlinf_lab.runtime.session.body import IterationBody
 from rlinf_lab.runtime.threads.main_thread_guard import Servant, aside
 from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind
@@ -141,10 +143,8 @@ class Session:
         self._thread = 0
         self._layout = executor.layout
         self._now = -1  # the iteration whose function is being executed, or was last; all of these are its own:
-        self._calls: list[CallSpec] = []
-        self._sealed: set[str] = set()
-        self._ports: dict[tuple[str, str], Any] = {}
-        self._traced: set[tuple[str, str, str]] = set()  # (channel, direction, worker) that the graph has
+        self._body_of = partial(IterationBody, self._host, self._loop, self._layout, set())
+        self._made = self._body_of(-1)
         self._next_call = 0
         self._open: deque[Iteration] = deque()  # in order: those that go on, then those that were given up
         self._untold: BaseException | None = None  # a failure that nobody has been told of
@@ -296,7 +296,8 @@ class Session:
         if (failure := self._untold) is not None:
             self._untold = None
             raise failure from failure.__cause__
-        self._now, self._calls, self._sealed, self._ports = self._next_number(), [], set(), {}
+        self._now = self._next_number()
+        self._made = self._body_of(self._now)
         self._loop.begin(self._now)
         self._open.append(Iteration(self, self._now))
         self._loop.enter(self._now)
@@ -305,9 +306,9 @@ class Session:
 
     def _leave(self) -> None:
         """The iteration function has returned."""
-        self._seal(set(self._layout.graph_channels()))
-        self._loop.streams.counted(self._now, moved(self._ports.values()))
-        self._loop.broadcast(ReadersOf(self._now, self._readers()))
+        self._made.seal(set(self._layout.graph_channels()))
+        self._loop.streams.counted(self._now, moved(self._made.ports.values()))
+        self._loop.broadcast(ReadersOf(self._now, self._made.readers()))
         # before it can be known that nobody reads one any more
         if any(spec.discard_unread for spec in self._layout.graph.channels):
             self._loop.broadcast(ValuesWanted(self._now, self._wanted()))
@@ -413,17 +414,9 @@ class Session:
             failure.add_note(f"That was in iteration {first}{later and f'; given up with it: {later}'}.")
         return first, failure
 
-    def _readers(self) -> dict[str, list[tuple[str, int]]]:
-        """For each channel the ranks that read it in this iteration, once for every call."""
-        found: dict[str, list[tuple[str, int]]] = {channel: [] for channel in self._layout.graph_channels()}
-        for call in self._calls:
-            for channel in call.channels(READ):
-                found[channel] += [(call.worker, rank) for rank in call.taken_by(self._layout.ranks(call.worker))]
-        return found
-
     def _wanted(self) -> frozenset[int]:
         """The calls of this iteration whose value another call takes, or the iteration function has returned."""
-        taken = {ref.call_id for spec in self._calls for ref in spec.refs()}
+        taken = {ref.call_id for spec in self._made.calls for ref in spec.refs()}
         lazy = [found for leaf in leaves(self._open[-1]._returned) if (found := awaited(leaf)) is not None]
         return frozenset(taken | {call.call_id for call, _ in lazy})
 
@@ -451,13 +444,13 @@ class Session:
         spec = bind(self, self._flow, self._next_call, worker, method, args, kwargs, self._now)
         for direction in (READ, WRITE):
             for channel in spec.channels(direction):
-                self._refuse_untraced(channel, direction, worker, f"{worker}.{method}")
+                self._made.refuse_untraced(channel, direction, worker, f"{worker}.{method}")
         for channel in spec.channels(WRITE):
-            self._refuse_sealed(channel, f"{worker}.{method}")
+            self._made.refuse_sealed(channel, f"{worker}.{method}")
         for ref in spec.refs():
             self._refuse_forgotten(f"The value of a call of {ref.producer} of iteration {ref.iteration}", ref.iteration)
         spec = self._loop.submit(spec)
-        self._calls.append(spec)  # not before: one that could not be sent closes no channel
+        self._made.calls.append(spec)  # not before: one that could not be sent closes no channel
         return Handle(self, spec)
 
     def wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:
@@ -467,8 +460,20 @@ class Session:
 
     def _wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None = None) -> Any:
         self._refuse_forgotten(_value_of(call), call.iteration)
-        if call.iteration == self._now:
-            self._seal(self._upstream(call))
+        if call.iteration != self._now or self._body() is None:
+            return self._fetched(call, path, timeout)
+        made = self._made
+        made.seal(made.above(call.channels(READ)))  # the loop waits for it, so it cannot add producers to those
+        self._loop.waits_behind_streams = lambda: not made.behind(call) <= made.sealed
+        try:
+            return self._fetched(call, path, timeout)
+        except StreamsOpen:
+            made.seal(made.behind(call))
+        finally:
+            self._loop.waits_behind_streams = bool
+        return self._fetched(call, path, timeout)
+
+    def _fetched(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:
         fetch, driver = self._host.values.fetch, self._host.driver
         if path or self._layout.ranks(call.worker) == 1:
             return follow(fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
@@ -494,81 +499,20 @@ class Session:
     def _put(
         self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None, priority: float | None
     ) -> None:
-        self._refuse_untraced(channel.name, WRITE, DRIVER, "The iteration function")
-        self._refuse_sealed(channel.name, "The iteration function")
-        self._port(channel.name, WRITE).put_all(items, key=key, weight=weight, priority=priority)
+        self._made.refuse_untraced(channel.name, WRITE, DRIVER, "The iteration function")
+        self._made.refuse_sealed(channel.name, "The iteration function")
+        self._made.port(channel.name, WRITE).put_all(items, key=key, weight=weight, priority=priority)
 
     def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
         self._refuse_outside(f"get from channel {channel.name!r}")
         return self._servant.do(lambda: self._get(channel, n, key))
 
     def _get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
-        self._refuse_untraced(channel.name, READ, DRIVER, "The iteration function")
+        self._made.refuse_untraced(channel.name, READ, DRIVER, "The iteration function")
         self._loop.streams.reads(self._now, channel.name)
-        self._seal(self._above([channel.name]))
-        items: list[Any] = self._port(channel.name, READ).get(ALL if n == "all" else n, key=key)
+        self._made.seal(self._made.above([channel.name]))
+        items: list[Any] = self._made.port(channel.name, READ).get(ALL if n == "all" else n, key=key)
         return items
-
-    def _port(self, channel: str, direction: str) -> Any:
-        if (channel, direction) not in self._ports:
-            made = self._host.ports.outbox if direction == WRITE else self._host.ports.inbox
-            self._ports[channel, direction] = made(self._host.driver, channel, self._now)
-        return self._ports[channel, direction]
-
-    # --- the end of streams ------------------------------------------------------------------------------
-    def _upstream(self, call: CallSpec) -> set[str]:
-        """The channels whose end this call may depend on: the loop waits for it, so it cannot add producers to them."""
-        return self._above(call.channels(READ))
-
-    def _above(self, channels: list[str]) -> set[str]:
-        found: set[str] = set()
-        open_ = list(channels)
-        while open_:
-            channel = open_.pop()
-            if channel not in found:
-                found.add(channel)
-                for spec in self._calls:
-                    if channel in spec.channels(WRITE):
-                        open_ += spec.channels(READ)
-        return found
-
-    def _seal(self, channels: set[str]) -> None:
-        new = channels - self._sealed
-        if not new:
-            return
-        self._sealed |= new
-        graph, expected = self._layout.graph, {}
-        for channel in sorted(new):
-            calls = [c for c in self._calls for name in c.channels(WRITE) if name == channel]
-            sharded = self._layout.sharded(channel)
-            expected[channel] = sum(1 if sharded else len(c.taken_by(self._layout.ranks(c.worker))) for c in calls)
-            if DRIVER in graph.producers(channel):
-                expected[channel] += 1
-                if (channel, WRITE) in self._ports:
-                    self._ports[channel, WRITE].refuse_incomplete()
-                self._loop.close_channel(channel, self._now)
-        self._loop.broadcast(SealStreams(self._now, expected))
-
-    def _refuse_untraced(self, channel: str, direction: str, worker: str, who: str) -> None:
-        """The plan has no place for what the dry run has not seen."""
-        if (channel, direction, worker) in self._traced:
-            return
-        graph = self._layout.graph
-        names = graph.channels_by_name()
-        seen = (
-            () if channel not in names else graph.consumers(channel) if direction == READ else graph.producers(channel)
-        )
-        if worker not in seen:
-            does = "reads from" if direction == READ else "writes to"
-            others = f"; there, {', '.join(seen)} did" if seen else ""
-            raise WorkflowError(
-                f"{who} {does} channel {channel!r}, which it did not do in the dry run of workflow {graph.name!r} "
-                f"(repr(flow.graph)){others}. The "
-                "plan was made for that. Next: let branches depend on arguments and on values as they are "
-                "(`value.wait() > 3`: both ways are "
-                f"tried), not on variables outside, random numbers, len(value) or float(value)."
-            )
-        self._traced.add((channel, direction, worker))
 
     def _refuse_unreachable(self, call: CallSpec) -> None:
         """Waiting for what will never come must not be possible."""
@@ -602,13 +546,6 @@ class Session:
                 "function."
             )
 
-    def _refuse_sealed(self, channel: str, who: str) -> None:
-        if channel in self._sealed:
-            raise WorkflowError(
-                f"{who} writes to channel {channel!r} after the loop waited for something downstream of it: its stream "
-                "of this "
-                f"iteration has ended. Next: make the call before the wait()."
-            )
 
 
 def _value_of(call: CallSpec) -> str:

@@ -39,15 +39,26 @@ class InboxPort:
             yield batch
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
-        if n is not None and type(n) is not int and (not isinstance(n, numbers.Integral) or isinstance(n, bool)):  # the first test is the quick one
-            raise WorkflowError(f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's micro-batch. Next: get(3), or get().")
+        # the first test is the quick one
+        if n is not None and type(n) is not int and (not isinstance(n, numbers.Integral) or isinstance(n, bool)):
+            raise WorkflowError(
+                f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's micro-batch. "
+                "Next: get(3), or get()."
+            )
         if n is not None and n < 1:
-            raise WorkflowError(f"{self._who()}: get({n}) asks for less than one item. Next: get(1), or get() for the plan's micro-batch.")
-        return self._get(self._queue(key), n if n is not None else (ALL if self._micro_batch == ALL else -self._micro_batch))
+            raise WorkflowError(
+                f"{self._who()}: get({n}) asks for less than one item. Next: get(1), or get() for the plan's "
+                "micro-batch."
+            )
+        return self._get(
+            self._queue(key), n if n is not None else (ALL if self._micro_batch == ALL else -self._micro_batch)
+        )
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[Any]:
         if not isinstance(weight, numbers.Integral) or isinstance(weight, bool) or weight < 1:
-            raise WorkflowError(f"{self._who()}: get_weight({shown(weight)}): a whole number, at least 1. Next: get_weight(4096), say.")
+            raise WorkflowError(
+                f"{self._who()}: get_weight({shown(weight)}): a whole number, at least 1. Next: get_weight(4096), say."
+            )
         return self._get(self._queue(key), ALL + int(weight))
 
     def get_all(self) -> list[Any]:
@@ -64,7 +75,10 @@ class InboxPort:
     def take(self, *, key: int | None = None) -> Any:
         items = self._get(self._queue(key), 1)
         if not items:
-            raise ChannelClosed(f"{self._who()}: take({'' if key is None else f'{key=}'}) after the end of the stream: {self._why_nothing_comes(key)}")
+            raise ChannelClosed(
+                f"{self._who()}: take({'' if key is None else f'{key=}'}) after the end of the stream: "
+                f"{self._why_nothing_comes(key)}"
+            )
         return items[0]
 
     def _why_nothing_comes(self, key: int | None) -> str:
@@ -72,12 +86,17 @@ class InboxPort:
             return "the rank leaves, and the others take what it would have taken. Next: let the call end."
         producers = self._layout.graph.producers(self._channel)
         done = f"{' and '.join(producers)} {'have' if len(producers) > 1 else 'has'} finished"
-        return f"{done}, and no item{'' if key is None else f' of key {key}'} is left. Next: take as many as are put, or get(1), which is [] then."
+        return (
+            f"{done}, and no item{'' if key is None else f' of key {key}'} is left. Next: take as many as are put, or "
+            "get(1), which is [] then."
+        )
 
     def _queue(self, key: int | None) -> Any:
         queue = self._queues.get(key if self._spec.keyed or key is None else self._key(key))
         if queue is None:
-            queue = self._queues[key] = self._ends.reading_queue(self._process, self._channel, self._iteration, self._key(key))
+            queue = self._queues[key] = self._ends.reading_queue(
+                self._process, self._channel, self._iteration, self._key(key)
+            )
         return queue
 
     def refuse_incomplete(self) -> None:
@@ -87,7 +106,10 @@ class InboxPort:
         if self._spec.keyed and key is None:
             raise WorkflowError(f"{self._who()} is keyed. Next: say which key to read, for example take(key=0).")
         if key is not None and not self._spec.keyed:
-            raise WorkflowError(f"{self._who()} has no keys. Next: leave key= out, or declare it with flow.channel({self._channel!r}, keyed=True).")
+            raise WorkflowError(
+                f"{self._who()} has no keys. Next: leave key= out, or declare it with flow.channel({self._channel!r}, "
+                "keyed=True)."
+            )
         return -1 if key is None else key
 
     def _who(self) -> str:
@@ -96,7 +118,10 @@ class InboxPort:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise AttributeError(f"{self._who()} is an Inbox here: it has get, get_weight, get_all and take, not {name!r}. Next: annotate it lab.Outbox to write.")
+        raise AttributeError(
+            f"{self._who()} is an Inbox here: it has get, get_weight, get_all and take, not {name!r}. Next: annotate "
+            "it lab.Outbox to write."
+        )
 
     def __repr__(self) -> str:
         return f"Inbox({self._channel!r} of {self._process.label}, iteration {self._iteration})"
@@ -113,10 +138,14 @@ class OutboxPort:
         self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
         self.moved = Moved(channel, False)
 
-    def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+    def put(
+        self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None
+    ) -> None:
         self._put(self._queue(key), [item], weight, priority)
 
-    def put_all(self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+    def put_all(
+        self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None
+    ) -> None:
         queue = self._queue(key)
         if queue.portion == 1 or not isinstance(items, Collection):  # what is still being made leaves as it comes
             for item in items:
@@ -129,17 +158,32 @@ class OutboxPort:
     def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
         if self._process.together:
             self._blocks.refuse_within(self._process, self._channel, gets=False)
-        tags = None if self._plain and weight is None and priority is None else self._spec.tag(self._who(), items, weight, priority)
-        self._ends.put(self._process, queue, [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items, tags)
+        tags = (
+            None
+            if self._plain and weight is None and priority is None
+            else self._spec.tag(self._who(), items, weight, priority)
+        )
+        self._ends.put(
+            self._process,
+            queue,
+            [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items,
+            tags,
+        )
         self.moved.items += len(items)
 
     def _queue(self, key: int | None) -> Any:
         queue = self._queues.get(key) if self._spec.keyed or key is None else None
         if queue is None:
             if self._spec.keyed != (key is not None):
-                need = "is keyed. Next: put(item, key=...)" if self._spec.keyed else "has no keys. Next: leave key= out, or declare it keyed=True"
+                need = (
+                    "is keyed. Next: put(item, key=...)"
+                    if self._spec.keyed
+                    else "has no keys. Next: leave key= out, or declare it keyed=True"
+                )
                 raise WorkflowError(f"{self._process.label}: channel {self._channel!r} {need}.")
-            queue = self._queues[key] = self._ends.writing_queue(self._process, self._channel, self._iteration, -1 if key is None else key)
+            queue = self._queues[key] = self._ends.writing_queue(
+                self._process, self._channel, self._iteration, -1 if key is None else key
+            )
         return queue
 
     def refuse_incomplete(self) -> None:
@@ -148,7 +192,10 @@ class OutboxPort:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise AttributeError(f"{self._who()} is an Outbox here: it has put and put_all, not {name!r}. Next: annotate it lab.Inbox to read.")
+        raise AttributeError(
+            f"{self._who()} is an Outbox here: it has put and put_all, not {name!r}. Next: annotate it lab.Inbox to "
+            "read."
+        )
 
     def _who(self) -> str:
         return f"{self._process.label}: channel {self._channel!r}"
@@ -158,15 +205,22 @@ class OutboxPort:
 
 
 class GroupedOutboxPort(OutboxPort):
-    """The writing end of a channel of groups: items wait here until all of their key are there, then they are one item of the channel."""
+    """The writing end of a channel of groups: items wait here until all of their key are there, then they are one item
+    of the channel.
+    """
 
     def __init__(self, ports: Ports, process: Process, channel: str, iteration: int) -> None:
         super().__init__(ports, process, channel, iteration)
         self._waiting: dict[int, list[tuple[Any, int | None]]] = {}
 
-    def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+    def put(
+        self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None
+    ) -> None:
         if key is None:
-            raise WorkflowError(f"{self._who()} has groups of {self._spec.group}. Next: say of which group the item is, put(item, key=...).")
+            raise WorkflowError(
+                f"{self._who()} has groups of {self._spec.group}. Next: say of which group the item is, put(item, "
+                "key=...)."
+            )
         members = self._waiting.setdefault(key, [])
         members.append((item, weight))
         if len(members) == self._spec.group:
@@ -174,7 +228,9 @@ class GroupedOutboxPort(OutboxPort):
             given = [w for _, w in members if w is not None]
             self._put(self._queue(None), [[item for item, _ in members]], sum(given) if given else None, priority)
 
-    def put_all(self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+    def put_all(
+        self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None
+    ) -> None:
         for item in items:
             self.put(item, key=key, weight=weight, priority=priority)
 
@@ -183,8 +239,14 @@ class GroupedOutboxPort(OutboxPort):
             worker, ranks = self._process.worker, self._layout.ranks(self._process.worker)
             others = f", one of its {ranks} ranks; each gets items by itself" if ranks > 1 else ""
             raise WorkflowError(
-                f"{self._who()} has groups of {self._spec.group}, and the call ended with {len(members)} of key {key!r}{others}. Next: one rank puts all items "
-                f"of a key, in one call" + (f": a plan with one rank of {worker!r}, or groups of {self._spec.group} in what it reads, too." if others else ".")
+                f"{self._who()} has groups of {self._spec.group}, and the call ended with {len(members)} of key "
+                f"{key!r}{others}. Next: one rank puts all items "
+                f"of a key, in one call"
+                + (
+                    f": a plan with one rank of {worker!r}, or groups of {self._spec.group} in what it reads, too."
+                    if others
+                    else "."
+                )
             )
 
 

@@ -1,4 +1,5 @@
-"""Streams that nobody reads any more, though somebody may go on putting into them: what follows, as soon as it is certain.
+"""Streams that nobody reads any more, though somebody may go on putting into them: what follows, as soon as it is
+certain.
 
 When the iteration function has returned the driver knows all calls, and it hears the end of each (`driver.ends`). When
 the last one that reads a channel has ended it tells every host. Where the rest is not wanted (``discard_unread``) the
@@ -47,7 +48,8 @@ class Unwanted:
         self._credits, self._meetings = credits, meetings
         self.discarded: set[tuple[str, int]] = set()  # (channel, iteration): nobody minds
         self._missed: set[tuple[str, int]] = set()  # here something that comes is an error
-        self._wanted: dict[int, frozenset[int]] = {}  # by iteration whose loop has returned: the calls whose value somebody takes
+        # by iteration whose loop has returned: the calls whose value somebody takes
+        self._wanted: dict[int, frozenset[int]] = {}
         self._goes_on: dict[Process, tuple[int, float]] = {}  # in vain: which call, and since when
         self._remarked: set[str] = set()
         post.on(messages.NoReaders, lambda m: self._told(m.channel, m.iteration, m.discards))

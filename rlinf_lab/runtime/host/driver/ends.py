@@ -1,8 +1,8 @@
 """Of one iteration, which streams have ended: how many ranks' calls that read or write each channel have not.
 
 A loop that has not returned may still call a reader. Where it waits, nothing else moves, a producer wants room in a
-channel, and all calls that read that have ended, it is taken for certain that nobody will (`Ends.stranded`): making room
-for ever would not end.
+channel, and all calls that read that have ended, it is taken for certain that nobody will (`Ends.stranded`): making
+room for ever would not end.
 """
 
 from __future__ import annotations
@@ -43,16 +43,24 @@ class Ends:
 
     def unread(self, channels: Iterable[str]) -> list[str]:
         """Those into which somebody may put, that nobody will read and of which that has not been told."""
-        return [c for c in channels if self.all_known and not self.reading[c] and self.writing[c] and c not in self.told]
+        return [
+            c for c in channels if self.all_known and not self.reading[c] and self.writing[c] and c not in self.told
+        ]
 
     def complete(self, channels: Iterable[str]) -> list[str]:
         """Those that have just been read and written to the end."""
-        found = [c for c in channels if self.all_known and not self.reading[c] and not self.writing[c] and c not in self.judged]
+        found = [
+            c
+            for c in channels
+            if self.all_known and not self.reading[c] and not self.writing[c] and c not in self.judged
+        ]
         self.judged.update(found)
         return found
 
     def stranded(self) -> list[str]:
-        """While the loop waits: channels whose readers have all ended, so that only a call that it cannot make now would read on."""
+        """While the loop waits: channels whose readers have all ended, so that only a call that it cannot make now
+        would read on.
+        """
         return [] if self.all_known else [c for c in sorted(self.read) if not self.reading[c] and c not in self.told]
 
 

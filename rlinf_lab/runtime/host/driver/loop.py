@@ -26,6 +26,10 @@ from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.specs import READ, CallSpec, ChannelArg, Nested, RefArg, WeightsArg
 
 
+class StreamsOpen(BaseException):
+    """Nothing can move: the loop's thread has to end streams, for what it waits for comes after who reads them."""
+
+
 class Loop:
     """Lives at the driver's host (`Host.loop`). What it says to all hosts it also does at its own.
 
@@ -47,6 +51,7 @@ class Loop:
         self.members = Members(state, post, self)
         self.remarks = Remarks(post)
         self.lost: ExecutorError | None = None
+        self.waits_behind_streams: Callable[[], bool] = bool  # whether the value that it waits for may need their ends
         self._open = self.iterations.open
         post.on(messages.Ended, lambda m: self._ended(m.call_id, m.rank, m.iteration, m.error, m.moved))
         post.on(messages.Failed, self._has_failed)
@@ -164,6 +169,9 @@ class Loop:
         """Nothing can move any more, for these reasons."""
         if self.streams.end_stranded(waits):
             self._post.flush_soon()
+            return
+        if self._driver.waits_for == "value" and self.waits_behind_streams():
+            self._control.interrupt(self._driver, StreamsOpen())
             return
         error = standstill(waits)
         self._post.fail(error)

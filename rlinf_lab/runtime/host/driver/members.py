@@ -25,7 +25,9 @@ JOIN_SECONDS = 120.0
 
 @dataclass
 class Admission:
-    """A rank that has come asks to take part in a call under way. ``homes``: of its channels, which answer one by one."""
+    """A rank that has come asks to take part in a call under way. ``homes``: of its channels, which answer
+    one by one.
+    """
 
     call: CallSpec
     rank: int
@@ -125,12 +127,15 @@ class Members:
         deadline = time.monotonic() + seconds
         while not has_come():
             if self._state.stopping or self._state.place[member] in self._state.dead:
-                raise ExecutorError(f"{who} {what}, and the run has ended or its host has died. Next: open a new session.")
+                raise ExecutorError(
+                    f"{who} {what}, and the run has ended or its host has died. Next: open a new session."
+                )
             if self._loop.lost is not None:
                 raise ExecutorError(*self._loop.lost.args)
             if (left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError(
-                    f"{who} {what}, after {seconds:g} s. That goes on. Next: wait; session.members tells when it is over."
+                    f"{who} {what}, after {seconds:g} s. That goes on. Next: wait; session.members tells when it is "
+                    "over."
                 )
             self._changed.wait(min(left, 0.5))
 

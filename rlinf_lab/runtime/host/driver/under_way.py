@@ -42,6 +42,11 @@ class CallsUnderWay:
         wanted = set(iterations)
         return [label for _, label, i in list(self._parts.values()) if i in wanted]
 
+    def but_of(self, iterations: Iterable[int]) -> list[str]:
+        """Those of others."""
+        spared = set(iterations)
+        return [label for _, label, i in list(self._parts.values()) if i not in spared]
+
     def is_within(self, iterations: Iterable[int]) -> bool:
         """Whether all are of these iterations."""
         return {i for _, _, i in list(self._parts.values())} <= set(iterations)

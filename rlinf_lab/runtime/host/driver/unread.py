@@ -1,8 +1,10 @@
-"""Items that nobody has read: their iteration fails and names them, unless their channel's declaration says that the rest is not wanted. And streams into
-which nothing was put, though somebody was called to and somebody has read them: it fails, too, unless the declaration says that this may be.
+"""Items that nobody has read: their iteration fails and names them, unless their channel's declaration says that the
+rest is not wanted. And streams into which nothing was put, though somebody was called to and somebody has read them: it
+fails, too, unless the declaration says that this may be.
 
-Each rank counts what it puts into and takes from the channels of its call, and the counts go to the driver with the end of the call. So nothing is asked, no
-order of messages matters, and every executor says the same. What lies there while producers go on is told by the channel's home (`stream_end`).
+Each rank counts what it puts into and takes from the channels of its call, and the counts go to the driver with the end
+of the call. So nothing is asked, no order of messages matters, and every executor says the same. What lies there while
+producers go on is told by the channel's home (`stream_end`).
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from rlinf_lab.workflow.specs import ChannelSpec
 
 @dataclass
 class Unread:
-    """The books of one iteration. ``taken``: by channel and by who could take it. ``asked``: by channel, who did ask for items. ``nothing``: by channel,
-    calls that might have put something and did not; one whose own streams were empty could not. ``left_off``: channels of which calls that ended because nobody
-    reads what they write may have left something.
+    """The books of one iteration. ``taken``: by channel and by who could take it. ``asked``: by channel, who did ask
+    for items. ``nothing``: by channel, calls that might have put something and did not; one whose own streams were
+    empty could not. ``left_off``: channels of which calls that ended because nobody reads what they write may have left
+    something.
     """
 
     put: Counter[str] = field(default_factory=Counter)
@@ -48,23 +51,40 @@ class Unread:
         return spec.discard_unread or spec.name in self.left_off
 
     def fault(self, graph: WorkflowGraph, iteration: int, ended: Sequence[str]) -> WorkflowError | None:
-        """What is wrong with these channels, which everybody has read and written to the end: items that are left, or that there were none."""
+        """What is wrong with these channels, which everybody has read and written to the end: items that are left, or
+        that there were none.
+        """
         specs = [graph.channel(name) for name in ended]
-        left = [self._left(s, self.put[s.name]) for s in specs if self.put[s.name] > self._taken(s.name).total() and not self.discards(s)]
+        left = [
+            self._left(s, self.put[s.name])
+            for s in specs
+            if self.put[s.name] > self._taken(s.name).total() and not self.discards(s)
+        ]
         if left:
-            return WorkflowError(f"Iteration {iteration} of workflow {graph.name!r} ended with items that nobody has read. {' '.join(left)}")
-        empty = [self._empty(s.name) for s in specs if not s.may_be_empty and not self.put[s.name] and s.name in self.nothing and s.name in self.asked]
+            return WorkflowError(
+                f"Iteration {iteration} of workflow {graph.name!r} ended with items that nobody has "
+                f"read. {' '.join(left)}"
+            )
+        empty = [
+            self._empty(s.name)
+            for s in specs
+            if not s.may_be_empty and not self.put[s.name] and s.name in self.nothing and s.name in self.asked
+        ]
         return WorkflowError(f"Iteration {iteration} of workflow {graph.name!r}: {' '.join(empty)}") if empty else None
 
     def early(self, graph: WorkflowGraph, iteration: int, channel: str, left: int) -> WorkflowError:
         """Of a channel that everybody has read to the end, while producers go on: so many items lie there."""
         text = self._left(graph.channel(channel), self._taken(channel).total() + left, " put so far")
-        return WorkflowError(f"Iteration {iteration} of workflow {graph.name!r} was given up, with items that nobody will read. {text}")
+        return WorkflowError(
+            f"Iteration {iteration} of workflow {graph.name!r} was given up, with items that nobody will read. {text}"
+        )
 
     def _empty(self, name: str) -> str:
         return (
-            f"nothing was put into channel {name!r} ({_few(self.nothing[name])} ended without a put), so {_few(self.asked[name])} read an empty stream. "
-            f"Next: put what is to be read; or, where nothing may come, say so: flow.channel({name!r}, may_be_empty=True)."
+            f"nothing was put into channel {name!r} ({_few(self.nothing[name])} ended without a put), so "
+            f"{_few(self.asked[name])} read an empty stream. "
+            f"Next: put what is to be read; or, where nothing may come, say so: flow.channel({name!r}, "
+            "may_be_empty=True)."
         )
 
     def _taken(self, channel: str) -> Counter[str]:
@@ -73,10 +93,14 @@ class Unread:
     def _left(self, spec: ChannelSpec, put: int, so_far: str = "") -> str:
         name, readers = spec.name, self._taken(spec.name)
         what = f"groups of {spec.group} items" if spec.group > 1 else "items"
-        who = ", ".join(f"{reader} read {n}" for reader, n in sorted(readers.items())) or "no call of this iteration reads it"
+        who = (
+            ", ".join(f"{reader} read {n}" for reader, n in sorted(readers.items()))
+            or "no call of this iteration reads it"
+        )
         advice = self._advice(readers)
         return (
-            f"Channel {name!r}: {put - readers.total()} of {put} {what}{so_far} are left; {who}. Next: {advice}; or, where more is put than is wanted, say so: "
+            f"Channel {name!r}: {put - readers.total()} of {put} {what}{so_far} are left; {who}. Next: {advice}; or, "
+            "where more is put than is wanted, say so: "
             f"flow.channel({name!r}, discard_unread=True)."
         )
 
@@ -87,7 +111,8 @@ class Unread:
         if idle and any(n and reader.split("[")[0] == idle[0].split("[")[0] for reader, n in readers.items()):
             worker = idle[0].split("[")[0]
             return (
-                f"have every rank of {worker!r} ask (of get_all() each rank of a call gets its share, what one does not ask for is nobody's; exchange() "
+                f"have every rank of {worker!r} ask (of get_all() each rank of a call gets its share, what one does "
+                "not ask for is nobody's; exchange() "
                 f"gives all of them all shares), or a plan with one rank of it"
             )
         return "read to the end of the stream (`for batch in inbox`, or get() until it gives [])"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from rlinf_lab.errors import Cancelled
@@ -12,6 +13,7 @@ from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.workflow.graph import DRIVER
 
 SETTLE_SECONDS = 3.0
+UNSAID_SECONDS = 2.0  # for which an iteration waits for calls of an earlier one without a word
 
 
 class Waiting:
@@ -37,8 +39,17 @@ class Waiting:
 
     def for_the_late(self) -> None:
         """Block until what computes on since its iteration was given up has ended: the next one wants idle workers."""
-        is_idle = self._under_way.is_within
-        self._until(lambda: is_idle(self._iterations.open), "calls of an iteration that was given up")
+        open_, what = self._iterations.open, "calls of an iteration that was given up"
+        try:
+            self._until(lambda: self._under_way.is_within(open_), what, UNSAID_SECONDS)
+        except TimeoutError:
+            late = ", ".join(sorted(self._under_way.but_of(open_)))
+            logging.getLogger("rlinf_lab").warning(
+                "The next iteration waits for %s, which an interrupt or a failure has left computing. Next: wait; a "
+                "method that computes for long looks at self.cancelled now and then, and returns.",
+                late,
+            )
+            self._until(lambda: self._under_way.is_within(open_), what)
 
     def settle(self) -> list[str]:
         """Wait until every call of the iterations that were given up has ended. Returns those that compute on after

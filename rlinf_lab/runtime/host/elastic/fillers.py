@@ -1,7 +1,7 @@
 """Fillers in an executor: their threads, one step for each gap that the engine finds, and what they tell.
 
-A filler that fails ends, and the iterations go on: its error is in ``fillers`` and ``status()`` meanwhile, and is raised
-when the run ends.
+A filler that fails ends, and the iterations go on: its error is in ``fillers`` and ``status()`` meanwhile, and is
+raised when the run ends.
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ class Fillers:
         return [p.filled for p in self._state.ranks if p.filled is not None]
 
     def news(self, told: dict[tuple[str, int], tuple[int, bool]]) -> list[Filled]:
-        """What they have done since they ``told``, which is brought up to date; for the driver's. Results are packed."""
+        """What they have done since they ``told``, which is brought up to date; for the driver's. Results
+        are packed.
+        """
         found = []
         for filled in self.all():
             here = (filled.steps, filled.is_done)

@@ -1,13 +1,15 @@
-"""Meetings of ranks (`Worker.exchange`) of workers that share devices: who comes steps aside; all come back in one order.
+"""Meetings of ranks (`Worker.exchange`) of workers that share devices: who comes steps aside; all come back in one
+order.
 
     rank: exchange() ── ASIDE ──> its host's engine gives the device to others; Came ──> driver: all there?
                                                   ── Met ──> hosts: back, before those with items
 
 The driver says in which order meetings were complete, and links keep it, so no two devices disagree; see
-`planning.engine.barrier` for why that is enough. Only where two workers that may meet share a device: others keep theirs
-and need nobody's word. Whoever waits at a channel between a meeting and a collective of torch gives its device away once
-more, and comes back like anybody else: the ranks of two workers could then wait for each other inside torch. So there,
-what may wait at a channel is refused within ``with group:``. (A collective outside of such a block nobody here knows of.)
+`planning.engine.barrier` for why that is enough. Only where two workers that may meet share a device: others keep
+theirs and need nobody's word. Whoever waits at a channel between a meeting and a collective of torch gives its device
+away once more, and comes back like anybody else: the ranks of two workers could then wait for each other inside torch.
+So there, what may wait at a channel is refused within ``with group:``. (A collective outside of such a block nobody
+here knows of.)
 """
 
 from __future__ import annotations
@@ -63,16 +65,18 @@ class Meetings:
         return self._beside[worker]
 
     def refuse_within(self, process: Process, channel: str, gets: bool) -> None:
-        """In the thread of a rank within ``with group:``: `WorkflowError` where it may have to wait and others that meet
-        share the devices."""
+        """In the thread of a rank within ``with group:``: `WorkflowError` where it may have to wait and others that
+        meet share the devices."""
         other, call = self._other(process.worker), process.call
         if call is None or not other or (not gets and self._state.layout.capacity(channel) is None):
             return
         does = f"gets from channel {channel!r}" if gets else f"puts into channel {channel!r}, which has a capacity,"
         raise WorkflowError(
             f"{process.label}: {call.method}() {does} within `with group:`. This plan lets {other!r}, whose ranks meet "
-            f"too, share its devices: while one rank waited there, {other!r} would get its device, and the ranks of both "
-            f"would wait for each other inside torch. Next: take and put items before or after the block (one block for "
+            f"too, share its devices: while one rank waited there, {other!r} would get its device, and the ranks of "
+            "both "
+            "would wait for each other inside torch. Next: take and put items before or after the block (one block "
+            "for "
             f"each step), or choose a plan in which {process.worker!r} and {other!r} share no device."
         )
 
@@ -151,9 +155,16 @@ class Meetings:
 
 
 def may_meet(cls: type) -> bool:
-    """Whether the code of a worker speaks of meeting its other ranks. What functions elsewhere do for it is not seen."""
+    """Whether the code of a worker speaks of meeting its other ranks. What functions elsewhere do for it is
+    not seen.
+    """
     classes = cls.__mro__[: cls.__mro__.index(Worker)] if Worker in cls.__mro__ else ()
-    return any(not _SIGNS.isdisjoint(_names(code)) for c in classes for member in vars(c).values() if (code := _code(member)) is not None)
+    return any(
+        not _SIGNS.isdisjoint(_names(code))
+        for c in classes
+        for member in vars(c).values()
+        if (code := _code(member)) is not None
+    )
 
 
 def _code(member: Any) -> CodeType | None:

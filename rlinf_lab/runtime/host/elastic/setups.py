@@ -98,9 +98,7 @@ class Setups:
             if not state.stopping:
                 self._leave_if_others_need_the_place(process)
         except BaseException as error:
-            self._post.fail(
-                WorkerError.of(process.worker, process.rank, "offload", error, traceback.format_exc())
-            )
+            self._post.fail(WorkerError.of(process.worker, process.rank, "offload", error, traceback.format_exc()))
         name = state.recorder.name("setup")
         state.recorder.add(process.track, SpanKind.SETUP, name, start, state.clock.now_ns())
         with state.ready:
@@ -122,7 +120,9 @@ def _can_leave(residence: Residence) -> bool:
 
 
 class Work(NamedTuple):
-    """``seconds``: of processors, by this process and those it has started; ``read``, ``received``: bytes, the latter by the machine."""
+    """``seconds``: of processors, by this process and those it has started; ``read``, ``received``: bytes, the latter
+    by the machine.
+    """
 
     seconds: float
     read: int
@@ -146,7 +146,10 @@ class Work(NamedTuple):
     def is_next_to_nothing_since(self, before: Work, elapsed: float) -> bool:
         """A child that has ended takes its seconds along: less than before is no idleness."""
         done = self.seconds - before.seconds
-        return 0 <= done <= IDLE_SHARE * max(1.0, elapsed) and max(self.read - before.read, self.received - before.received) <= IDLE_BYTES
+        return (
+            0 <= done <= IDLE_SHARE * max(1.0, elapsed)
+            and max(self.read - before.read, self.received - before.received) <= IDLE_BYTES
+        )
 
 
 class Idleness:
@@ -163,8 +166,12 @@ class Idleness:
         return elapsed
 
 
-def wait_for(ready: threading.Condition, has_come: Callable[[], bool], process: Process, later: Sequence[Process]) -> None:
-    """Until ``has_come``, asked under ``ready``. Raises where the setup of ``process``, which is going on, waits for one of ``later``."""
+def wait_for(
+    ready: threading.Condition, has_come: Callable[[], bool], process: Process, later: Sequence[Process]
+) -> None:
+    """Until ``has_come``, asked under ``ready``. Raises where the setup of ``process``, which is going on, waits for
+    one of ``later``.
+    """
     idleness: Idleness | None = None  # looked at only where a setup lasts: a look takes ten milliseconds
     with ready:
         while not has_come():
@@ -181,7 +188,8 @@ def waits_for_others(label: str, thread: int, later: Sequence[str]) -> ExecutorE
     where = "" if frame is None else "\n" + "".join(traceback.format_stack(frame))
     return ExecutorError(
         f"{label} has waited in its setup() for {IDLE_SECONDS:g} s without doing anything, and the setup of "
-        f"{', '.join(later)} comes after it in the same process: if it waits for that it would do so for ever. Next: let "
+        f"{', '.join(later)} comes after it in the same process: if it waits for that it would do so for ever. Next: "
+        "let "
         f"ranks meet in a call (self.exchange, RankGroup) instead of in setup(), or give them devices and processes of "
         f"their own; wait for what others do on other machines before the session, or in the first call.{where}"
     )

@@ -55,9 +55,7 @@ class Turnover:
             queue = process.queue  # items may be on their way: its home says that nothing more comes
             assert queue is not None
             here = self._state.name
-            self._post.say(
-                queue.name.home, messages.Dismiss(queue.name, here, process.index, process.asked)
-            )
+            self._post.say(queue.name.home, messages.Dismiss(queue.name, here, process.index, process.asked))
 
     def takes_nothing_more(self, process: Process) -> bool:
         """Whether its gets of the channel that it was last at find the end of the stream."""
@@ -67,7 +65,9 @@ class Turnover:
         return call.channels(READ) == [queue.name.channel] and self._state.is_streamed(call)
 
     def close(self, process: Process) -> None:
-        """Its worker ends. What others go on with it leaves behind first. Raises what of that failed, when all is done."""
+        """Its worker ends. What others go on with it leaves behind first. Raises what of that failed, when
+        all is done.
+        """
         farewells, process.farewells = process.farewells, {}
         if process.instance is None:
             return

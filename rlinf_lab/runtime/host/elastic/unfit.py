@@ -1,4 +1,6 @@
-"""Workers that refuse a plan, and those that could not do what it asks of them: before anything is started, and again when they are set up."""
+"""Workers that refuse a plan, and those that could not do what it asks of them: before anything is started, and again
+when they are set up.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,12 @@ from rlinf_lab.workflow.worker import STAY, Context, Residence, Worker, may_shar
 from rlinf_lab.workflow.workflow import Workflow
 
 
-def refuse_unfit_workers(flow: Workflow, layout: Layout, place: Mapping[tuple[str, int], str], fillers: Sequence[Filler] = ()) -> None:
-    """Ask every worker, fillers too, whether it can work under the plan. ``place``: the process of every (worker, rank). Raises what a worker raises."""
+def refuse_unfit_workers(
+    flow: Workflow, layout: Layout, place: Mapping[tuple[str, int], str], fillers: Sequence[Filler] = ()
+) -> None:
+    """Ask every worker, fillers too, whether it can work under the plan. ``place``: the process of every (worker,
+    rank). Raises what a worker raises.
+    """
     declarations = {**flow.workers, **declarations_of(fillers)}
     for name, declaration in declarations.items():
         if name not in (*layout.graph.workers, *layout.filler):
@@ -57,7 +63,8 @@ def refuse_to_stay(layout: Layout, declarations: Mapping[str, Declaration], name
     plan = layout.plan
     there = ", ".join(f"{w} {n}" for w in _workers_on(layout, device) if (n := plan.memory.get(w, 0)))
     raise PlanError(
-        f"Worker {name!r} would have to leave {device} for others under plan {plan.name!r}, for device_memory={plan.device_memory} is not enough for all "
+        f"Worker {name!r} would have to leave {device} for others under plan {plan.name!r}, for "
+        f"device_memory={plan.device_memory} is not enough for all "
         f"(memory {there}), and it cannot: {why}. Next: {STAY}"
     )
 
@@ -70,7 +77,9 @@ def tight_device(layout: Layout, declarations: Mapping[str, Declaration], name: 
     for device in dict.fromkeys(d for rank in range(layout.ranks(name)) for d in layout.device_names(name, rank)):
         there = _workers_on(layout, device)
         sharing = [w for w in there if may_share(declarations[w].cls)]  # perhaps all that they have is the same
-        needed = sum(plan.memory.get(w, 0) for w in there if w not in sharing) + max((plan.memory.get(w, 0) for w in sharing), default=0)
+        needed = sum(plan.memory.get(w, 0) for w in there if w not in sharing) + max(
+            (plan.memory.get(w, 0) for w in sharing), default=0
+        )
         working = max((plan.working.get(w, 0) for w in there if w != name), default=0)
         if len(there) > 1 and needed + working > plan.device_memory:
             return device
@@ -79,4 +88,6 @@ def tight_device(layout: Layout, declarations: Mapping[str, Declaration], name: 
 
 def _workers_on(layout: Layout, device: str) -> list[str]:
     """Once for each rank there."""
-    return [w for w in layout.graph.workers for rank in range(layout.ranks(w)) if device in layout.device_names(w, rank)]
+    return [
+        w for w in layout.graph.workers for rank in range(layout.ranks(w)) if device in layout.device_names(w, rank)
+    ]

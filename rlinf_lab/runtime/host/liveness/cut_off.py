@@ -1,7 +1,7 @@
 """A connection between two hosts has ended, as one of them says. Mostly the other has died; the driver hears that, too.
 
-Where both go on answering the driver, the network between them is cut, or what carried their stream has been killed. The
-session has ended by that: what was on its way is lost. Until the driver has spoken the host that lost the other
+Where both go on answering the driver, the network between them is cut, or what carried their stream has been killed.
+The session has ended by that: what was on its way is lost. Until the driver has spoken the host that lost the other
 interrupts nobody: calls that end by it would be taken for calls that are done.
 """
 
@@ -48,7 +48,8 @@ class Connections:
                 messages.Broken(
                     ExecutorError(
                         f"Host {state.who_lives_at(here)} has lost its connection to host {state.who_lives_at(peer)}, "
-                        f"and the driver has not heard that either died: the network between their nodes is cut, one of "
+                        "and the driver has not heard that either died: the network between their nodes is cut, one "
+                        "of "
                         f"these is going down, or the process that carried their messages was killed. The session has "
                         f"ended by that. Next: lab.check(flow, plan, ...) says which nodes reach each other; then run "
                         f"again."

@@ -34,7 +34,8 @@ def not_understood(here: str, peer: str, error: BaseException) -> ExecutorError:
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
         return ExecutorError(
             f"Host {here} has no memory for a message of {peer}: {error}. Next: smaller items, channels of less "
-            f"capacity, publish(bucket_mib=...) for weights, a higher limit for its process (ulimit -v), or fewer ranks "
+            "capacity, publish(bucket_mib=...) for weights, a higher limit for its process (ulimit -v), or fewer "
+            "ranks "
             f"on its node."
         )
     if number in (errno.EMFILE, errno.ENFILE):

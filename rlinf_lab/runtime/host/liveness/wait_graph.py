@@ -107,15 +107,21 @@ class WaitGraph:
         return [*map(str, self.waits), *(f"{call} computes" for call in self.computing), *cycles]
 
     def drawn(self) -> dict[str, Any]:
-        """As JSON: ``nodes`` (name, text, computes), ``edges`` (from, to, label) and ``cycles``, both by numbers of nodes.
+        """As JSON: ``nodes`` (name, text, computes), ``edges`` (from, to, label) and ``cycles``, both by numbers of
+        nodes.
 
-        Ranks of a worker that wait for the same are one node, except on a cycle, whose ranks are named one by one. That the loop waits for
-        every call goes without saying, unless somebody waits for the loop.
+        Ranks of a worker that wait for the same are one node, except on a cycle, whose ranks are named one by one. That
+        the loop waits for every call goes without saying, unless somebody waits for the loop.
         """
         calls, cycles = dict(call.split(".", 1) for call in self.computing), [ring[:-1] for ring in self.rings()]
-        on_cycle, awaited = {label for ring in cycles for label in ring}, {worker_of(on) for wait in self.waits for on in wait.on}
+        on_cycle, awaited = (
+            {label for ring in cycles for label in ring},
+            {worker_of(on) for wait in self.waits for on in wait.on},
+        )
         waits = [wait for wait in self.waits if worker_of(wait.who) != DRIVER or DRIVER in awaited]
-        texts = {label: f"computes {method}" for label, method in calls.items()} | {wait.who: wait.what for wait in waits}
+        texts = {label: f"computes {method}" for label, method in calls.items()} | {
+            wait.who: wait.what for wait in waits
+        }
         # Ranks before workers: whoever waits for a worker waits for its ranks, where some are known.
         for on in sorted({on for wait in waits for on in wait.on}, key=lambda on: "[" not in on):
             if on not in ranks_of(texts):
@@ -129,8 +135,15 @@ class WaitGraph:
             (number[wait.who], number[label], via or "")
             for wait in waits for on, via in zip_longest(wait.on, wait.via[: len(wait.on)]) for label in called[on]
         }  # fmt: skip
-        nodes = [{"name": _named(labels), "text": texts[labels[0]], "computes": labels[0] in calls} for labels in groups.values()]
-        return {"nodes": nodes, "edges": sorted(edges), "cycles": [[number[label] for label in ring] for ring in cycles]}
+        nodes = [
+            {"name": _named(labels), "text": texts[labels[0]], "computes": labels[0] in calls}
+            for labels in groups.values()
+        ]
+        return {
+            "nodes": nodes,
+            "edges": sorted(edges),
+            "cycles": [[number[label] for label in ring] for ring in cycles],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +164,8 @@ def _named(labels: Sequence[str]) -> str:
         return labels[0]
     ranks = sorted(int(label[label.index("[") + 1 : -1]) for label in labels)
     one_by_one = ranks[-1] - ranks[0] == len(ranks) - 1
-    return f"{worker_of(labels[0])}[{ranks[0]}–{ranks[-1]}]" if one_by_one else f"{worker_of(labels[0])} ({len(ranks)} ranks)"
+    return (
+        f"{worker_of(labels[0])}[{ranks[0]}–{ranks[-1]}]"
+        if one_by_one
+        else f"{worker_of(labels[0])} ({len(ranks)} ranks)"
+    )

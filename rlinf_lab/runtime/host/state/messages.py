@@ -261,12 +261,11 @@ class Announced(Message):
 
 @message("pull")
 class Pull(Message):
-    """A host, which holds version ``have``, wants one, or its bucket of this number."""
+    """A host wants a version, or its bucket of this number; or asks whether all are whole."""
 
     name: str
     version: int
     asker: str
-    have: int
     number: int
 
 

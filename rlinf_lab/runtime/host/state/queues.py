@@ -20,8 +20,9 @@ MOST_TOGETHER = 1024
 class Queue:
     """``parcels``: what was put and not yet taken, in the engine's order; none at a stub.
 
-    Room between hosts: a stub may hold its share of the capacity; items that the home hands over are credit for their origin.
-    A stub that is full says so once, with the credit it has received; if more is on its way it need not be noted as stalled.
+    Room between hosts: a stub may hold its share of the capacity; items that the home hands over are credit for their
+    origin. A stub that is full says so once, with the credit it has received; if more is on its way it need not be
+    noted as stalled.
     """
 
     name: QueueId
@@ -31,7 +32,8 @@ class Queue:
     share: int | None = None  # of the capacity, for each producing host; None: no bound
     parcels: deque[Parcel] = field(default_factory=deque)
     ordered: Ordered | None = None  # instead of the parcels, where not the first goes first
-    shares: list[deque[Piece]] = field(default_factory=list)  # by position in a call, since a rank has asked for everything
+    # by position in a call, since a rank has asked for everything
+    shares: list[deque[Piece]] = field(default_factory=list)
     put: int = 0
     taken: int = 0
     numbered: bool = False  # producers and consumers count the same items
@@ -43,7 +45,8 @@ class Queue:
     credited: Counter[str] = field(default_factory=Counter)  # credit that this home has sent to each origin
     saved: Counter[str] = field(default_factory=Counter)  # credit not yet sent
     debt: Counter[str] = field(default_factory=Counter)  # the part of it that was given ahead, before items were taken
-    stalled: dict[str, None] = field(default_factory=dict)  # origins that wait for credit, in the order of their saying so
+    # origins that wait for credit, in the order of their saying so
+    stalled: dict[str, None] = field(default_factory=dict)
     iteration: int = field(init=False)
     room: str = field(init=False)  # what a put waits for, in words
     supply: str = field(init=False)  # what a get waits for
@@ -64,7 +67,8 @@ class Queue:
             return split_off(self.shares[position], n) if n else []
         if self.ordered is not None:
             return self.ordered.take(n)
-        if self.parcels and (parcel := self.parcels[0]).count == n and not parcel.taken:  # mostly: what one has put another takes
+        # mostly: what one has put another takes
+        if self.parcels and (parcel := self.parcels[0]).count == n and not parcel.taken:
             self.parcels.popleft()
             parcel.taken = n
             return [Piece(parcel, 0, n)]
@@ -100,7 +104,9 @@ class QueueTable:
             stub = name.home != self._host
             stream, spec = self.stream(StreamId(*name[:4])), self._layout.graph.channel(name.channel)
             share = self._router.share(name.channel)
-            index = self._engine.open_channel(stream, stub, share if stub else None, not self._layout.is_shared(name.channel), spec.taken_by)
+            index = self._engine.open_channel(
+                stream, stub, share if stub else None, not self._layout.is_shared(name.channel), spec.taken_by
+            )
             found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub, share)
             found.numbered = spec.is_fifo and self._router.is_numbered(name.channel)
             if not stub and not spec.is_fifo:
@@ -133,7 +139,9 @@ class QueueTable:
     def stream(self, name: StreamId) -> int:
         if name not in self._streams:
             capacity = self._layout.capacity(name.channel)
-            self._streams[name] = self._engine.open_stream(capacity, name, self._layout.graph.channel(name.channel).whole)
+            self._streams[name] = self._engine.open_stream(
+                capacity, name, self._layout.graph.channel(name.channel).whole
+            )
         return self._streams[name]
 
     def is_retired(self, iteration: int) -> bool:
@@ -165,7 +173,8 @@ class QueueTable:
                 getting, putting = self._engine.waiting_at(q.index)
                 rows.append({
                     "channel": q.name.channel, "iteration": q.name.iteration, "shard": q.name.shard, "key": q.name.key,
-                    "depth": self._engine.depth(q.index), "capacity": self._layout.capacity(q.name.channel), "put": q.put, "taken": q.taken,
+                    "depth": self._engine.depth(q.index), "capacity": self._layout.capacity(q.name.channel),
+                    "put": q.put, "taken": q.taken,
                     "waiting_getters": getting, "waiting_putters": putting + len(q.stalled),
                 })  # fmt: skip
         return rows

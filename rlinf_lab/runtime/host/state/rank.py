@@ -20,7 +20,9 @@ from rlinf_lab.workflow.worker import Worker
 
 @dataclass
 class Filled:
-    """What one rank of a filler has done so far. ``result``: what its latest step returned; ``error``: why it has ended, if it failed."""
+    """What one rank of a filler has done so far. ``result``: what its latest step returned; ``error``: why it has
+    ended, if it failed.
+    """
 
     name: str
     rank: int
@@ -32,7 +34,13 @@ class Filled:
     error: WorkerError | None = None
 
     def __str__(self) -> str:
-        state = "goes on" if not self.is_done else "done" if self.error is None else f"failed: {str(self.error).splitlines()[0]}"
+        state = (
+            "goes on"
+            if not self.is_done
+            else "done"
+            if self.error is None
+            else f"failed: {str(self.error).splitlines()[0]}"
+        )
         return f"{self.name}[{self.rank}] on {self.device}: {self.steps} steps, {self.seconds:.3g} s, {state}"
 
 
@@ -70,7 +78,8 @@ class Process:
     first: int = -1  # sequence number of the first item of the last get or put
     bound_ns: int = 0  # when input or room was there
     bound_batch: int = -1
-    asked_ns: int = 0  # when it handed in what it waits for: under the mutex, so in the order in which the engine heard it
+    # when it handed in what it waits for: under the mutex, so in the order in which the engine heard it
+    asked_ns: int = 0
     waited: bool = False  # and whether its thread then had to wait
     lock_from: int = 0
     lock_waited: bool = False
@@ -87,7 +96,8 @@ class Process:
     event: int = -1  # what it has told the engine before it waited
     awaited: str = ""  # the rank whose value it waits for; "": nobody known
     advice: str = ""  # what would end that; see `planning.plan.wait_graph.Wait`
-    asked: int = 0  # gets of queues on other hosts so far: an answer to an earlier one is not taken for that of the last
+    # gets of queues on other hosts so far: an answer to an earlier one is not taken for that of the last
+    asked: int = 0
     instance: Worker | None = None
     exchanges: int = 0  # of the present call so far
     together: int = 0  # see `Context.together`
@@ -95,13 +105,15 @@ class Process:
     filled: Filled | None = None  # it is a filler's
     joining: bool = False  # it is being built while the run goes on
     leaving: bool = False
-    farewells: dict[Callable[[], None], int] = field(default_factory=dict)  # what its worker wants to do before it leaves, and for which place
+    # what its worker wants to do before it leaves, and for which place
+    farewells: dict[Callable[[], None], int] = field(default_factory=dict)
 
     def let_go(self, held: list[Gate] | None) -> None:
-        """Under the host's mutex: the thread need not wait at its gate any more. ``held``: whose gates are opened later; None: it is opened now.
+        """Under the host's mutex: the thread need not wait at its gate any more. ``held``: whose gates are opened
+        later; None: it is opened now.
 
-        It may not have come to the gate yet: then it does not pass it, and the gate is still open at its next wait (which looks
-        at ``parked`` again after passing).
+        It may not have come to the gate yet: then it does not pass it, and the gate is still open at its next wait
+        (which looks at ``parked`` again after passing).
         """
         self.parked = False
         if self.lookout is not None:
@@ -121,7 +133,9 @@ class Process:
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether others may get its device when it waits at a channel: what it has given to a GPU is done before that."""
+        """Whether others may get its device when it waits at a channel: what it has given to a GPU is done
+        before that.
+        """
         return self.on_gpu and not self.machine.alone
 
     @property

@@ -1,4 +1,6 @@
-"""Writing down what a rank did and what it waited for: the rules that the simulator follows too, so that both timelines are equal."""
+"""Writing down what a rank did and what it waited for: the rules that the simulator follows too, so that both timelines
+are equal.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,27 @@ _WAITS = {int(Event.GET): SpanKind.GET, int(Event.PUT): SpanKind.PUT, int(Event.
 
 
 class SpanWriter:
-    """Called by each rank's own thread, never under the host's mutex. Thousands of times a second, with what it needs no more in the caches: nothing is
-    looked up twice, and rows are left to be packed by whoever drains them (`Recorder.loose`)."""
+    """Called by each rank's own thread, never under the host's mutex. Thousands of times a second, with what it needs
+    no more in the caches: nothing is looked up twice, and rows are left to be packed by whoever drains them
+    (`Recorder.loose`)."""
 
     def __init__(self, recorder: Recorder, clock: Clock) -> None:
-        self._recorder, self._loose, self._write, self._now = recorder, recorder.loose, recorder.loose.extend, clock.now_ns
+        self._recorder, self._loose, self._write, self._now = (
+            recorder,
+            recorder.loose,
+            recorder.loose.extend,
+            clock.now_ns,
+        )
 
     def end_run(self, process: Process, at: int | None = None) -> int:
-        """Close the running stretch, now or ``at`` (ns); returns when, the start of what follows (and of the next stretch, if nothing does)."""
+        """Close the running stretch, now or ``at`` (ns); returns when, the start of what follows (and of the next
+        stretch, if nothing does).
+        """
         now, since, call = self._now() if at is None else at, process.since, process.call
         if process.on_device and now > since and call is not None:
             self._write((since, now - since, -1, call.iteration << 4 | _RUN, 0, process.track, process.method, -1, 0))
-        if len(self._loose) >= self._recorder.most_loose:  # looked at once a stretch, which has two waits at most, also of a driver and of stretches of no time
+        # looked at once a stretch, which has two waits at most, also of a driver and of stretches of no time
+        if len(self._loose) >= self._recorder.most_loose:
             self._recorder.pack_up()
         process.since = now
         return now
@@ -35,9 +46,10 @@ class SpanWriter:
     def resumed(self, process: Process, kind: int = -1, items: int = 0) -> None:
         """Write down the wait that has just ended; a running stretch begins.
 
-        A get or a put is over when the items were taken or stored, by the clock under the host's mutex: what a channel holds by its spans is what it held.
-        Until its thread goes on a rank waits for its device, or for a processor. What was there at once never gave the device away: it
-        took no time, and what it cost is part of the running stretch.
+        A get or a put is over when the items were taken or stored, by the clock under the host's mutex: what a channel
+        holds by its spans is what it held. Until its thread goes on a rank waits for its device, or for a processor.
+        What was there at once never gave the device away: it took no time, and what it cost is part of the running
+        stretch.
         """
         start, queue, call = process.since, process.queue, process.call
         if process.waited:
@@ -48,19 +60,51 @@ class SpanWriter:
         iteration = call.iteration if call is not None else -1
         if kind >= 0 and queue is not None:
             taken = end - start if end > start else 0
-            self._write((start, taken, process.first, iteration << 4 | kind, 0, process.track, process.method, queue.number, items))
-        if process.on_device and now > process.lock_from and (process.lock_waited or (process.waited and process.bound_ns)):
-            self._write((process.lock_from, now - process.lock_from, -1, iteration << 4 | _LOCK, 0, process.track, process.method, -1, 0))
+            self._write(
+                (
+                    start,
+                    taken,
+                    process.first,
+                    iteration << 4 | kind,
+                    0,
+                    process.track,
+                    process.method,
+                    queue.number,
+                    items,
+                )
+            )
+        if (
+            process.on_device
+            and now > process.lock_from
+            and (process.lock_waited or (process.waited and process.bound_ns))
+        ):
+            self._write(
+                (
+                    process.lock_from,
+                    now - process.lock_from,
+                    -1,
+                    iteration << 4 | _LOCK,
+                    0,
+                    process.track,
+                    process.method,
+                    -1,
+                    0,
+                )
+            )
         process.since = now
 
     def broke_off(self, process: Process, event: int) -> None:
-        """Write down a wait that was interrupted: nothing came of it. A running stretch begins, to the end of the call."""
+        """Write down a wait that was interrupted: nothing came of it. A running stretch begins, to the end
+        of the call.
+        """
         start, call, channel = process.since, process.call, -1 if process.queue is None else process.queue.number
         if event not in _WAITS or call is None:
             return
         process.since = now = self._now()
         if now > start:
-            self._recorder.add(process.track, _WAITS[event], process.method, start, now, call.iteration, 0, 0, channel, -1)
+            self._recorder.add(
+                process.track, _WAITS[event], process.method, start, now, call.iteration, 0, 0, channel, -1
+            )
 
     @contextmanager
     def wait(self, process: Process) -> Iterator[None]:

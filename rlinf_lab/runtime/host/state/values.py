@@ -1,4 +1,6 @@
-"""Results of calls: kept where they were produced, fetched once by each host that asks, forgotten with their iteration."""
+"""Results of calls: kept where they were produced, fetched once by each host that asks, forgotten with
+their iteration.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _PLAIN = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True)
 class Unmade:
-    """Instead of what a call would have returned that ended because nobody read what it put. ``call``: for people; ``channels``: what it put into."""
+    """Instead of what a call would have returned that ended because nobody read what it put. ``call``: for people;
+    ``channels``: what it put into.
+    """
 
     call: str
     channels: tuple[str, ...]
@@ -26,13 +30,16 @@ class Unmade:
     def error(self) -> WorkflowError:
         into = ", ".join(map(repr, self.channels))
         return WorkflowError(
-            f"{self.call} has no value: nobody read what it put into {into} any more, and it ended there. Next: take the value in the same iteration "
-            f"(return it, or give it to another call), then the call goes on to its end; or leave out discard_unread=True."
+            f"{self.call} has no value: nobody read what it put into {into} any more, and it ended there. Next: take "
+            "the value in the same iteration "
+            "(return it, or give it to another call), then the call goes on to its end; or leave out "
+            "discard_unread=True."
         )
 
 
 class Returned:
-    """A value on its way to another host: packed when the message is pickled, rebuilt by the first who takes it, whose error it is where that fails.
+    """A value on its way to another host: packed when the message is pickled, rebuilt by the first who takes it, whose
+    error it is where that fails.
 
     ``what``: for people, such as "What actor[0] returned from act()".
     """
@@ -54,8 +61,10 @@ class Returned:
                     self.value = self._packed.open()
                 except (Exception, SystemExit) as error:
                     self._error = ExecutorError(
-                        f"{self.what} ({self.kind}) cannot be rebuilt in another process: {type(error).__name__}: {said(error)}. Next: install the module "
-                        f"that defines it on every node, mend how it is unpickled (__reduce__, __setstate__), or return plain values, arrays or "
+                        f"{self.what} ({self.kind}) cannot be rebuilt in another process: {type(error).__name__}: "
+                        f"{said(error)}. Next: install the module "
+                        "that defines it on every node, mend how it is unpickled (__reduce__, __setstate__), or "
+                        "return plain values, arrays or "
                         f"dataclasses.\n{''.join(traceback.format_exception(error))}"
                     )
                     self._error.__cause__ = error

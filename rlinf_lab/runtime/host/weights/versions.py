@@ -1,9 +1,10 @@
-"""Which version of published weights a call has: the same for all its ranks, though a learner may publish between their pulls.
+"""Which version of published weights a call has: the same for all its ranks, though a learner may publish between their
+pulls.
 
-    a rank ── "fix" ──> the host of rank 0: who pulls first there fixes it ── "pin" ──> where it lies: kept from now on ── "pinned" ──> "fixed" ──> all ranks
+    rank ── Fix ──> host of rank 0: who pulls first there fixes it ── Pin ──> where it lies: kept ── Pinned ──> Fixed
 
-A version that is superseded is kept only where a call has it, so a learner may publish as often as it likes. Where the weights lie a newer one may have taken
-the place of the one that is asked for; then the call has that.
+A version that is superseded is kept only where a call has it, so a learner may publish as often as it likes. Where the
+weights lie a newer one may have taken the place of the one that is asked for; then the call has that.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Stores(Protocol):
 
 @dataclass(eq=False)
 class Answer:
-    """``version``: -1 until it is known. At the host of rank 0: ``known``, the newest version that who asked first knew; the ``askers`` among the hosts;
-    ``is_asked``, where the weights lie."""
+    """``version``: -1 until it is known. At the host of rank 0: ``known``, the newest version that who asked first
+    knew; the ``askers`` among the hosts; ``is_asked``, where the weights lie."""
 
     iteration: int
     known: int = 0
@@ -116,7 +117,9 @@ class Versions:
             answer.askers.append(asker)
 
     def _settle(self, question: Question, answer: Answer) -> None:
-        """As far as it can be: what else was asked in this call goes first, and what nobody has published yet comes later."""
+        """As far as it can be: what else was asked in this call goes first, and what nobody has published yet comes
+        later.
+        """
         others = [a for q, a in self._answers.items() if q[:2] == question[:2] and a is not answer]
         if answer.is_asked or any(a.is_asked for a in others):
             return

@@ -1,10 +1,12 @@
-"""Published weights: kept where they were published, announced by the driver, fetched once by each host that wants them.
+"""Published weights: kept where they were published, announced by the driver, fetched once by each host that wants
+them.
 
-An announcement goes to the driver in front of the end of the call that published, and from there to all hosts in front of any call of a
-later iteration (links keep their order). So a rank that begins a call knows of every version of the iterations that had ended
-when its own began: no question is needed for the bound on staleness to hold. The state itself travels from host to host.
+An announcement goes to the driver in front of the end of the call that published, and from there to all hosts in front
+of any call of a later iteration (links keep their order). So a rank that begins a call knows of every version of the
+iterations that had ended when its own began: no question is needed for the bound on staleness to hold. The state itself
+travels from host to host.
 
-    host that pulls ── "pull" ──> where it lies: the version, in one message or in buckets ── "pull" SEAL ──> was it changed meanwhile? ──> `Sealed`
+    host that pulls ── Pull ──> where it lies: whole, or in buckets ── Pull SEAL ──> was it changed? ──> `Sealed`
 
 A version that is superseded is kept as long as a call of several ranks has it (`versions`).
 """
@@ -22,13 +24,10 @@ from rlinf_lab.runtime.host.state.messages import Question
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.host.weights.versions import Versions
 from rlinf_lab.runtime.transport.cargo import (
-    BUCKET,
     SEAL,
     Arrived,
     ArrivedWhole,
     Bucket,
-    Cargo,
-    Copy,
     Outgoing,
     Seal,
     Sealed,
@@ -42,26 +41,17 @@ from rlinf_lab.workflow.weights import Published, Weights, check_shipping
 NEVER = Published(0, None)
 
 
-class Shipping(NamedTuple):
-    """``delta``: only what has changed. ``bucket``: bytes of a message at most."""
-
-    delta: bool
-    bucket: int
-
-
 @dataclass(eq=False)
 class Held:
-    """A version that is here. ``shipping``: where it was published, how it travels; ``whole`` or ``buckets``: how it came, until the first who pulls it has
-    put it together (buckets upon ``base``)."""
+    """A version that is here. ``bucket``: where it was published, bytes of a message, or None for one of all;
+    ``whole`` or ``buckets``: how it came, until the first who pulls it has put it together."""
 
     version: int
     state: Any = None
-    shipping: Shipping | None = None
+    bucket: int | None = None
     unchanged: Unchanged | None = None  # where it was published
-    copy: Copy = field(default_factory=Copy)  # for deltas
     whole: ArrivedWhole | None = None
     buckets: list[Arrived] | None = None
-    base: Cargo | None = None
     opening: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -78,15 +68,14 @@ class Store:
 
     name: str
     held: dict[int, Held] = field(default_factory=dict)  # by version: the newest, and those that calls under way have
-    announced: list[tuple[int, int]] = field(default_factory=list)  # as many versions, each with the iteration in which it was published
+    # as many versions, each with the iteration in which it was published
+    announced: list[tuple[int, int]] = field(default_factory=list)
     home: str = ""  # the host where it lies
     owner: str = ""  # the worker that publishes
     asked: int = 0  # the version that is on its way, one at a time
     waiters: dict[Process, Wanted] = field(default_factory=dict)
     buckets: list[Arrived] = field(default_factory=list)  # of the version that is arriving
     unsealed: Held | None = None  # it has come, and may have changed on its way
-    under: Cargo | None = None  # what it is put upon
-    base: Cargo | None = None  # the version before, as it travelled
 
     @property
     def known(self) -> int:
@@ -102,7 +91,9 @@ class Store:
         return max(self.held, default=0)
 
     def first(self, wanted: int) -> int:
-        """The first published version from this one on; 0: none yet. (A call that publishes twice hands out the latter only.)"""
+        """The first published version from this one on; 0: none yet. (A call that publishes twice hands out the latter
+        only.)
+        """
         return next((version for version, _ in self.announced if version >= wanted), 0)
 
     def found(self, wanted: Wanted) -> Held | None:
@@ -116,7 +107,10 @@ class Store:
         """For whoever looks at its wait."""
         process.awaited = f"{self.owner}[0]" if self.owner else ""
         there = f"({self.known} is the newest)" if self.known else "(nobody has yet)"
-        process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
+        process.advice = (
+            f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or "
+            f"pull(at_least=) of less"
+        )
 
 
 class WeightTable:
@@ -125,8 +119,10 @@ class WeightTable:
     def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post) -> None:
         self._state, self._control, self._post = state, control, post
         self._stores: dict[str, Store] = {}
-        self._unseen: dict[Process, dict[str, list[tuple[Any, Shipping | None, Unchanged]]]] = {}  # published in the call that is going on
-        self._outgoing: dict[tuple[str, str], Outgoing | Whole] = {}  # by store and host: what is on its way, or came there last
+        # published in the call that is going on
+        self._unseen: dict[Process, dict[str, list[tuple[Any, int | None, Unchanged]]]] = {}
+        # by store and host: what is on its way, or came there last
+        self._outgoing: dict[tuple[str, str], Outgoing | Whole] = {}
         self.versions = Versions(state, control, post, self)
         post.on(messages.Announced, self._announced)
         post.on(messages.Pull, self._asked)
@@ -137,7 +133,7 @@ class WeightTable:
         return self._stores.setdefault(name, Store(name))
 
     # --- called by the ranks' own threads ----------------------------------------------------------------
-    def publish(self, process: Process, name: str, state: Any, shipping: Shipping | None = None) -> int:
+    def publish(self, process: Process, name: str, state: Any, bucket: int | None = None) -> int:
         unchanged = Unchanged(state)
         with self._state.mutex:
             store, unseen = self.store(name), self._unseen.setdefault(process, {}).setdefault(name, [])
@@ -151,7 +147,7 @@ class WeightTable:
                     f"{process.label}: weights {name!r} are published by {store.owner!r}. Next: a store of its own, "
                     f"flow.weights(...)."
                 )
-            unseen.append((state, shipping, unchanged))
+            unseen.append((state, bucket, unchanged))
             return store.known + len(unseen)
 
     def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
@@ -160,7 +156,9 @@ class WeightTable:
         if alone:
             wanted = Wanted(max(store.known, at_least), exactly=False)
         else:
-            wanted = Wanted(self.versions.of_the_call(process, call, Question(call.call_id, name, at_least)), exactly=True)
+            wanted = Wanted(
+                self.versions.of_the_call(process, call, Question(call.call_id, name, at_least)), exactly=True
+            )
         if not wanted.version:
             return NEVER
         with self._state.mutex:
@@ -183,11 +181,7 @@ class WeightTable:
             if held.whole is not None:
                 held.state, held.whole = held.whole.open(), None
             if held.buckets is not None:
-                cargo, is_kept = assembled(held.buckets, held.base), held.buckets[0].is_kept
-                held.state, held.buckets, held.base = cargo.open(is_kept), None, None
-                with self._state.mutex:
-                    if store.base is None or store.base.version < cargo.version:
-                        store.base = cargo if is_kept else None
+                held.state, held.buckets = assembled(held.buckets).open(), None
             return Published(held.version, held.state)
 
     def _awaited(self, process: Process, store: Store, name: str, wanted: Wanted) -> Held | None:
@@ -252,10 +246,9 @@ class WeightTable:
 
     def _next_bucket(self, name: str, store: Store, number: int) -> None:
         if not number:
-            store.buckets, store.under, store.unsealed = [], store.base, None
+            store.buckets, store.unsealed = [], None
         version = store.buckets[0].version if number else store.asked
-        have = store.under.version if store.under is not None else 0
-        self._post.say(store.home, messages.Pull(name, version, self._state.name, have, number))
+        self._post.say(store.home, messages.Pull(name, version, self._state.name, number))
 
     def owner(self, name: str) -> str:
         """The worker that publishes."""
@@ -268,21 +261,16 @@ class WeightTable:
         if not number:
             held = store.held.get(version) or store.held[max(store.held)]
             assert held.unchanged is not None, "it was published here"
-            if held.shipping is None:
+            if held.bucket is None:
                 going = Whole(held.version, held.state, held.unchanged)
             else:
-                delta, last = held.shipping.delta, going
-                has_last = isinstance(last, Outgoing) and last.copy is not None and last.version == message.have
-                base = last.cargo if delta and has_last and isinstance(last, Outgoing) else None
-                copy, bucket = held.copy if delta else None, held.shipping.bucket
-                going = Outgoing(held.version, held.state, base, bucket, held.unchanged, copy)
+                going = Outgoing(held.version, held.state, held.bucket, held.unchanged)
             if isinstance(going, Outgoing) or held.unchanged.knows_any:
                 self._outgoing[name, host] = going
         elif going is None or going.version != version:  # of a transfer that was broken off
             return
         if number == SEAL:
-            if isinstance(going, Whole) or going.copy is None:
-                del self._outgoing[name, host]  # it keeps the state
+            del self._outgoing[name, host]  # it keeps the state
             self._post.say(host, messages.WeightsState(name, version, Seal(going)))
         else:
             part = going if isinstance(going, Whole) else Bucket(going, number)
@@ -304,20 +292,19 @@ class WeightTable:
         else:
             if not state.number:
                 store.buckets = []
-            elif state.number != len(store.buckets) or state.version != store.buckets[0].version:  # of a transfer that was broken off
+            elif (
+                state.number != len(store.buckets) or state.version != store.buckets[0].version
+            ):  # of a transfer that was broken off
                 return
             store.buckets.append(state)
             if state.number + 1 < state.total:
                 self._next_bucket(name, store, state.number + 1)
                 return
             buckets, store.buckets = store.buckets, []
-            base = next((b for b in (store.under, store.base) if b is not None and b.version == buckets[0].base), None)
-            if buckets[0].base and base is None:  # the same; another one is on its way
-                return
-            held = Held(version, buckets=buckets, base=base)
+            held = Held(version, buckets=buckets)
         if not isinstance(state, Sealed) and not state.is_sealed:
             store.unsealed = held
-            self._post.say(store.home, messages.Pull(name, version, self._state.name, 0, SEAL))
+            self._post.say(store.home, messages.Pull(name, version, self._state.name, SEAL))
             return
         store.asked, store.unsealed = 0, None
         self._take(store, held)
@@ -350,11 +337,11 @@ class WeightsPort(Weights):
         self._table, self._process, self._call = table, process, call
         self._pulled: dict[int, Published] = {}  # by what was asked for
 
-    def publish(self, state: Any, *, delta: bool = False, bucket_mib: float | None = None) -> int:
+    def publish(self, state: Any, *, bucket_mib: float | None = None) -> int:
         self._refuse_out_of_turn()
         check_shipping(self, bucket_mib)
-        shipping = Shipping(delta, BUCKET if bucket_mib is None else int(bucket_mib * 2**20)) if delta or bucket_mib is not None else None
-        return self._table.publish(self._process, self.name, state, shipping)
+        bucket = None if bucket_mib is None else int(bucket_mib * 2**20)
+        return self._table.publish(self._process, self.name, state, bucket)
 
     def pull(self, at_least: int = 0) -> Published:
         self._refuse_out_of_turn()
@@ -365,7 +352,8 @@ class WeightsPort(Weights):
     def _refuse_out_of_turn(self) -> None:
         if self._process.call is not self._call:
             raise WorkflowError(
-                f"{self._process.label}: the weights {self.name!r} were given to a call of iteration {self._call.iteration}, which is over. Next: use the "
+                f"{self._process.label}: the weights {self.name!r} were given to a call of iteration "
+                f"{self._call.iteration}, which is over. Next: use the "
                 f"store that the present call was given."
             )
 
