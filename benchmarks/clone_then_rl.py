@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import tempfile
 import time
 from functools import partial
@@ -85,6 +86,8 @@ def learn(task: str, seed: int, by: str, folder: Path, until: float, small: dict
 def _improved(by: str, env: str, at: Path, clone: str, seed: int, length: int, until: float, small: dict[str, Any]) -> Any:
     """The run, when it has ended or the time is over."""
     folder = at / "rl"
+    if folder.exists() and not any(folder.rglob("*.safetensors")):  # a call ended before the first checkpoint
+        shutil.rmtree(folder)
     if folder.exists():
         run = lab.resume(folder, **QUIET)
     else:
