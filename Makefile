@@ -53,7 +53,7 @@ test-lerobot: .venv-lerobot/.installed  ## what lerobot reads of what is written
 env-warp: .venv-warp/.installed  ## MuJoCo Warp and mjlab in an environment of their own (2 GB, 2 to 5 minutes)
 
 test-warp: .venv-warp/.installed  ## what needs MuJoCo Warp, with it, on cores
-	@RLINF_LAB_REQUIRE_WARP=1 .venv-warp/bin/python -m pytest tests/simulators tests/notebooks tests/benchmarks -m warp $(ARGS)
+	@RLINF_LAB_REQUIRE_WARP=1 .venv-warp/bin/python -m pytest tests/simulators tests/notebooks tests/benchmarks -m "warp and not gpu" $(ARGS)
 
 bench: $(STAMP)  ## measure, paired with peers, and write benchmarks/results
 	@$(PY) benchmarks/harness.py

@@ -68,7 +68,6 @@ def model(with_cube: bool, grips: bool) -> Any:
     made = spec.compile()
     made.opt.timestep, made.opt.integrator = TIMESTEP_S, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     made.opt.iterations, made.opt.ls_iterations = 8, 16
-    made.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET  # a state that diverges is told (`vector`), and not begun again in silence
     made.opt.cone, made.opt.impratio = (mujoco.mjtCone.mjCONE_ELLIPTIC, 10.0) if grips else (mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0)
     return made
 

@@ -121,6 +121,8 @@ class MujocoPhysics:
         import mujoco
 
         self._mujoco, self._model = mujoco, model
+        # A state that diverges is told (`vector`), and not begun again in silence; Warp never does, and refuses the flag.
+        model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
         self.device = torch.device("cpu")
         self._data = [_at_home(model) for _ in range(num_envs)]
         self.qpos_NQ, self.qvel_NV = torch.zeros(num_envs, model.nq), torch.zeros(num_envs, model.nv)

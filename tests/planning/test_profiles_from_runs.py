@@ -338,7 +338,7 @@ def test_a_trace_without_iterations_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "ray.json").write_text(json.dumps({"traceEvents": events}))
     trace = Timeline.open(tmp_path / "ray.json")
     found = search(profile_from_trace(trace, {"a": "gen*"}, 8, [], iterations=4), 1).best
-    with pytest.raises(PlanError, match=r"No span of the timeline says of which iteration it is.*Next: lab\.profile_from_trace"):
+    with pytest.raises(PlanError, match=r"No span of the timeline says of which iteration it is.*Next: lab\.planning\.profile_from_trace"):
         replan(trace, found)
 
 
