@@ -70,8 +70,7 @@ def image_net(leaf: Leaf, features: int, generator: torch.Generator) -> nn.Seque
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-    # As images come, and what convolutions on cores are fastest with.
-    return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return nn.Sequential(*layers)
 
 
 def _after(pixels: int, kernel: int, stride: int, padding: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from random_profiles import random_profile
+from tqdm.auto import tqdm
 
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.adapt.perturb import AFTERWARDS, Entry, of_kind
@@ -336,6 +338,7 @@ def test_what_takes_long_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, cap
     sensitivity(plans)
     assert "sensitivity" not in capsys.readouterr().err, "no bar for what is there sooner"
     monkeypatch.setattr("rlinf_lab.planning.adapt.sensitivity.BAR_SECONDS", 0.0)
+    monkeypatch.setattr("rlinf_lab.planning.adapt.sensitivity.tqdm", functools.partial(tqdm, mininterval=0))  # else a quick one shows nothing
     sensitivity(plans)
     said = capsys.readouterr().err
     assert "/2" in said and "a seconds × " in said and "look " in said
