@@ -225,7 +225,7 @@ class Board:
         if final:
             self.ended.set()
 
-    def push_spans(self, _timeline: Any, wait: bool = True, state: str | None = None) -> None:
+    def push_spans(self, _timeline: Any, wait: bool = True, state: str | None = None, iteration: int | None = None) -> None:
         self.spans += 1
         if state is not None and state != self.states[-1]:
             self.states.append(state)
@@ -248,8 +248,8 @@ class Beats(Board):
         self.beats.append(Beat(self.loop, seconds, work))
         return self.beats[-1]
 
-    def push_spans(self, timeline: Any, wait: bool = True, state: str | None = None) -> None:
-        super().push_spans(timeline, wait, state)
+    def push_spans(self, timeline: Any, wait: bool = True, state: str | None = None, iteration: int | None = None) -> None:
+        super().push_spans(timeline, wait, state, iteration)
         if not wait:
             self.threads.add(threading.current_thread().name)
             if self.fails:
