@@ -157,6 +157,8 @@ def build(config: DAggerConfig, state: dict[str, Any] | None = None) -> Workflow
 
     @flow.iteration
     def iteration(request: str = "train") -> Any:
+        if request not in ("train", "checkpoint", "evaluate", "state"):
+            raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
         if request == "state":
             return first(learner.state_dict().wait())
         if request == "evaluate":

@@ -169,6 +169,8 @@ def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Wo
 
     @flow.iteration
     def iteration(request: str = "train") -> Any:
+        if request not in ("train", "checkpoint", "evaluate", "state"):
+            raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
         if request == "state":
             return first(learner.state_dict().wait())
         if request == "evaluate":

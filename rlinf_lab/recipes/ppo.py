@@ -399,6 +399,8 @@ def fuse(config: PPOConfig, plan: ExecutionPlan, state: dict[str, Any] | None = 
 
     @flow.iteration
     def iteration(request: str = "train") -> Any:
+        if request not in ("train", "checkpoint", "state"):
+            raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "state"))
         if request == "state":
             return first(learner.state_dict().wait())
         rollout.roll_out(traj, published)

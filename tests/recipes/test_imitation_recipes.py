@@ -121,3 +121,15 @@ def test_a_bad_value_is_said_before_anything_starts(algorithm, settings, error, 
     with pytest.raises(error) as found:
         lab.train(algorithm, LineEnv, **{**(GRPO if algorithm == "grpo" else {**DAGGER, "expert": expert}), **settings}, plan=None, **QUIET)
     assert said in str(found.value)
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), [("dagger", {**DAGGER, "expert": expert}), ("grpo", GRPO)])
+def test_an_iteration_of_an_unknown_request_of_theirs_is_refused(algorithm, settings):
+    """A typo trained in silence."""
+    recipe = find(algorithm, LineEnv)
+    flow = recipe.build(recipe.config.preset(LineEnv, **settings))
+    with (
+        lab.session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as session,
+        pytest.raises(UnknownNameError, match=r"request of an iteration.*'eval'.*evaluate"),
+    ):
+        session.step("eval")
