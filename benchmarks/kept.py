@@ -42,5 +42,5 @@ class Kept:
         self._rows = [*(other for other in on_disk if not key.items() <= other.items()), row]
         part = self._file.with_suffix(".part")
         part.write_text("[\n" + ",\n".join(json.dumps(row) for row in self._rows) + "\n]\n")
-        os.replace(part, self._file)
+        part.replace(self._file)
         return row
