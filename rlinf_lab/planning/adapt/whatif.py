@@ -78,19 +78,16 @@ class Question:
                     MAX_GIB,
                     above=True,
                 )
-        for field in ("length", "tail", "switching"):
-            value, most = getattr(self, field), 16 if field == "tail" else 1e6
+        for name in ("length", "tail", "switching"):
+            value, most = getattr(self, name), 16 if name == "tail" else 1e6
             number(
-                f"what if {field} = {shown(value)}: a factor (1: as in the profile)",
-                value,
-                0,
-                most,
-                above=field == "length",
+                f"what if {name} = {shown(value)}: a factor (1: as in the profile)", value, 0, most, above=name == "length"
             )
         if not isinstance(self.speed, Mapping):
             raise PlanError(f"what if speed = {shown(self.speed)}: a factor for each worker. Next: {{'rollout': 2.0}}.")
         for worker, factor in self.speed.items():
-            number(f"what if speed[{worker!r}] = {shown(factor)}: a factor (2: twice as fast)", factor, 0, 1e6, above=True)
+            said = f"what if speed[{worker!r}] = {shown(factor)}: a factor (2: twice as fast)"
+            number(said, factor, 0, 1e6, above=True)
 
     @classmethod
     def of(cls, plans: Plans) -> Question:
