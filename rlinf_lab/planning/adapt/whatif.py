@@ -81,7 +81,11 @@ class Question:
         for name in ("length", "tail", "switching"):
             value, most = getattr(self, name), 16 if name == "tail" else 1e6
             number(
-                f"what if {name} = {shown(value)}: a factor (1: as in the profile)", value, 0, most, above=name == "length"
+                f"what if {name} = {shown(value)}: a factor (1: as in the profile)",
+                value,
+                0,
+                most,
+                above=name == "length",
             )
         if not isinstance(self.speed, Mapping):
             raise PlanError(f"what if speed = {shown(self.speed)}: a factor for each worker. Next: {{'rollout': 2.0}}.")
