@@ -198,6 +198,7 @@ def test_messages_are_measured_by_rounds_and_told_at_the_end() -> None:
         measuring.costs()
 
 
+@pytest.mark.long
 def test_messages_are_measured_under_an_executor() -> None:
     assert lab.profiling.message_costs("local") == ()
     with pytest.raises(PlanError, match="two different devices at least"):

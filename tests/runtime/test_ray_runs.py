@@ -91,6 +91,7 @@ def test_a_killed_host_ends_the_iteration_in_seconds() -> None:
         executor.stop()
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_run_and_a_foreign_ray_is_left_alone(tmp_path: Path) -> None:
     script = tmp_path / "foreign.py"
     script.write_text(

@@ -156,6 +156,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_node_that_dies_during_setup_is_told_as_such(tmp_path: Path) -> None:
     """Before, the advice was to try the worker's setup() elsewhere."""
@@ -167,6 +168,7 @@ def test_a_node_that_dies_during_setup_is_told_as_such(tmp_path: Path) -> None:
     assert re.search(said, done.stdout), done.stdout + done.stderr[-3000:]
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
     script = tmp_path / "three_nodes.py"
