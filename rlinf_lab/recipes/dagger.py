@@ -24,11 +24,12 @@ from typing import Any
 from rlinf_lab.algorithms import dagger_beta
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.recipes.clone import CloneConfig
-from rlinf_lab.recipes.ppo import first, pooled
+from rlinf_lab.recipes.ppo import pooled
 from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
 from rlinf_lab.workers import SimulatorWorker
 from rlinf_lab.workers.dagger import DAggerLearner, DAggerPolicy
 from rlinf_lab.workers.learner import Number
+from rlinf_lab.workers.standing import stood
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -146,7 +147,7 @@ def build(config: DAggerConfig, state: dict[str, Any] | None = None) -> Workflow
     simulator = flow.worker(
         SimulatorWorker, config.factory.for_run(config.num_envs, config.max_episode_steps), name="simulator", num_envs=config.num_envs,
         n_steps=config.n_steps, max_episode_steps=config.max_episode_steps, seed=config.seed, taken=taken,
-        spaces=(spec.observation_space, spec.action_space), render=config.render,
+        spaces=(spec.observation_space, spec.action_space), render=config.render, standing=None if state is None else state.get("standing"),
     )  # fmt: skip
     policy = flow.worker(DAggerPolicy, make, name="policy", expert=expert, decay=config.decay, seed=config.seed, weights=weights)
     learner = flow.worker(
@@ -160,7 +161,7 @@ def build(config: DAggerConfig, state: dict[str, Any] | None = None) -> Workflow
         if request not in ("train", "checkpoint", "evaluate", "state"):
             raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
         if request == "state":
-            return first(learner.state_dict().wait())
+            return stood(learner.state_dict().wait(), simulator.where_they_stand().wait())
         if request == "evaluate":
             result = simulator.evaluate(act, obs)
             policy.act(obs, act, published, deterministic=True)
@@ -168,7 +169,7 @@ def build(config: DAggerConfig, state: dict[str, Any] | None = None) -> Workflow
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
         metrics = learner.imitate(traj, published).metrics
-        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+        return {"metrics": metrics, "state": learner.state_dict(), "standing": simulator.where_they_stand()} if request == "checkpoint" else metrics
 
     return flow
 

@@ -26,11 +26,12 @@ from torch import nn
 from rlinf_lab.algorithms import advantage as advantages
 from rlinf_lab.algorithms import loss as losses
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
-from rlinf_lab.recipes.ppo import PPOConfig, _cell, first, pooled
+from rlinf_lab.recipes.ppo import PPOConfig, _cell, pooled
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.vecenv import EnvFactory, EnvSpec
 from rlinf_lab.workers.group_learner import GroupLearner
 from rlinf_lab.workers.learner import Number
+from rlinf_lab.workers.standing import stood
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -159,7 +160,7 @@ def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Wo
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
     published = flow.weights("policy_weights")
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * ppo.decisions)
-    simulator, policy = _cell(flow, ppo, weights, taken)
+    simulator, policy = _cell(flow, ppo, weights, taken, None if state is None else state.get("standing"))
     learner = flow.worker(
         GroupLearner, config.make_policy(), name="learner", advantage=advantages.get(config.advantage, of=("group", "batch")).function,
         loss_of_policy=losses.get(config.loss).function, learning_rate=config.learning_rate, n_epochs=config.n_epochs, batch_size=ppo.batch_size, clip_range=config.clip_range,
@@ -172,7 +173,7 @@ def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Wo
         if request not in ("train", "checkpoint", "evaluate", "state"):
             raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
         if request == "state":
-            return first(learner.state_dict().wait())
+            return stood(learner.state_dict().wait(), simulator.where_they_stand().wait())
         if request == "evaluate":
             result = simulator.evaluate(act, obs)
             policy.act(obs, act, published, deterministic=True)
@@ -180,7 +181,7 @@ def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Wo
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
         metrics = learner.train(traj, published).metrics
-        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+        return {"metrics": metrics, "state": learner.state_dict(), "standing": simulator.where_they_stand()} if request == "checkpoint" else metrics
 
     return flow
 

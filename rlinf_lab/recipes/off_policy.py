@@ -34,6 +34,7 @@ from rlinf_lab.workers import SimulatorWorker
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workers.off_policy import ExploringPolicyWorker, OffPolicyLearner
 from rlinf_lab.workers.off_policy.stepping import PRECISIONS, GradientStep
+from rlinf_lab.workers.standing import stood
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -222,7 +223,7 @@ def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = Non
     simulator = flow.worker(
         SimulatorWorker, config.factory.for_run(config.num_envs, config.max_episode_steps), name="simulator",
         num_envs=config.num_envs, n_steps=config.train_freq, max_episode_steps=config.max_episode_steps, seed=config.seed, taken=taken,
-        spaces=(spec.observation_space, spec.action_space), render=config.render,
+        spaces=(spec.observation_space, spec.action_space), render=config.render, standing=None if state is None else state.get("standing"),
     )  # fmt: skip
     policy = flow.worker(
         ExploringPolicyWorker, make, name="policy", random_steps=-(-config.learning_starts // config.num_envs), seed=config.seed, weights=weights
@@ -240,11 +241,11 @@ def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = Non
         if request not in ("train", "checkpoint", "state"):
             raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "state"))
         if request == "state":
-            return learner.state_dict()
+            return stood(learner.state_dict().wait(), simulator.where_they_stand().wait())
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
         metrics = learner.train(traj, published).metrics
-        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+        return {"metrics": metrics, "state": learner.state_dict(), "standing": simulator.where_they_stand()} if request == "checkpoint" else metrics
 
     return flow
 

@@ -39,6 +39,7 @@ from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
 from rlinf_lab.vecenv.stepping import rewarded_for_success
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, RolloutWorker, SimulatorWorker
 from rlinf_lab.workers.learner import GROUPS, Number
+from rlinf_lab.workers.standing import stood
 from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
 
 OLD_NAMES = {
@@ -358,8 +359,8 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
     published = flow.weights("policy_weights")
-    weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
-    simulator, policy = _cell(flow, config, weights, taken)
+    weights, taken, standing = _before(config, state)
+    simulator, policy = _cell(flow, config, weights, taken, standing)
     learner = _learner(flow, config, state)
 
     @flow.iteration
@@ -367,7 +368,7 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         if request not in ("train", "checkpoint", "evaluate", "state"):
             raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
         if request == "state":
-            return first(learner.state_dict().wait())
+            return stood(learner.state_dict().wait(), simulator.where_they_stand().wait())
         if request == "evaluate":
             result = simulator.evaluate(act, obs)
             policy.act(obs, act, published, deterministic=True)
@@ -375,7 +376,7 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
         metrics = learner.train(traj, published).metrics
-        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+        return {"metrics": metrics, "state": learner.state_dict(), "standing": simulator.where_they_stand()} if request == "checkpoint" else metrics
 
     return flow
 
@@ -391,10 +392,10 @@ def fuse(config: PPOConfig, plan: ExecutionPlan, state: dict[str, Any] | None = 
         return None
     flow = Workflow("ppo")
     traj, published = flow.channel("traj", whole=True), flow.weights("policy_weights")
-    weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
+    weights, taken, standing = _before(config, state)
     make = config.make_policy()
     make()  # refuses a space here, not in a worker after the launch
-    rollout = flow.worker(RolloutWorker, policy=make, weights=weights, name="rollout", **_simulator(config, taken))
+    rollout = flow.worker(RolloutWorker, policy=make, weights=weights, name="rollout", **_simulator(config, taken, standing))
     learner = _learner(flow, config, state)
 
     @flow.iteration
@@ -402,10 +403,10 @@ def fuse(config: PPOConfig, plan: ExecutionPlan, state: dict[str, Any] | None = 
         if request not in ("train", "checkpoint", "state"):
             raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "state"))
         if request == "state":
-            return first(learner.state_dict().wait())
+            return stood(learner.state_dict().wait(), rollout.where_they_stand().wait())
         rollout.roll_out(traj, published)
         metrics = learner.train(traj, published).metrics
-        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+        return {"metrics": metrics, "state": learner.state_dict(), "standing": rollout.where_they_stand()} if request == "checkpoint" else metrics
 
     placements = {"rollout": places, "learner": plan.placements["learner"]}
     return flow, ExecutionPlan(plan.name, plan.devices, placements, staleness=plan.staleness, origin=plan.origin)
@@ -443,6 +444,13 @@ def build_evaluation(config: PPOConfig, weights: Weights | None = None, episodes
     return flow
 
 
+def _before(config: PPOConfig, state: dict[str, Any] | None) -> tuple[Weights | None, int, Any]:
+    """Weights, steps that each environment has behind it, and where the environments stood: what an earlier run leaves."""
+    if state is None:
+        return None, 0, None
+    return state["weights"], state["weights"].version * config.decisions, state.get("standing")
+
+
 def first(per_rank: Any) -> Any:
     """What rank 0 returned; learner ranks are equal."""
     return per_rank[0] if isinstance(per_rank, list) else per_rank
@@ -453,18 +461,18 @@ def pooled(per_rank: Episodes | list[Episodes]) -> dict[str, Any]:
     return Episodes.joined(per_rank if isinstance(per_rank, list) else [per_rank]).summary()
 
 
-def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int = 0) -> tuple[WorkerHandle, WorkerHandle]:
+def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int = 0, standing: Any = None) -> tuple[WorkerHandle, WorkerHandle]:
     make = config.make_policy()
     make()  # refuses a space here, not in a worker after the launch
-    simulator = flow.worker(SimulatorWorker, name="simulator", **_simulator(config, taken))
+    simulator = flow.worker(SimulatorWorker, name="simulator", **_simulator(config, taken, standing))
     return simulator, flow.worker(PolicyWorker, make, name="policy", seed=config.seed, weights=weights)
 
 
-def _simulator(config: PPOConfig, taken: int) -> dict[str, Any]:
+def _simulator(config: PPOConfig, taken: int, standing: Any) -> dict[str, Any]:
     """Arguments of a worker that steps the environments."""
     spec = config.spec
     return {
         "env": config.factory.for_run(config.num_envs, config.max_episode_steps), "num_envs": config.num_envs, "n_steps": config.n_steps,
-        "max_episode_steps": config.max_episode_steps, "seed": config.seed, "taken": taken, "render": config.render, "chunk_size": config.chunk,
+        "max_episode_steps": config.max_episode_steps, "seed": config.seed, "taken": taken, "render": config.render, "chunk_size": config.chunk, "standing": standing,
         "spaces": (spec.observation_space, spec.action_space),
     }  # fmt: skip
