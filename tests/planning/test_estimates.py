@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -435,21 +436,23 @@ def measured_flow(seed: int) -> tuple[Scenario, Timeline, Estimate]:
     return made, timeline, estimate(made.flow, made.plan, timeline)
 
 
-def test_random_flows_are_predicted_as_they_ran() -> None:
+@sweep(50, 200)
+def test_random_flows_are_predicted_as_they_ran(seeds: range) -> None:
     """Under the measured plan: chains, joins and cells with random costs, micro-batches, capacities, ranks, memory."""
     exact = 0
-    for seed in range(200):
+    for seed in seeds:
         made, timeline, found = measured_flow(seed)
         equal = found.simulate(made.plan, 3).elapsed_ns == timeline.elapsed_ns
         assert equal or found.notes, f"seed {seed}, {made.plan}\n{found}"
         exact += equal
-    assert exact > 170
+    assert exact > 0.8 * len(seeds)
 
 
-def test_random_flows_are_predicted_in_other_chunks() -> None:
+@sweep(50, 200)
+def test_random_flows_are_predicted_in_other_chunks(seeds: range) -> None:
     """Under other micro-batches than measured: exactly, or with a note that says what is assumed."""
     exact = 0
-    for seed in range(200):
+    for seed in seeds:
         rng = random.Random(seed)
         made, _, found = measured_flow(seed)
         if made.stages[0].kind == "simulator" or any(s.explicit == made.plan.micro_batch(s.inputs[0]) for s in made.stages if s.explicit):
@@ -460,7 +463,7 @@ def test_random_flows_are_predicted_in_other_chunks() -> None:
         equal = found.simulate(other, 3).elapsed_ns == executed(made.flow, other).elapsed_ns
         assert equal or found.notes, f"seed {seed}, {other}\n{found}"
         exact += equal
-    assert exact > 40
+    assert exact > len(seeds) // 5
 
 
 # --- who answers whom ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import re
 import numpy as np
 import pytest
 from random_profiles import random_profile
+from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine.engine import Do, Engine, Event
@@ -78,7 +79,7 @@ def test_what_would_help_is_said_and_helps() -> None:
     assert plan(profile, 8, micro_batches=1, memory_gib=84).best.mode == "temporal" and plan(profile, 16, micro_batches=1).best.mode == "spatial"
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n in (17, 20))) for n in range(25)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 12)) for n in range(25)])
 def test_whatever_is_advised_works(seed: int) -> None:
     """Random profiles on few devices with little memory: each way that a refusal names leads to a plan."""
     rng = random.Random(seed)
@@ -124,7 +125,7 @@ def test_more_devices_for_who_stays_can_make_room() -> None:
     assert found.best.seconds == pytest.approx(17) and found.best.placement["a"]["devices"] == 8
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 12)) for n in range(40)])
 def test_no_pin_finds_a_faster_plan_of_turns(seed: int) -> None:
     """Where memory depends on how many devices a worker has, the search is as good as trying every number for everybody by itself."""
     rng = np.random.default_rng(seed)
@@ -169,7 +170,7 @@ def test_who_stays_is_not_switched_out() -> None:
     assert orders == [("ONLOAD", stays), ("ONLOAD", first), ("OFFLOAD", first), ("ONLOAD", second), ("OFFLOAD", second), ("ONLOAD", first)]
 
 
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 30), marks=pytest.mark.slow)], ids=str)
+@sweep(12, 30)
 def test_random_plans_fit_as_executed(seeds: range) -> None:
     """Accounted for again from the execution plan: who may be on a device at the same time, and what they hold."""
     checked = 0
@@ -185,7 +186,7 @@ def test_random_plans_fit_as_executed(seeds: range) -> None:
     assert checked > len(seeds)
 
 
-@pytest.mark.parametrize("seeds", [range(14), pytest.param(range(14, 40), marks=pytest.mark.slow)], ids=str)
+@sweep(14, 40)
 def test_random_plans_with_shared_weights_fit_as_executed(seeds: range) -> None:
     """Each weights once on a device, whoever of their holders is there."""
     checked = shared = 0
@@ -260,12 +261,12 @@ def test_seconds_made_once_for_several_companies_are_those_of_each(monkeypatch: 
                 found += [problem.table(leaf, c).tobytes() for c in contexts]
         return found
 
-    once, distinct = [tables(seed) for seed in range(40)], 0
+    once, distinct = [tables(seed) for seed in range(12)], 0
     monkeypatch.setattr(Tables, "_of_one", lambda self, name, grains, colocated: self._worker(name, grains, 1, colocated))
     for seed, found in enumerate(once):
         assert found == tables(seed), f"seed {seed}"
         distinct += len(found) > len(set(found))
-    assert distinct > 20, "some share"
+    assert distinct > 5, "some share"
 
 
 def test_advised_numbers_are_enough_short_and_at_most_one_percent_more() -> None:

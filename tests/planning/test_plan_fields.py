@@ -317,7 +317,7 @@ def mutate(data: Any, rng: random.Random) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1), changes=st.integers(1, 4))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_changed_plan_runs_or_is_refused(seed: int, changes: int) -> None:
     rng = random.Random(seed)
     data = copy.deepcopy(whole_plan())
@@ -398,7 +398,7 @@ def cell_plans() -> list[dict[str, Any]]:
 
 
 @given(seed=st.integers(0, 2**32 - 1), changes=st.integers(0, 3))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_changed_plan_of_a_cell_runs_or_is_refused(seed: int, changes: int) -> None:
     rng = random.Random(seed)
     data = copy.deepcopy(rng.choice(cell_plans()))

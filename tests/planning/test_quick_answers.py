@@ -78,7 +78,7 @@ def test_exponents_that_are_tried_together_are_those_that_were_tried_one_by_one(
 
 def test_turns_are_found_by_their_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by fronts of (devices, fill, period), of which no set has one."""
-    problems = [random_problem(seed) for seed in range(150)] + [random_problem(seed, kinds=2) for seed in range(30)]
+    problems = [random_problem(seed) for seed in range(40)] + [random_problem(seed, kinds=2) for seed in range(10)]
     by_fronts = [[f.seconds for f in solve(p, only=Only(("temporal", "temporal")))] for p in problems]  # each way twice
     monkeypatch.setattr(solver._Solver, "_composite", None)
     for problem, fronts in zip(problems, by_fronts, strict=True):
@@ -116,7 +116,7 @@ def test_seconds_of_a_worker_are_made_once_for_all_company_that_leaves_it_as_muc
 def test_in_streams_alone_everybody_else_needs_devices_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same plans as without bounds, and few points are worth keeping."""
     spatial = Only(("spatial",))
-    for problem in [random_problem(seed, leaves=(3, 5), devices=(6, 16)) for seed in range(80)] + [random_problem(s, kinds=2) for s in range(20)]:
+    for problem in [random_problem(seed, leaves=(3, 5), devices=(6, 16)) for seed in range(25)] + [random_problem(s, kinds=2) for s in range(6)]:
         truth = min((f.seconds for f in solver._Solver(problem, np.inf, spatial).plans()), default=np.inf)
         assert min((f.seconds for f in solver._Solver(problem, truth, spatial).plans()), default=np.inf) == truth
     kept, best_of = list[int](), solver._Solver._best_of

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from brute_force import best, random_problem
+from sweeps import sweep
 
 from rlinf_lab.planning.search.pareto import ParetoFront, pareto
 from rlinf_lab.planning.search.plan_tree import (
@@ -31,12 +32,7 @@ def seconds(problem: Problem, ceiling: float = np.inf) -> float:
     return found[0].seconds if found else float("inf")
 
 
-def sweep(first: int, count: int) -> pytest.MarkDecorator:
-    """Twenty seeds, and in `make test-all` so many."""
-    return pytest.mark.parametrize("seeds", [range(first, first + 20), pytest.param(range(first + 20, first + count), marks=pytest.mark.slow)], ids=str)
-
-
-@sweep(0, 150)
+@sweep(20, 150)
 def test_no_plan_is_better(seeds: range) -> None:
     for seed in seeds:
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
@@ -45,7 +41,7 @@ def test_no_plan_is_better(seeds: range) -> None:
         assert seconds(problem, ceiling=truth) == truth, f"seed {seed}, pruned as tightly as can be"
 
 
-@sweep(200, 140)
+@sweep(20, 140, first=200)
 def test_no_plan_is_better_where_some_take_turns_as_a_whole(seeds: range) -> None:
     differ = 0
     for seed in seeds:
@@ -57,7 +53,7 @@ def test_no_plan_is_better_where_some_take_turns_as_a_whole(seeds: range) -> Non
     assert differ
 
 
-@sweep(500, 80)
+@sweep(20, 80, first=500)
 def test_no_plan_is_better_where_weights_are_shared(seeds: range) -> None:
     """Who comes for somebody who holds the same weights moves less, and the enumeration counts that by itself."""
     differ = 0
@@ -69,7 +65,7 @@ def test_no_plan_is_better_where_weights_are_shared(seeds: range) -> None:
     assert differ
 
 
-@sweep(300, 40)
+@sweep(20, 40, first=300)
 def test_points_are_compared_with_fewer_devices(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """A filter for large fronts, here on small ones too."""
     monkeypatch.setattr("rlinf_lab.planning.search.pareto.WORTH", 0)
@@ -78,7 +74,7 @@ def test_points_are_compared_with_fewer_devices(monkeypatch: pytest.MonkeyPatch,
         assert seconds(problem) == best(problem), f"seed {seed}"
 
 
-@sweep(400, 60)
+@sweep(20, 60, first=400)
 def test_where_more_devices_help_only_the_largest_pairs_are_looked_at(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """Of large fronts; here of small ones too, in blocks of a few pairs."""
     monkeypatch.setattr("rlinf_lab.planning.search.solver.ALL", 0)
@@ -89,7 +85,7 @@ def test_where_more_devices_help_only_the_largest_pairs_are_looked_at(monkeypatc
         assert seconds(problem) == truth == seconds(problem, ceiling=truth), f"seed {seed}"
 
 
-@sweep(0, 60)
+@sweep(20, 60)
 def test_no_plan_is_better_with_two_kinds_of_devices(seeds: range) -> None:
     """Of four leaves some stay in their part only if points on fewer devices of either kind are compared."""
     for seed in seeds:
@@ -104,7 +100,7 @@ def test_pruning_changes_nothing_on_larger_graphs() -> None:
         assert seconds(problem) == unpruned, f"seed {seed}"
 
 
-@sweep(0, 100)
+@sweep(20, 100)
 def test_pruning_changes_nothing_in_streams_or_turns_alone(seeds: range) -> None:
     """Of streams alone more is known: everybody else has devices beside a part, and nobody time-shares."""
     for seed in seeds:
@@ -130,7 +126,7 @@ def test_no_plan_of_a_large_graph_is_faster() -> None:
         assert best(problem, dominance=True, most=found) == found, f"seed {seed}"
 
 
-@sweep(300, 30)
+@sweep(20, 30, first=300)
 def test_the_enumeration_within_a_limit_is_the_one_without(seeds: range) -> None:
     for seed in seeds:
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))

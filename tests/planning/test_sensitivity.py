@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from random_profiles import random_profile
+from sweeps import sweep
 from tqdm.auto import tqdm
 
 from rlinf_lab.errors import PlanError, UnknownNameError
@@ -102,7 +103,7 @@ def any_graph(seed: int) -> Plans | None:
     return None
 
 
-@pytest.mark.parametrize("seeds", [(2, 3), pytest.param(range(4, 40), marks=pytest.mark.slow)], ids=str)
+@sweep(2, 38, first=2)
 def test_each_look_is_what_a_plan_of_the_changed_profile_says(seeds: Sequence[int]) -> None:
     ends = looked = 0
     for seed, plans in ((s, p) for s in seeds if (p := any_graph(s)) is not None):

@@ -93,7 +93,7 @@ def _gib(workers: Mapping[str, WorkerProfile], at: dict[str, Place], device: tup
     return keeps[name] + workers[name].memory.per_item_gib * math.ceil(items / len(at[name])) + sum(keeps[n] for n in others)
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", [*range(30), *(pytest.param(n, marks=pytest.mark.slow) for n in range(30, 120))])
 def test_nothing_beside_a_cell_is_overlooked(seed: int) -> None:
     """One call each: so no seats but those that are tried by hand."""
     profile, counts = random_cell(seed)

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 from random_profiles import branching, random_profile
+from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.forecast.forecast import forecast, graph_of
@@ -43,8 +44,9 @@ def never_gives_way(placement: Placement) -> bool:
     return any(isinstance(n, Composed) and n.kind == TEMPORAL and n.grain > 0 and n.leaves & sources for n in nodes(placement.tree))
 
 
-def test_followed_chunks_take_what_the_search_says_on_chains() -> None:
-    for seed in range(25):
+@sweep(10, 25)
+def test_followed_chunks_take_what_the_search_says_on_chains(seeds: range) -> None:
+    for seed in seeds:
         try:
             plans = placements(random_profile(seed, generators=False, chain=True))
         except PlanError:
@@ -54,10 +56,11 @@ def test_followed_chunks_take_what_the_search_says_on_chains() -> None:
                 assert follow(placement).seconds == pytest.approx(seconds), seed
 
 
-def test_followed_chunks_are_never_slower_than_the_search_says() -> None:
+@sweep(20, 60)
+def test_followed_chunks_are_never_slower_than_the_search_says(seeds: range) -> None:
     """On branching graphs the search's fill is an upper bound."""
     faster = 0
-    for seed in range(60):
+    for seed in seeds:
         try:
             plans = placements(random_profile(seed, generators=False))
         except PlanError:
@@ -93,10 +96,11 @@ def test_where_its_consumer_has_more_devices_it_is_no_slower_than_that(seed: int
         assert 0.75 * followed < simulated < followed
 
 
-def test_the_search_knows_the_long_tail() -> None:
+@sweep(20, 60)
+def test_the_search_knows_the_long_tail(seeds: range) -> None:
     """With generators the search's two numbers for a stream are an approximation: within a few percent of the stream itself."""
     off = []
-    for seed in range(60):
+    for seed in seeds:
         try:
             plans = placements(random_profile(seed, memory=False, cells=False))
         except PlanError:
@@ -208,7 +212,7 @@ def test_iterations_overlap_with_staleness() -> None:
 
 def test_forecasts_with_staleness_are_what_the_model_says_on_chains() -> None:
     """The model: the longer of period and fill / (1 + staleness). The scheduler can be a little better, where one iteration fills another's gaps."""
-    for seed in range(12):
+    for seed in range(5):
         try:
             plans = placements(random_profile(seed, generators=False, chain=True, cells=False), 8, 8, staleness=2)
         except PlanError:

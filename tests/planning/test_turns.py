@@ -8,6 +8,7 @@ import random
 
 import numpy as np
 import pytest
+from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine.engine import Do, Engine, Event
@@ -93,7 +94,7 @@ def two_rings(seed: int) -> Profile:
     return Profile(4, workers, tuple(edges), cells=(Cell(("s1", "t1"), (1, 2)), Cell(("s2", "t2"), (1, 2))), device_memory_gib=80.0)
 
 
-@pytest.mark.parametrize("seeds", [range(k, k + 12) for k in (0, 12)], ids=str)
+@sweep(12, 24)
 def test_two_cells_fit_as_simulated(seeds: range) -> None:
     checked = 0
     for seed in seeds:
