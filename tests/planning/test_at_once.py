@@ -68,13 +68,6 @@ def taken_at_once(rng: random.Random) -> dict[str, int]:
     return taken
 
 
-def test_a_get_gives_its_devices_to_whoever_waits_for_them() -> None:
-    engine, channel = made(None, 1, 2, devices=1)
-    engine.settle([(0, Event.PUT, channel, 2)])
-    assert [p.state for p in engine.processes] == ["run", "run", "lock"]
-    assert engine.get_at_once(1, channel, 1) == -1
-
-
 def test_what_lives_elsewhere_or_is_weighed_is_not_given_at_once() -> None:
     engine = Engine(1)
     for _ in range(2):
@@ -243,15 +236,6 @@ def books(engine: Engine) -> list[Any]:
 
 def all_queues(engine: Engine) -> list[Any]:
     return [queue for q in engine.channels.values() for queue in (q, *q.shares)]
-
-
-@pytest.mark.parametrize("ask", ["dismiss", "cancel"])
-def test_who_was_behind_one_that_waits_no_more_gets_what_is_there(ask: str) -> None:
-    engine, channel = made(None, 1, 2)
-    engine.settle([(0, Event.PUT, channel, 2)])
-    engine.settle([(1, Event.GET, channel, 4)])
-    assert engine.settle([(2, Event.GET, channel, 1)]) == []
-    assert (Do.RESUME, 2, 0, 1) in getattr(engine, ask)(1)
 
 
 def test_where_a_filler_is_under_way_nothing_changes_hands_at_once() -> None:

@@ -94,56 +94,6 @@ def spread(flow: Workflow, **fields: Any) -> ExecutionPlan:
     return ExecutionPlan.spatial(flow, TWO, {"w": [0], "v": [1]}, **fields)
 
 
-def test_a_method_that_is_called_twice_in_a_row_is_two_calls() -> None:
-    flow = Workflow("twice")
-    w, v = flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
-
-    @flow.iteration
-    def iteration() -> None:
-        w.go(20)
-        w.go(10)
-        w.other(1)
-        w.go(5)
-        v.go(30)
-
-    found = assert_predicts(flow, [ExecutionPlan.temporal(flow, TWO), spread(flow)])
-    assert [[r.runs() // MS for r in found.calls[i]][:1] for i in range(5)] == [[20], [10], [1], [5], [30]]
-
-
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("method", ["use", "use_all"])
-def test_shares_of_everything_are_those_of_the_ranks_of_each_plan(method: str, whole: bool) -> None:
-    """Seven items: two ranks have three and four of them."""
-    flow = Workflow("shares")
-    items = flow.channel("items", capacity=None, whole=whole)
-    w, v = flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
-
-    @flow.iteration
-    def iteration() -> None:
-        w.make(7, items)
-        getattr(v, method)(items)
-
-    devices = tuple(f"cpu:{i}" for i in range(4))
-    plans = [ExecutionPlan(f"{ranks} ranks", devices, {"w": ((0,),), "v": tuple((1 + r,) for r in range(ranks))}) for ranks in (2, 1, 3)]
-    found = assert_predicts(flow, plans)
-    assert not [note for note in found.notes if "whether it asks" in note]
-
-
-def test_calls_of_one_method_that_read_are_told_apart() -> None:
-    flow = Workflow("apart")
-    a, b = flow.channels("a", "b")
-    w, v = flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
-
-    @flow.iteration
-    def iteration() -> None:
-        w.make(6, a)
-        w.make(3, b)
-        v.use(a)
-        v.use(b)
-
-    assert_predicts(flow, [ExecutionPlan.temporal(flow, TWO, micro_batches={"a": 4, "b": 2}), spread(flow, micro_batch=1), spread(flow, micro_batch=4)])
-
-
 class Silent(Worked):
     """Computes before its last put only: with a mock clock the first call's end and the second's begin cannot be told apart."""
 
@@ -295,15 +245,6 @@ class Doubler(Worker):
         for batch in inbox:
             self.compute(0.001 + 0.002 * len(batch))
             out.put_all([2 * x for x in batch])
-
-
-def test_a_loop_that_feeds_reads_and_waits() -> None:
-    flow = feeding()
-    plans = [ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"numbers": 4}), spread(flow), spread(flow, micro_batch=2, name="two")]
-    found = assert_predicts(flow, plans)
-    for plan in plans:
-        difference = executed(flow, plan, 2).diff(found.simulate(plan, 2))
-        assert not difference, f"{plan.name}\n{difference}"
 
 
 def test_a_loop_at_its_channels_is_simulated_as_it_runs() -> None:

@@ -16,7 +16,6 @@ from sweeps import sweep
 
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning.adapt.sensitivity import sensitivity
-from rlinf_lab.planning.forecast.forecast import shared_weights
 from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.simulator.simulator import Simulator
@@ -55,23 +54,6 @@ def test_a_plan_that_runs_is_not_said_not_to_fit() -> None:
     assert plan(both(20), 1).best.seconds > 0
     with pytest.raises(PlanError, match=r"'learner' keeps 35.1 GiB there \(offloadable: false, 15 GiB of it the same weights\), .* memory_gib=40.1,"):
         plan(both(20.1), 1)
-
-
-def test_of_a_part_only_the_rest_moves() -> None:
-    """A quarter of the policy is its own, half of the learner; both leave for the third."""
-    profile = chain(25, policy=worker(5, 15, switch=4.0), learner=worker(10, 15, switch=4.0), judge=worker(20, switch=1.0))
-    found = plan(profile, 1, micro_batches=1)
-    #   policy > learner: 1 + 1.6, learner > judge: 4 + 1, judge > policy: 1 + 4
-    assert found.best.seconds == found.best.candidate.seconds == pytest.approx(24 + 2.6 + 5 + 5)
-    assert shared_weights(profile) == [{"policy": 0.75, "learner": 0.6}]
-
-
-def test_who_is_all_shared_switches_for_others_only() -> None:
-    profile = chain(30, policy=worker(0, 15), learner=worker(0, 15), judge=worker(20))
-    made = plan(profile, 1, micro_batches=1).best
-    assert made.seconds == made.candidate.seconds == pytest.approx(24 + 2 + 2)
-    switches = Counter((r.track.worker, r.name) for r in made.timeline.rows() if r.kind in SWITCHES)
-    assert sum(n for (w, order), n in switches.items() if w != "judge" and order == "onload") <= 2, switches
 
 
 def test_names_and_sizes_are_checked() -> None:
