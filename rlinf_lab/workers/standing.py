@@ -31,9 +31,9 @@ def joined(per_rank: Standing | Sequence[Standing]) -> Standing:
     return {"of": parts[0]["of"], "groups": sorted(groups, key=lambda group: int(group["first_env"]))}
 
 
-def stood(state: Any, per_rank: Standing | Sequence[Standing]) -> dict[str, Any]:
-    """A learner's state with where its environments stood; of several learner ranks, which are equal, one."""
-    return {**(state[0] if isinstance(state, list) else state), "standing": joined(per_rank)}
+def stood(state: Mapping[str, Any], per_rank: Standing | Sequence[Standing]) -> dict[str, Any]:
+    """A learner's state with where its environments stood."""
+    return {**state, "standing": joined(per_rank)}
 
 
 def why_not(standing: Standing | None, kind: Mapping[str, Any], slots: int) -> str:
