@@ -139,7 +139,7 @@ class Demo:
         for number, phase in enumerate(training.phases, 1):
             stem = f"{number}-{phase.plan.name.replace(' ', '-')}"
             timeline_html(phase.timeline, folder / f"timeline-{stem}.html", f"{self.config.env}, {phase.plan.name}")
-            phase.timeline.to_perfetto(folder / f"timeline-{stem}.pftrace")
+            phase.timeline.to_perfetto(folder / f"timeline-{stem}.json.gz")
             _put_text(folder / f"plan-{stem}.json", phase.plan.to_json())
         curve = learning_curve(with_plans(training), self.config.env)
         _put(folder / "learning_curve.png", lambda file: curve.savefig(file, format="png", dpi=130, facecolor="white"))

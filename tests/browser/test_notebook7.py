@@ -10,7 +10,7 @@ import pytest
 from test_keys import LETTERS, TEXTS
 from test_live_widgets import BUSY, DASHBOARD, data, pixels, watch_errors
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_our_own_export_comes_back_equal(tmp_path: Path) -> None:
         recorder.add(b, (K.GET, K.PUT, K.LABEL, K.SETUP)[i % 4], act, start, start + i, i, 1, 1 << 40, obs if i % 2 else -1, i)
     recorder.counter("cpu:0 %", 10**15 + 7, 12.5)
     timeline.extend(recorder.drain())
-    again = Timeline.from_chrome(timeline.to_chrome(tmp_path / "t.json"))
+    again = Timeline.from_chrome(timeline.to_perfetto(tmp_path / "t.json"))
     assert again.diff(timeline) == "" and unused == 2
     assert (again.tracks, again.devices, again.start_ns) == (timeline.tracks, timeline.devices, timeline.start_ns)
     assert again.counters().to_dict("list") == timeline.counters().to_dict("list")
@@ -298,5 +298,5 @@ def test_arrows_of_another_tool_are_counted_and_told(tmp_path: Path) -> None:
     recorder.add(a, K.PUT, name, 1000, 2000, 0, 1, 0, name, 0)
     recorder.add(b, K.GET, name, 1500, 3000, 0, 1, 0, name, 0)
     ours.extend(recorder.drain())
-    back = Timeline.open(ours.to_chrome(tmp_path / "ours.json"))
+    back = Timeline.open(ours.to_perfetto(tmp_path / "ours.json"))
     assert back.foreign_arrows == 0 and "arrows" not in repr(back) and "arrow" not in repr(back.summary())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
@@ -20,9 +19,6 @@ from rlinf_lab.timeline.critical.flows import arrows
 from rlinf_lab.timeline.draw import png, svg
 from rlinf_lab.timeline.draw.palette import colour_numbers, worker_colour
 from rlinf_lab.timeline.draw.picture import _NOTCH, scene
-
-sys.path.insert(0, str(Path(__file__).parent))
-from perfetto_reader import read
 
 K = SpanKind
 
@@ -49,7 +45,7 @@ def timeline() -> Timeline:
 
 
 def test_chrome_json_is_valid_and_complete(timeline: Timeline, tmp_path: Path):
-    trace = json.loads(timeline.to_chrome(tmp_path / "t.json").read_text())
+    trace = json.loads(timeline.to_perfetto(tmp_path / "t.json").read_text())
     events = trace["traceEvents"]
     slices = [e for e in events if e["ph"] == "X"]
     assert len(slices) == len(timeline)
@@ -65,7 +61,7 @@ def test_chrome_json_is_valid_and_complete(timeline: Timeline, tmp_path: Path):
 
 
 def test_chrome_arrows_leave_a_put_and_arrive_inside_a_get(timeline: Timeline, tmp_path: Path):
-    events = json.loads(timeline.to_chrome(tmp_path / "t.json").read_text())["traceEvents"]
+    events = json.loads(timeline.to_perfetto(tmp_path / "t.json").read_text())["traceEvents"]
     starts = {e["id"]: e for e in events if e["ph"] == "s"}
     ends = {e["id"]: e for e in events if e["ph"] == "f"}
     assert len(starts) == 4 and starts.keys() == ends.keys()
@@ -94,17 +90,6 @@ def test_arrows_join_what_was_put_and_got_in_the_same_iteration():
     assert (spans["iteration"][put] == spans["iteration"][get]).all()
     assert (spans["flow"][get] <= spans["flow"][put]).all()
     assert (spans["flow"][put] < spans["flow"][get] + spans["items"][get]).all()
-
-
-def test_perfetto_protobuf_parses_back(timeline: Timeline, tmp_path: Path):
-    trace = read(timeline.to_perfetto(tmp_path / "t.pftrace"))
-    kept = (K.RUN, K.LABEL, K.MARK)
-    assert sorted(trace.slices) == sorted(
-        (f"{s.track.worker}[{s.track.rank}]", s.name if s.kind in kept else s.kind.name.lower(), s.start_ns, s.end_ns) for s in timeline.rows()
-    )
-    assert [c[1:] for c in trace.counters] == [(10**15 + 7, 12.5)]
-    assert trace.leave.keys() == trace.arrive.keys() and len(trace.leave) == 4
-    assert {thread for thread, _ in trace.leave.values()} == {"a[0]"} and {thread for thread, _ in trace.arrive.values()} == {'b"<[0]'}
 
 
 def test_parquet_gives_an_equal_timeline(timeline: Timeline, tmp_path: Path):
@@ -192,8 +177,7 @@ def test_the_pictures_size_does_not_grow_with_the_spans():
 def test_pictures_and_files_of_an_empty_timeline(tmp_path: Path):
     timeline = Timeline(["cpu:0"])
     ET.fromstring(timeline.to_svg())
-    assert json.loads(timeline.to_chrome(tmp_path / "t.json").read_text())["traceEvents"] == []
-    timeline.to_perfetto(tmp_path / "t.pftrace")
+    assert json.loads(timeline.to_perfetto(tmp_path / "t.json").read_text())["traceEvents"] == []
     assert timeline.packed()[1] == b""
 
 
@@ -213,7 +197,7 @@ def test_counters_come_back_from_chrome_json_also_without_a_bound(timeline: Time
     for i, value in enumerate(values):
         recorder.counter("loss", 10**15 + i, value)
     timeline.extend(recorder.drain())
-    path = timeline.to_chrome(tmp_path / "t.json")
+    path = timeline.to_perfetto(tmp_path / "t.json")
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
