@@ -54,12 +54,6 @@ class Learner(lab.Worker):
         return 2.0
 
 
-class Loader(lab.Worker):
-    def read(self) -> int:
-        self.compute(0.3)
-        return 16
-
-
 def weights_by_value(
     item: float = 0.01, weights: float = 0.5, load: float = 0.5, stages: tuple[float, ...] = (), workers: tuple[type, type] | None = None
 ) -> lab.Workflow:
@@ -93,26 +87,6 @@ def test_new_weights_by_value_are_in_profile_and_plans() -> None:
     assert "handing over 1 s" in plans["temporal"].reason and "switching" not in plans["temporal"].reason
     for plan in plans:
         assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.candidate.seconds == pytest.approx(plan.seconds, rel=0.02)
-
-
-def test_a_wait_of_the_loop_is_a_value_too() -> None:
-    """The loop waits for the learner, then tells the source to load, without giving it anything."""
-    flow = lab.Workflow("barrier")
-    a = flow.channel("a", capacity=None)
-    source, learner = flow.worker(Source, 0.01, 0.4, name="source"), flow.worker(Learner, 0.01, 0.0, name="learner")
-
-    @flow.iteration
-    def iteration():
-        source.generate(a)
-        update = learner.train(a).wait()
-        source.load(0.0)
-        return update
-
-    profile = profiled(flow)
-    (handover,) = profile.handovers
-    assert replace(handover, seconds=0.4) == Handover("source", "load", 0.4, ("learner",)) and handover.seconds == pytest.approx(0.4)
-    for plan in lab.plan(flow, DEVICES[:2], profile):
-        assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.seconds > 0.56
 
 
 class Large(Source):
@@ -154,23 +128,6 @@ def test_plans_take_what_runs_take(item: float, weights: float, load: float, sta
     for plan in (plans.best, plans[-1]):
         assert seconds(run(flow, plan, 5)) == pytest.approx(plan.seconds, rel=0.02)
     assert weights + load < plans.bound.seconds <= plans.best.seconds * (1 + 1e-6)
-
-
-def test_a_value_before_the_stream_is_an_edge_of_the_whole_batch() -> None:
-    flow = lab.Workflow("loaded")
-    a = flow.channel("a", capacity=None)
-    loader, source, learner = flow.worker(Loader, name="loader"), flow.worker(Source, 0.01, 0.0, name="source"), flow.worker(Learner, 0.01, 0.0, name="learner")
-
-    @flow.iteration
-    def iteration():
-        n = loader.read()
-        source.generate(a, n)
-        return learner.train(a)
-
-    profile = profiled(flow)
-    assert EdgeProfile("loader", "source", whole=True, value=True) in profile.edges and not profile.handovers
-    for plan in lab.plan(flow, DEVICES, profile):
-        assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.seconds > 0.46
 
 
 def test_calls_that_cannot_be_told_apart_are_no_handovers() -> None:

@@ -40,7 +40,7 @@ def beside(profile: Profile, name: str) -> Profile:
     return profile.with_worker(name, resource="device", devices=1, samples=tuple(dataclasses.replace(s, devices=1) for s in worker.samples))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_on_the_host_it_streams_as_on_one_more_device(seed: int) -> None:
     profile, name = service(seed)
     host, device = (
@@ -101,7 +101,7 @@ def in_milliseconds(problem: Problem) -> Problem:
 
 
 def test_no_plan_is_better() -> None:
-    for seed in range(20):
+    for seed in range(8):
         setting = Setting.of(service(seed, most=3)[0], 4, 4, staleness=seed % 2)
         for arrangement in setting.arrangements()[:2]:
             problem = in_milliseconds(setting.problem(arrangement))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from pathlib import Path
 
@@ -163,17 +162,6 @@ def test_bars_are_who_sits_where(name: str) -> None:
                     there = (first <= lane) & (last > lane)
                     order = np.argsort(starts[there])
                     assert (starts[there][order][1:] >= ends[there][order][:-1] - 0.01 * picture.seconds).all()
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_steps_too_fine_to_be_seen_lie_beside_each_other(devices: int) -> None:
-    """One hid the other on a device that both time-share on, and their names stood one over the other."""
-    for planned in plan(Profile.load(DOCS / "maniskill_openvla.json"), devices, simulate=True):
-        picture = gantt(planned)
-        assert planned.simulated is not None and len(picture.bars)
-        for a, b in itertools.combinations(picture.bars.tolist(), 2):
-            at_once, over = min(a[1], b[1]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[2], b[2])
-            assert at_once <= 0.005 * picture.seconds or over <= 1e-6, (planned.shape, a, b)
 
 
 @pytest.mark.parametrize("name", ["grpo_1.5b_case1", "grpo_7b_by_hand", "maniskill_openvla"])

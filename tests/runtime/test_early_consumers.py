@@ -452,14 +452,12 @@ def test_between_processes(discards: bool) -> None:
     flow = flow_of("forever", relay=True, discard_unread=discards)
     plan = plan_of(flow, makers=2, takers=2)
     with session(flow, plan, executor="processes", emulate=True) as s:
-        start = time.monotonic()
         for _ in range(2):
             if discards:
                 assert s.step() == ([None, None], [1, 1])
             else:
                 with pytest.raises(WorkflowError, match=r"Channel 'items': .* are left; taker\[0\].take\(\) read 1, taker\[1\].take\(\) read 1"):
                     s.step()
-        assert time.monotonic() - start < SECONDS
 
 
 def calls_of(relay: bool, n: int) -> list[SimCall]:

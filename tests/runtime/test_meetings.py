@@ -153,9 +153,7 @@ def test_who_stands_aside_when_the_run_is_stopped_goes_on_and_ends() -> None:
     run = run_in_which_one_stands_aside()
     assert "actor[0] waits for the other ranks of 'actor' in exchange() 1 of train()" in run.status()
     time.sleep(0.3)
-    began = time.monotonic()
     run.stop()
-    assert time.monotonic() - began < 5
     long = [s.kind for s in run.timeline.rows() if s.track.worker == "actor" and s.track.rank == 0 and s.end_ns - s.start_ns > 200_000_000]
     assert long == [SpanKind.WAIT]
 
@@ -428,11 +426,9 @@ def test_who_would_wait_at_a_channel_between_a_meeting_and_a_collective_is_told_
     flow, plan = learners_that_share(what)
     with lab.session(flow, plan, executor, emulate=True) as session:
         for _ in range(20 if executor == "local" else 5):
-            began = time.monotonic()
             message = rf"actor\[.\]: train\(\) {what}s .* within `with group:`.*'critic', whose ranks meet too.*Next: take and put"
             with pytest.raises(lab.errors.WorkerError, match=message):
                 session.step()
-            assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("executor", ["local", "processes"])
