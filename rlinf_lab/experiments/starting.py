@@ -15,6 +15,8 @@ from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
 from rlinf_lab.experiments.training import ROOT, TrainingRun
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.machine.devices import devices_here
+from rlinf_lab.workers import SimulatorWorker
+from rlinf_lab.workflow.worker import Context
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -68,7 +70,8 @@ def resume(
 ) -> TrainingRun:
     """Go on with a run from its folder, which keeps it from then on; returns at once.
 
-    The learner goes on exactly where it was; the environments begin new episodes, which the run's repr says.
+    The learner goes on exactly where it was, and so do environments that save their state, under the plan that the run had: on cores the numbers are
+    those of a run that was never interrupted. Other environments begin new episodes. The run's repr says which, and why.
 
     ``total_timesteps``: of both together; None: as the run was begun. ``env``: again, where it was no id but an object. ``settings``: as in `train`.
     """
@@ -87,7 +90,20 @@ def resume(
         workflow, before = recipe.fused(config, workflow, before, start.state)
     plan = checked_plan(before if plan is None else plan, workflow)
     rows = {number: row for number, row in kept.rows().items() if number <= start.iteration}
-    return TrainingRun(recipe, config, workflow, plan, executor_for(plan, executor or about.get("executor")), options, kept, start, rows, runner=runner)
+    executor = executor_for(plan, executor or about.get("executor"))
+    return TrainingRun(recipe, config, workflow, plan, executor, options, kept, start, rows, runner=runner, begins_anew=begins_anew(workflow, plan))
+
+
+def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:
+    """Why a workflow that goes on from a state does not go on exactly there, under the plan; "" where it does."""
+    for name, declaration in workflow.workers.items():
+        if issubclass(declaration.cls, SimulatorWorker):
+            context = Context()
+            context.name, context.ranks, context.sub_batches = name, plan.ranks(name), plan.tokens(name)
+            why: str = declaration.build(context).begins_anew  # type: ignore[attr-defined]
+            if why:
+                return why
+    return f"its plan lets weights be {plan.staleness} updates behind, and they begin anew" if plan.staleness else ""
 
 
 def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> Any:

@@ -13,12 +13,6 @@ def ran(flow, plan, iterations=1):
     return run
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="an inbox cannot say what is there without waiting")
-def test_an_inbox_says_what_is_there_without_waiting():
-    inbox = lab.workflow.worker.Scripted([1, 2, 3])
-    assert inbox.ready() == 3 and lab.workflow.worker.Inbox.get_ready
-
-
 @pytest.mark.xfail(strict=True, raises=AttributeError, reason="weights cannot say whether there is a newer version without waiting")
 def test_weights_say_whether_there_is_a_newer_version():
     weights = lab.workflow.weights.Weights()

@@ -35,6 +35,7 @@ from rlinf_lab.planning.engine.fillers import Fillers
 from rlinf_lab.planning.engine.shared_memory import Overlaps
 from rlinf_lab.planning.engine.state import ALL as ALL
 from rlinf_lab.planning.engine.state import IN_TURN, LOCK_KEY, UNBOUNDED, Channel, Stream
+from rlinf_lab.planning.engine.state import NOW as NOW
 from rlinf_lab.planning.engine.state import Part as Part
 from rlinf_lab.planning.engine.state import Process as Process
 
@@ -45,7 +46,7 @@ class Event(IntEnum):
     START = 0  # (process, START, iteration, 1 if it needs its devices now else 0); of a filler: it has a step to do
     PUT = 1  # (process, PUT, channel, n)
     # n < 0: at most -n, a plan's micro-batch; n == ALL: its share of everything, at the end; n == ALL + w: until they
-    # weigh w; 0: no more
+    # weigh w; n <= NOW: what is there (`state.NOW`); 0: no more
     GET = 2  # (process, GET, channel, n)
     DONE = 3  # (process, DONE, -1, 0); of a filler: its step has ended, and 1 if it has another one to do
     OFFLOADED = 4
@@ -247,7 +248,7 @@ class Engine(AtOnce, Meeting):
         queue.getters = deque(g for g in queue.getters if g[0] is not p)
         p.lo, p.hi = first, first + n
         self._out.append((_BOUND, p.index, p.lo, p.hi))
-        self._want(p)
+        self._go_on(p)
         return self._flush()
 
     def remote_stall(self, channel: int) -> list[tuple[int, int, int, int]]:
@@ -451,8 +452,12 @@ class Engine(AtOnce, Meeting):
             return
         if queue.stub:
             p.state = "get"
-            self._release(p)
+            if n > NOW:  # who asks for what is there keeps its devices until the answer comes
+                self._release(p)
             queue.getters.append((p, n))
+            return
+        if n <= NOW:
+            self._look(p, channel, NOW - n)
             return
         size = n if n > 0 else -n
         if p.granted and p.alone and not queue.getters and queue.tail - queue.head >= size and not queue.is_early:
@@ -569,6 +574,31 @@ class Engine(AtOnce, Meeting):
             return
         n = share.reach(wanted - ALL) if wanted > ALL else abs(wanted)
         self._give(share, p, min(n, share.depth))
+
+    def _look(self, p: Process, channel: int, most: int) -> None:
+        """A get that does not wait: what is there, unless others wait for it. Of 0: only how many that would be."""
+        queue = self.channels[channel]
+        own = queue.share(p.part) if queue.shares else queue
+        there = 0 if own is None or queue.is_early or queue.getters else own.tail - own.head
+        n = min(there, most)
+        p.lo = p.hi = there if own is None or not most else own.head
+        if own is not None and n:
+            own.head = p.hi = p.lo + n
+            if own.weights is not None:
+                own.unweigh(n)
+            queue.remote_stalled = False
+        self._out.append((_BOUND, p.index, p.lo, p.hi))
+        self._go_on(p)
+        if queue.putters:
+            self._serve(channel)
+
+    def _go_on(self, p: Process) -> None:
+        """With the devices that it has, or as soon as it has them."""
+        if p.granted:
+            p.state = "run"
+            self._out.append((_RESUME, p.index, p.lo, p.hi))
+        else:
+            self._want(p)
 
     def _serve(self, channel: int) -> None:
         """Match waiting putters with room and waiting getters with items until neither can move."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlinf_lab.planning.engine.fillers import Fillers
-from rlinf_lab.planning.engine.state import ALL, LOCK_KEY, Channel, Process
+from rlinf_lab.planning.engine.state import ALL, LOCK_KEY, NOW, Channel, Process
 
 NOBODY, NOT_AT_ONCE = -1, -2
 
@@ -155,7 +155,7 @@ class AtOnce:
         if (
             p.state != "run"
             or not n
-            or n > ALL
+            or not NOW < n <= ALL
             or queue.putters
             or queue.stub
             or queue.shares

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rlinf_lab.planning.engine.queue_order import ByRank, InTurn
 
 ALL = 1 << 60
+NOW = -ALL  # a get of n <= NOW: at most NOW - n items, and only what is there
 UNBOUNDED = 1 << 60
 IN_TURN, LAST_FIRST, BY_RANK = ORDERS = range(3)  # in which the items of a queue are taken
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
 from rlinf_lab.planning.cancellation import Abandoned, wanted_now
-from rlinf_lab.planning.engine.engine import ALL, Do, Event
+from rlinf_lab.planning.engine.engine import ALL, NOW, Do, Event
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.planning.plan.wait_graph import Wait, standstill
 from rlinf_lab.planning.simulator.batched_puts import PutsInARow
@@ -31,6 +31,7 @@ from rlinf_lab.planning.simulator.ranks import (
     FILLING,
     GETTING,
     IDLE,
+    LOOKING,
     PUTTING,
     RUNNING,
     STARTING,
@@ -444,8 +445,11 @@ class VirtualHost:
                             p.bound_ns, p.lock_waited = 0, False
                             post((p.index, _EVENT_PUT, p.queue, 1))
                             continue
-                elif doing > RUNNING and not self._goes_on(p):
-                    continue
+                elif doing > RUNNING:
+                    if not self._goes_on(p):
+                        continue
+                    if doing == LOOKING:
+                        value = p.value
                 try:
                     kind, channel, n, key = p.send(value)
                     while kind == PUT and not n:
@@ -473,8 +477,8 @@ class VirtualHost:
                 if flies is not None and flies(p, kind, channel, key, queue, n or micro_batch):
                     continue
                 if kind == GET:
-                    p.doing, p.first = GETTING, -1
                     n = n or micro_batch
+                    p.doing, p.first = GETTING if n > NOW else LOOKING, -1
                     post((p.index, _EVENT_GET, queue, 0 if p.ends and n != ALL and self._is_streamed(p.call) else n))
                 else:
                     p.doing, p.left, p.queue = PUTTING, n - 1, queue
@@ -541,6 +545,16 @@ class VirtualHost:
             if p.lock_waited and self.now > p.lock_from:
                 self._add(p, SpanKind.LOCK, p.lock_from, self.now)
             p.since = self.now
+        elif p.doing == LOOKING:
+            if p.lock_waited and self.now > p.lock_from:
+                self._add(p, SpanKind.LOCK, p.lock_from, self.now)
+            if p.value:
+                self.rows.data.extend(
+                    SPAN_STRUCT.pack(
+                        p.start, p.bound_ns, 0, p.first, p.track, p.method, p.channel, p.iteration, p.value, _KIND_GET
+                    )
+                )
+            p.since = self.now
         elif p.doing == VALUE:
             self._await_values(p)
             return False
@@ -573,7 +587,7 @@ class VirtualHost:
             elif do == _DO_BOUND:
                 p.bound_ns = p.lock_from = now
                 p.bound_round = this
-                if b > a and (p.doing == GETTING or p.doing == ASKING):
+                if b > a and (p.doing == GETTING or p.doing == ASKING or p.doing == LOOKING):
                     p.first = a
             elif do == Do.FINISHED:
                 self._finished(p)

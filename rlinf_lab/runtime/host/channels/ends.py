@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.planning.engine.engine import Event
+from rlinf_lab.planning.engine.engine import NOW, Event
 from rlinf_lab.runtime.host.channels.credit import Credits
 from rlinf_lab.runtime.host.channels.remote_readers import FarReaders
 from rlinf_lab.runtime.host.channels.stream_end import Unwanted
@@ -101,7 +101,10 @@ class ChannelEnds:
         self._step(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []
         count = pieces[0][2] - pieces[0][1] if len(pieces) == 1 else sum(hi - lo for _, lo, hi in pieces)
-        self._spans.resumed(process, _GET_SPAN, count)
+        if wanted > NOW or count:
+            self._spans.resumed(process, _GET_SPAN, count)
+        else:
+            self._spans.found_nothing(process, _GET_SPAN)
         try:
             return opened(pieces)
         except BaseException as error:

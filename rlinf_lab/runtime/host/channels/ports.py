@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Protocol
 
 from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
-from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.engine.engine import ALL, NOW
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.runtime.host.channels.ends import ChannelEnds
 from rlinf_lab.runtime.host.state.messages import Moved
@@ -39,17 +39,8 @@ class InboxPort:
             yield batch
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
-        # the first test is the quick one
-        if n is not None and type(n) is not int and (not isinstance(n, numbers.Integral) or isinstance(n, bool)):
-            raise WorkflowError(
-                f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's micro-batch. "
-                "Next: get(3), or get()."
-            )
-        if n is not None and n < 1:
-            raise WorkflowError(
-                f"{self._who()}: get({n}) asks for less than one item. Next: get(1), or get() for the plan's "
-                "micro-batch."
-            )
+        if n is not None and (type(n) is not int or n < 1):  # the first test is the quick one
+            self._refuse_count(n, "get", "the plan's micro-batch")
         return self._get(
             self._queue(key), n if n is not None else (ALL if self._micro_batch == ALL else -self._micro_batch)
         )
@@ -71,6 +62,30 @@ class InboxPort:
         items = self._ends.get(self._process, queue, wanted)
         self.moved.items += len(items)
         return [wake(item, self._process.device) for item in items] if self._spec.cpu_offload else items
+
+    def get_nowait(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
+        if n is not None and (type(n) is not int or n < 1):
+            self._refuse_count(n, "get_nowait", "all that is there")
+        self.moved.asked = True
+        items = self._ends.get(self._process, self._queue(key), NOW - (ALL if n is None else n))
+        self.moved.items += len(items)
+        return [wake(item, self._process.device) for item in items] if self._spec.cpu_offload else items
+
+    def qsize(self, *, key: int | None = None) -> int:
+        self._ends.get(self._process, self._queue(key), NOW)
+        return self._process.machine.lo
+
+    def _refuse_count(self, n: Any, method: str, nothing: str) -> None:
+        if not isinstance(n, numbers.Integral) or isinstance(n, bool):
+            raise WorkflowError(
+                f"{self._who()}: {method}({shown(n)}): a whole number of items, or nothing for {nothing}. "
+                f"Next: {method}(3), or {method}()."
+            )
+        if n < 1:
+            raise WorkflowError(
+                f"{self._who()}: {method}({n}) asks for less than one item. Next: {method}(1), or {method}() for "
+                f"{nothing}."
+            )
 
     def take(self, *, key: int | None = None) -> Any:
         items = self._get(self._queue(key), 1)
@@ -119,8 +134,8 @@ class InboxPort:
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"{self._who()} is an Inbox here: it has get, get_weight, get_all and take, not {name!r}. Next: annotate "
-            "it lab.Outbox to write."
+            f"{self._who()} is an Inbox here: it has get, get_nowait, get_weight, get_all, take and qsize, not "
+            f"{name!r}. Next: annotate it lab.Outbox to write."
         )
 
     def __repr__(self) -> str:

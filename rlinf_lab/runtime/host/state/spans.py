@@ -93,6 +93,11 @@ class SpanWriter:
             )
         process.since = now
 
+    def found_nothing(self, process: Process, kind: int) -> None:
+        """A get that does not wait has found nothing: no wait, unless somebody far away had to be asked."""
+        far = process.queue is not None and process.queue.stub
+        self.resumed(process, kind if far or (process.waited and self._now() > process.since) else -1)
+
     def broke_off(self, process: Process, event: int) -> None:
         """Write down a wait that was interrupted: nothing came of it. A running stretch begins, to the end
         of the call.
