@@ -26,7 +26,7 @@ from rlinf_lab.recipes.clone import CloneConfig
 from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily
 from rlinf_lab.vecenv import environment
 from rlinf_lab.workers import SimulatorWorker
-from rlinf_lab.workers.dagger import DAggerLearner, DAggerPolicy
+from rlinf_lab.workers.imitation.dagger import DAggerLearner, DAggerPolicy
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
 
