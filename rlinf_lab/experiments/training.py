@@ -51,11 +51,11 @@ class TrainingRun:
     def __init__(
         self, recipe: Recipe, config: Any, workflow: Workflow, plan: ExecutionPlan, executor: str, options: Options,
         folder: RunFolder | None, start: Snapshot | None = None, rows: dict[int, Row] | None = None, auto: AutoPlan | None = None,
-        runner: Runner | None = None,
+        runner: Runner | None = None, begins_anew: str = "",
     ) -> None:  # fmt: skip
         first = 0 if start is None else start.iteration
         self.recipe, self.config, self.workflow, self.options = recipe, config, workflow, options
-        self.runner = runner
+        self.runner, self._begins_anew = runner, begins_anew
         self.error: BaseException | None = None
         self._folder = folder
         best = None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
@@ -174,7 +174,8 @@ class TrainingRun:
         last = self._between.rows.get(self.iteration, {})
         value = f", return {last['return']:.4g}" if "return" in last else ""
         why = f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
-        resumed = f"; went on after iteration {self._between.first} from the start of episodes" if self._between.first else ""
+        how = f"from the start of episodes ({self._begins_anew})" if self._begins_anew else "exactly where it was"
+        resumed = f"; went on after iteration {self._between.first} {how}" if self._between.first else ""
         runner = f"; steps by {self.runner}" if self.runner is not None else ""
         return (
             f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"

@@ -30,7 +30,7 @@ from rlinf_lab.recipes.config import RecipeConfig, answering, real, whole
 from rlinf_lab.recipes.ppo import seeded
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
-from rlinf_lab.workers.cloning import CloneLearner, DataWorker, first_weights
+from rlinf_lab.workers.imitation.cloning import CloneLearner, DataWorker, first_weights
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
 

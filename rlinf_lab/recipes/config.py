@@ -7,7 +7,7 @@ import functools
 import math
 import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
 
@@ -17,6 +17,7 @@ from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
 from rlinf_lab.vecenv.stepping import rewarded_for_success
 from rlinf_lab.workers.computing import PRECISIONS
 from rlinf_lab.workers.learner import GROUPS
+from rlinf_lab.workers.standing import stood
 from rlinf_lab.workflow.workflow import WorkerHandle
 
 REWARDS = ("environment", "success")
@@ -153,13 +154,16 @@ class SimulatedConfig(RecipeConfig):
         """Read from the environment; one is made for it, once."""
         return self.factory.spec(self.max_episode_steps)
 
-    def simulating(self, n_steps: int, taken: int) -> dict[str, Any]:
-        """Arguments of a worker that steps the environments ``n_steps`` times an iteration, ``taken`` steps after the run's beginning."""
+    def simulating(self, n_steps: int, taken: int, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Arguments of a worker that steps the environments ``n_steps`` times an iteration, ``taken`` steps after the run's beginning.
+
+        ``state``: of an earlier run; they go on where they stood in it.
+        """
         spec = self.spec
         return {
             "env": self.factory.for_run(self.num_envs, self.max_episode_steps), "num_envs": self.num_envs, "n_steps": n_steps,
             "max_episode_steps": self.max_episode_steps, "seed": self.seed, "taken": taken, "render": self.render,
-            "spaces": (spec.observation_space, spec.action_space),
+            "spaces": (spec.observation_space, spec.action_space), "standing": None if state is None else state.get("standing"),
         }  # fmt: skip
 
     def shares(self) -> dict[str, int]:
@@ -167,11 +171,13 @@ class SimulatedConfig(RecipeConfig):
         return {"simulator": self.num_envs, "learner": self.learners}
 
 
-def answering(learner: WorkerHandle, evaluate: Callable[[], Any] | None = None) -> Callable[[Callable[[], Any]], Callable[..., Any]]:
+def answering(
+    learner: WorkerHandle, evaluate: Callable[[], Any] | None = None, simulator: WorkerHandle | None = None
+) -> Callable[[Callable[[], Any]], Callable[..., Any]]:
     """Decorator of what one iteration of training does, a function that returns its metrics; the iteration then does what its request says.
 
     ``"train"`` (the default), ``"checkpoint"`` (the same; returns ``metrics`` and ``state``), ``"state"`` (returns the learner's state), and ``"evaluate"``
-    where there is such a function. `UnknownNameError` for another one.
+    where there is such a function. With the ``simulator`` a state says where its environments stood. `UnknownNameError` for another request.
     """
     known = ("train", "checkpoint", "state", *(() if evaluate is None else ("evaluate",)))
 
@@ -180,11 +186,15 @@ def answering(learner: WorkerHandle, evaluate: Callable[[], Any] | None = None) 
             if request not in known:
                 raise UnknownNameError.of("request of an iteration", request, known)
             if request == "state":
-                return first(learner.state_dict().wait())
+                state = first(learner.state_dict().wait())
+                return state if simulator is None else stood(state, simulator.where_they_stand().wait())
             if request == "evaluate" and evaluate is not None:
                 return evaluate()
             metrics = train()
-            return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+            if request == "train":
+                return metrics
+            standing = {} if simulator is None else {"standing": simulator.where_they_stand()}
+            return {"metrics": metrics, "state": learner.state_dict(), **standing}
 
         return iteration
 

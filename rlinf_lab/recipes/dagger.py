@@ -26,7 +26,7 @@ from rlinf_lab.recipes.clone import CloneConfig
 from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily
 from rlinf_lab.vecenv import environment
 from rlinf_lab.workers import SimulatorWorker
-from rlinf_lab.workers.dagger import DAggerLearner, DAggerPolicy
+from rlinf_lab.workers.imitation.dagger import DAggerLearner, DAggerPolicy
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -101,7 +101,7 @@ def build(config: DAggerConfig, state: dict[str, Any] | None = None) -> Workflow
     published = flow.weights("policy_weights")
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.n_steps)
     make = config.make_policy()
-    simulator = flow.worker(SimulatorWorker, name="simulator", **config.simulating(config.n_steps, taken))
+    simulator = flow.worker(SimulatorWorker, name="simulator", **config.simulating(config.n_steps, taken, state))
     policy = flow.worker(DAggerPolicy, make, name="policy", expert=expert, decay=config.decay, seed=config.seed, weights=weights)
     learner = flow.worker(
         DAggerLearner, make, name="learner", expert=expert, steps=config.steps_per_iteration, learning_rate=config.learning_rate,
@@ -110,7 +110,7 @@ def build(config: DAggerConfig, state: dict[str, Any] | None = None) -> Workflow
     )  # fmt: skip
 
     @flow.iteration
-    @answering(learner, greedily(simulator, policy, act, obs, published))
+    @answering(learner, greedily(simulator, policy, act, obs, published), simulator)
     def iteration() -> Any:
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)

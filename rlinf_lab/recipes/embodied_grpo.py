@@ -125,7 +125,7 @@ def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Wo
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
     published = flow.weights("policy_weights")
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * ppo.decisions)
-    simulator, policy = cell(flow, ppo, weights, taken)
+    simulator, policy = cell(flow, ppo, weights, taken, state)
     learner = flow.worker(
         GroupLearner, config.make_policy(), name="learner", advantage=advantages.get(config.advantage, of=("group", "batch")).function,
         loss_of_policy=losses.get(config.loss).function, learning_rate=config.learning_rate, n_epochs=config.n_epochs, batch_size=ppo.batch_size, clip_range=config.clip_range,
@@ -135,7 +135,7 @@ def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Wo
     )  # fmt: skip
 
     @flow.iteration
-    @answering(learner, greedily(simulator, policy, act, obs, published))
+    @answering(learner, greedily(simulator, policy, act, obs, published), simulator)
     def iteration() -> Any:
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)

@@ -142,7 +142,7 @@ def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = Non
     weights, taken = (None, 0) if state is None else (state["weights"], state["env_steps"] // config.num_envs)
     make = config.make_policy()
     make()  # refuses a space here, not in a worker after the launch
-    simulator = flow.worker(SimulatorWorker, name="simulator", **config.simulating(config.train_freq, taken))
+    simulator = flow.worker(SimulatorWorker, name="simulator", **config.simulating(config.train_freq, taken, state))
     policy = flow.worker(
         ExploringPolicyWorker, make, name="policy", random_steps=-(-config.learning_starts // config.num_envs), seed=config.seed, weights=weights
     )
@@ -155,7 +155,7 @@ def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = Non
     )  # fmt: skip
 
     @flow.iteration
-    @answering(learner)
+    @answering(learner, simulator=simulator)
     def iteration() -> Any:
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)

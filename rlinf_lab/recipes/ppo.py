@@ -284,11 +284,11 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
     published = flow.weights("policy_weights")
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
-    simulator, policy = cell(flow, config, weights, taken)
+    simulator, policy = cell(flow, config, weights, taken, state)
     learner = _learner(flow, config, state)
 
     @flow.iteration
-    @answering(learner, greedily(simulator, policy, act, obs, published))
+    @answering(learner, greedily(simulator, policy, act, obs, published), simulator)
     def iteration() -> Any:
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
@@ -311,11 +311,12 @@ def fuse(config: PPOConfig, plan: ExecutionPlan, state: dict[str, Any] | None = 
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
     make = config.make_policy()
     make()  # refuses a space here, not in a worker after the launch
-    rollout = flow.worker(RolloutWorker, policy=make, weights=weights, name="rollout", **config.simulating(config.n_steps, taken), chunk_size=config.chunk)
+    simulating = config.simulating(config.n_steps, taken, state)
+    rollout = flow.worker(RolloutWorker, policy=make, weights=weights, name="rollout", **simulating, chunk_size=config.chunk)
     learner = _learner(flow, config, state)
 
     @flow.iteration
-    @answering(learner)
+    @answering(learner, simulator=rollout)
     def iteration() -> Any:
         rollout.roll_out(traj, published)
         return learner.train(traj, published).metrics
@@ -354,8 +355,8 @@ def build_evaluation(config: PPOConfig, weights: Weights | None = None, episodes
     return flow
 
 
-def cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int = 0) -> tuple[WorkerHandle, WorkerHandle]:
+def cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int = 0, state: Any = None) -> tuple[WorkerHandle, WorkerHandle]:
     make = config.make_policy()
     make()  # refuses a space here, not in a worker after the launch
-    simulator = flow.worker(SimulatorWorker, name="simulator", **config.simulating(config.n_steps, taken), chunk_size=config.chunk)
+    simulator = flow.worker(SimulatorWorker, name="simulator", **config.simulating(config.n_steps, taken, state), chunk_size=config.chunk)
     return simulator, flow.worker(PolicyWorker, make, name="policy", seed=config.seed, weights=weights)
