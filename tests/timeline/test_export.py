@@ -152,14 +152,14 @@ def test_pictures_and_files_of_an_empty_timeline(tmp_path: Path):
     assert timeline.packed()[1] == b""
 
 
-@pytest.mark.parametrize("strange", ["\x00", "\x0b", "\x1b[31m", "\ufffe", "\x7f\t<&"])
-def test_pictures_are_xml_whatever_a_name_holds(strange: str):
+@pytest.mark.parametrize(("strange", "shown"), [("\x00", "\ufffd"), ("\x0b", "\ufffd"), ("\x1b[31m", "\ufffd[31m"), ("\ufffe", "\ufffd"), ("\x7f\t<&", "\x7f\t<&")])
+def test_pictures_are_xml_whatever_a_name_holds(strange: str, shown: str):
     recorder, timeline = Recorder(), Timeline()
     recorder.add(recorder.track(f"a{strange}b", 0, (f"cpu{strange}:0",)), K.RUN, recorder.name(strange), 0, 10)
     timeline.extend(recorder.drain())
-    for lanes in ("device", "worker"):
-        words = "".join(ET.fromstring(timeline.to_svg(lanes=lanes)).itertext())
-        assert "cpu" in words or "a" in words
+    for lanes, lane in (("device", f"cpu{shown}:0"), ("worker", f"a{shown}b[0]")):
+        words = [e.text for e in ET.fromstring(timeline.to_svg(lanes=lanes)).iter() if e.tag.endswith("text")]
+        assert words[0] == lane and words[-1] == f"a{shown}b"
 
 
 def test_counters_come_back_from_chrome_json_also_without_a_bound(timeline: Timeline, tmp_path: Path):
