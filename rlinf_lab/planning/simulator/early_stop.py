@@ -80,6 +80,12 @@ class Unwanted:
         open_[p.iteration].left_off.update(p.call.reads)
         return True
 
+    def is_wanted(self, p: Rank, open_: Mapping[int, Iteration], channel: str) -> bool:
+        """Whether anybody may still read what its call puts there."""
+        if p.number not in self._wanted:
+            self.ends(p, open_)
+        return (channel, p.iteration) not in self.discarded
+
     def _may_go(self, channel: str, made: Iteration) -> bool:
         """Nobody reads it, and nobody minds."""
         is_read = any(channel in self._calls[i].reads for i in made.unended)

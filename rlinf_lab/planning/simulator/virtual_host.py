@@ -241,11 +241,15 @@ class VirtualHost:
                 (
                     number,
                     call,
-                    Turn(p.rank, iteration, position, len(members), self._clock, partial(getattr, p, "first")),
+                    Turn(p.rank, iteration, position, len(members), self._clock, *self._asked_by(p)),
                 )
             )
             if p.doing == IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
                 self._wake(p)
+
+    def _asked_by(self, p: Rank) -> tuple[Callable[[], int], Callable[[str], bool]]:
+        """What its scripts may ask about channels; see `Turn`."""
+        return partial(getattr, p, "first"), partial(self._unwanted.is_wanted, p, self._open)
 
     def _above(self, channels: Iterable[str]) -> set[str]:
         """These channels and all from which they are fed: no producer can come any more once the loop waits
@@ -752,7 +756,7 @@ class VirtualHost:
             (
                 number,
                 call,
-                Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, partial(getattr, p, "first")),
+                Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, *self._asked_by(p)),
             )
         )
         if p.doing == IDLE and len(p.calls) == 1:

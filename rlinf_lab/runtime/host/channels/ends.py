@@ -45,6 +45,7 @@ class ChannelEnds:
         self._state, self._control, self._post = state, control, post
         self._credits, self._far, self._unwanted = credits, far, unwanted
         self._engine, self._spans, self._step = state.engine, control.spans, control.post
+        self.is_wanted = unwanted.is_wanted
         self.ask, self.answer, self.put_waits = far.ask, far.answer, credits.say_stalled
         post.on(messages.Put, self._has_come)
         post.on(messages.Puts, self._have_come)

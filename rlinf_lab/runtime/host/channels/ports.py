@@ -170,6 +170,9 @@ class OutboxPort:
         while portion := list(itertools.islice(rest, queue.portion)):
             self._put(queue, portion, weight, priority)
 
+    def is_wanted(self) -> bool:
+        return self._ends.is_wanted(self._process, self._channel)
+
     def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
         if self._process.together:
             self._blocks.refuse_within(self._process, self._channel, gets=False)
@@ -208,8 +211,8 @@ class OutboxPort:
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"{self._who()} is an Outbox here: it has put and put_all, not {name!r}. Next: annotate it lab.Inbox to "
-            "read."
+            f"{self._who()} is an Outbox here: it has put, put_all and is_wanted, not {name!r}. Next: annotate it "
+            "lab.Inbox to read."
         )
 
     def _who(self) -> str:
