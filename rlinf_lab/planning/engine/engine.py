@@ -138,13 +138,14 @@ class Engine(AtOnce, Meeting):
         return self._opened
 
     def open_channel(
-        self, stream: int, stub: bool = False, share: int | None = None, own: bool = False, order: int = IN_TURN
-    ) -> int:
+        self, stream: int, stub: bool = False, share: int | None = None, own: bool = False, order: int = IN_TURN,
+        group: int = 1,
+    ) -> int:  # fmt: skip
         """Another queue of a stream (one for each key, or one for each shard). ``share``: a stub's part of the
         capacity. ``own``: only one rank reads it.
         """
         self._opened += 1
-        queue = self.channels[self._opened] = Channel(self.streams[stream], stub, own, order)
+        queue = self.channels[self._opened] = Channel(self.streams[stream], stub, own, order, group)
         queue.capacity = queue.capacity if share is None else share
         self.streams[stream].channels.append(self._opened)
         return self._opened
@@ -225,9 +226,11 @@ class Engine(AtOnce, Meeting):
         """
         queue = self.channels[channel]
         first = queue.tail
+        entering = n
         if weights is not None or queue.weights is not None:
+            entering = queue.entering(n, ranks)
             queue.weigh(n, weights, ranks)
-        queue.tail += n
+        queue.tail += entering
         self._serve(channel)
         return first, self._flush()
 
@@ -426,13 +429,13 @@ class Engine(AtOnce, Meeting):
         if p.state != "run":
             self._expect_running(p, "run")
         queue = self.channels[channel]
-        depth = queue.tail - queue.head
-        if not queue.putters and (depth + n <= queue.capacity or self._room(queue, n)):
+        depth, entering = queue.tail - queue.head, n if queue.groups is None else queue.entering(n, p.ranks)
+        if not queue.putters and (depth + entering <= queue.capacity or self._room(queue, entering)):
             self._out.append((_STORE, p.index, channel, queue.tail))
             self._out.append((_RESUME, p.index, 0, 0))  # keeps its devices
             if (p.weights is not None or queue.weights is not None) and not queue.stub:
                 queue.weigh(n, p.weights, p.ranks)
-            queue.tail += n
+            queue.tail += entering
             if queue.getters:
                 self._serve(channel)
             return
@@ -530,9 +533,10 @@ class Engine(AtOnce, Meeting):
     def _store(self, channel: int, p: Process, n: int) -> None:
         queue = self.channels[channel]
         self._out.append((_STORE, p.index, channel, queue.tail))
+        entering = queue.entering(n, p.ranks)
         if (p.weights is not None or queue.weights is not None) and not queue.stub:
             queue.weigh(n, p.weights, p.ranks)
-        queue.tail += n
+        queue.tail += entering
 
     def _give_nothing(self, p: Process) -> None:
         p.lo = p.hi = 0
@@ -605,7 +609,7 @@ class Engine(AtOnce, Meeting):
         queue = self.channels[channel]
         putters, getters = queue.putters, queue.getters
         while True:
-            if putters and self._room(queue, putters[0][1]):
+            if putters and self._room(queue, queue.entering(putters[0][1], putters[0][0].ranks)):
                 self._accept(channel, *putters.popleft())
                 continue
             if not getters or queue.stub or queue.is_early:

@@ -316,9 +316,9 @@ class VirtualHost:
             raise WorkflowError(f"The script of {p.label}: channel {channel!r} {need}.")
         name = (channel, p.iteration, p.rank if self._shards[channel] else 0, key)
         if name not in self._queues:
-            order = self.layout.graph.channel(channel).taken_by
+            spec = self.layout.graph.channel(channel)
             self._queues[name] = self._engine.open_channel(
-                self._stream(*name[:3]), own=not self._shared[channel], order=order
+                self._stream(*name[:3]), own=not self._shared[channel], order=spec.taken_by, group=spec.gathered
             )
             if name[:2] in self._unwanted.discarded:
                 self._engine.abandon(self._queues[name])
