@@ -460,7 +460,8 @@ class Engine(AtOnce, Meeting):
             queue.getters.append((p, n))
             return
         if n <= NOW:
-            self._look(p, channel, NOW - n)
+            if self._look(p, queue, NOW - n) and queue.putters:
+                self._serve(channel)
             return
         size = n if n > 0 else -n
         if p.granted and p.alone and not queue.getters and queue.tail - queue.head >= size and not queue.is_early:
@@ -578,31 +579,6 @@ class Engine(AtOnce, Meeting):
             return
         n = share.reach(wanted - ALL) if wanted > ALL else abs(wanted)
         self._give(share, p, min(n, share.depth))
-
-    def _look(self, p: Process, channel: int, most: int) -> None:
-        """A get that does not wait: what is there, unless others wait for it. Of 0: only how many that would be."""
-        queue = self.channels[channel]
-        own = queue.share(p.part) if queue.shares else queue
-        there = 0 if own is None or queue.is_early or queue.getters else own.tail - own.head
-        n = min(there, most)
-        p.lo = p.hi = there if own is None or not most else own.head
-        if own is not None and n:
-            own.head = p.hi = p.lo + n
-            if own.weights is not None:
-                own.unweigh(n)
-            queue.remote_stalled = False
-        self._out.append((_BOUND, p.index, p.lo, p.hi))
-        self._go_on(p)
-        if queue.putters:
-            self._serve(channel)
-
-    def _go_on(self, p: Process) -> None:
-        """With the devices that it has, or as soon as it has them."""
-        if p.granted:
-            p.state = "run"
-            self._out.append((_RESUME, p.index, p.lo, p.hi))
-        else:
-            self._want(p)
 
     def _serve(self, channel: int) -> None:
         """Match waiting putters with room and waiting getters with items until neither can move."""

@@ -545,19 +545,12 @@ class VirtualHost:
 
     def _goes_on(self, p: Rank) -> bool:
         """Whether somebody who was woken between its script's operations may take up the script."""
-        if p.doing == STARTING:
+        if p.doing == STARTING or p.doing == LOOKING:
             if p.lock_waited and self.now > p.lock_from:
                 self._add(p, SpanKind.LOCK, p.lock_from, self.now)
-            p.since = self.now
-        elif p.doing == LOOKING:
-            if p.lock_waited and self.now > p.lock_from:
-                self._add(p, SpanKind.LOCK, p.lock_from, self.now)
-            if p.value:
-                self.rows.data.extend(
-                    SPAN_STRUCT.pack(
-                        p.start, p.bound_ns, 0, p.first, p.track, p.method, p.channel, p.iteration, p.value, _KIND_GET
-                    )
-                )
+            if p.doing == LOOKING and p.value:
+                row = p.start, p.bound_ns, 0, p.first, p.track, p.method, p.channel, p.iteration, p.value, _KIND_GET
+                self.rows.data.extend(SPAN_STRUCT.pack(*row))
             p.since = self.now
         elif p.doing == VALUE:
             self._await_values(p)
