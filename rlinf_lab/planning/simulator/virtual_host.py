@@ -241,15 +241,11 @@ class VirtualHost:
                 (
                     number,
                     call,
-                    Turn(p.rank, iteration, position, len(members), self._clock, *self._asked_by(p)),
+                    Turn(p.rank, iteration, position, len(members), self._clock, *self._unwanted.asked_by(p, self._open)),
                 )
             )
             if p.doing == IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
                 self._wake(p)
-
-    def _asked_by(self, p: Rank) -> tuple[Callable[[], int], Callable[[str], bool]]:
-        """What its scripts may ask about channels; see `Turn`."""
-        return partial(getattr, p, "first"), partial(self._unwanted.is_wanted, p, self._open)
 
     def _above(self, channels: Iterable[str]) -> set[str]:
         """These channels and all from which they are fed: no producer can come any more once the loop waits
@@ -749,7 +745,7 @@ class VirtualHost:
             (
                 number,
                 call,
-                Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, *self._asked_by(p)),
+                Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, *self._unwanted.asked_by(p, self._open)),
             )
         )
         if p.doing == IDLE and len(p.calls) == 1:
