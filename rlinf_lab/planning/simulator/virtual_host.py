@@ -237,13 +237,8 @@ class VirtualHost:
             self._takers[iteration, number], self._began[iteration, number] = [p.rank for p in members], len(members)
         self._open[iteration].unended[number] = len(members)
         for position, p in enumerate(members):
-            p.calls.append(
-                (
-                    number,
-                    call,
-                    Turn(p.rank, iteration, position, len(members), self._clock, *self._unwanted.asked_by(p, self._open)),
-                )
-            )
+            asked = self._unwanted.asked_by(p, self._open)
+            p.calls.append((number, call, Turn(p.rank, iteration, position, len(members), self._clock, *asked)))
             if p.doing == IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
                 self._wake(p)
 
@@ -741,13 +736,8 @@ class VirtualHost:
             return
         takers.append(p.rank)
         unended[number] += 1
-        p.calls.append(
-            (
-                number,
-                call,
-                Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, *self._unwanted.asked_by(p, self._open)),
-            )
-        )
+        asked = self._unwanted.asked_by(p, self._open)
+        p.calls.append((number, call, Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, *asked)))
         if p.doing == IDLE and len(p.calls) == 1:
             self._wake(p)
 
