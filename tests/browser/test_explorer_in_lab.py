@@ -62,7 +62,7 @@ def settled(lab: Any, shows: str) -> None:
     lab.wait_until(lambda: data(lab, ROOT, "how") == "simulated" or data(lab, ROOT, "stale") == "true", "a simulation")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_it_draws_plans_side_by_side_and_fits_a_laptop(jupyterlab: Any, theme: str) -> None:
     lab, errors, outside = opened(jupyterlab, theme, "grpo_7b_case4", 64, {})
     lab.screenshot(f"explorer-{theme}")
@@ -161,7 +161,7 @@ shown.Asked.range = one
 """
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_a_search_for_ranges_shows_how_far_it_is_and_is_cancelled(jupyterlab: Any, theme: str) -> None:
     lab, errors, _ = opened(jupyterlab, theme, "grpo_1.5b_case1", 64, {}, SLOW_RANGES)
     bar = lab.page.locator(f"{ROOT} .rl-finding")
