@@ -216,7 +216,7 @@ def test_the_simulator_takes_the_same_by_weight(values: Any, weight: int, order:
 
 def test_what_is_no_weight_no_order_and_no_priority_is_named() -> None:
     flow = Workflow("bad")
-    with pytest.raises(ConfigError, match=r"Channel 'a': order is 'random'; it must be 'fifo', 'lifo', 'priority', or a function"):
+    with pytest.raises(ConfigError, match=r"Channel 'a': order is 'random'; it must be 'fifo', 'lifo', 'priority', 'oldest_group', or a function"):
         flow.channel("a", order="random")
     with pytest.raises(ConfigError, match=r"Channel 'b': weight is 3; it must be a function"):
         flow.channel("b", weight=3)  # type: ignore[arg-type]
