@@ -133,13 +133,16 @@ class ManiSkillEnv:
     def reset(self, seed: int | None) -> NDArray:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        # Without a seed the simulator would draw from a generator that all environments of the process share.
-        return self._begin(int(self._rng.integers(2**31)))
+        return self._begin(self.begins())
+
+    def begins(self) -> int:
+        """The seed of a new episode, whoever makes it. Without one the simulator would draw from a generator that all environments of the process share."""
+        self._began, self._actions = int(self._rng.integers(2**31)), []
+        return self._began
 
     def _begin(self, number: int) -> NDArray:
         with _ALONE:
             observation, _ = self._env.reset(seed=number)
-        self._began, self._actions = number, []
         return _row(observation)
 
     def save_state(self) -> dict[str, Any]:
