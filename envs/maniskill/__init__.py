@@ -164,10 +164,11 @@ class ManiSkillEnv:
         return actions
 
     def record(self, action_A: NDArray) -> None:
-        self._actions.append(action_A.copy())
+        """Kept as it is: nobody may write to it afterwards."""
+        self._actions.append(action_A)
 
     def step(self, action_A: NDArray) -> Outcome:
-        action_A = action_A.astype(np.float32)
+        action_A = action_A.astype(np.float32)  # a copy
         self.record(action_A)
         observation, reward, _, _, info = self._env.step(action_A)
         return Outcome(_row(observation), float(reward), False, False, bool(info["success"]) if "success" in info else None)

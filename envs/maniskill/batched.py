@@ -104,7 +104,7 @@ class BatchedVecEnv:
         tcp_N7, cube_N7 = _poses([s.tcp.entity_pose for s in scenes]), _poses([s.cube.pose for s in scenes])
         grasped_N = np.zeros(len(scenes), bool)
         if self._rule.grasps:
-            near_N = np.linalg.norm(cube_N7[:, :3] - tcp_N7[:, :3], axis=1) <= FINGERS_REACH
+            near_N = np.square(cube_N7[:, :3] - tcp_N7[:, :3]).sum(axis=1) <= FINGERS_REACH**2
             for i in range(len(scenes)) if begun else np.flatnonzero(near_N).tolist():
                 grasped_N[i] = scenes[i].grasped()
         state = State(np.array([s.robot.qvel for s in scenes]), tcp_N7, cube_N7, np.array([s.goal_3 for s in scenes]), grasped_N)

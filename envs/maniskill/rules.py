@@ -127,8 +127,6 @@ class PickCube:
         self._stock = stock
 
     def begin(self, number: int) -> Beginning:
-        from mani_skill.utils.geometry.rotation_conversions import euler_angles_to_matrix, matrix_to_quaternion
-
         stock, draws = self._stock, _Draws(number)
         half, (middle_x, middle_y) = stock.cube_spawn_half_size, stock.cube_spawn_center
         cube_7, goal_7 = (np.zeros(7, np.float32) for _ in range(2))
@@ -138,9 +136,7 @@ class PickCube:
             pose_7[1] += middle_y
             if pose_7 is cube_7:
                 cube_7[2] = stock.cube_half_size
-                angles_13 = torch.zeros(1, 3)
-                angles_13[:, 2] = draws.tensor(1, 3)[:, 2] * (np.pi * 2)
-                cube_7[3:] = matrix_to_quaternion(euler_angles_to_matrix(angles_13, convention="XYZ")).numpy()[0]
+                cube_7[3:] = upright(draws.tensor(1, 3)[0, 2] * (2 * np.pi))
         goal_7[2] = (draws.uniform(1) * stock.max_goal_height + cube_7[2])[0]
         goal_7[3] = 1
         return Beginning(_arm_at_rest(stock, number), cube_7, goal_7)
@@ -197,6 +193,16 @@ def _arm_at_rest(stock: Any, number: int) -> NDArray:
     qpos_J: NDArray = np.random.RandomState(number).normal(0, stock.robot_init_qpos_noise, len(REST_J)) + REST_J
     qpos_J[-2:] = REST_J[-2:]
     return qpos_J
+
+
+def upright(angle: torch.Tensor) -> NDArray[np.float32]:
+    """The quaternion of a turn around z, with the roundings of ManiSkill's way from angles to a matrix to a quaternion (its better of two formulas)."""
+    cosine, twice_sine, one = torch.cos(angle).numpy()[()], (2 * torch.sin(angle)).numpy(), np.float32(1)
+    square_2 = torch.tensor([one + cosine + cosine + one, one - cosine - cosine + one])
+    real, along_z = torch.sqrt(square_2).numpy()  # numpy rounds the last bit otherwise
+    parts = (real * real, 0, 0, twice_sine) if real >= along_z else (twice_sine, 0, 0, along_z * along_z)
+    quaternion_4: NDArray[np.float32] = np.array(parts, np.float32) / (2 * max(real, along_z))
+    return -quaternion_4 if quaternion_4[0] < 0 else quaternion_4
 
 
 RULES: dict[str, type[Rule]] = {"PickCube-v1": PickCube, "PullCube-v1": PullCube, "PushCube-v1": PushCube}

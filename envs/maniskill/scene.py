@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.maniskill.rules import Beginning, Rule
+from envs.maniskill.rules import Rule
 
 MIN_FORCE, MAX_ANGLE = 0.5, 85.0  # newton, degrees: what the stock Panda calls a grasp
 FINGERS_REACH = 0.2  # metres from the point between the fingertips; the fingers themselves end within 0.1
