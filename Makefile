@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-quick test-all env-vllm test-vllm env-lerobot test-lerobot env-warp test-warp bench bench-learn bench-smoke notebooks lint lab doctor clean
+.PHONY: help demo test test-quick test-long test-all env-vllm test-vllm env-lerobot test-lerobot env-warp test-warp bench bench-learn bench-smoke notebooks lint lab doctor clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -19,14 +19,25 @@ $(STAMP): pyproject.toml constraints.txt environment.yml tools/setup.sh
 demo: $(STAMP)  ## train a robot arm to press a button, under a plan that it finds by itself, with a live view
 	@.venv/bin/rlinf-lab demo $(ARGS)
 
-test: $(STAMP)  ## the test suite (about 20 minutes on 2 cores)
-	@$(PY) -m pytest -n 3 --dist loadgroup $(ARGS)
+# What each set is for: docs/design/house.md. An `-m` replaces that of pyproject.toml.
+HERE := not gpu and not vllm and not lerobot and not warp
+SUITE := $(PY) -m pytest -n 3 --dist loadgroup
 
-test-quick: $(STAMP)  ## without Ray and browser
-	@$(PY) -m pytest -n 3 --dist loadgroup -m "not slow and not gpu and not vllm and not lerobot and not warp and not ray and not browser" $(ARGS)
+test: $(STAMP)  ## the daily tests: 8 minutes on 2 cores
+	@echo "make test takes 8 minutes on 2 cores (make test-quick: 3, without Ray and browser)."
+	@$(SUITE) $(ARGS)
 
-test-all: $(STAMP)  ## every test, slow ones and (where there is one) GPU ones too
-	@$(PY) -m pytest -n 3 --dist loadgroup -m "not vllm and not lerobot and not warp" $(ARGS)
+test-quick: $(STAMP)  ## those of them without Ray and browser: 3 minutes
+	@echo "make test-quick takes 3 minutes on 2 cores."
+	@$(SUITE) -m "not slow and not long and not ray and not browser and $(HERE)" $(ARGS)
+
+test-long: $(STAMP)  ## clusters, all notebooks and benchmarks, which CI runs after the daily tests: 10 minutes
+	@echo "make test-long takes 10 minutes on 2 cores."
+	@$(SUITE) -m "long and not slow and $(HERE)" $(ARGS)
+
+test-all: $(STAMP)  ## every test, sweeps and (where there is one) GPU ones too: an hour
+	@echo "make test-all takes an hour or more on 2 cores."
+	@$(SUITE) -m "not vllm and not lerobot and not warp" $(ARGS)
 
 .venv-vllm/.installed: constraints-vllm.txt tools/setup_vllm.sh
 	@bash tools/setup_vllm.sh

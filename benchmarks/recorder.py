@@ -118,7 +118,7 @@ def perfetto_seconds(timeline: Timeline) -> float:
     """Writing it. What was written is read again afterwards, and must be equal."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        path = timeline.to_perfetto(Path(folder) / "t.pftrace")
+        path = timeline.to_perfetto(Path(folder) / "t.json.gz")
         seconds = time.perf_counter() - start
         back = Timeline.open(path)
     if not in_order(back).equals(in_order(timeline)) or (back.devices, back.start_ns, back.end_ns) != (timeline.devices, timeline.start_ns, timeline.end_ns):

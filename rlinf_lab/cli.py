@@ -38,7 +38,7 @@ class Demo(DemoConfig):
 
 @dataclass(frozen=True)
 class Trace:
-    """Where the time of a run went, from its file: ours (Parquet, Perfetto, Arrow, Chrome), or Chrome trace JSON of torch's profiler, Ray or RLinf."""
+    """Where the time of a run went, from its file: ours (Parquet, Arrow, Chrome JSON), or Chrome trace JSON of torch's profiler, Ray or RLinf."""
 
     file: Annotated[Path, tyro.conf.Positional]
     """a file, or the folder of a recorder that was killed"""
@@ -50,7 +50,7 @@ class Trace:
     """print the summary as JSON"""
 
     to: tuple[Path, ...] = ()
-    """also write it as .html (interactive, needs no kernel), .pftrace (Perfetto), .json (Chrome), .parquet, .svg or .png"""
+    """also write it as .html (interactive, needs no kernel), .json or .gz (Perfetto), .parquet, .svg or .png"""
 
 
 Command = (
@@ -157,7 +157,7 @@ def trace(command: Trace) -> int:
 
 
 #: Of files that a timeline can be written to.
-ENDINGS = (".html", ".pftrace", ".json", ".parquet", ".svg", ".png")
+ENDINGS = (".html", ".json", ".gz", ".parquet", ".svg", ".png")
 
 
 def write_timeline(timeline: Timeline, path: Path) -> None:
@@ -165,7 +165,7 @@ def write_timeline(timeline: Timeline, path: Path) -> None:
     from rlinf_lab.widgets import timeline_html
 
     writers: dict[str, Callable[[Path], object]] = {
-        ".html": lambda p: timeline_html(timeline, p, p.stem), ".pftrace": timeline.to_perfetto, ".json": timeline.to_chrome,
+        ".html": lambda p: timeline_html(timeline, p, p.stem), ".json": timeline.to_perfetto, ".gz": timeline.to_perfetto,
         ".parquet": timeline.to_parquet, ".svg": timeline.to_svg, ".png": timeline.to_png,
     }  # fmt: skip
     _known_ending(path)

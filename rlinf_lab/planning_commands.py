@@ -79,7 +79,7 @@ class SimulateCommand(PlanCommand):
     seed: int = 0
     """of the noise"""
     out: Path | None = None
-    """write the timeline: .html (interactive), .json (Chrome), .pftrace (Perfetto), .parquet, .svg or .png"""
+    """write the timeline: .html (interactive), .json or .gz (Perfetto), .parquet, .svg or .png"""
 
     def run(self, write: Writer) -> int:
         """Print the simulation; the exit status."""

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rlinf_lab.errors import TimelineError, shown
+from rlinf_lab.errors import TimelineError, shown, with_old_names
 from rlinf_lab.timeline.account.accounting import FARTHEST_NS, Accounting, Ledger, shares
 from rlinf_lab.timeline.record.clock import seconds_shown
 from rlinf_lab.timeline.record.files import holds, path_of, reading, writing
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlinf_lab.timeline.draw.summary import Summary
 
 
+@with_old_names({"to_chrome": "to_perfetto"})
 class Timeline(SpanStore):
     """What happened when: the spans of every worker rank, from all hosts, in integer nanoseconds.
 
@@ -179,20 +180,16 @@ class Timeline(SpanStore):
         return self.accounting().sum_error_ns()
 
     # --- files and pictures -----------------------------------------------------------------------------
-    def to_chrome(self, path: str | Path) -> Path:
-        """Chrome trace JSON, with lanes, arrows and counters. Returns the path."""
+    def to_perfetto(self, path: str | Path) -> Path:
+        """A trace for ui.perfetto.dev, with lanes, arrows and counters. Returns the path.
+
+        Chrome trace JSON, which other viewers open, too; compressed where the name ends in ``.gz``. Exact through
+        `open`.
+        """
         from rlinf_lab.timeline.formats import chrome
 
-        with writing("to_chrome", path) as target:
-            chrome.to_chrome(self.snapshot(), target)
-        return Path(path)
-
-    def to_perfetto(self, path: str | Path) -> Path:
-        """Perfetto's protobuf (``.pftrace``), with lanes, arrows and counters. Returns the path."""
-        from rlinf_lab.timeline.formats import perfetto
-
         with writing("to_perfetto", path) as target:
-            perfetto.to_perfetto(self.snapshot(), target)
+            chrome.write_chrome(self.snapshot(), target, Path(path).suffix == ".gz")
         return Path(path)
 
     def to_parquet(self, path: str | Path) -> Path:
@@ -205,7 +202,7 @@ class Timeline(SpanStore):
 
     @classmethod
     def open(cls, path: str | Path | Sequence[str | Path]) -> Self:
-        """A timeline from a file or a folder: `to_parquet`, `to_perfetto`, Chrome trace JSON of any tool, or Arrow
+        """A timeline from a file or a folder: `to_parquet`, Chrome trace JSON of any tool (`to_perfetto`), or Arrow
         files that recorders left on disk.
 
         Several files are Chrome traces of the ranks of one run, and become one timeline.
@@ -228,9 +225,13 @@ class Timeline(SpanStore):
             return cls.from_parquet(path)
         if begins == b"ARROW1":
             return cls.from_spill(path)
-        # Perfetto: field 1, of 128 bytes and more (the names of all kinds), so a length that goes on. No text has such
-        # a second character.
-        return cls.from_perfetto(path) if begins[:1] == b"\n" and begins[1:2] >= b"\x80" else cls.from_chrome(path)
+        # protobuf: field 1, of 128 bytes and more, so a length that goes on; no text has such a second character
+        if begins[:1] == b"\n" and begins[1:2] >= b"\x80":
+            raise TimelineError(
+                f"{shown(str(path), 300)} is in Perfetto's protobuf, which is not read here. Next: open it at "
+                "ui.perfetto.dev, or convert it with Perfetto's `traceconv json`."
+            )
+        return cls.from_chrome(path)
 
     @classmethod
     def _of_ranks(cls, paths: Sequence[str | Path]) -> Self:
@@ -250,14 +251,6 @@ class Timeline(SpanStore):
             return cls._of(*parquet.read_parquet(source))
 
     @classmethod
-    def from_perfetto(cls, path: str | Path) -> Self:
-        """A timeline equal to the one that `to_perfetto` wrote. Raises `TimelineError` for a trace of another tool."""
-        from rlinf_lab.timeline.formats import perfetto_import
-
-        with reading("from_perfetto", path) as source:
-            return cls._of(*perfetto_import.read_perfetto(source))
-
-    @classmethod
     def _of(cls, devices: list[str], content: dict[str, Any]) -> Self:
         timeline = cls(devices)
         timeline._restore(**content)
@@ -266,7 +259,7 @@ class Timeline(SpanStore):
     @classmethod
     def from_chrome(cls, path: str | Path) -> Self:
         """Chrome trace JSON (also gzipped, or one event a line) of torch's profiler, Ray, RLinf's tracer, or of
-        `to_chrome`: then it is equal.
+        `to_perfetto`: then it is equal.
 
         Arrows of other tools, from any span to any other one, are left out; ``foreign_arrows`` says how many.
         Raises `TimelineError` for a file that holds no trace.

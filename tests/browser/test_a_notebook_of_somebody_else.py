@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_live_widgets import DASHBOARD, data, pixels
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
 
 PIPELINE = """
 import rlinf_lab as lab

@@ -17,8 +17,11 @@ from test_notebooks import IN_LAB, NOTEBOOKS, SMALL
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
 
-# The others are run by nbclient at each change; what they show is in these, too.
-HERE = [pytest.param(path, id=path.stem, marks=[] if path.stem in IN_LAB else [pytest.mark.slow]) for path in NOTEBOOKS]
+# The others are run by nbclient; what they show is in these, too.
+HERE = [
+    pytest.param(path, id=path.stem, marks=[] if path.stem == "00_hello" else [pytest.mark.long if path.stem in IN_LAB else pytest.mark.slow])
+    for path in NOTEBOOKS
+]
 
 EVERY_CELL_HAS_RUN = """() => {
     const code = window.jupyterapp.shell.currentWidget.content.widgets.filter((c) => c.model.type === 'code');

@@ -32,7 +32,7 @@ def test_plan_prints_json(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_simulate_prints_and_writes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    for ending in ("html", "json", "pftrace", "parquet", "svg"):
+    for ending in ("html", "json", "json.gz", "parquet", "svg"):
         out = tmp_path / f"timeline.{ending}"
         assert main(["simulate", "--profile", MANISKILL, "--devices", "16", "--plan", "temporal", "--out", str(out), "--json"]) == 0
         assert out.stat().st_size > 1000

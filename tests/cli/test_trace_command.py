@@ -52,7 +52,7 @@ def test_the_summary_as_json(parquet: Path, capsys: pytest.CaptureFixture) -> No
 
 
 def test_every_format_is_written_and_chrome_comes_back(parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    paths = [tmp_path / f"out{ending}" for ending in (".html", ".pftrace", ".json", ".parquet", ".svg", ".png")]
+    paths = [tmp_path / f"out{ending}" for ending in (".html", ".json.gz", ".json", ".parquet", ".svg", ".png")]
     assert main(["trace", str(parquet), "--no-summary", "--to", *map(str, paths)]) == 0
     assert capsys.readouterr().out == "" and all(path.stat().st_size > 100 for path in paths)
     assert Timeline.open(paths[2]).diff(Timeline.open(parquet)) == ""
@@ -71,7 +71,7 @@ def test_errors_are_one_line(parquet: Path, tmp_path: Path, capsys: pytest.Captu
 def test_a_name_that_is_no_text_becomes_an_escape(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     lane = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "\ud800"}}
     (tmp_path / "odd.json").write_text(json.dumps([{"ph": "X", "name": "a\udfff", "pid": 1, "tid": 1, "ts": 0, "dur": 5}, lane]))
-    to = [str(tmp_path / f"t.{ending}") for ending in ("svg", "pftrace", "parquet")]
+    to = [str(tmp_path / f"t.{ending}") for ending in ("svg", "json", "parquet")]
     assert main(["trace", str(tmp_path / "odd.json"), "--to", *to]) == 0
     said = capsys.readouterr().out
     assert r"\ud800" in said and r"a\udfff" in said

@@ -30,7 +30,7 @@ def write(folder: Path) -> None:
 
 def test_all_files_are_there(tmp_path: Path) -> None:
     write(tmp_path)
-    kinds = [f"{kind}-{stem}.{end}" for stem in ("1-temporal", "2-auto-fused") for kind, end in (("timeline", "html"), ("timeline", "pftrace"), ("plan", "json"))]
+    kinds = [f"{kind}-{stem}.{end}" for stem in ("1-temporal", "2-auto-fused") for kind, end in (("timeline", "html"), ("timeline", "json.gz"), ("plan", "json"))]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["summary.json", "learning_curve.png", *kinds])
 
 

@@ -38,14 +38,16 @@ SMALL: dict[str, dict[str, Any]] = {
     "73_your_own_data": {"episodes": 5, "gradient_steps": 300},
 }  # fmt: skip
 MOST_BYTES = 1_500_000
+DAILY = "20_profiling"
 RAY = {"10_workflows", "40_any_plan"}
 IN_LAB = {"00_hello", "21_planning", "30_live_timeline", "31_reading_a_timeline"}  # run from top to bottom by tests/browser, in JupyterLab
 
 
 def parameters() -> list[Any]:
-    marks = {name: [pytest.mark.ray] for name in RAY} | {name: [pytest.mark.slow] for name in IN_LAB}
-    marks["51_on_a_gpu"] = [pytest.mark.warp]
-    return [pytest.param(p, id=p.stem, marks=marks.get(p.stem, [])) for p in NOTEBOOKS]
+    """One of them each day, and one in JupyterLab; the others in `make test-long`."""
+    marks = {name: [pytest.mark.long, pytest.mark.ray] for name in RAY} | {name: [pytest.mark.slow] for name in IN_LAB}
+    marks |= {"51_on_a_gpu": [pytest.mark.warp], DAILY: []}
+    return [pytest.param(p, id=p.stem, marks=marks.get(p.stem, [pytest.mark.long])) for p in NOTEBOOKS]
 
 
 @pytest.mark.timeout(180)

@@ -12,11 +12,11 @@ from brute_force import random_problem
 from six_workers import six_workers
 
 from rlinf_lab.planning.adapt.whatif import Question
-from rlinf_lab.planning.costs import fit_worker, fitted
+from rlinf_lab.planning.costs import fitted
 from rlinf_lab.planning.costs.batch import EXPONENTS, Curve, _affine, _whole
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.planner import Plans, plan
-from rlinf_lab.planning.profile.profile import Memory, Sample
+from rlinf_lab.planning.profile.profile import Sample
 from rlinf_lab.planning.search import solver
 from rlinf_lab.planning.search.plan_tree import evaluate
 from rlinf_lab.planning.search.solver import Only, guess, solve
@@ -31,12 +31,6 @@ def plans() -> Plans:
 
 def answer(plans: Plans, **changes: Any) -> Plans:
     return dataclasses.replace(Question.of(plans), **changes).answer(plans.profile, like=plans)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("changes", "most"), [({"items": 4096}, 482.9), ({"switching": 0.5}, 241.7), ({"memory_gib": 80.0}, 246.7)])
-def test_the_numbers_of_a_good_plan_are_looked_for_before_other_plans(plans: Plans, changes: dict[str, Any], most: float) -> None:
-    assert answer(plans, **changes).best.seconds < most  # 492.7, 246.5 and 256.6 before
 
 
 @pytest.mark.slow
@@ -57,12 +51,6 @@ def test_an_answer_is_the_same_whatever_was_asked_before(plans: Plans) -> None:
     assert [said(asked[i]) for i in order] == [fresh[i] for i in order]
 
 
-def test_a_worker_is_fitted_once_however_it_comes_and_leaves() -> None:
-    worker = six_workers().workers["a"]
-    assert fit_worker(dataclasses.replace(worker, onload_s=9.0, memory=Memory(1.0), calls=3.0)) is fit_worker(worker)
-    assert fit_worker(dataclasses.replace(worker, samples=worker.samples[:2])) is not fit_worker(worker)
-
-
 def test_exponents_that_are_tried_together_are_those_that_were_tried_one_by_one() -> None:
     rng = random.Random(3)
     for case in range(60):
@@ -78,7 +66,7 @@ def test_exponents_that_are_tried_together_are_those_that_were_tried_one_by_one(
 
 def test_turns_are_found_by_their_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by fronts of (devices, fill, period), of which no set has one."""
-    problems = [random_problem(seed) for seed in range(150)] + [random_problem(seed, kinds=2) for seed in range(30)]
+    problems = [random_problem(seed) for seed in range(40)] + [random_problem(seed, kinds=2) for seed in range(10)]
     by_fronts = [[f.seconds for f in solve(p, only=Only(("temporal", "temporal")))] for p in problems]  # each way twice
     monkeypatch.setattr(solver._Solver, "_composite", None)
     for problem, fronts in zip(problems, by_fronts, strict=True):
@@ -87,36 +75,10 @@ def test_turns_are_found_by_their_order_alone(monkeypatch: pytest.MonkeyPatch) -
         assert all(evaluate(f.tree, problem) == pytest.approx(f.seconds) for f in found)
 
 
-def test_where_nobody_minds_company_each_part_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for all on all but very few devices, a quick search has one front for each set."""
-    setting = Setting.of(six_workers().replace(device_memory_gib=120.0), 64)
-    problem, most = setting.problem(setting.arrangements()[0]), list[int]()
-    assert problem.minded is not None and any(problem.minded)
-    plans_of = solver._Solver.plans
-
-    def counted(self: solver._Solver) -> Any:
-        found = plans_of(self)
-        most.append(len(self._fronts))
-        return found
-
-    monkeypatch.setattr(solver._Solver, "plans", counted)
-    found = guess(problem)[0]
-    assert evaluate(found.tree, problem) == pytest.approx(found.seconds)
-    assert max(most) < 64  # 456 before
-
-
-def test_seconds_of_a_worker_are_made_once_for_all_company_that_leaves_it_as_much_memory() -> None:
-    setting = Setting.of(six_workers(), 64)
-    tables, forms = setting.tables, setting.arrangements()[0].forms
-    rows = {staying: tables._rows(0, staying, forms) for staying in range(0, 64, 2)}
-    assert rows[0b10] is rows[0b100] is rows[0b1000]  # of 10 GiB each
-    assert len({id(made) for made in rows.values()}) < 10  # of 32 sets
-
-
 def test_in_streams_alone_everybody_else_needs_devices_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same plans as without bounds, and few points are worth keeping."""
     spatial = Only(("spatial",))
-    for problem in [random_problem(seed, leaves=(3, 5), devices=(6, 16)) for seed in range(80)] + [random_problem(s, kinds=2) for s in range(20)]:
+    for problem in [random_problem(seed, leaves=(3, 5), devices=(6, 16)) for seed in range(25)] + [random_problem(s, kinds=2) for s in range(6)]:
         truth = min((f.seconds for f in solver._Solver(problem, np.inf, spatial).plans()), default=np.inf)
         assert min((f.seconds for f in solver._Solver(problem, truth, spatial).plans()), default=np.inf) == truth
     kept, best_of = list[int](), solver._Solver._best_of
@@ -130,11 +92,3 @@ def test_in_streams_alone_everybody_else_needs_devices_too(monkeypatch: pytest.M
     setting = Setting.of(six_workers(), 256)
     guess(setting.problem(setting.arrangements()[0]), only=spatial)
     assert sum(kept) < 20_000  # 27,407 before
-
-
-@pytest.mark.slow
-def test_a_look_that_was_wrong_is_not_repeated(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
-    searches, plans_of = list[float](), solver._Solver.plans
-    monkeypatch.setattr(solver._Solver, "plans", lambda self: searches.append(self.ceiling) or plans_of(self))
-    answer(plans, memory_gib=48.0)
-    assert len(searches) < 15  # of the compositions alone, then truly; 15 before

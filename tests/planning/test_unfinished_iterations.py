@@ -126,9 +126,9 @@ def test_an_estimate_knows_nothing_of_the_rest(stopped: Stopped) -> None:
 
 def test_files_keep_what_failed(stopped: Stopped, tmp_path: Path) -> None:
     _, _, timeline = stopped
-    for name in ("t.parquet", "t.json", "t.pftrace"):
+    for name in ("t.parquet", "t.json"):
         path = tmp_path / name
-        {"parquet": timeline.to_parquet, "json": timeline.to_chrome, "pftrace": timeline.to_perfetto}[name.split(".")[1]](path)
+        {"parquet": timeline.to_parquet, "json": timeline.to_perfetto}[name.split(".")[1]](path)
         assert whole_iterations(Timeline.open(path)) == set(range(LAST)), name
 
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import SavedLineEnv
 
 SMALL = PPOConfig(SavedLineEnv, max_episode_steps=5, num_envs=4, n_steps=10, iterations=10, batch_size=7, n_epochs=2)  # minibatches of uneven parts
-EXECUTORS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])]
+EXECUTORS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])]
 
 
 def trained(executor: str, ranks: int, **fields) -> tuple[list[dict], dict]:

@@ -23,7 +23,7 @@ from rlinf_lab.workflow.worker import Context
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import LineEnv
 
-EXECUTORS = ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])]
+EXECUTORS = ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])]
 ROWS = 12  # divided evenly by 1, 2 and 3 ranks
 TURNOVER = {2: [("join", 1)], 4: [("leave", 2)], 6: [("leave", 1)], 8: [("join", 2)]}  # ranks 0 and 2 begin, then 012, 01, 0, 02
 

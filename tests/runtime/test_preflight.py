@@ -168,6 +168,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray")
 def test_every_node_of_a_cluster_is_asked() -> None:

@@ -83,6 +83,7 @@ def run_script(folder: Path, script: str, *arguments: str) -> subprocess.Complet
     return subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=240, env=environment)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(240)
 def test_large_arrays_between_three_nodes(tmp_path: Path) -> None:

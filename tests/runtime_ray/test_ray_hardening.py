@@ -253,6 +253,7 @@ def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(said_in_main: list[s
     assert all("did not answer 2 times within 0.3, 0.5 s" in line and "which is stopped" in line and "ray status --address=" in line for line in said[1:3])
 
 
+@pytest.mark.long
 def test_gpus_are_called_what_torch_calls_them_in_that_process_and_too_few_are_refused(tmp_path: Path) -> None:
     lines = run_script(
         tmp_path,

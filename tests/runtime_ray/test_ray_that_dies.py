@@ -88,6 +88,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(done.stdout.strip().split("\n")[-1])
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.parametrize("part", ["raylet", "gcs_server"])
 def test_nothing_of_a_ray_that_has_died_stays(part: str, said: dict[str, Any]) -> None:

@@ -189,6 +189,7 @@ def test_a_batch_equals_the_stock_environments(task: str) -> None:
     run(EQUAL, task)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("task", "how"),
     [("PickCube-v1", "batched"), pytest.param("PushCube-v1", "batched", marks=pytest.mark.slow), pytest.param("PickCube-v1", "stock", marks=pytest.mark.slow)],

@@ -20,7 +20,7 @@ from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.record.files import whole
 from rlinf_lab.widgets import timeline_html
 
-WRITERS = ("to_chrome", "to_perfetto", "to_parquet", "to_svg", "to_png", "html")
+WRITERS = ("to_perfetto", "to_parquet", "to_svg", "to_png", "html")
 
 
 def made(count: int = 400) -> Timeline:
@@ -88,10 +88,10 @@ def test_links_and_modes_stay(tmp_path: Path) -> None:
     file.chmod(0o640)
     link.symlink_to(file)
     timeline = made()
-    assert timeline.to_chrome(link) == link
+    assert timeline.to_perfetto(link) == link
     assert link.is_symlink() and stat.S_IMODE(file.stat().st_mode) == 0o640 and Timeline.open(file).diff(timeline) == ""
     fresh = tmp_path / "fresh.json"
-    timeline.to_chrome(fresh)
+    timeline.to_perfetto(fresh)
     other = tmp_path / "other.json"
     other.write_text("")
     assert fresh.stat().st_mode == other.stat().st_mode  # that of the umask
@@ -122,7 +122,7 @@ def test_chrome_files_of_spans_years_apart_come_back_equal(tmp_path_factory: pyt
     for time in samples:
         recorder.counter("load", time, 1.5)
     timeline.extend(recorder.drain())
-    back = Timeline.open(timeline.to_chrome(tmp_path_factory.mktemp("far") / "t.json"))
+    back = Timeline.open(timeline.to_perfetto(tmp_path_factory.mktemp("far") / "t.json"))
     assert timeline.diff(back) == "" and back.counter_samples["time"].tolist() == timeline.counter_samples["time"].tolist()
 
 
@@ -135,7 +135,7 @@ def test_a_byte_order_mark_and_numbers_beyond_64_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("told", [{"dropped_spans": "many"}, {"dropped_samples": None}, {"clock_errors": [1]}, {"clock_jumps": {"a": "b"}}])
 def test_what_a_file_says_beside_its_spans_is_checked(tmp_path: Path, told: dict[str, Any]) -> None:
-    path = made(3).to_chrome(tmp_path / "t.json")
+    path = made(3).to_perfetto(tmp_path / "t.json")
     trace = json.loads(path.read_text())
     trace["otherData"] |= told
     path.write_text(json.dumps(trace))

@@ -1,1 +1,1 @@
-"""Files and bytes of a timeline: Chrome, Perfetto, Parquet, the browser."""
+"""Files and bytes of a timeline: Chrome traces (Perfetto opens them), Parquet, the browser."""

@@ -1,10 +1,11 @@
-"""Chrome trace JSON: opens in Perfetto, chrome://tracing and many other tools.
+"""Chrome trace JSON: opens at ui.perfetto.dev, in chrome://tracing and in many other tools.
 
 A process for each set of devices of a host, a thread for each worker rank, arrows from puts to gets, counters.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlinf_lab.timeline.formats.nesting import lane_name, nested
 from rlinf_lab.timeline.record.span import SpanKind, Track
 from rlinf_lab.timeline.record.store import SpanStore
 
+LEVEL = 4  # of compression: a tenth of the size for a third more time
 COUNTERS = "counters"  # the process that holds the counter tracks
 # 25 days: below, µs with three decimals are told apart by a double, which is what JSON's readers make of them
 _DOUBLE_NS = 1000 << 41
@@ -28,14 +30,13 @@ def process_of(track: Track) -> str:
     return f"{track.host}: {', '.join(track.devices) or 'no device'}"
 
 
-def to_chrome(store: SpanStore, path: str | Path) -> Path:
-    """Write the trace; times are µs (with three decimals, so whole ns) since the timeline's start. Returns the path.
+def write_chrome(store: SpanStore, path: Path, compressed: bool) -> None:
+    """Write the trace; times are µs (with three decimals, so whole ns) since the timeline's start.
 
     Labels of lanes are for people; for `Timeline.from_chrome` ``otherData`` has the tracks themselves, and each lane
     the number of its track; times that are 25 days and more from the start are there once more, in ns.
     """
-    path = Path(path)
-    with path.open("w", encoding="utf-8") as file:
+    with gzip.open(path, "wt", LEVEL, encoding="utf-8") if compressed else path.open("w", encoding="utf-8") as file:
         other = {
             "start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices,
             "clock_errors": store.clock_errors,
@@ -48,7 +49,6 @@ def to_chrome(store: SpanStore, path: str | Path) -> Path:
             file.write(separator + event)
             separator = ",\n"
         file.write("\n]}\n")
-    return path
 
 
 def _events(store: SpanStore) -> Iterator[str]:

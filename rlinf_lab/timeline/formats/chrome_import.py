@@ -26,7 +26,6 @@ import numpy as np
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.formats.chrome_text import Event, is_ours, load
 from rlinf_lab.timeline.formats.joined import joined
-from rlinf_lab.timeline.formats.perfetto_import import track_of
 from rlinf_lab.timeline.record.batch import COUNTER_DTYPE, SPAN_DTYPE
 from rlinf_lab.timeline.record.span import SpanKind, Track, writable
 from rlinf_lab.timeline.record.store import ITERATION
@@ -324,28 +323,18 @@ class _OwnReader(_Reader):
     def __init__(self, other: Event) -> None:
         super().__init__()
         self._other = other
-        # older files have but the labels of lanes
-        self._said = [Track.from_json(said) for said in other.get("tracks", ())]
+        self._said = [Track.from_json(said) for said in other["tracks"]]
 
     def _leave_out_odd(self, kept: list[Event]) -> None:
-        raise ValueError(next(filter(None, map(_problem, kept)), "an event has not what to_chrome() writes"))
+        raise ValueError(next(filter(None, map(_problem, kept)), "an event has not what to_perfetto() writes"))
 
     def _track(self, event: Event) -> int:
-        key = (event.get("pid"), event.get("tid"))
-        if key not in self._lanes:
-            self._is_on(event, track_of(self._threads[key], self._processes[key[0]]))
-        return self._lanes[key]
-
-    def _is_on(self, event: Event, track: Track) -> None:
-        self._lanes[event.get("pid"), event.get("tid")] = self._tracks.setdefault(track, len(self._tracks))
+        return self._lanes[event.get("pid"), event.get("tid")]
 
     def _describe(self, event: Event) -> None:
-        super()._describe(event)
         if event.get("name") == "thread_name":  # those without spans, too, in their order
-            if self._said:
-                self._is_on(event, self._said[event["args"]["track"]])
-            else:
-                self._track(event)
+            track = self._said[event["args"]["track"]]
+            self._lanes[event.get("pid"), event.get("tid")] = self._tracks.setdefault(track, len(self._tracks))
 
     def _add(self, event: Event) -> None:
         zero, args = self._other["start_ns"], event["args"]

@@ -51,7 +51,7 @@ def load(path: Path) -> Loaded:
     if found is None:
         raise TimelineError(
             f"{str(path)!r} holds no Chrome trace: it begins with {text[:40]!r}."
-            " Next: export with torch's prof.export_chrome_trace, `ray timeline` or Timeline.to_chrome."
+            " Next: export with torch's prof.export_chrome_trace, `ray timeline` or Timeline.to_perfetto."
         )
     if (found.is_cut or found.odd) and is_ours(found.other):
         raise cut_off(path, text)
@@ -67,7 +67,7 @@ def cut_off(path: Path, text: str) -> TimelineError:
 
 
 def is_ours(other: Event) -> bool:
-    """Whether `Timeline.to_chrome` wrote the file: it comes back as it was, or not at all."""
+    """Whether `Timeline.to_perfetto` wrote the file: it comes back as it was, or not at all."""
     return "start_ns" in other and "devices" in other
 
 
