@@ -123,6 +123,14 @@ class Outbox(Protocol[T_contra]):
         """
         ...
 
+    def is_wanted(self) -> bool:
+        """Whether anybody may still read what is put: False once all calls that read the channel have ended.
+
+        Ask before the next decode step: a call that returns then keeps what it has in the making, and what it has not
+        read is not wanted, either, where nobody reads any of what it writes.
+        """
+        ...
+
 
 class Context:
     """What the runtime tells a worker, and what a worker can tell the runtime. Without a runtime: nothing happens.
@@ -416,6 +424,9 @@ class Collected(list[T], Generic[T]):
     ) -> None:
         for item in items:
             self.put(item, key=key, weight=weight, priority=priority)
+
+    def is_wanted(self) -> bool:
+        return True
 
 
 class Scripted(Generic[T]):

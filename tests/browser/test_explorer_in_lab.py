@@ -62,7 +62,7 @@ def settled(lab: Any, shows: str) -> None:
     lab.wait_until(lambda: data(lab, ROOT, "how") == "simulated" or data(lab, ROOT, "stale") == "true", "a simulation")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_it_draws_plans_side_by_side_and_fits_a_laptop(jupyterlab: Any, theme: str) -> None:
     lab, errors, outside = opened(jupyterlab, theme, "grpo_7b_case4", 64, {})
     lab.screenshot(f"explorer-{theme}")
@@ -161,7 +161,7 @@ shown.Asked.range = one
 """
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_a_search_for_ranges_shows_how_far_it_is_and_is_cancelled(jupyterlab: Any, theme: str) -> None:
     lab, errors, _ = opened(jupyterlab, theme, "grpo_1.5b_case1", 64, {}, SLOW_RANGES)
     bar = lab.page.locator(f"{ROOT} .rl-finding")
@@ -191,6 +191,7 @@ def test_a_search_for_ranges_shows_how_far_it_is_and_is_cancelled(jupyterlab: An
     assert not errors and not lab.errors()
 
 
+@pytest.mark.long
 def test_bars_of_the_table_are_as_long_as_plans_take(jupyterlab: Any) -> None:
     lab, errors, _ = opened(jupyterlab, "light", "maniskill_openvla", 16, {})
     rows = lab.page.locator(f"{ROOT} tbody tr[tabindex]")
@@ -248,6 +249,7 @@ shown.Asked.range = lambda self, entry: Range(entry.owner, entry.kind, 0.9, 4.0,
 """
 
 
+@pytest.mark.long
 def test_four_workers_and_long_notes_find_room_on_a_laptop(jupyterlab: Any) -> None:
     lab, errors, _ = opened(jupyterlab, "light", "grpo_7b_by_hand", 64, {}, SOME_RANGES)
     assert lab.page.locator(f"{ROOT} .rl-notes li").count() >= 4 and lab.page.locator(f"{ROOT} .rl-message").is_hidden()

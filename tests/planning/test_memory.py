@@ -60,6 +60,13 @@ def test_peaks_between_and_beyond_those_that_were_measured() -> None:
     assert float(memory.needed(said, np.array([1]), 64)[0]) == 4 + 128, "what is said of an item counts where it is more"
 
 
+def test_a_peak_beside_others_is_not_its_own() -> None:
+    samples = (Sample(1, 64.0, 4.0, peak_gib=36.0), Sample(1, 64.0, 5.0, ("b",), peak_gib=70.0))
+    assert float(memory.needed(WorkerProfile(samples, memory=Memory(4)), np.array([1]), 64)[0]) == 36.0
+    only = WorkerProfile(samples[1:], memory=Memory(4))
+    assert float(memory.needed(only, np.array([1]), 64)[0]) == 4.0
+
+
 def test_a_profile_of_another_gpu_is_stale() -> None:
     profile = two(worker(), worker(), None)
     one, many = Fingerprint.here(["NVIDIA H100"]), Fingerprint.here(["NVIDIA H100"] * 8)

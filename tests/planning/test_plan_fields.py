@@ -327,7 +327,7 @@ def test_a_changed_plan_runs_or_is_refused(seed: int, changes: int) -> None:
         plan = ExecutionPlan.from_dict(data)
         plan.validate(FLOW.graph)
     except PlanError as error:
-        assert "hybrid" in str(error) or "plan" in str(error).lower()
+        assert "Next: " in str(error), error
         return
     runs(plan)
 

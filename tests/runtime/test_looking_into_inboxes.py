@@ -255,3 +255,140 @@ def test_bad_counts_are_refused_and_a_scripted_inbox_says_the_same() -> None:
             Session(executor).step()
     finally:
         executor.stop()
+
+
+# --- told before the next put that nobody wants more ---------------------------------------------------------------
+class Sampler(Worker):
+    """Makes answers of 5, 10, 15... steps side by side until nobody wants more; what is in the making goes on later."""
+
+    kept: tuple[int, ...] = ()
+
+    def sample(self, prompts: Inbox, answers: Outbox) -> tuple[int, int]:
+        new = () if self.kept else tuple(5 * (i + 1) for i in range(len(prompts.get(4))))
+        left, steps = list(self.kept or new), 0
+        while left and answers.is_wanted():
+            self.compute(DECODE_MS / 1000)
+            steps += 1
+            left = [n - 1 for n in left]
+            for _ in range(left.count(0)):
+                answers.put(self.iteration)
+            left = [n for n in left if n]
+        self.kept = tuple(left)
+        return steps, len(left)
+
+
+class Takes(Worker):
+    def take(self, answers: Inbox, n: int) -> list[int]:
+        return answers.get(n)
+
+
+def over_sampled() -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("over")
+    prompts, answers = flow.channel("prompts"), flow.channel("answers", discard_unread=True)
+    sampler, takes = flow.worker(Sampler, name="sampler"), flow.worker(Takes, name="takes")
+
+    @flow.iteration
+    def iteration() -> Any:
+        prompts.put_all(range(8))
+        made = sampler.sample(prompts, answers)
+        return made, takes.take(answers, 1)
+
+    return flow, ExecutionPlan("over", ("cpu:0", "cpu:1"), {"sampler": ((0,),), "takes": ((1,),)})
+
+
+def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() -> None:
+    flow, plan = over_sampled()
+    executor = LocalExecutor(flow, plan, MockClock())
+    executor.start()
+    session = Session(executor)
+    try:
+        assert [session.step() for _ in range(3)] == [((6, 3), [0]), ((5, 2), [1]), ((5, 1), [2])]  # one step more each time: the news comes within it
+        session.finish()
+    finally:
+        assert executor.stop() == Ended()
+    executed = recorded(plan, executor)
+    kept: list[int] = []
+
+    def sampler(turn: Turn) -> Script:
+        left = list(kept)
+        if not left:
+            n = yield get("prompts", 4)
+            left = [5 * (i + 1) for i in range(n)]
+        while left and turn.wanted("answers"):
+            yield run(DECODE_MS * MS)
+            left = [n - 1 for n in left]
+            yield put("answers", left.count(0))
+            left = [n for n in left if n]
+        kept[:] = left
+
+    def takes(turn: Turn) -> Script:
+        yield get("answers", 1)
+
+    def both(turn: Turn) -> Script:
+        from rlinf_lab.planning.simulator.scripts import call
+
+        yield put("prompts", 8)
+        yield call(0)
+        yield call(1)
+
+    calls = [
+        SimCall("sampler", "sample", sampler, ("prompts",), ("answers",)),
+        SimCall("takes", "take", takes, ("answers",), (), starts_on_device=False),
+    ]
+    assert not (difference := executed.diff(Simulator(flow.graph, plan).simulate(calls, 3, both))), difference
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_between_hosts_it_is_told_too(far: bool) -> None:
+    flow, plan = over_sampled()
+    executor: Any = MeshExecutor(flow, plan, delay=0.001) if far else LocalExecutor(flow, plan)
+    executor.start()
+    try:
+        session = Session(executor)
+        for i in range(3):
+            (_, left), taken = step_within(session)
+            assert taken == [i] and left <= 3 - i
+    finally:
+        assert executor.stop() == Ended()
+
+
+# --- aborting one request ------------------------------------------------------------------------------------------
+class Serving(Worker):
+    """Requests of many steps; what is asked to be aborted is given back as it is, and the others go on."""
+
+    def serve(self, requests: Inbox, aborts: Inbox, answers: Outbox) -> None:
+        running = {name: [0, steps] for name, steps in requests.get_all()}
+        while running:
+            self.compute(0.001)
+            for name in aborts.get_nowait():
+                if name in running:
+                    answers.put((name, running.pop(name)[0], "aborted"))
+            for name, one in list(running.items()):
+                one[0] += 1
+                if one[0] == one[1]:
+                    answers.put((name, running.pop(name)[0], "done"))
+
+
+class Judge(Worker):
+    """Has seen enough of request 2 after its first answer."""
+
+    def judge(self, answers: Inbox, aborts: Outbox) -> list[Any]:
+        seen = [answers.take()]
+        aborts.put(2)
+        return sorted(seen + [a for batch in answers for a in batch])
+
+
+def test_one_request_is_aborted_while_the_others_go_on() -> None:
+    flow = Workflow("aborts")
+    requests, aborts, answers = flow.channels("requests", "aborts", "answers")
+    serving, judge = flow.worker(Serving, name="serving"), flow.worker(Judge, name="judge")
+
+    @flow.iteration
+    def iteration() -> Any:
+        requests.put_all([(1, 3), (2, 1000), (3, 8)])
+        serving.serve(requests, aborts, answers)
+        return judge.judge(answers, aborts)
+
+    plan = ExecutionPlan("aborts", ("cpu:0", "cpu:1"), {"serving": ((0,),), "judge": ((1,),)}, micro_batches={"answers": 1, "aborts": 1})
+    found, _ = mock_run(flow, plan)
+    assert found == [(1, 3, "done"), (2, 3, "aborted"), (3, 8, "done")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 
 import pytest
@@ -89,30 +88,6 @@ def test_they_meet_in_processes() -> None:
     flow = flow_of(2)
     run = lab.run(flow, plan_of(flow, 2), 4, "processes", dashboard=False, emulate=True)
     assert_all_seen(run.wait(60), 2)
-
-
-def test_they_meet_under_the_temporal_plan() -> None:
-    flow = flow_of(2)
-    for micro_batches in ({}, {"a": 1, "b": 1}):
-        plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"actor": 2, "critic": 2}, micro_batches=micro_batches)
-        assert_all_seen(lab.run(flow, plan, 2, dashboard=False, emulate=True).wait(60), 2)
-
-
-def test_held_up_threads_change_nothing_under_a_mock_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spans(delays: random.Random | None) -> list:
-        flow = flow_of(2)
-        with monkeypatch.context() as patch:
-            if delays is not None:
-                given = Meets.exchange
-                patch.setattr(Meets, "exchange", lambda self, value: (time.sleep(delays.random() / 300), given(self, value))[1], raising=False)
-            run = lab.run(flow, plan_of(flow, 2), 2, dashboard=False, emulate=True, clock=MockClock())
-            assert_all_seen(run.wait(60), 2)
-        return sorted((s.track.worker, s.track.rank, s.kind.name, s.start_ns, s.end_ns, s.items) for s in run.timeline.rows())
-
-    first = spans(None)
-    assert len(first) > 50
-    for seed in range(3):
-        assert spans(random.Random(seed)) == first
 
 
 def test_a_rank_that_does_not_come_is_named_with_what_would_end_it() -> None:

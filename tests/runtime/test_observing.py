@@ -22,7 +22,6 @@ from rlinf_lab.runtime.run import observer
 from rlinf_lab.runtime.run.observer import Observer, depths
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.transport.pickling import pickled
-from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.widgets import Dashboard
 from rlinf_lab.widgets.express import Beat
 from rlinf_lab.workflow.worker import Worker
@@ -305,11 +304,15 @@ def test_the_thread_that_sends_comes_for_the_spans(beats: Beats) -> None:
 
 
 @pytest.mark.parametrize(
-    ("glanced", "costs", "between", "afters"),
-    [(False, 0.0, observer.LOOK_SECONDS, 4), (True, 0.0, observer.RELIEVED_SECONDS, 1), (True, 0.0005, 0.75, 1), (True, 1.0, observer.SELDOM_SECONDS, 1)],
-)
-def test_how_often_the_own_thread_looks(monkeypatch: pytest.MonkeyPatch, glanced: bool, costs: float, between: float, afters: int) -> None:
-    """By a clock of the test. Less often where somebody else glances, and still less where a look takes more than a 1500th of a core."""
+    ("glanced", "idle", "costs", "between", "afters"),
+    [
+        (False, False, 0.0, observer.LOOK_SECONDS, 4), (True, False, 0.0, observer.RELIEVED_SECONDS, 1),
+        (True, False, 0.0005, 0.75, 1), (True, False, 1.0, observer.SELDOM_SECONDS, 1),
+        (False, True, 0.0, observer.IDLE_SECONDS - observer.LOOK_SECONDS + observer.LEAST_REST, 2),
+    ],
+)  # fmt: skip
+def test_how_often_the_own_thread_looks(monkeypatch: pytest.MonkeyPatch, glanced: bool, idle: bool, costs: float, between: float, afters: int) -> None:
+    """By a clock of the test. Less often where somebody else glances or nothing goes on, and still less where a look takes more than a 1500th of a core."""
     clock, looks, told, told_after = SimpleNamespace(now=0.0, spent=0.0), list[float](), list[float](), list[float]()
 
     def look() -> None:
@@ -323,27 +326,13 @@ def test_how_often_the_own_thread_looks(monkeypatch: pytest.MonkeyPatch, glanced
     monkeypatch.setattr(observer, "time", SimpleNamespace(monotonic=lambda: clock.now, thread_time=lambda: clock.spent, sleep=lambda s: None))
     watching = Observer.__new__(Observer)
     watching.__dict__.update(
-        _rest=SimpleNamespace(acquire=rests), _wake=threading.Event(), _over=False, problem=None, is_relieved=lambda: glanced,
-        collect=look, _is_idle=lambda: False, _update=lambda: told.append(clock.now), _afterwards=lambda: told_after.append(clock.now),
+        _rest=SimpleNamespace(acquire=rests), _wake=SimpleNamespace(wait=rests, clear=lambda: None), _over=False, problem=None,
+        is_relieved=lambda: glanced, collect=look, _is_idle=lambda: idle, _update=lambda: told.append(clock.now),
+        _afterwards=lambda: told_after.append(clock.now),
     )  # fmt: skip
     watching._pumping()
     assert told == looks and np.diff(looks)[1:].tolist() == pytest.approx([between] * (len(looks) - 2))
     assert told_after == looks[::afters]
-
-
-def test_a_state_that_changes_is_told_by_the_thread_that_sends(beats: Beats) -> None:
-    flow, plan = made(lambda h, _: h["w"].nap(0.3), w=Naps)
-    started = run(flow, plan, inputs=range(50))
-    feeder = _Feeder(started, beats, None)
-    started.on_update(feeder, glances=feeder.glances)
-    until(lambda: len(beats.threads))
-    started.pause()
-    until(lambda: beats.states[-1] == "paused")
-    started.unpause()
-    until(lambda: beats.states[-1] == "running")
-    started.stop()
-    until(beats.ended.is_set)
-    assert beats.states[-1] == "stopped"
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -424,48 +413,6 @@ def test_a_dashboard_that_the_user_closes_says_so_and_is_told_the_end() -> None:
     assert "finished" in board.still().text
 
 
-def test_many_spans_at_once_do_not_hold_up_the_thread_that_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """262,144 of them took 0.3 s there, in which a cell could print nothing: the own thread takes and packs them."""
-    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
-    with session(flow, plan) as s:
-        board, recorder = Dashboard(), s._executor.driver_host.recorder
-        feeder = _Feeder(s, board, None)
-        one = s.submit(1.0)
-        until(lambda: len(s.timeline) > 10)
-        feeder(s)
-        track, name = recorder.track("w", 0, ("cpu:0",)), recorder.name("breath")
-        with monkeypatch.context() as alone:
-            alone.setattr(s._observer, "collect", lambda: None)  # the own thread is kept off
-            with s._observer._lock:  # and is not at it just now
-                known = s.timeline.so_far()
-            for at in range(observer.FEW_SPANS + 1):
-                recorder.add(track, SpanKind.RUN, name, at, at + 1)
-            assert s.glance() and len(recorder) > observer.FEW_SPANS and s.timeline.so_far() == known
-        s._observer.collect()
-        told = board._feed.told_spans
-        board.push_spans(s.timeline, wait=False)
-        assert board._feed.told_spans == told
-        board.push({"state": "running"}, timeline=s.timeline, later=True)
-        assert board._feed.told_spans >= told + observer.FEW_SPANS
-        one.wait()
-        feeder(s)
-    assert len(s.timeline) > observer.FEW_SPANS + 100
-
-
-def test_nothing_is_kept_of_a_listener_that_is_not_called_any_more(beats: Beats, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: Any) -> None:
-        raise RuntimeError("no")
-
-    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
-    with session(flow, plan) as s:
-        s.on_update(broken, glances=lambda: True)
-        s.on_update(print)
-        one = s.submit(1.0)
-        until(lambda: broken not in s._listeners)
-        assert list(s._glancing) == [id(print)]
-        one.wait()
-
-
 def test_glances_that_raise_or_are_none_do_not_end_the_background(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> bool:
         raise RuntimeError("no answer")
@@ -492,46 +439,6 @@ def test_what_fails_in_the_thread_that_sends_is_logged_and_the_work_goes_on(beat
         assert len(beats.beats) == 1 and not s._listeners
         assert "no way to the page" in caplog.text
     assert len(s.timeline.rows()) > 200
-
-
-def test_a_glance_does_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spans that nobody fetched in time are written there; all output of the kernel would wait for a slow one."""
-    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
-    with session(flow, plan) as s:
-        recorder = s._observer._executor.driver_host.recorder
-        s._observer.is_relieved = lambda: True
-        one = s.submit(1.0)
-        until(lambda: len(s.timeline))
-        with recorder._draining:  # as while it is written
-            until(lambda: len(recorder))
-            monkeypatch.setattr(recorder, "_spilling", True)
-            glance = threading.Thread(target=s.glance)
-            glance.start()
-            glance.join(5)
-            assert not glance.is_alive()
-        monkeypatch.setattr(recorder, "_spilling", False)
-        one.wait()
-    assert len([span for span in s.timeline.rows() if span.name == "breath"]) == 100
-
-
-def test_what_a_glance_cannot_take_while_it_is_stopped_is_told_as_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow, plan = made(lambda h, i: h["w"].go(i))
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"), session(flow, plan) as s:
-        s.step()
-        stop = s._executor.stop
-
-        def glanced_at() -> Any:
-            with monkeypatch.context() as m:
-                s._executor.driver_host.recorder.counter("something", 0, 1.0)
-                m.setattr(s.timeline, "extend", full)
-                s.glance()
-            return stop()
-
-        monkeypatch.setattr(s._executor, "stop", glanced_at)
 
 
 def test_what_a_glance_cannot_take_is_raised_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

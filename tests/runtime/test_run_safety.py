@@ -172,13 +172,6 @@ def test_a_listener_that_raises_is_logged_once_and_dropped(caplog: pytest.LogCap
     assert len(goes_on.metrics) == 10
 
 
-def test_the_last_value_that_a_rank_logs_counts_and_ranks_are_averaged() -> None:
-    flow, plan = alone(Odd, "measure", ranks=2)
-    measured = run(flow, plan, 2)
-    measured.wait(20)
-    assert list(measured.metrics["x"]) == [3.5, 3.5]
-
-
 @pytest.mark.parametrize("shape", [(4, 6), (4, 6, 1), (4, 6, 3), (4, 6, 4)])
 def test_pictures_become_rgb(shape: tuple[int, ...]) -> None:
     flow, plan = alone(Odd, "show", np.full(shape, 7, np.uint8))

@@ -138,13 +138,14 @@ class Engine(AtOnce, Meeting):
         return self._opened
 
     def open_channel(
-        self, stream: int, stub: bool = False, share: int | None = None, own: bool = False, order: int = IN_TURN
-    ) -> int:
+        self, stream: int, stub: bool = False, share: int | None = None, own: bool = False, order: int = IN_TURN,
+        group: int = 1,
+    ) -> int:  # fmt: skip
         """Another queue of a stream (one for each key, or one for each shard). ``share``: a stub's part of the
         capacity. ``own``: only one rank reads it.
         """
         self._opened += 1
-        queue = self.channels[self._opened] = Channel(self.streams[stream], stub, own, order)
+        queue = self.channels[self._opened] = Channel(self.streams[stream], stub, own, order, group)
         queue.capacity = queue.capacity if share is None else share
         self.streams[stream].channels.append(self._opened)
         return self._opened
@@ -225,9 +226,11 @@ class Engine(AtOnce, Meeting):
         """
         queue = self.channels[channel]
         first = queue.tail
+        entering = n
         if weights is not None or queue.weights is not None:
+            entering = queue.entering(n, ranks)
             queue.weigh(n, weights, ranks)
-        queue.tail += n
+        queue.tail += entering
         self._serve(channel)
         return first, self._flush()
 
@@ -426,13 +429,13 @@ class Engine(AtOnce, Meeting):
         if p.state != "run":
             self._expect_running(p, "run")
         queue = self.channels[channel]
-        depth = queue.tail - queue.head
-        if not queue.putters and (depth + n <= queue.capacity or self._room(queue, n)):
+        depth, entering = queue.tail - queue.head, n if queue.groups is None else queue.entering(n, p.ranks)
+        if not queue.putters and (depth + entering <= queue.capacity or self._room(queue, entering)):
             self._out.append((_STORE, p.index, channel, queue.tail))
             self._out.append((_RESUME, p.index, 0, 0))  # keeps its devices
             if (p.weights is not None or queue.weights is not None) and not queue.stub:
                 queue.weigh(n, p.weights, p.ranks)
-            queue.tail += n
+            queue.tail += entering
             if queue.getters:
                 self._serve(channel)
             return
@@ -457,7 +460,8 @@ class Engine(AtOnce, Meeting):
             queue.getters.append((p, n))
             return
         if n <= NOW:
-            self._look(p, channel, NOW - n)
+            if self._look(p, queue, NOW - n) and queue.putters:
+                self._serve(channel)
             return
         size = n if n > 0 else -n
         if p.granted and p.alone and not queue.getters and queue.tail - queue.head >= size and not queue.is_early:
@@ -530,9 +534,10 @@ class Engine(AtOnce, Meeting):
     def _store(self, channel: int, p: Process, n: int) -> None:
         queue = self.channels[channel]
         self._out.append((_STORE, p.index, channel, queue.tail))
+        entering = queue.entering(n, p.ranks)
         if (p.weights is not None or queue.weights is not None) and not queue.stub:
             queue.weigh(n, p.weights, p.ranks)
-        queue.tail += n
+        queue.tail += entering
 
     def _give_nothing(self, p: Process) -> None:
         p.lo = p.hi = 0
@@ -575,37 +580,12 @@ class Engine(AtOnce, Meeting):
         n = share.reach(wanted - ALL) if wanted > ALL else abs(wanted)
         self._give(share, p, min(n, share.depth))
 
-    def _look(self, p: Process, channel: int, most: int) -> None:
-        """A get that does not wait: what is there, unless others wait for it. Of 0: only how many that would be."""
-        queue = self.channels[channel]
-        own = queue.share(p.part) if queue.shares else queue
-        there = 0 if own is None or queue.is_early or queue.getters else own.tail - own.head
-        n = min(there, most)
-        p.lo = p.hi = there if own is None or not most else own.head
-        if own is not None and n:
-            own.head = p.hi = p.lo + n
-            if own.weights is not None:
-                own.unweigh(n)
-            queue.remote_stalled = False
-        self._out.append((_BOUND, p.index, p.lo, p.hi))
-        self._go_on(p)
-        if queue.putters:
-            self._serve(channel)
-
-    def _go_on(self, p: Process) -> None:
-        """With the devices that it has, or as soon as it has them."""
-        if p.granted:
-            p.state = "run"
-            self._out.append((_RESUME, p.index, p.lo, p.hi))
-        else:
-            self._want(p)
-
     def _serve(self, channel: int) -> None:
         """Match waiting putters with room and waiting getters with items until neither can move."""
         queue = self.channels[channel]
         putters, getters = queue.putters, queue.getters
         while True:
-            if putters and self._room(queue, putters[0][1]):
+            if putters and self._room(queue, queue.entering(putters[0][1], putters[0][0].ranks)):
                 self._accept(channel, *putters.popleft())
                 continue
             if not getters or queue.stub or queue.is_early:

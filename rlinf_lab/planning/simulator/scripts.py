@@ -88,7 +88,7 @@ class Turn:
     iteration.
 
     ``now()``: nanoseconds of virtual time. ``first()``: in its queue, the number of the first item that the last get
-    brought.
+    brought. ``wanted(channel)``: whether anybody may still read what the call puts there.
     """
 
     rank: int
@@ -97,6 +97,7 @@ class Turn:
     count: int
     now: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
     first: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
+    wanted: Callable[[str], bool] = field(default=lambda _: True, repr=False, compare=False)
 
     def share(self, items: int) -> int:
         """This rank's part of ``items`` that are divided evenly among those who take part."""

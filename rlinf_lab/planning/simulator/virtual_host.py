@@ -237,13 +237,8 @@ class VirtualHost:
             self._takers[iteration, number], self._began[iteration, number] = [p.rank for p in members], len(members)
         self._open[iteration].unended[number] = len(members)
         for position, p in enumerate(members):
-            p.calls.append(
-                (
-                    number,
-                    call,
-                    Turn(p.rank, iteration, position, len(members), self._clock, partial(getattr, p, "first")),
-                )
-            )
+            asked = self._unwanted.asked_by(p, self._open)
+            p.calls.append((number, call, Turn(p.rank, iteration, position, len(members), self._clock, *asked)))
             if p.doing == IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
                 self._wake(p)
 
@@ -312,9 +307,9 @@ class VirtualHost:
             raise WorkflowError(f"The script of {p.label}: channel {channel!r} {need}.")
         name = (channel, p.iteration, p.rank if self._shards[channel] else 0, key)
         if name not in self._queues:
-            order = self.layout.graph.channel(channel).taken_by
+            spec = self.layout.graph.channel(channel)
             self._queues[name] = self._engine.open_channel(
-                self._stream(*name[:3]), own=not self._shared[channel], order=order
+                self._stream(*name[:3]), own=not self._shared[channel], order=spec.taken_by, group=spec.gathered
             )
             if name[:2] in self._unwanted.discarded:
                 self._engine.abandon(self._queues[name])
@@ -541,19 +536,12 @@ class VirtualHost:
 
     def _goes_on(self, p: Rank) -> bool:
         """Whether somebody who was woken between its script's operations may take up the script."""
-        if p.doing == STARTING:
+        if p.doing == STARTING or p.doing == LOOKING:
             if p.lock_waited and self.now > p.lock_from:
                 self._add(p, SpanKind.LOCK, p.lock_from, self.now)
-            p.since = self.now
-        elif p.doing == LOOKING:
-            if p.lock_waited and self.now > p.lock_from:
-                self._add(p, SpanKind.LOCK, p.lock_from, self.now)
-            if p.value:
-                self.rows.data.extend(
-                    SPAN_STRUCT.pack(
-                        p.start, p.bound_ns, 0, p.first, p.track, p.method, p.channel, p.iteration, p.value, _KIND_GET
-                    )
-                )
+            if p.doing == LOOKING and p.value:
+                row = p.start, p.bound_ns, 0, p.first, p.track, p.method, p.channel, p.iteration, p.value, _KIND_GET
+                self.rows.data.extend(SPAN_STRUCT.pack(*row))
             p.since = self.now
         elif p.doing == VALUE:
             self._await_values(p)
@@ -748,13 +736,8 @@ class VirtualHost:
             return
         takers.append(p.rank)
         unended[number] += 1
-        p.calls.append(
-            (
-                number,
-                call,
-                Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, partial(getattr, p, "first")),
-            )
-        )
+        asked = self._unwanted.asked_by(p, self._open)
+        p.calls.append((number, call, Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, *asked)))
         if p.doing == IDLE and len(p.calls) == 1:
             self._wake(p)
 
