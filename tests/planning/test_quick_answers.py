@@ -87,24 +87,6 @@ def test_turns_are_found_by_their_order_alone(monkeypatch: pytest.MonkeyPatch) -
         assert all(evaluate(f.tree, problem) == pytest.approx(f.seconds) for f in found)
 
 
-def test_where_nobody_minds_company_each_part_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for all on all but very few devices, a quick search has one front for each set."""
-    setting = Setting.of(six_workers().replace(device_memory_gib=120.0), 64)
-    problem, most = setting.problem(setting.arrangements()[0]), list[int]()
-    assert problem.minded is not None and any(problem.minded)
-    plans_of = solver._Solver.plans
-
-    def counted(self: solver._Solver) -> Any:
-        found = plans_of(self)
-        most.append(len(self._fronts))
-        return found
-
-    monkeypatch.setattr(solver._Solver, "plans", counted)
-    found = guess(problem)[0]
-    assert evaluate(found.tree, problem) == pytest.approx(found.seconds)
-    assert max(most) < 64  # 456 before
-
-
 def test_seconds_of_a_worker_are_made_once_for_all_company_that_leaves_it_as_much_memory() -> None:
     setting = Setting.of(six_workers(), 64)
     tables, forms = setting.tables, setting.arrangements()[0].forms
@@ -130,11 +112,3 @@ def test_in_streams_alone_everybody_else_needs_devices_too(monkeypatch: pytest.M
     setting = Setting.of(six_workers(), 256)
     guess(setting.problem(setting.arrangements()[0]), only=spatial)
     assert sum(kept) < 20_000  # 27,407 before
-
-
-@pytest.mark.slow
-def test_a_look_that_was_wrong_is_not_repeated(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
-    searches, plans_of = list[float](), solver._Solver.plans
-    monkeypatch.setattr(solver._Solver, "plans", lambda self: searches.append(self.ceiling) or plans_of(self))
-    answer(plans, memory_gib=48.0)
-    assert len(searches) < 15  # of the compositions alone, then truly; 15 before
