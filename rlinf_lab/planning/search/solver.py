@@ -28,7 +28,6 @@ from rlinf_lab.planning.cancellation import check
 from rlinf_lab.planning.search.pareto import ParetoFront, lower, spread, undominated, within
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
-from rlinf_lab.planning.search.sequential import Turns
 
 EXACT = 1 + 1e-12  # ties with the best so far are kept
 FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
@@ -213,8 +212,6 @@ class _Solver:
             return []
         if everyone.bit_count() == 1:
             return self._alone()
-        if self.kinds == (TEMPORAL,):
-            return self._time_shared()
         found = []
         for way in self._ways_of(everyone):
             if self.last is not None and self.last != (way.kind, way.cut.before):
@@ -225,27 +222,6 @@ class _Solver:
                 seconds, g, left, right = best
                 found.append(Found(seconds, self._composed(way, g, 0, left, right, problem.most)))
         return found
-
-    def _time_shared(self) -> list[Found]:
-        """Where there is nothing else: each is beside all others, and its seconds are one number."""
-        ceiling, self.ceiling = self.ceiling, np.inf  # each has one number: there are no points to leave out
-        leaves: list[tuple[float, Leaf] | None] = []
-        for v in range(len(self.problem.names)):
-            check()
-            beside = self.problem.staying & ~(1 << v) & self._minded(1 << v)
-            front = self._front(1 << v, beside)
-            point = (
-                front.best_at(0, self.problem.most, self.problem.shape)
-                if front.code.searchsorted(self.problem.codes)
-                else None
-            )
-            leaf = None if point is None else self._tree(1 << v, beside, point)
-            leaves.append((float(front.fill[point]), leaf) if isinstance(leaf, Leaf) else None)
-        turns = Turns(self.problem, leaves, lambda some: [way.cut for way in self._ways_of(some)], self._switches)
-        return [
-            Found(seconds, tree) for seconds, tree in turns.plans()
-            if seconds <= ceiling and self.last in (None, (TEMPORAL, tree.before.leaves))
-        ]  # fmt: skip
 
     def _alone(self) -> list[Found]:
         front = self._front(1, 0).upto(0, self.problem.codes)
