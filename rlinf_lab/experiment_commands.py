@@ -195,14 +195,17 @@ def parsed(name: str, value: Any) -> Any:
 
 
 def field_docs(cls: type[Any]) -> Mapping[str, str]:
-    """The string under each field of a dataclass."""
-    try:
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except (OSError, TypeError, SyntaxError):  # made without a file
-        return {}
-    assert isinstance(body, ast.ClassDef)
+    """The string under each field of a dataclass, those of its bases, too."""
     found: dict[str, str] = {}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            found[field.target.id] = str(text.value.value)
+    for part in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(part):
+            continue
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
+        except (OSError, TypeError, SyntaxError):  # made without a file
+            continue
+        assert isinstance(body, ast.ClassDef)
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[field.target.id] = str(text.value.value)
     return found

@@ -39,6 +39,14 @@ class Beginnings:
         self._rngs = [np.random.default_rng(seed + i) for i in range(len(self._rngs))]
         self._used_N[:] = AHEAD
 
+    def state(self) -> dict[str, Any]:
+        """What is drawn next, in arrays and generators."""
+        return copy.deepcopy({"state_NKS": self._state_NKS, "used_N": self._used_N, "rngs": self._rngs})
+
+    def restore(self, state: dict[str, Any]) -> None:
+        held = copy.deepcopy(state)
+        self._state_NKS, self._used_N, self._rngs = held["state_NKS"], held["used_N"], held["rngs"]
+
     def take(self, rows: NDArray) -> NDArray:
         used = self._used_N[rows]
         if used.max() >= AHEAD:
@@ -124,15 +132,15 @@ class ClassicVecEnv:
 
     def save_state(self) -> dict[str, Any]:
         """See `vecenv.Restorable`."""
-        held = {"beginnings": self._beginnings, "state_SN": self._state_SN, "age_N": self._age_N, "started": self._started}
-        return {"of": self._kind(), "runner": "numpy", **copy.deepcopy(held)}
+        held = {"state_SN": self._state_SN.copy(), "age_N": self._age_N.copy(), "started": self._started}
+        return {"of": self._kind(), "runner": "numpy", "beginnings": self._beginnings.state(), **held}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """`EnvError` when the state is that of other environments."""
         check_state(state, self._kind(), "numpy")
-        held = copy.deepcopy(state)
-        self._beginnings, self._started = held["beginnings"], held["started"]
-        self._state_SN[:], self._age_N[:] = held["state_SN"], held["age_N"]
+        self._beginnings.restore(state["beginnings"])
+        self._started = state["started"]
+        self._state_SN[:], self._age_N[:] = state["state_SN"], state["age_N"]
 
     def render(self) -> NDArray[np.uint8] | None:
         """The first environment, as gymnasium draws it."""

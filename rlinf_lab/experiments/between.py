@@ -16,6 +16,7 @@ from typing import Any
 from rlinf_lab.errors import ExecutorError
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.runtime.run.run import Run
+from rlinf_lab.workers.standing import stood
 from rlinf_lab.workflow.quantities import returned
 
 Row = dict[str, float]
@@ -178,6 +179,8 @@ class Between:
         if request != "train":
             state = result["state"] if request == "checkpoint" else result
             state = state[0] if isinstance(state, list) else state  # of several ranks, which are equal
+            if request == "checkpoint" and "standing" in result:
+                state = stood(state, result["standing"])
             snapshot = Snapshot(self._trained + (request == "checkpoint"), state)
         if request != "state":
             self._trained += 1

@@ -14,7 +14,9 @@ from rlinf_lab.experiments.settings import check_names, configured, configured_a
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
 from rlinf_lab.experiments.training import ROOT, TrainingRun
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.machine.devices import devices_here
+from rlinf_lab.runtime.machine.devices import devices_here, gpus
+from rlinf_lab.workers import SimulatorWorker, TorchWorker
+from rlinf_lab.workflow.worker import Context
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -32,8 +34,8 @@ def train(
     """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
 
     ``algorithm``: "ppo", "clone", ... or a `Recipe`. ``env``: an id, a factory, a class; may be left out where data says it. ``total_timesteps``: environment steps over all environments,
-    rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores of
-    this machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it found); or an
+    rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores and
+    GPUs of this machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it found); or an
     `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on one core. ``executor``: "local"
     (threads), "processes" or "ray"; None: "local" where the plan uses one device. ``folder``: where the run is kept; None: a new one in
     ``runs/``; False: nowhere. ``settings``: fields of the recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``,
@@ -47,7 +49,7 @@ def train(
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
     workflow = recipe.build(config)
     home = home_of(config)
-    auto = auto_plan(plan, devices if devices is not None or plan != "auto" else home, recipe, config, executor)
+    auto = auto_plan(plan, devices if devices is not None or plan != "auto" else home, recipe, config, executor, workflow)
     first = auto.first(workflow) if auto is not None else None
     finds_itself = plan is None or (first is not None and not first.measures)
     plan = checked_plan(plan if first is None else first.plan, workflow, home)
@@ -68,7 +70,8 @@ def resume(
 ) -> TrainingRun:
     """Go on with a run from its folder, which keeps it from then on; returns at once.
 
-    The learner goes on exactly where it was; the environments begin new episodes, which the run's repr says.
+    The learner goes on exactly where it was, and so do environments that save their state, under the plan that the run had: on cores the numbers are
+    those of a run that was never interrupted. Other environments begin new episodes. The run's repr says which, and why.
 
     ``total_timesteps``: of both together; None: as the run was begun. ``env``: again, where it was no id but an object. ``settings``: as in `train`.
     """
@@ -87,7 +90,20 @@ def resume(
         workflow, before = recipe.fused(config, workflow, before, start.state)
     plan = checked_plan(before if plan is None else plan, workflow)
     rows = {number: row for number, row in kept.rows().items() if number <= start.iteration}
-    return TrainingRun(recipe, config, workflow, plan, executor_for(plan, executor or about.get("executor")), options, kept, start, rows, runner=runner)
+    executor = executor_for(plan, executor or about.get("executor"))
+    return TrainingRun(recipe, config, workflow, plan, executor, options, kept, start, rows, runner=runner, begins_anew=begins_anew(workflow, plan))
+
+
+def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:
+    """Why a workflow that goes on from a state does not go on exactly there, under the plan; "" where it does."""
+    for name, declaration in workflow.workers.items():
+        if issubclass(declaration.cls, SimulatorWorker):
+            context = Context()
+            context.name, context.ranks, context.sub_batches = name, plan.ranks(name), plan.tokens(name)
+            why: str = declaration.build(context).begins_anew  # type: ignore[attr-defined]
+            if why:
+                return why
+    return f"its plan lets weights be {plan.staleness} updates behind, and they begin anew" if plan.staleness else ""
 
 
 def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> Any:
@@ -97,16 +113,24 @@ def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = N
     return recipe.policy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
 
 
-def auto_plan(plan: Any, devices: Sequence[str] | None, recipe: Recipe, config: Any, executor: str | None) -> AutoPlan | None:
+def auto_plan(
+    plan: Any, devices: Sequence[str] | None, recipe: Recipe, config: Any, executor: str | None, workflow: Workflow
+) -> AutoPlan | None:
     """For ``plan="auto"``; None for another plan. `ConfigError` for devices beside a plan that names its own."""
     if plan == "auto":
-        found = tuple(devices_here("cpu") if devices is None else devices)
+        found = tuple(all_devices() if devices is None else devices)
         staleness = getattr(config, "staleness", 0)
         behind = staleness if isinstance(staleness, int) else 0  # GRPO's is the name of a rule
-        return AutoPlan(recipe.shares(config), found, executor or "processes", behind, recipe.fuse is not None)
+        networks = tuple(name for name, worker in workflow.workers.items() if issubclass(worker.cls, TorchWorker))
+        return AutoPlan(recipe.shares(config), found, executor or "processes", behind, recipe.fuse is not None, networks)
     if devices is not None:
         raise ConfigError(f"train(devices={shown(devices)}): for plan='auto' only; a plan names its own. Next: leave one of them out.")
     return None
+
+
+def all_devices() -> list[str]:
+    """The cores of this machine, and then its GPUs: networks may be faster there."""
+    return [*devices_here("cpu"), *(f"cuda:{i}" for i in range(gpus().usable))]
 
 
 def home_of(config: Any) -> list[str] | None:

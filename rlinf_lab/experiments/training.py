@@ -51,11 +51,11 @@ class TrainingRun:
     def __init__(
         self, recipe: Recipe, config: Any, workflow: Workflow, plan: ExecutionPlan, executor: str, options: Options,
         folder: RunFolder | None, start: Snapshot | None = None, rows: dict[int, Row] | None = None, auto: AutoPlan | None = None,
-        runner: Runner | None = None,
+        runner: Runner | None = None, begins_anew: str = "",
     ) -> None:  # fmt: skip
         first = 0 if start is None else start.iteration
         self.recipe, self.config, self.workflow, self.options = recipe, config, workflow, options
-        self.runner = runner
+        self.runner, self._begins_anew = runner, begins_anew
         self.error: BaseException | None = None
         self._folder = folder
         best = None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
@@ -165,16 +165,17 @@ class TrainingRun:
         self._shown.append(self._displayed(None))
         return self._shown[-1].board
 
-    def _displayed(self, place: Any) -> Shown:
-        """The dashboard of this phase, in a ``place`` where that of an earlier one is."""
+    def _displayed(self, before: Shown | None) -> Shown:
+        """The dashboard of this phase, in the place of that of an earlier one."""
         controls = {"pause": self.pause, "resume": self.unpause, "stop": lambda: self.stop(wait=False)}
-        return shown_live(self.run, Watched(self, self.run, self._between, self._began), CHARTS, controls, place)
+        return shown_live(self.run, Watched(self, self.run, self._between, self._began), CHARTS, controls, before)
 
     def __repr__(self) -> str:
         last = self._between.rows.get(self.iteration, {})
         value = f", return {last['return']:.4g}" if "return" in last else ""
         why = f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
-        resumed = f"; went on after iteration {self._between.first} from the start of episodes" if self._between.first else ""
+        how = f"from the start of episodes ({self._begins_anew})" if self._begins_anew else "exactly where it was"
+        resumed = f"; went on after iteration {self._between.first} {how}" if self._between.first else ""
         runner = f"; steps by {self.runner}" if self.runner is not None else ""
         return (
             f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"
@@ -333,7 +334,7 @@ class TrainingRun:
 
     def _show(self) -> None:
         if len(self.phases) > 1:  # where the dashboards of the last phase are
-            self._shown = [self._displayed(dashboard.place) for dashboard in self._shown]
+            self._shown = [self._displayed(dashboard) for dashboard in self._shown]
         if self.options.progress is False or len(self.phases) > 1:
             return
         if in_notebook():

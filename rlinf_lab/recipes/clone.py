@@ -24,22 +24,20 @@ from torch import nn
 
 from rlinf_lab.datasets import EpisodeSource
 from rlinf_lab.datasets.sampling import MEMORY
-from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import Flow, make_policy
-from rlinf_lab.recipes.ppo import _real, _seeded, _whole, first
+from rlinf_lab.recipes.config import RecipeConfig, answering, real, whole
+from rlinf_lab.recipes.ppo import seeded
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
-from rlinf_lab.workers.cloning import CloneLearner, DataWorker, first_weights
-from rlinf_lab.workers.learner import GROUPS, Number
+from rlinf_lab.workers.imitation.cloning import CloneLearner, DataWorker, first_weights
+from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
 
 
 @dataclass(frozen=True)
-class CloneConfig:
-    """Every number of the experiment; where `Number` stands a schedule may stand, too.
-
-    Raises `ConfigError` naming the field, its value and the limit.
-    """
+class CloneConfig(RecipeConfig):
+    """Every number of the experiment, see `RecipeConfig`."""
 
     env: Any = None
     """where the policy is to act, for evaluations; None: the environment of the data, where it says one"""
@@ -78,10 +76,6 @@ class CloneConfig:
     ``partial(make_chunk_transformer, chunk=5)`` beside ``chunk_size=5``"""
     memory: int = MEMORY
     """bytes of episodes that are held at once; more data than that is streamed"""
-    seed: int = 0
-    """of weights and minibatches, and of evaluations"""
-    save_to: str | None = None
-    """safetensors file that the learner writes when the run ends"""
     parallel: str = "ddp"
     """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
     total_timesteps: int | None = None
@@ -92,6 +86,7 @@ class CloneConfig:
     def __post_init__(self) -> None:
         for name in ("total_timesteps", "iterations"):
             self._require(name, getattr(self, name) is None, "None: cloning is counted in gradient_steps, such as gradient_steps=2000")
+        super().__post_init__()
         if isinstance(self.data, (str, os.PathLike)):
             from rlinf_lab.datasets import read_lerobot
 
@@ -102,35 +97,16 @@ class CloneConfig:
             object.__setattr__(self, "env", self.data.spec.env)
         if self.data is not None and self.max_episode_steps is None:
             object.__setattr__(self, "max_episode_steps", self.data.spec.max_episode_steps)
-        for name in ("gradient_steps", "steps_per_iteration", "batch_size", "memory"):
-            self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
-        for name in ("max_episode_steps", "chunk_size"):
-            self._require(name, (value := getattr(self, name)) is None or _whole(value, 1), "a whole number of at least 1, or None")
-        self._require("seed", _whole(self.seed, 0), "a whole number of at least 0")
-        rate = self.learning_rate
-        self._require("learning_rate", callable(rate) or (_real(rate) and rate > 0), "a number greater than 0, or a schedule such as lab.linear(1e-3)")
-        self._require("max_grad_norm", self.max_grad_norm is None or (_real(self.max_grad_norm) and self.max_grad_norm > 0), "a number greater than 0, or None")
-        self._require("std", _real(self.std) and 0 < self.std <= 10, "a number greater than 0 and at most 10")
-        self._require("std_floor", _real(self.std_floor) and self.std_floor >= 0, "a number of at least 0")
-        units = isinstance(self.net_arch, (tuple, list)) and all(_whole(n, 1) for n in self.net_arch)
-        self._require("net_arch", units, "a tuple of whole numbers of at least 1, such as (128, 128)")
+        self._require_whole("gradient_steps", "steps_per_iteration", "batch_size", "memory")
+        self._require("chunk_size", self.chunk_size is None or whole(self.chunk_size, 1), "a whole number of at least 1, or None")
+        self._require_number("learning_rate", lambda value: value > 0, "a number greater than 0", last=lambda value: value >= 0)
+        self._require("max_grad_norm", self.max_grad_norm is None or (real(self.max_grad_norm) and self.max_grad_norm > 0), "a number greater than 0, or None")
+        self._require("std", real(self.std) and 0 < self.std <= 10, "a number greater than 0 and at most 10")
+        self._require("std_floor", real(self.std_floor) and self.std_floor >= 0, "a number of at least 0")
+        self._require_units("(128, 128)")
         self._require("flow", self.flow is None or isinstance(self.flow, Flow), "a Flow(...), or None")
-        self._require("parallel", self.parallel in GROUPS, " or ".join(map(repr, GROUPS)))
         started = self.policy.chunk if isinstance(self.policy, StartingPolicy) else self.chunk_size
         self._require("chunk_size", self.chunk_size in (None, started), f"{started}, as the policy that is gone on from has it, or None")
-
-    def _require(self, field: str, holds: bool, limit: str) -> None:
-        if not holds:
-            raise ConfigError(f"CloneConfig.{field} is {shown(getattr(self, field))}; it must be {limit}.")
-
-    @classmethod
-    def preset(cls, env: Any, **overrides: Any) -> CloneConfig:
-        """The defaults with some fields changed. `UnknownNameError` for an unknown field."""
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in overrides:
-            if name not in known:
-                raise UnknownNameError.of("field of CloneConfig", name, known)
-        return cls(env=env, **overrides)
 
     @property
     def env_steps(self) -> int:
@@ -167,7 +143,7 @@ class CloneConfig:
         if isinstance(self.policy, StartingPolicy):
             return self.policy.constructor(*spaces)
         if self.policy is not None:
-            return partial(_seeded, self.policy, *spaces, self.seed)
+            return partial(seeded, self.policy, *spaces, self.seed)
         return partial(
             make_policy, *spaces, net_arch=tuple(self.net_arch), activation=self.activation, log_std_init=math.log(self.std), flow=self.flow,
             normalize_obs=self.normalize_obs, encoder=self.encoder, seed=self.seed, chunk=self.chunk_size,
@@ -181,7 +157,7 @@ def _no_environment(**_: Any) -> Any:
 def build(config: CloneConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The workflow of cloning. ``state``: of a learner, to go on where another run stopped.
 
-    An iteration does what its argument says: ``"train"``, ``"checkpoint"`` (the same; returns ``metrics`` and ``state``) or ``"state"``.
+    An iteration does what its argument says, see `answering`.
     `ConfigError` for data that does not fit the environment, or none.
     """
     if config.data is None:
@@ -199,20 +175,21 @@ def build(config: CloneConfig, state: dict[str, Any] | None = None) -> Workflow:
     learner = flow.worker(
         CloneLearner, make, name="learner", learning_rate=config.learning_rate, batch_size=config.batch_size, max_grad_norm=config.max_grad_norm,
         std_floor=config.std_floor, updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel,
-        moves_normaliser=not isinstance(config.policy, StartingPolicy),
+        moves_normaliser=not isinstance(config.policy, StartingPolicy), **config.learning(),
     )  # fmt: skip
 
     @flow.iteration
-    def iteration(request: str = "train") -> Any:
-        if request not in ("train", "checkpoint", "state"):
-            raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "state"))
-        if request == "state":
-            return first(learner.state_dict().wait())
+    @answering(learner)
+    def iteration() -> Any:
         data.draw(minibatches)
-        metrics = learner.learn(minibatches).metrics
-        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+        return learner.learn(minibatches).metrics
 
     return flow
+
+
+def shares(config: CloneConfig) -> dict[str, int]:
+    """The learner may have as many ranks as the settings say."""
+    return {"learner": config.learners}
 
 
 def _check_spaces(config: CloneConfig) -> None:

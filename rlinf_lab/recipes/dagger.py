@@ -22,37 +22,23 @@ from functools import partial
 from typing import Any
 
 from rlinf_lab.algorithms import dagger_beta
-from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.recipes.clone import CloneConfig
-from rlinf_lab.recipes.ppo import first, pooled
-from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
+from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily
+from rlinf_lab.vecenv import environment
 from rlinf_lab.workers import SimulatorWorker
-from rlinf_lab.workers.dagger import DAggerLearner, DAggerPolicy
+from rlinf_lab.workers.imitation.dagger import DAggerLearner, DAggerPolicy
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
 
 
 @dataclass(frozen=True)
-class DAggerConfig:
-    """Every number of the experiment; where `Number` stands a schedule may stand, too.
+class DAggerConfig(SimulatedConfig):
+    """Every number of the experiment, see `SimulatedConfig`. An error about what it shares with cloning names `CloneConfig`."""
 
-    Raises `ConfigError` naming the field (what it shares with cloning as `CloneConfig` names it), its value and the limit.
-    """
-
-    env: Any
-    """an id ("metaworld/push-v3"), a gymnasium.Env class, a function that makes one or a vector, a gymnasium VectorEnv"""
     expert: str | Callable[[Any], Any] = "expert"
     """who says what to do: "expert" (the task's scripted policy), or a function from observations of several environments to actions"""
-    max_episode_steps: int | None = None
-    """environment steps after which an episode is cut; None: the environment's own limit"""
-    num_envs: int = 8
-    """environments, over all ranks and sub-batches together"""
     n_steps: int = 100
     """environment steps of each environment in an iteration"""
-    total_timesteps: int | None = None
-    """environment steps of the run, over all environments; None: as `iterations` says, else 20 iterations"""
-    iterations: int | None = None
-    """rounds of acting and learning, instead of `total_timesteps`"""
     decay: float = 0.0
     """in iteration i the expert takes a step with probability decay^i; 0: in the first iteration alone"""
     steps_per_iteration: int = 200
@@ -73,33 +59,15 @@ class DAggerConfig:
     """added to the standard deviations by which observations are divided"""
     normalize_obs: bool = True
     """whether numbers of observations are normalised, by what the expert saw in the first iteration"""
-    seed: int = 0
-    """of environments, weights, exploration and minibatches"""
-    render: bool = True
-    """whether the simulator draws a picture now and then, for a dashboard"""
-    save_to: str | None = None
-    """safetensors file that the learner writes when the run ends"""
     parallel: str = "ddp"
     """how several learner ranks share the work: "ddp" or "fsdp\""""
 
     def __post_init__(self) -> None:
-        if self.expert != "expert" and not callable(self.expert):
-            raise ConfigError(f"DAggerConfig.expert is {shown(self.expert)}; it must be 'expert', or a function from observations to actions.")
-        for name in ("num_envs", "n_steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"DAggerConfig.{name} is {shown(value)}; it must be a whole number of at least 1.")
+        super().__post_init__()
+        self._require("expert", self.expert == "expert" or callable(self.expert), "'expert', or a function from observations to actions")
+        self._require_whole("n_steps")
         dagger_beta(0, decay=self.decay)
         _ = self.clone
-
-    @classmethod
-    def preset(cls, env: Any, **overrides: Any) -> DAggerConfig:
-        """The defaults with some fields changed. `UnknownNameError` for an unknown field."""
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in overrides:
-            if name not in known:
-                raise UnknownNameError.of("field of DAggerConfig", name, known)
-        return cls(env=env, **overrides)
 
     @functools.cached_property
     def clone(self) -> CloneConfig:
@@ -114,18 +82,8 @@ class DAggerConfig:
 
     @property
     def updates(self) -> int:
-        """Iterations of the whole run."""
-        return self.iterations or (20 if self.total_timesteps is None else -(-self.total_timesteps // self.env_steps))
-
-    @property
-    def factory(self) -> EnvFactory:
-        """What makes the environments, in any process."""
-        return self.clone.factory
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Read from the environment."""
-        return self.clone.spec
+        """Iterations of the whole run; 20 where nothing is said."""
+        return self._updates(20)
 
     def make_policy(self) -> partial[Any]:
         """The constructor that policy and learner share."""
@@ -142,37 +100,23 @@ def build(config: DAggerConfig, state: dict[str, Any] | None = None) -> Workflow
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
     published = flow.weights("policy_weights")
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.n_steps)
-    make, spec = config.make_policy(), config.spec
-    simulator = flow.worker(
-        SimulatorWorker, config.factory.for_run(config.num_envs, config.max_episode_steps), name="simulator", num_envs=config.num_envs,
-        n_steps=config.n_steps, max_episode_steps=config.max_episode_steps, seed=config.seed, taken=taken,
-        spaces=(spec.observation_space, spec.action_space), render=config.render,
-    )  # fmt: skip
+    make = config.make_policy()
+    simulator = flow.worker(SimulatorWorker, name="simulator", **config.simulating(config.n_steps, taken, state))
     policy = flow.worker(DAggerPolicy, make, name="policy", expert=expert, decay=config.decay, seed=config.seed, weights=weights)
     learner = flow.worker(
         DAggerLearner, make, name="learner", expert=expert, steps=config.steps_per_iteration, learning_rate=config.learning_rate,
         batch_size=config.batch_size, max_grad_norm=config.max_grad_norm, std_floor=config.std_floor, updates=config.updates, seed=config.seed,
-        save_to=config.save_to, state=state, parallel=config.parallel,
+        save_to=config.save_to, state=state, parallel=config.parallel, **config.learning(),
     )  # fmt: skip
 
     @flow.iteration
-    def iteration(request: str = "train") -> Any:
-        if request not in ("train", "checkpoint", "evaluate", "state"):
-            raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
-        if request == "state":
-            return first(learner.state_dict().wait())
-        if request == "evaluate":
-            result = simulator.evaluate(act, obs)
-            policy.act(obs, act, published, deterministic=True)
-            return pooled(result.wait())
+    @answering(learner, greedily(simulator, policy, act, obs, published), simulator)
+    def iteration() -> Any:
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
-        metrics = learner.imitate(traj, published).metrics
-        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+        return learner.imitate(traj, published).metrics
 
     return flow
 
 
-def shares(config: DAggerConfig) -> dict[str, int]:
-    """The simulator may have as many ranks as there are environments."""
-    return {"simulator": config.num_envs}
+shares = SimulatedConfig.shares

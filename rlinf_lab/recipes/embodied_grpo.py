@@ -25,36 +25,26 @@ from torch import nn
 
 from rlinf_lab.algorithms import advantage as advantages
 from rlinf_lab.algorithms import loss as losses
-from rlinf_lab.errors import ConfigError, UnknownNameError, shown
-from rlinf_lab.recipes.ppo import PPOConfig, _cell, first, pooled
+from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, real
+from rlinf_lab.recipes.ppo import PPOConfig, cell
 from rlinf_lab.recipes.starting_policy import StartingPolicy
-from rlinf_lab.vecenv import EnvFactory, EnvSpec
 from rlinf_lab.workers.group_learner import GroupLearner
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
 
 
 @dataclass(frozen=True)
-class EmbodiedGRPOConfig:
-    """Every number of the experiment; where `Number` stands a schedule may stand, too. The defaults are those that learn from a clone on Meta-World.
+class EmbodiedGRPOConfig(SimulatedConfig):
+    """Every number of the experiment, see `SimulatedConfig`. The defaults are those that learn from a clone on Meta-World.
 
-    Raises `ConfigError` naming the field (what both recipes have as `PPOConfig` names it), its value and the limit.
+    An error about what both recipes have names `PPOConfig`.
     """
 
-    env: Any
-    """an id ("metaworld/push-v3"), a gymnasium.Env class, a function that makes one or a vector, a gymnasium VectorEnv"""
-    max_episode_steps: int | None = None
-    """environment steps of an episode; None: the environment's own limit"""
     policy: Callable[..., nn.Module] | StartingPolicy | None = None
     """what to go on from: a run, a loaded policy, a run's folder; success alone teaches nothing to a policy that never succeeds. Or what makes the module"""
     num_envs: int = 64
     """episodes of an iteration, over all ranks and sub-batches together: the group"""
-    total_timesteps: int | None = None
-    """environment steps of the run, over all environments, rounded up to whole iterations; None: as `iterations` says, else 50 iterations"""
-    iterations: int | None = None
-    """updates of the run, instead of `total_timesteps`"""
-    seed: int = 0
-    """of environments, weights, exploration and minibatches"""
     reward: str = "success"
     """"success": 1 in the step in which the task first succeeds, which ends the episode; "environment": its own rewards, summed"""
     advantage: str | Callable[..., Any] = "grpo"
@@ -83,28 +73,14 @@ class EmbodiedGRPOConfig:
     """units of each hidden layer"""
     normalize_obs: bool = True
     """whether numbers of observations are normalised; a policy that is gone on from keeps its own normalisation"""
-    render: bool = True
-    """whether the simulator draws a picture now and then, for a dashboard"""
-    save_to: str | None = None
-    """safetensors file that the learner writes when the run ends"""
     parallel: str = "ddp"
     """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
 
     def __post_init__(self) -> None:
-        if self.target_kl is not None and (isinstance(self.target_kl, bool) or not isinstance(self.target_kl, (int, float)) or not self.target_kl > 0):
-            raise ConfigError(f"EmbodiedGRPOConfig.target_kl is {shown(self.target_kl)}; it must be a number greater than 0, or None.")
-        if not isinstance(self.num_envs, int) or self.num_envs < 2:
-            raise ConfigError(f"EmbodiedGRPOConfig.num_envs is {shown(self.num_envs)}; it must be a whole number of at least 2: episodes are compared.")
+        super().__post_init__()
+        self._require("target_kl", self.target_kl is None or (real(self.target_kl) and self.target_kl > 0), "a number greater than 0, or None")
+        self._require("num_envs", self.num_envs >= 2, "a whole number of at least 2: episodes are compared")
         advantages.get(self.advantage, of=("group", "batch"))
-
-    @classmethod
-    def preset(cls, env: Any, **overrides: Any) -> EmbodiedGRPOConfig:
-        """The defaults with some fields changed. `UnknownNameError` for an unknown field."""
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in overrides:
-            if name not in known:
-                raise UnknownNameError.of("field of EmbodiedGRPOConfig", name, known)
-        return cls(env=env, **overrides)
 
     @functools.cached_property
     def ppo(self) -> PPOConfig:
@@ -137,16 +113,6 @@ class EmbodiedGRPOConfig:
         """How many actions are chosen at once; None: one."""
         return self.ppo.chunk
 
-    @property
-    def factory(self) -> EnvFactory:
-        """What makes the environments, in any process."""
-        return self.ppo.factory
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Read from the environment."""
-        return self.ppo.spec
-
     def make_policy(self) -> Callable[[], Any]:
         """The constructor that policy and learner share."""
         return self.ppo.make_policy()
@@ -159,32 +125,23 @@ def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Wo
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
     published = flow.weights("policy_weights")
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * ppo.decisions)
-    simulator, policy = _cell(flow, ppo, weights, taken)
+    simulator, policy = cell(flow, ppo, weights, taken, state)
     learner = flow.worker(
         GroupLearner, config.make_policy(), name="learner", advantage=advantages.get(config.advantage, of=("group", "batch")).function,
         loss_of_policy=losses.get(config.loss).function, learning_rate=config.learning_rate, n_epochs=config.n_epochs, batch_size=ppo.batch_size, clip_range=config.clip_range,
         ent_coef=config.ent_coef, max_grad_norm=config.max_grad_norm, target_kl=config.target_kl, updates=config.updates, seed=config.seed,
         save_to=config.save_to, state=state, parallel=config.parallel, moves_normaliser=not isinstance(config.policy, StartingPolicy),
+        **config.learning(),
     )  # fmt: skip
 
     @flow.iteration
-    def iteration(request: str = "train") -> Any:
-        if request not in ("train", "checkpoint", "evaluate", "state"):
-            raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
-        if request == "state":
-            return first(learner.state_dict().wait())
-        if request == "evaluate":
-            result = simulator.evaluate(act, obs)
-            policy.act(obs, act, published, deterministic=True)
-            return pooled(result.wait())
+    @answering(learner, greedily(simulator, policy, act, obs, published), simulator)
+    def iteration() -> Any:
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
-        metrics = learner.train(traj, published).metrics
-        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+        return learner.train(traj, published).metrics
 
     return flow
 
 
-def shares(config: EmbodiedGRPOConfig) -> dict[str, int]:
-    """The simulator may have as many ranks as there are environments."""
-    return {"simulator": config.num_envs}
+shares = SimulatedConfig.shares

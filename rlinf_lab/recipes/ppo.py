@@ -15,30 +15,25 @@ the learner publishes, the policy pulls the newest, so a plan with staleness col
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-import numbers
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
 from rlinf_lab.algorithms import advantage as advantages
 from rlinf_lab.algorithms import loss as losses
-from rlinf_lab.errors import ConfigError, UnknownNameError, shown, with_old_names
+from rlinf_lab.errors import ConfigError, shown, with_old_names
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Weights, make_policy
 from rlinf_lab.policies.leaves import Kind, leaves_of
+from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, pooled, real, whole
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
-from rlinf_lab.records import Episodes
-from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
-from rlinf_lab.vecenv.stepping import rewarded_for_success
+from rlinf_lab.vecenv import environment
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, RolloutWorker, SimulatorWorker
-from rlinf_lab.workers.learner import GROUPS, Number
+from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
 
 OLD_NAMES = {
@@ -47,35 +42,16 @@ OLD_NAMES = {
     "steps": "n_steps", "lam": "gae_lambda", "epochs": "n_epochs", "minibatch": "batch_size", "clip": "clip_range", "value_coefficient": "vf_coef",
     "entropy_coefficient": "ent_coef", "log_std": "log_std_init", "hidden": "net_arch", "anneal": "learning_rate=lab.linear(1e-3, 1e-4)",
 }  # fmt: skip
-REWARDS = ("environment", "success")
 POLICY_METHODS = ("act", "draw_noise", "values", "numbers", "set_normaliser", "weights", "load", "normalised_size", "version")
 
 
 @with_old_names(OLD_NAMES)
 @dataclass(frozen=True)
-class PPOConfig:
-    """Every number of the experiment. `preset` knows settings that learn; the defaults are those for few choices, such as CartPole.
+class PPOConfig(SimulatedConfig):
+    """Every number of the experiment, see `SimulatedConfig`. `preset` knows settings that learn; the defaults are those for few choices, such as CartPole."""
 
-    Where `Number` stands a schedule may stand, too: ``lab.linear(3e-4)``, or a function of the share of the run that is done.
-    Raises `ConfigError` naming the field, its value and the limit.
-    """
-
-    env: Any
-    """an id ("CartPole-v1", "simulator/task"), a gymnasium.Env class, a function that makes one or a vector, a gymnasium VectorEnv"""
-    max_episode_steps: int | None = None
-    """environment steps after which an episode is cut; None: the environment's own limit"""
-    num_envs: int = 8
-    """environments, over all ranks and sub-batches together"""
-    runner: str = "auto"
-    """what steps the environments, the same everywhere in the run: "auto" measures those that the simulator has, see `make_vec`; `train` writes down which"""
     n_steps: int = 128
     """environment steps of each environment in an iteration"""
-    total_timesteps: int | None = None
-    """environment steps of the run, over all environments, rounded up to whole iterations; None: as `iterations` says, else 100,000"""
-    iterations: int | None = None
-    """updates of the run, instead of `total_timesteps`"""
-    seed: int = 0
-    """of environments, weights, exploration and minibatches"""
     gamma: Number = 0.98
     """discount per environment step"""
     gae_lambda: Number = 0.9
@@ -102,8 +78,6 @@ class PPOConfig:
     """whether numbers of observations are normalised by their running mean and deviation; images and categories never are"""
     normalize_reward: bool = False
     """whether rewards are divided by the running standard deviation of the discounted return; returns are reported without it"""
-    reward: str = "environment"
-    """"environment": its own; "success": 1 in the step in which the task first succeeds, which ends the episode, and 0 before"""
     reward_scale: float = 1.0
     """factor on rewards before learning; returns are reported without it"""
     net_arch: tuple[int, ...] = (64, 64)
@@ -130,30 +104,24 @@ class PPOConfig:
     """updates at first that teach the value net alone: one that knows nothing would spoil a policy that is gone on from"""
     target_kl: float | None = None
     """above 1.5 times this divergence (nats) the rest of an update teaches the value net alone; None: no limit"""
-    render: bool = True
-    """whether the simulator draws a picture now and then, for a dashboard; `train` wants them in a notebook only"""
-    save_to: str | None = None
-    """safetensors file that the learner writes when the run ends"""
     parallel: str = "ddp"
     """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
 
+    elsewhere: ClassVar[tuple[str, ...]] = tuple(OLD_NAMES)
+
     def __post_init__(self) -> None:
-        for name in ("num_envs", "n_steps"):
-            self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
-        for name in ("max_episode_steps", "total_timesteps", "iterations"):
-            self._require(name, (value := getattr(self, name)) is None or _whole(value, 1), "a whole number of at least 1, or None")
-        self._require("iterations", self.iterations is None or self.total_timesteps is None, "None where total_timesteps is given: one of both")
-        self._require("n_epochs", callable(self.n_epochs) or _whole(self.n_epochs, 1), "a whole number of at least 1, or a schedule")
-        self._require("batch_size", callable(self.batch_size) or _whole(self.batch_size, 2), "a whole number of at least 2: advantages are normalised within")
-        self._require("seed", _whole(self.seed, 0), "a whole number of at least 0")
+        super().__post_init__()
+        self._require_whole("n_steps")
+        self._require("n_epochs", callable(self.n_epochs) or whole(self.n_epochs, 1), "a whole number of at least 1, or a schedule")
+        self._require("batch_size", callable(self.batch_size) or whole(self.batch_size, 2), "a whole number of at least 2: advantages are normalised within")
         for name in ("gamma", "gae_lambda"):
             self._require_number(name, lambda value: 0 <= value <= 1, "a number between 0 and 1")
         for name in ("learning_rate", "clip_range", "max_grad_norm"):
             self._require_number(name, lambda value: value > 0, "a number greater than 0", last=lambda value: value >= 0)
         for name in ("vf_coef", "ent_coef"):
             self._require_number(name, lambda value: value >= 0, "a number of at least 0")
-        self._require("reward_scale", _real(self.reward_scale) and self.reward_scale > 0, "a number greater than 0")
-        self._require("chunk_size", self.chunk_size is None or _whole(self.chunk_size, 1), "a whole number of at least 1, or None")
+        self._require("reward_scale", real(self.reward_scale) and self.reward_scale > 0, "a number greater than 0")
+        self._require("chunk_size", self.chunk_size is None or whole(self.chunk_size, 1), "a whole number of at least 1, or None")
         chunk = self.chunk
         self._require("chunk_size", self.chunk_size in (None, chunk), f"{chunk}, as the policy that is gone on from has it, or None")
         self._require("n_steps", self.n_steps % (chunk or 1) == 0, f"a multiple of the chunk's size, {chunk}")
@@ -161,43 +129,24 @@ class PPOConfig:
         what = "num_envs × n_steps" + (" / chunk_size" if chunk else "")
         self._require("batch_size", callable(self.batch_size) or self.batch_size <= samples, f"at most {what} = {samples}")
         self._require("per_action", not self.per_action or chunk is not None, "False where single actions are chosen")
-        self._require("reward", self.reward in REWARDS, " or ".join(map(repr, REWARDS)))
-        self._require("critic_warmup", _whole(self.critic_warmup, 0), "a whole number of at least 0")
-        self._require("target_kl", self.target_kl is None or (_real(self.target_kl) and self.target_kl > 0), "a number greater than 0, or None")
-        self._require("log_std_init", _real(self.log_std_init) and -5 <= self.log_std_init <= 2, "a number between -5 and 2")
-        units = isinstance(self.net_arch, (tuple, list)) and all(_whole(n, 1) for n in self.net_arch)
-        self._require("net_arch", units, "a tuple of whole numbers of at least 1, such as (64, 64)")
-        for name in ("normalize_obs", "normalize_reward", "squash", "render"):
-            self._require(name, isinstance(getattr(self, name), bool), "True or False")
+        self._require_whole("critic_warmup", least=0)
+        self._require("target_kl", self.target_kl is None or (real(self.target_kl) and self.target_kl > 0), "a number greater than 0, or None")
+        self._require("log_std_init", real(self.log_std_init) and -5 <= self.log_std_init <= 2, "a number between -5 and 2")
+        self._require_units("(64, 64)")
+        self._require_flags("normalize_obs", "normalize_reward", "squash")
         self._require("share_encoder", self.share_encoder is None or isinstance(self.share_encoder, bool), "True, False, or None")
         for name in ("encoder", "policy"):
             value = getattr(self, name)
             fits = value is None or isinstance(value, StartingPolicy) or (callable(value) and not isinstance(value, nn.Module))
             self._require(name, fits, "a function that makes a torch module, or None")
-        self._require("runner", isinstance(self.runner, str), "'auto', or the name of a runner")
         advantages.get(self.advantage, of="steps")
         losses.get(self.loss)
-        self._require("parallel", self.parallel in GROUPS, " or ".join(map(repr, GROUPS)))
-        self._require("save_to", self.save_to is None or isinstance(self.save_to, (str, os.PathLike)), "a path, or None")
 
     @property
     def chunk(self) -> int | None:
         """How many actions are chosen at once; None: one."""
         started = self.policy.chunk if isinstance(self.policy, StartingPolicy) else None
         return self.chunk_size if started is None else started
-
-    def _require(self, field: str, holds: bool, limit: str) -> None:
-        if not holds:
-            raise ConfigError(f"PPOConfig.{field} is {shown(getattr(self, field))}; it must be {limit}.")
-
-    def _require_number(self, field: str, holds: Callable[[float], bool], limit: str, last: Callable[[float], bool] | None = None) -> None:
-        """``last``: what a schedule must fulfil at its end, where that is less."""
-        value = getattr(self, field)
-        if not callable(value):
-            return self._require(field, _real(value) and holds(value), f"{limit}, or a schedule such as lab.linear(3e-4)")
-        for progress in (0.0, 0.5, 1.0):
-            there, test = value(progress), holds if progress < 1 or last is None else last
-            self._require(field, _real(there) and test(there), f"{limit} everywhere, and gives {shown(there)} at {progress}")
 
     def _shares_encoder(self) -> bool:
         if self.share_encoder is not None:
@@ -216,16 +165,13 @@ class PPOConfig:
 
     @property
     def updates(self) -> int:
-        """Iterations of the whole run."""
-        return self.iterations or -(-(self.total_timesteps or 100_000) // self.env_steps)
+        """Iterations of the whole run; 100,000 environment steps where nothing is said."""
+        return self._updates(-(-100_000 // self.env_steps))
 
     @classmethod
-    def preset(cls, env: Any, **overrides: Any) -> PPOConfig:
+    def preset(cls, env: Any, **overrides: Any) -> Self:
         """Settings known to learn ``env``, else those for its kind of actions, with some fields changed. `UnknownNameError` for an unknown field."""
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in overrides:
-            if name not in known and name not in OLD_NAMES:
-                raise UnknownNameError.of("field of PPOConfig", name, known)
+        cls.check_names(overrides)
         usual = GOING_ON if isinstance(overrides.get("policy"), StartingPolicy) else _settings(env)
         settings = {**usual, **({"normalize_reward": False} if overrides.get("reward") == "success" else {}), **overrides}
         if usual is GOING_ON and "n_steps" not in overrides and (limit := settings.get("max_episode_steps")):
@@ -238,32 +184,20 @@ class PPOConfig:
                 settings.pop(other, None)
         return cls(env=env, **settings)
 
-    @functools.cached_property
-    def factory(self) -> EnvFactory:
-        """What makes the environments, in any process."""
-        factory = environment(self.env)
-        factory = factory if self.runner == "auto" else factory.for_run(self.num_envs, self.max_episode_steps, runner=self.runner)
-        return rewarded_for_success(factory) if self.reward == "success" else factory
-
-    @functools.cached_property
-    def spec(self) -> EnvSpec:
-        """Read from the environment; one is made for it, once."""
-        return self.factory.spec(self.max_episode_steps)
-
     def make_policy(self) -> partial[Any]:
         """The constructor that policy and learner share: equal arguments, equal initial weights."""
         spaces = self.spec.observation_space, self.spec.action_space
         if isinstance(self.policy, StartingPolicy):
             return self.policy.constructor(*spaces)
         if self.policy is not None:
-            return partial(_seeded, self.policy, *spaces, self.seed)
+            return partial(seeded, self.policy, *spaces, self.seed)
         return partial(
             make_policy, *spaces, net_arch=tuple(self.net_arch), activation=self.activation, log_std_init=self.log_std_init, squash=self.squash,
             normalize_obs=self.normalize_obs, encoder=self.encoder, share_encoder=self._shares_encoder(), seed=self.seed, chunk=self.chunk_size, per_action=self.per_action,
         )  # fmt: skip
 
 
-def _seeded(make: Callable[..., nn.Module], observation_space: Any, action_space: Any, seed: int) -> nn.Module:
+def seeded(make: Callable[..., nn.Module], observation_space: Any, action_space: Any, seed: int) -> nn.Module:
     """A module of the user's, the same wherever it is made. `ConfigError` where it is none that can act."""
     import torch
 
@@ -277,14 +211,6 @@ def _seeded(make: Callable[..., nn.Module], observation_space: Any, action_space
             f"encoder=...) with your module as the encoder, or a subclass of rlinf_lab.policies.ActorCritic."
         )
     return module
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def _real(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 _ANNEALED = linear(1e-3, 1e-4)
@@ -351,31 +277,22 @@ def _settings(env: Any) -> dict[str, Any]:
 def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow. ``state``: of a learner (`LearnerWorker.state_dict`), to go on where another run stopped.
 
-    An iteration does what its argument says: ``"train"`` (the default), ``"checkpoint"`` (the same; returns ``metrics`` and ``state``),
-    ``"evaluate"`` (the greedy policy on fresh seeds) or ``"state"`` (returns the learner's state).
+    An iteration does what its argument says, see `answering`; ``"evaluate"``: the greedy policy on fresh seeds.
     Raises what `make_policy` raises for a space that no policy can handle.
     """
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
     published = flow.weights("policy_weights")
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
-    simulator, policy = _cell(flow, config, weights, taken)
+    simulator, policy = cell(flow, config, weights, taken, state)
     learner = _learner(flow, config, state)
 
     @flow.iteration
-    def iteration(request: str = "train") -> Any:
-        if request not in ("train", "checkpoint", "evaluate", "state"):
-            raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
-        if request == "state":
-            return first(learner.state_dict().wait())
-        if request == "evaluate":
-            result = simulator.evaluate(act, obs)
-            policy.act(obs, act, published, deterministic=True)
-            return pooled(result.wait())
+    @answering(learner, greedily(simulator, policy, act, obs, published), simulator)
+    def iteration() -> Any:
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
-        metrics = learner.train(traj, published).metrics
-        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+        return learner.train(traj, published).metrics
 
     return flow
 
@@ -394,18 +311,15 @@ def fuse(config: PPOConfig, plan: ExecutionPlan, state: dict[str, Any] | None = 
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
     make = config.make_policy()
     make()  # refuses a space here, not in a worker after the launch
-    rollout = flow.worker(RolloutWorker, policy=make, weights=weights, name="rollout", **_simulator(config, taken))
+    simulating = config.simulating(config.n_steps, taken, state)
+    rollout = flow.worker(RolloutWorker, policy=make, weights=weights, name="rollout", **simulating, chunk_size=config.chunk)
     learner = _learner(flow, config, state)
 
     @flow.iteration
-    def iteration(request: str = "train") -> Any:
-        if request not in ("train", "checkpoint", "state"):
-            raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "state"))
-        if request == "state":
-            return first(learner.state_dict().wait())
+    @answering(learner, simulator=rollout)
+    def iteration() -> Any:
         rollout.roll_out(traj, published)
-        metrics = learner.train(traj, published).metrics
-        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
+        return learner.train(traj, published).metrics
 
     placements = {"rollout": places, "learner": plan.placements["learner"]}
     return flow, ExecutionPlan(plan.name, plan.devices, placements, staleness=plan.staleness, origin=plan.origin)
@@ -417,22 +331,20 @@ def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) ->
         gamma=config.gamma, gae_lambda=config.gae_lambda, learning_rate=config.learning_rate, n_epochs=config.n_epochs,
         batch_size=config.batch_size, clip_range=config.clip_range, vf_coef=config.vf_coef, ent_coef=config.ent_coef,
         max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale, normalize_reward=config.normalize_reward,
-        updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel,
+        updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel, **config.learning(),
         advantage_of_steps=advantages.get(config.advantage, of="steps").function, loss_of_policy=losses.get(config.loss).function,
         critic_warmup=config.critic_warmup, target_kl=config.target_kl, moves_normaliser=not isinstance(config.policy, StartingPolicy),
     )  # fmt: skip
 
 
-def shares(config: PPOConfig) -> dict[str, int]:
-    """The simulator may have as many ranks as there are environments."""
-    return {"simulator": config.num_envs}
+shares = SimulatedConfig.shares
 
 
 def build_evaluation(config: PPOConfig, weights: Weights | None = None, episodes: int = 50) -> Workflow:
     """A workflow of its own that evaluates a policy greedily, ``episodes`` each iteration. Without weights: the initial policy."""
     flow = Workflow("ppo_evaluation")
     obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
-    simulator, policy = _cell(flow, config, weights)
+    simulator, policy = cell(flow, config, weights)
 
     @flow.iteration
     def iteration() -> Any:
@@ -443,28 +355,8 @@ def build_evaluation(config: PPOConfig, weights: Weights | None = None, episodes
     return flow
 
 
-def first(per_rank: Any) -> Any:
-    """What rank 0 returned; learner ranks are equal."""
-    return per_rank[0] if isinstance(per_rank, list) else per_rank
-
-
-def pooled(per_rank: Episodes | list[Episodes]) -> dict[str, Any]:
-    """What the simulator's ranks found in an evaluation, together: see `Episodes.summary`."""
-    return Episodes.joined(per_rank if isinstance(per_rank, list) else [per_rank]).summary()
-
-
-def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int = 0) -> tuple[WorkerHandle, WorkerHandle]:
+def cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int = 0, state: Any = None) -> tuple[WorkerHandle, WorkerHandle]:
     make = config.make_policy()
     make()  # refuses a space here, not in a worker after the launch
-    simulator = flow.worker(SimulatorWorker, name="simulator", **_simulator(config, taken))
+    simulator = flow.worker(SimulatorWorker, name="simulator", **config.simulating(config.n_steps, taken, state), chunk_size=config.chunk)
     return simulator, flow.worker(PolicyWorker, make, name="policy", seed=config.seed, weights=weights)
-
-
-def _simulator(config: PPOConfig, taken: int) -> dict[str, Any]:
-    """Arguments of a worker that steps the environments."""
-    spec = config.spec
-    return {
-        "env": config.factory.for_run(config.num_envs, config.max_episode_steps), "num_envs": config.num_envs, "n_steps": config.n_steps,
-        "max_episode_steps": config.max_episode_steps, "seed": config.seed, "taken": taken, "render": config.render, "chunk_size": config.chunk,
-        "spaces": (spec.observation_space, spec.action_space),
-    }  # fmt: skip

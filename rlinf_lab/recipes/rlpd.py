@@ -16,7 +16,8 @@ import numpy as np
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.recipes import off_policy
-from rlinf_lab.recipes.off_policy import _real, _whole, shares
+from rlinf_lab.recipes.config import real, whole
+from rlinf_lab.recipes.off_policy import shares
 from rlinf_lab.recipes.sac import SACConfig
 from rlinf_lab.replay import ReplayBuffer, demonstrations
 from rlinf_lab.replay.flat import flat
@@ -32,7 +33,8 @@ class RLPDConfig(SACConfig):
     """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper."""
 
     data: Any = None
-    """demonstrations: a `replay.ReplayBuffer`, the path of one, or episodes (`replay.demonstrations`); rewards as the environment gives them"""
+    """demonstrations: a `replay.ReplayBuffer`, the path of one, or episodes (`replay.demonstrations`), whose rewards become those of
+    ``reward`` where they tell of success; a buffer's stay as they are"""
     offline_share: float = 0.5
     """of each minibatch, drawn from them"""
     train_freq: int = 1
@@ -51,8 +53,8 @@ class RLPDConfig(SACConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("data", self.data is not None, "demonstrations: a ReplayBuffer, the path of one, or episodes")
-        self._require("offline_share", _real(self.offline_share) and 0 <= self.offline_share <= 1, "a number between 0 and 1")
-        within = _whole(self.target_critics, 1) and self.target_critics <= self.n_critics
+        self._require("offline_share", real(self.offline_share) and 0 <= self.offline_share <= 1, "a number between 0 and 1")
+        within = whole(self.target_critics, 1) and self.target_critics <= self.n_critics
         self._require("target_critics", within, f"a whole number between 1 and n_critics = {self.n_critics}")
 
     def make_step(self) -> partial[SACStep]:
@@ -64,7 +66,7 @@ class RLPDConfig(SACConfig):
     @functools.cached_property
     def _offline(self) -> ReplayBuffer:
         """The transitions of ``data``, with draws of their own. `ConfigError` where they are of another environment."""
-        found = demonstrations(self.data)
+        found = demonstrations(self.data, reward=self.reward)
         buffer = ReplayBuffer(len(found), seed=self.seed)
         buffer.add(found.rows(found.order))
         row, spec = buffer.rows(np.zeros(1, np.int64)), self.spec

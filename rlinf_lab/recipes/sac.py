@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.recipes import off_policy
-from rlinf_lab.recipes.off_policy import OffPolicyConfig, _real, shares
+from rlinf_lab.recipes.config import real
+from rlinf_lab.recipes.off_policy import OffPolicyConfig, shares
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workers.off_policy import SACStep
 from rlinf_lab.workflow.workflow import Workflow
@@ -37,7 +38,7 @@ class SACConfig(OffPolicyConfig):
             self._require("ent_coef", self._first_temperature() is not None, limit)
         else:
             self._require_number("ent_coef", lambda value: value >= 0, "a number of at least 0")
-        self._require("target_entropy", self.target_entropy == AUTO or _real(self.target_entropy), "a number, or 'auto'")
+        self._require("target_entropy", self.target_entropy == AUTO or real(self.target_entropy), "a number, or 'auto'")
 
     def _first_temperature(self) -> float | None:
         """With which a temperature that is learnt begins; None where the text says none."""
@@ -55,7 +56,7 @@ class SACConfig(OffPolicyConfig):
         learns = isinstance(self.ent_coef, str)
         return partial(
             SACStep, self.make_policy(), self.make_critics(), target_entropy=self._target_entropy(), ent_coef=self._first_temperature() or 1.0,
-            learns_temperature=learns, policy_delay=self.policy_delay, precision=self.precision, compile=self.compile,
+            learns_temperature=learns, policy_delay=self.policy_delay, **self.learning(),
         )  # fmt: skip
 
     def step_settings(self) -> dict[str, Number]:

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from rlinf_lab.recipes import off_policy
-from rlinf_lab.recipes.off_policy import OffPolicyConfig, _real, shares
+from rlinf_lab.recipes.config import real
+from rlinf_lab.recipes.off_policy import OffPolicyConfig, shares
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workers.off_policy import TD3Step
 from rlinf_lab.workflow.workflow import Workflow
@@ -35,7 +36,7 @@ class TD3Config(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("action_noise", _real(self.action_noise) and self.action_noise > 0, "a number greater than 0")
+        self._require("action_noise", real(self.action_noise) and self.action_noise > 0, "a number greater than 0")
         for name in ("target_policy_noise", "target_noise_clip"):
             self._require_number(name, lambda value: value >= 0, "a number of at least 0")
 
@@ -44,7 +45,7 @@ class TD3Config(OffPolicyConfig):
 
     def make_step(self) -> partial[TD3Step]:
         return partial(
-            TD3Step, self.make_policy(), self.make_critics(), policy_delay=self.policy_delay, precision=self.precision, compile=self.compile
+            TD3Step, self.make_policy(), self.make_critics(), policy_delay=self.policy_delay, **self.learning()
         )
 
     def step_settings(self) -> dict[str, Number]:

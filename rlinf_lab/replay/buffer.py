@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.replay.flat import Tree, flat, nested
+from rlinf_lab.replay.history import History
 
 FORMAT = "rlinf_lab replay 1"
 
@@ -59,6 +60,8 @@ class ReplayBuffer:
         self._columns: dict[str, NDArray] = {}
         self._next = 0
         self._size = 0
+        self._came = 0
+        """rows since the beginning, those of the buffer that this one goes on from too"""
 
     # --- in -------------------------------------------------------------------------------------------------
     def add(self, transitions: Tree) -> NDArray[np.int64]:
@@ -79,11 +82,12 @@ class ReplayBuffer:
             self._columns[name][index] = leaf
         self._next = int((self._next + kept) % self.capacity)
         self._size = min(self.capacity, self._size + kept)
+        self._came += count
         return index
 
     def clear(self) -> None:
         """Forget all transitions; the arrays stay."""
-        self._next = self._size = 0
+        self._next = self._size = self._came = 0
 
     # --- out ------------------------------------------------------------------------------------------------
     def sample(self, size: int) -> Sample:
@@ -126,8 +130,9 @@ class ReplayBuffer:
     def state_dict(self) -> dict[str, Any]:
         """All rows, oldest first, and what the next draws depend on: arrays and plain values, copies of what is here."""
         order = self.order
+        rows = History({name: column[order] for name, column in self._columns.items()}, self._came - self._size)
         return {
-            "kind": type(self).__name__, "rows": {name: column[order] for name, column in self._columns.items()},
+            "kind": type(self).__name__, "rows": rows,
             "own": self._arrays(), "state": self._state(),
         }  # fmt: skip
 
@@ -144,6 +149,7 @@ class ReplayBuffer:
             if about["capacity"] == self.capacity:  # each row where it was: draws are of places
                 self._next = (about.get("next", count) - count) % self.capacity
             self.add(nested(dict(state["rows"])))
+            self._came = getattr(state["rows"], "first", 0) + count
         self._restore({name: array[-len(self) :] for name, array in state["own"].items()}, state["state"])
 
     def _restore(self, own: Mapping[str, NDArray], state: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,11 +31,21 @@ class Recorded(Protocol):
     """after the last step, without a leading axis; None where it was not kept"""
 
 
-def demonstrations(data: Any) -> ReplayBuffer:
+@dataclass(eq=False)
+class _Played:
+    obs_T: Any
+    action_T: Any
+    reward_T: NDArray
+    terminated: bool
+    final_obs: Any
+
+
+def demonstrations(data: Any, *, reward: str = "environment") -> ReplayBuffer:
     """A buffer with the transitions of ``data``: itself a `ReplayBuffer`, the file of one, or episodes (`Recorded`).
 
-    Of an episode without its final observation the last step is left out, unless the task ended with it. Raises
-    `ConfigError` for what holds no transitions, `FileNotFoundError`.
+    Of an episode without its final observation the last step is left out, unless the task ended with it. ``reward="success"``: of episodes that tell
+    (``success_T``) the reward is 1 in the step in which the task first succeeds, which ends them, and 0 before; a buffer's stay as they are. Raises
+    `ConfigError` for what holds no transitions or tells nothing about success, `FileNotFoundError`.
     """
     if isinstance(data, (str, os.PathLike)):
         return _checked(ReplayBuffer.load(_file(Path(data))), data)
@@ -44,7 +55,7 @@ def demonstrations(data: Any) -> ReplayBuffer:
         data = [data]
     if not isinstance(data, Iterable):
         raise ConfigError(f"data={shown(data)}: a ReplayBuffer, the path of one, or episodes. Next: data=lab.collect(...).")
-    parts = list(_episodes(data))
+    parts = list(_episodes(data, reward == "success"))
     if not parts:
         raise ConfigError(f"data={shown(data)} has no transition. Next: record some episodes.")
     buffer = ReplayBuffer(sum(len(part["reward"]) for part in parts))
@@ -70,12 +81,27 @@ def _checked(buffer: ReplayBuffer, given: Any) -> ReplayBuffer:
     return buffer
 
 
-def _episodes(data: Iterable[Any]) -> Iterator[dict[str, Tree]]:
+def _episodes(data: Iterable[Any], of_success: bool) -> Iterator[dict[str, Tree]]:
     for number, episode in enumerate(data):
         if not isinstance(episode, Recorded):
             raise ConfigError(f"data: number {number} is {shown(episode)}, and no recorded episode. Next: objects with obs_T, action_T, reward_T, …")
-        if (found := _transitions(episode)) is not None:
+        if (found := _transitions(_until_success(episode, number) if of_success else episode)) is not None:
             yield found
+
+
+def _until_success(episode: Recorded, number: int) -> Recorded:
+    """The episode as an environment that is rewarded for success alone would have given it."""
+    success_T = getattr(episode, "success_T", None)
+    if success_T is None:
+        raise ConfigError(f"data: episode {number} says nothing about success, which is what is rewarded. Next: reward='environment'.")
+    count = length(episode.obs_T)
+    if not np.any(success_T):
+        return _Played(episode.obs_T, episode.action_T, np.zeros(count, np.float32), episode.terminated, episode.final_obs)
+    steps = int(np.argmax(success_T)) + 1
+    reward_T = np.zeros(steps, np.float32)
+    reward_T[-1] = 1.0
+    final = rows(episode.obs_T, steps) if steps < count else episode.final_obs
+    return _Played(rows(episode.obs_T, slice(steps)), rows(episode.action_T, slice(steps)), reward_T, True, final)
 
 
 def _transitions(episode: Recorded) -> dict[str, Tree] | None:

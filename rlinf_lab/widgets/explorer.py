@@ -86,7 +86,8 @@ class PlanExplorer(PushedWidget):
         """Change fields of the question (`planning.adapt.whatif.Question`: ``items=``, ``memory_gib=`` ...) and show
         the answer, which is returned.
 
-        ``devices``: how many, or how many of each kind; ``memory_gib``: of all kinds, or of some. Raises `PlanError`
+        ``devices``: how many, or how many of each kind; ``memory_gib``: of all kinds, or of some; ``speed``: of some
+        workers, ``{"rollout": 2.0}`` for twice as fast. Raises `PlanError`
         when nothing fits. What the page has asked meanwhile is given up.
         """
         if isinstance(devices := changes.get("devices"), int):
@@ -95,6 +96,8 @@ class PlanExplorer(PushedWidget):
             before := self.question.memory_gib, Mapping
         ):
             changes["memory_gib"] = {**before, **memory}
+        if isinstance(speed := changes.get("speed"), Mapping):
+            changes["speed"] = {**self.question.speed, **speed}
         for name in changes:
             if name not in (known := [f.name for f in dataclasses.fields(Question)]):
                 raise ConfigError(f"ask({name}=...): a question has {', '.join(known)}.")

@@ -5,7 +5,8 @@ Legend: leading axes; T time, N environments, E ended episodes, K actions of a c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,10 @@ from rlinf_lab.trees import Tree, assign, leaves, map_tree, rows
 from rlinf_lab.vecenv.spaces import empty, first_not_finite, is_finite
 from rlinf_lab.vecenv.stepping import step_chunk
 from rlinf_lab.workers.seeds import Purpose, environment_seed
+from rlinf_lab.workers.standing import live
 
 if TYPE_CHECKING:
-    from rlinf_lab.vecenv import VecEnv
+    from rlinf_lab.vecenv import Restorable, VecEnv
 
 
 class Outcome(NamedTuple):
@@ -48,6 +50,7 @@ class EnvGroup:
         self.size = env.num_envs
         self.has_begun = False  # before the first reset environments have no state to save
         self._obs_N: Tree = None
+        self._first: dict[int, Outcome] = {}
         self._t = 0
 
     # --- leaving the device ---------------------------------------------------------------------------
@@ -55,6 +58,26 @@ class EnvGroup:
         """Close them, and hold their memory no longer; `env` is not there until it is assigned anew."""
         self.env.close()
         del self.env
+
+    # --- between two runs -----------------------------------------------------------------------------
+    def standing(self, env: Any) -> dict[str, Any]:
+        """Where its episodes are, so that `go_on` in another run goes on exactly there. ``env``: as the vector has saved it; None: before the first reset."""
+        state: dict[str, Any] = {"first_env": self.first_env, "taken": self.taken, "env": None}
+        if self._obs_N is None or env is None:
+            return state
+        held = {name: getattr(self, name).copy() for name in ("_return_N", "_began_N", "_once_N", "_told_N")}
+        return {**state, "env": env, "obs_N": map_tree(np.copy, self._obs_N), "now": self._now, **held}
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """From what `standing` gave."""
+        self.taken = state["taken"]
+        if state["env"] is None:
+            return
+        cast("Restorable", self.env).restore_state(live(state["env"]))
+        self.has_begun, self._now = True, state["now"]
+        for name in ("_return_N", "_began_N", "_once_N", "_told_N"):
+            setattr(self, name, state[name].copy())
+        self._keep(state["obs_N"])
 
     # --- a trajectory ---------------------------------------------------------------------------------
     def begin(self, steps: int) -> None:
@@ -146,7 +169,7 @@ class EnvGroup:
         self._now = 0  # steps since then; an episode's length is this less `_began_N`
         self._began_N = np.zeros(self.size, np.int64)
         self._once_N, self._told_N = np.zeros((2, self.size), bool)
-        self._first: dict[int, Outcome] = {}
+        self._first = {}
         self._check("first observation", obs_N)
         self._keep(obs_N)
 

@@ -26,6 +26,7 @@ from rlinf_lab.policies import ActorCritic, Weights
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.workers.adam import Adam
+from rlinf_lab.workers.computing import Computing
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.returns import DiscountedReturns
@@ -69,6 +70,7 @@ class LearnerWorker(TorchWorker):
     ``advantage_of_steps``, ``loss_of_policy``: of the forms of `lab.algorithms.advantage` and `loss`.
     ``normalizes_advantage``: whether advantages have mean 0 and deviation 1 within a minibatch.
     ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was cloned is for those that it has.
+    ``precision``, ``compile``: of forward and backward passes, see `Computing`.
     """
 
     def __init__(
@@ -97,12 +99,14 @@ class LearnerWorker(TorchWorker):
         normalizes_advantage: bool = True,
         advantage_of_steps: Callable[..., Any] = gae,
         loss_of_policy: Callable[..., Any] = policy_loss,
+        precision: str = "float32",
+        compile: bool = False,
     ) -> None:
         if not callable(batch_size) and batch_size < 2:
             raise ConfigError(f"LearnerWorker(batch_size={batch_size}): at least 2, for advantages are normalised within a minibatch.")
         if parallel not in GROUPS:
             raise ConfigError(f"LearnerWorker(parallel={shown(parallel)}): {' or '.join(map(repr, GROUPS))}.")
-        self.parallel = parallel
+        self.parallel, self.computing = parallel, Computing(precision, compile)
         self._make, self._save_to, self._state = policy, save_to, state
         self.settings: dict[str, Number] = {
             "gamma": gamma, "gae_lambda": gae_lambda, "learning_rate": learning_rate, "n_epochs": n_epochs, "batch_size": batch_size,
@@ -224,8 +228,8 @@ class LearnerWorker(TorchWorker):
             ppo_loss, clip=self.now("clip_range"), value_coefficient=self.now("vf_coef"), entropy_coefficient=self.now("ent_coef"),
             of_policy=self.loss_of_policy,
         )  # fmt: skip
-        model = self.group.parallel(self.policy, self.optimizer)
         device = next(self.policy.parameters()).device
+        model = self.computing(self.group.parallel(self.policy, self.optimizer), device)
         trees = [map_tree(lambda leaf: _tensor(leaf).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
         columns = [batch.log_prob_B, batch.advantage_B, batch.return_B, *([] if batch.steps_B is None else [batch.steps_B])]
         numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in columns]
@@ -245,7 +249,7 @@ class LearnerWorker(TorchWorker):
         return self.group.mean({name: float(value) / count for name, value in sums.items()})
 
     def _step(
-        self, model: nn.Module, loss: Callable[..., PPOLoss], rows_B: torch.Tensor, trees: list[Tree], numbers: list[torch.Tensor], values_only: bool
+        self, model: Callable[..., Any], loss: Callable[..., PPOLoss], rows_B: torch.Tensor, trees: list[Tree], numbers: list[torch.Tensor], values_only: bool
     ) -> dict[str, torch.Tensor]:
         """One gradient step on this rank's part of a minibatch, ``values_only``: of the value net. Returns its share of the minibatch's means."""
         old, adv, ret, *steps = (column[rows_B] for column in numbers)

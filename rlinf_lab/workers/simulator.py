@@ -19,6 +19,7 @@ from rlinf_lab.vecenv.stepping.on_host import HostVecEnv, on_host
 from rlinf_lab.workers.environments import EnvGroup, Outcome
 from rlinf_lab.workers.environments import episodes as as_episodes
 from rlinf_lab.workers.seeds import Purpose, environment_seed
+from rlinf_lab.workers.standing import Standing, fitting, of, plain, why_not
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class SimulatorWorker(Worker):
     environment in an earlier run that this one goes on from; its episodes and its noise are not repeated.
     ``spaces``: the (observation, action) spaces that the policy was built for, checked in `setup`. ``render``: whether to draw a picture now
     and then, for a dashboard. ``chunk_size``: the policy chooses so many actions at once, and a row of a trajectory is such a chunk; ``n_steps`` is a
-    multiple of it. ``options`` go to the environment's constructor.
+    multiple of it. ``standing``: where the environments of an earlier run stood (`where_they_stand`); those of slots that fit go on exactly there.
+    ``options`` go to the environment's constructor.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class SimulatorWorker(Worker):
         spaces: tuple[Any, Any] | None = None,
         render: bool = True,
         chunk_size: int | None = None,
+        standing: Standing | None = None,
         **options: Any,
     ) -> None:
         renamed = {"horizon": "max_episode_steps", "steps": "n_steps", "sizes": "spaces=(observation_space, action_space)"}
@@ -59,7 +62,7 @@ class SimulatorWorker(Worker):
         self.max_episode_steps, self.seed, self.taken, self.spaces, self.options = max_episode_steps, seed, taken, spaces, options
         if chunk_size is not None and n_steps % chunk_size:
             raise ConfigError(f"SimulatorWorker(n_steps={n_steps}, chunk_size={chunk_size}): n_steps must be a multiple of the chunk's size.")
-        self.chunk_size = chunk_size
+        self.chunk_size, self._standing = chunk_size, standing
         self.groups: list[EnvGroup] = []
         self._states: list[Any] = []
         self._draws = render
@@ -79,6 +82,10 @@ class SimulatorWorker(Worker):
             env = self._made(size)
             self._check_spaces(env.spec)
             self.groups.append(self._env_group(env, slot, slot * size))
+            before = fitting(self._standing, self._kind(), self.ranks * self.sub_batches, slot * size)
+            if before is not None:
+                self.groups[-1].go_on(before)
+        self._standing = None
 
     def _made(self, size: int) -> VecEnv:
         return on_host(self.env(size, self.max_episode_steps, **{**self._there(), **self.options}))
@@ -138,6 +145,26 @@ class SimulatorWorker(Worker):
             if group.has_begun:
                 cast("Restorable", group.env).restore_state(state)
         self._states = []
+
+    # --- going on in another run ----------------------------------------------------------------------------
+    def where_they_stand(self) -> Standing:
+        """Where the episodes of this rank's environments are, for ``standing=`` of another run; why that cannot be told where they cannot be saved."""
+        why = f"{self.env.id} stays on its GPU" if isinstance(self.groups[0].env, HostVecEnv) else self._why_it_stays()
+        if why:
+            return {"why": why}
+        saved = self._states or [cast("Restorable", group.env).save_state() if group.has_begun else None for group in self.groups]
+        try:
+            return {"of": self._kind(), "groups": [group.standing(plain(state)) for group, state in zip(self.groups, saved, strict=True)]}
+        except TypeError as error:
+            return {"why": f"{self.env.id}: {error}"}
+
+    @property
+    def begins_anew(self) -> str:
+        """Why its environments begin new episodes instead of going on where ``standing`` says; "" where they go on. Known before `setup`."""
+        return why_not(self._standing, self._kind(), self.ranks * self.sub_batches)
+
+    def _kind(self) -> dict[str, Any]:
+        return of(self.env.id, self.num_envs, self.max_episode_steps, self.seed, self.chunk_size)
 
     def collect(self, actions: Inbox[Action], observations: Outbox[Observation], trajectories: Outbox[Trajectory]) -> None:
         """``n_steps`` steps of every environment; then one `Trajectory` per slot."""

@@ -65,7 +65,9 @@ class Channel:
         spec = self.spec
         notes = [f"capacity={'unbounded' if spec.capacity is None or spec.whole else spec.capacity}"]
         notes += ["keyed"] * spec.keyed + ["whole batch"] * spec.whole + ["weighed"] * (spec.weight is not None)
-        notes += [f"groups of {spec.group}"] * (spec.group > 1) + ["unread items are discarded"] * spec.discard_unread
+        notes += [f"groups of {spec.group}{' of any rank' * (spec.gathered > 1)}"] * (spec.group > 1)
+        notes += ["unread items are discarded"] * spec.discard_unread
         notes += ["may be empty"] * spec.may_be_empty + ["waits in host memory"] * spec.cpu_offload
-        notes += [] if spec.is_fifo else [f"order={spec.order if isinstance(spec.order, str) else 'by a function'}"]
+        order = spec.order if isinstance(spec.order, str) else "by a function"
+        notes += [f"order={order}"] * (order != "fifo")
         return f"Channel({spec.name!r}, {', '.join(notes)})"

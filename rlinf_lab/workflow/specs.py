@@ -13,7 +13,8 @@ from rlinf_lab.workflow.structure import Path, rebuilt
 #: The two ends of a channel, as a method has them.
 READ, WRITE = "read", "write"
 DEFAULT_CAPACITY = 64
-ORDERS = ("fifo", "lifo", "priority")
+ORDERS = ("fifo", "lifo", "priority", "oldest_group")
+GATHERERS = ("writers", "readers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,18 @@ class ChannelSpec:
     ``weight``: of an item (its tokens, say), a whole number that a function of the item gives; 1 without it, and a put
     may say its own. ``order``: which of the items that are there a get is given: "fifo", "lifo", "priority" (what the
     put says), or a function of the item that gives a number: the smallest goes first, as in `queue.PriorityQueue`, and
-    among equals the one that came first.
+    among equals the one that came first. "oldest_group": those of the group that began first, whichever comes when; a
+    put then says the group's key.
 
     ``group``: a barrier for so many items of one key, as group-relative advantages need (GRPO: the responses to one
     prompt). A put says its key; when a rank has put as many with the same key, they go on together, as one item of the
     channel: a list, in the order of their puts. All else (``capacity``, micro-batches, ``get(n)``, an order's or
     weight's function) counts and sees groups. A call that ends with an incomplete group fails.
+
+    ``gather``: by whom groups are put together. "writers": by the rank that puts, so one rank puts all items of a key.
+    "readers": where the channel is read, whichever ranks and processes they come from; the weight's function then sees
+    an item and a group weighs their sum, the order is "fifo" (as they are whole) or "oldest_group", and what is left of
+    an incomplete group counts as unread.
 
     ``discard_unread``: more may be put in an iteration than is read, as where samples are drawn until a batch is full
     (dynamic sampling, DAPO): what is left is discarded, and calls that go on putting end (`Outbox.put`). Without it the
@@ -58,6 +65,7 @@ class ChannelSpec:
     discard_unread: bool = False
     may_be_empty: bool = False
     cpu_offload: bool = False
+    gather: str = "writers"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
@@ -81,6 +89,7 @@ class ChannelSpec:
                 f"Channel {self.name!r}: group={self.group} and keyed=True: the key says which group an item is of, or "
                 "who reads it. Next: one."
             )
+        self._check_gathering()
         if self.weight is not None and not callable(self.weight):
             raise ConfigError(
                 f"Channel {self.name!r}: weight is {shown(self.weight)}; it must be a function of an item, or None. "
@@ -100,23 +109,56 @@ class ChannelSpec:
                 f"at least 1, or None for no bound. Next: capacity={DEFAULT_CAPACITY}, say."
             )
 
+    def _check_gathering(self) -> None:
+        if self.gather not in GATHERERS:
+            raise ConfigError(
+                f"Channel {self.name!r}: gather is {shown(self.gather)}; it must be 'writers' or 'readers'. Next: "
+                "gather='readers' where several ranks put items of one group."
+            )
+        if self.gather == "readers" and (self.group == 1 or self.order not in ("fifo", "oldest_group")):
+            raise ConfigError(
+                f"Channel {self.name!r}: gather='readers' with group={self.group} and order={shown(self.order)}: it is "
+                "for groups, in order 'fifo' or 'oldest_group'. Next: group=8, say, and one of those orders."
+            )
+        if self.order == "oldest_group" and (self.keyed or (self.group > 1 and self.gather == "writers")):
+            beside = "keyed=True" if self.keyed else "groups of writers"
+            raise ConfigError(
+                f"Channel {self.name!r}: order='oldest_group' with {beside}: "
+                "the key says of which group an item is. Next: gather='readers', or another order."
+            )
+
     @property
     def is_fifo(self) -> bool:
-        return self.order == "fifo"
+        """Whether items leave as they came, one by one."""
+        return self.order == "fifo" and self.gathered == 1
+
+    @property
+    def gathered(self) -> int:
+        """How many items of a key are put together where it is read; 1: none."""
+        return self.group if self.gather == "readers" else 1
+
+    @property
+    def asks_group(self) -> bool:
+        """Whether a put says by ``key`` of which group its items are, and that travels with them."""
+        return self.gathered > 1 or self.order == "oldest_group"
 
     @property
     def taken_by(self) -> int:
         """The order as the engine knows it: 0 first in, first out; 1 last in, first out; 2 by what is known of each
-        item.
+        item; 3 by the age of its group.
         """
-        return {"fifo": 0, "lifo": 1}.get(self.order if isinstance(self.order, str) else "", 2)
+        return {"fifo": 0, "lifo": 1, "oldest_group": 3}.get(self.order if isinstance(self.order, str) else "", 2)
 
-    def tag(self, who: str, items: Sequence[Any], weight: int | None, priority: float | None) -> Tags | None:
+    def tag(
+        self, who: str, items: Sequence[Any], weight: int | None, priority: float | None, key: int | None = None
+    ) -> Tags | None:
         """What is known of the items of a put beside themselves; None when it is nothing. Raises `WorkflowError` for
         what is no weight or no priority.
         """
+        if self.asks_group and key is None:
+            raise WorkflowError(f"{who} has groups. Next: say of which group the item is, put(item, key=...).")
         if weight is None and self.weight is None and priority is None and self.order in ("fifo", "lifo"):
-            return None
+            return Tags(None, (key,) * len(items)) if self.asks_group and key is not None else None
         if (priority is not None) != (self.order == "priority"):
             if priority is None:
                 raise WorkflowError(f"{who} takes the smallest priority first. Next: put(item, priority=...).")
@@ -135,6 +177,8 @@ class ChannelSpec:
         ranks = (
             tuple(map(self.order, items))
             if callable(self.order)
+            else (key,) * len(items)
+            if self.asks_group and key is not None
             else None
             if priority is None
             else (priority,) * len(items)

@@ -62,6 +62,14 @@ class Weights:
             )
         return self._newest
 
+    def newest(self) -> int:
+        """The newest version that is published, without waiting; 0: none yet.
+
+        Beyond the one that was pulled, ``pull(at_least=newest)`` brings it, also in the middle of a call. Ranks of a
+        call may hear of it at different moments.
+        """
+        return self._newest.version
+
     def __repr__(self) -> str:
         return f"Weights({self.name!r}, version {self._newest.version})"
 
@@ -94,6 +102,9 @@ class WeightsHandle(LoopPart):
 
     def pull(self, *_: Any) -> NoReturn:
         self._refuse("pull")
+
+    def newest(self) -> NoReturn:
+        self._refuse("newest")
 
     def _refuse(self, what: str) -> NoReturn:
         raise WorkflowError(

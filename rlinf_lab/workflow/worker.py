@@ -46,6 +46,19 @@ class Inbox(Protocol[T]):
         """
         ...
 
+    def get_nowait(self, n: int | None = None, *, key: int | None = None) -> list[T]:
+        """What is there now, at most ``n`` items, without waiting for more: ``[]`` where nothing is.
+
+        Also after the end of the stream, which `get` tells: ask that as soon as there is nothing else to do. The rank
+        keeps its device. Who waits in a get goes first. Where a rank reads a channel whose queue is in another process
+        it waits for the answer of that, and for no producer.
+        """
+        ...
+
+    def qsize(self, *, key: int | None = None) -> int:
+        """How many items `get_nowait` would give now."""
+        ...
+
     def get_weight(self, weight: int, *, key: int | None = None) -> list[T]:
         """Items in the channel's order until they weigh ``weight`` together (tokens, say): the last one may go beyond
         it, none is split.
@@ -107,6 +120,14 @@ class Outbox(Protocol[T_contra]):
     ) -> None:
         """Hand over many items, in order; ``weight`` and ``priority`` are those of each. A collection travels in large
         parts, an iterator as it comes.
+        """
+        ...
+
+    def is_wanted(self) -> bool:
+        """Whether anybody may still read what is put: False once all calls that read the channel have ended.
+
+        Ask before the next decode step: a call that returns then keeps what it has in the making, and what it has not
+        read is not wanted, either, where nobody reads any of what it writes.
         """
         ...
 
@@ -404,6 +425,9 @@ class Collected(list[T], Generic[T]):
         for item in items:
             self.put(item, key=key, weight=weight, priority=priority)
 
+    def is_wanted(self) -> bool:
+        return True
+
 
 class Scripted(Generic[T]):
     """An inbox over a list of items: for calling a worker's method by hand. It refuses what a channel refuses.
@@ -445,6 +469,12 @@ class Scripted(Generic[T]):
         size = n or self._micro_batch or len(left)
         batch, left[:] = left[:size], left[size:]
         return batch
+
+    def get_nowait(self, n: int | None = None, *, key: int | None = None) -> list[T]:
+        return self.get(n or max(1, len(self._of(key))), key=key)
+
+    def qsize(self, *, key: int | None = None) -> int:
+        return len(self._of(key))
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[T]:
         if weight < 1:

@@ -93,7 +93,7 @@ def through(jupyterlab_session: Any) -> Path:
     return jupyterlab_session.root / "through"
 
 
-@pytest.mark.parametrize("theme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("theme", ["dark", pytest.param("light", marks=pytest.mark.long)])
 def test_everything_answers_while_the_cell_computes(jupyterlab: Any, through: Path, theme: str) -> None:
     through.unlink(missing_ok=True)
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook(f"clicks_{theme}", [VIEW, BUSY]), theme=theme)

@@ -38,7 +38,7 @@ def shown(page: Any, name: str) -> str:
     return page.evaluate(f"() => document.getElementById('timeline').dataset.{name} ?? ''")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_counters_lie_below_the_lanes(jupyterlab: Any, tmp_path: Path, theme: str) -> None:
     made = sample()
     page = jupyterlab.open_file(timeline_html(made.timeline, tmp_path / "counters.html", "Counters"), theme=theme)

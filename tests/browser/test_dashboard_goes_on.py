@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_live_widgets import DASHBOARD, data, watch_errors
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 ROOT = ".rl-dashboard .rl-timeline"
 S = 1_000_000_000
 LATE = "board.push({'state': 'running'}, timeline=sample.timeline, now_ns=sample.now + 20 * 10**9)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,14 @@ def settled(lab: Any, shows: str) -> None:
     lab.wait_until(lambda: data(lab, ROOT, "how") == "simulated" or data(lab, ROOT, "stale") == "true", "a simulation")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_it_draws_plans_side_by_side_and_fits_a_laptop(jupyterlab: Any, theme: str) -> None:
     lab, errors, outside = opened(jupyterlab, theme, "grpo_7b_case4", 64, {})
     lab.screenshot(f"explorer-{theme}")
     box = lab.page.locator(ROOT).bounding_box()
     assert box["height"] <= 640
+    first = lab.page.locator(f"{ROOT} tbody tr").first
+    assert first.get_attribute("data-selected") == "true" and f"Why {first.locator('td').first.inner_text()}?" in lab.page.locator(f"{ROOT} .rl-why").inner_text()
     titles = lab.page.locator(f"{ROOT} .rl-gantt header b").all_inner_texts()
     assert titles[:2] == ["temporal", "spatial"] and titles[2].startswith("hybrid")
     for i in range(3):
@@ -105,6 +108,17 @@ def test_sliders_selection_and_refusals(jupyterlab: Any) -> None:
     assert data(lab, ROOT, "stale") == "true" and lab.page.locator(f"{ROOT} .rl-chip").inner_text() == "no plan"
     lab.page.get_by_role("button", name="Reset").click()
     lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-headline").inner_text() == before and data(lab, ROOT, "stale") == "false", "as it was")
+    # A faster worker, compared with the pinned plan.
+    lab.page.locator(f"{ROOT} .rl-speeds summary").click()
+    step(lab, "rollout", "ArrowRight", 4)
+    lab.wait_until(lambda: "→" in lab.page.locator(f"{ROOT} .rl-headline").inner_text() and data(lab, ROOT, "how") == "simulated" and not data(lab, ROOT, "open"), "what it gains")
+    faster = lab.page.locator(f"{ROOT} .rl-headline").inner_text()
+    assert re.match(r"[\d.,]+ → [\d.,]+ s an iteration, 1\.\d+×: ", faster) and before.startswith(faster.split(" → ")[0] + " s ")
+    lab.screenshot("explorer-speed")
+    lab.page.get_by_role("button", name="Pin").click()
+    lab.wait_until(lambda: "→" not in lab.page.locator(f"{ROOT} .rl-headline").inner_text(), "pinned")
+    lab.page.get_by_role("button", name="Reset").click()
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-headline").inner_text().startswith(faster.split(" → ")[1].split(" s ")[0] + " → "), "the way back")
     assert not errors and not lab.errors()
 
 
@@ -147,7 +161,7 @@ shown.Asked.range = one
 """
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_a_search_for_ranges_shows_how_far_it_is_and_is_cancelled(jupyterlab: Any, theme: str) -> None:
     lab, errors, _ = opened(jupyterlab, theme, "grpo_1.5b_case1", 64, {}, SLOW_RANGES)
     bar = lab.page.locator(f"{ROOT} .rl-finding")

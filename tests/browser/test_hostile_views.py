@@ -146,6 +146,7 @@ def run_cell(lab: Any, number: int) -> None:
     lab.execute("notebook:run-cell")
 
 
+@pytest.mark.long
 def test_two_views_of_one_run_are_looked_at_apart_and_closing_harms_nobody(jupyterlab: Any) -> None:
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook("two", [TWO, "sample.step()\nview.update()", CLOSED]))
     errors = watch_errors(lab.page)
@@ -167,6 +168,7 @@ def test_two_views_of_one_run_are_looked_at_apart_and_closing_harms_nobody(jupyt
     assert not errors and lab.errors() == []
 
 
+@pytest.mark.long
 def test_a_view_whose_kernel_was_restarted_can_be_looked_at_and_says_that_nobody_hears_it(jupyterlab: Any) -> None:
     explorer = EXPLORER.format(path=str(PROFILES / "grpo_7b_case4.json"), devices=16, gib={})
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook("restarted", [DASHBOARD, explorer]))

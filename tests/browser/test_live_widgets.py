@@ -79,7 +79,7 @@ def watch_errors(page: Any) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_dashboard_shows_a_run_and_fits_a_laptop(jupyterlab: Any, theme: str) -> None:
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook(f"dashboard_{theme}", [DASHBOARD]), theme=theme)
     errors = watch_errors(lab.page)
@@ -204,7 +204,7 @@ def test_a_reload_while_the_cell_is_busy_shows_the_saved_picture_and_then_the_wi
     lab.wait_until(lambda: not picture.is_visible(), "the picture hides")
 
 
-@pytest.mark.parametrize("theme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("theme", ["dark", pytest.param("light", marks=pytest.mark.long)])
 def test_a_notebook_that_is_opened_again_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
     """Its kernel has gone, and no widget with it; while there is one the picture above it hides. A widget that is shown twice has a picture each time, and
     one whose cell is run again, too."""
@@ -231,7 +231,7 @@ def test_a_notebook_that_is_opened_again_shows_the_pictures(jupyterlab: Any, the
     lab.screenshot(f"opened-again-{theme}")
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_a_converted_notebook_shows_the_picture(jupyterlab: Any, tmp_path: Path, theme: str) -> None:
     """`jupyter nbconvert --to html` of a saved notebook: no widget runs there, the picture of the end is seen."""
     from nbconvert import HTMLExporter
@@ -309,7 +309,7 @@ board
 )
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_a_standstill_is_drawn_and_explained_until_something_moves(jupyterlab: Any, theme: str) -> None:
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook(f"still_{theme}", [STILL, "board.push({'standstill': []})"]), theme=theme)
     errors = watch_errors(lab.page)

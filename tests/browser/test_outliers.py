@@ -201,7 +201,7 @@ def test_a_switch_that_takes_long_is_one(page: Any) -> None:
     assert outliers(page, timeline) == [["policy 0 policy (onload)", 50 * MS, 3 * MS, 12, 5, 0]]
 
 
-@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("theme", ["dark", pytest.param("light", marks=pytest.mark.long)])
 def test_a_click_leads_to_the_slow_call(browser: Any, run: lab.Run, tmp_path: Path, theme: str) -> None:
     page = browser.new_page(viewport={"width": 1100, "height": 520}, color_scheme=theme)
     page.goto(timeline_html(run.timeline, tmp_path / "outliers.html").as_uri())

@@ -12,7 +12,7 @@ from PIL import Image
 from pipeline_cell import pipeline_cell
 from test_live_widgets import data, watch_errors
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
 VIEW = """
 from widget_samples import pipeline

@@ -152,6 +152,7 @@ def test_statistics_of_a_range_agree_with_the_timeline(page: Any) -> None:
     assert steps["count"] == 20 and steps["total"] == pytest.approx(135 * MS) and steps["most"] == 40 * MS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "case"), [
     pytest.param("timeline_fps", "timeline_fps_nested", marks=pytest.mark.slow), ("event_to_screen", "event_to_screen_python"),
 ])  # fmt: skip

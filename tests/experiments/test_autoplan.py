@@ -13,11 +13,12 @@ from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.autoplan.choice import choose
 from rlinf_lab.experiments.autoplan.phases import AutoPlan, Phase
 from rlinf_lab.experiments.autoplan.probes import probes, rank_counts
-from rlinf_lab.experiments.starting import train
+from rlinf_lab.experiments.starting import all_devices, train
 from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator.scripts import ALL, SimCall, get, put, run
 from rlinf_lab.planning.simulator.simulator import Simulator
+from rlinf_lab.runtime.machine.devices import Gpus
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -46,9 +47,14 @@ def cell() -> Workflow:
     return flow
 
 
-def measured(flow: Workflow, plan: ExecutionPlan, env_ms: float, learner_ms: float) -> Timeline:
-    """A step takes ``env_ms`` an environment and the policy's answer a tenth of that a batch; the update takes ``learner_ms``."""
+def measured(flow: Workflow, plan: ExecutionPlan, env_ms: float, learner_ms: float, gpu: tuple[float, float] = (0.0, 0.0)) -> Timeline:
+    """A step takes ``env_ms`` an environment and the policy's answer a tenth of that a batch; the update takes ``learner_ms``.
+
+    ``gpu``: what an answer and the update take there.
+    """
     k = plan.tokens("env")
+    answer_ms = gpu[0] if plan.device_names("policy", 0) == ("cuda:0",) else 0.1 * env_ms
+    learner_ms = gpu[1] if plan.device_names("learner", 0) == ("cuda:0",) else learner_ms
 
     def collect(turn: Any) -> Any:
         for step in range(STEPS):
@@ -64,7 +70,7 @@ def measured(flow: Workflow, plan: ExecutionPlan, env_ms: float, learner_ms: flo
     def answer(turn: Any) -> Any:
         number = 0
         while n := (yield get("obs")):
-            yield run(round(0.1 * env_ms * MS))
+            yield run(round(answer_ms * MS))
             for _ in range(n):
                 yield put("act", 1, number % k)
                 number += 1
@@ -125,6 +131,76 @@ def test_back_to_the_old_plan_when_the_new_one_is_slower() -> None:
     assert auto.ends_phase([9.0, 0.4, 0.4, 0.4, 0.4], remaining=900)
     assert auto.next(flow, timeline, 900, 0.0) == Phase(auto.choice.old, "local") and "back to it" in repr(auto)
     assert not auto.ends_phase([9.0, 99.0, 99.0, 99.0, 99.0, 99.0], remaining=800), "decided once"
+
+
+@pytest.fixture
+def gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that says it has one."""
+    monkeypatch.setattr("rlinf_lab.runtime.machine.devices.gpus", lambda: Gpus(1))
+
+
+def planned_beside_a_gpu(env_ms: float, learner_ms: float, gpu: tuple[float, float], remaining: int) -> tuple[AutoPlan, list[str]]:
+    """A whole decision on four cores and a GPU; also the devices of every phase."""
+    flow = cell()
+    auto = AutoPlan({"env": ENVS}, [*DEVICES, "cuda:0"], networks=("policy", "learner"))
+    phase, used = auto.first(flow), list[str]()
+    seconds = (STEPS * (env_ms * ENVS + 0.1 * env_ms) + learner_ms) / 1000
+    while auto.choice is None:
+        used.append(" ".join(phase.plan.devices))
+        assert auto.ends_phase([9.0, seconds, seconds, seconds], remaining)
+        phase = auto.next(flow, measured(flow, phase.plan, env_ms, learner_ms, gpu), remaining, 0.0)
+    return auto, used
+
+
+def where(auto: AutoPlan, worker: str) -> set[str]:
+    assert auto.choice is not None
+    return {name for rank in range(auto.choice.new.ranks(worker)) for name in auto.choice.new.device_names(worker, rank)}
+
+
+@pytest.mark.usefixtures("gpu_here")
+def test_an_update_that_is_faster_on_the_gpu_goes_there_and_the_simulator_stays_on_all_cores() -> None:
+    auto, used = planned_beside_a_gpu(env_ms=2.0, learner_ms=900.0, gpu=(5.0, 30.0), remaining=1000)
+    assert used == ["cpu:0", "cpu:0", "cpu:0 cuda:0"]
+    assert auto.choice is not None and auto.choice.changes
+    assert where(auto, "learner") == {"cuda:0"} and where(auto, "env") == set(DEVICES) == where(auto, "policy"), "an answer there takes longer"
+    assert auto.choice.predicted_s == pytest.approx((STEPS * (2.0 * ENVS / 4 + 0.2) + 30.0) / 1000, rel=0.05)
+
+
+@pytest.mark.usefixtures("gpu_here")
+def test_a_network_that_is_slower_on_the_gpu_stays_on_cores() -> None:
+    auto, used = planned_beside_a_gpu(env_ms=2.0, learner_ms=20.0, gpu=(5.0, 60.0), remaining=5000)
+    assert used[-1] == "cpu:0 cuda:0", "it was measured there"
+    assert auto.choice is not None and auto.choice.changes and not any("cuda" in name for w in ("env", "policy", "learner") for name in where(auto, w))
+    assert auto.choice.new.ranks("env") == 4
+
+
+def test_a_gpu_is_not_tried_where_it_could_not_repay_the_look() -> None:
+    auto, used = planned_beside_a_gpu(env_ms=2.0, learner_ms=10.0, gpu=(0.0, 0.0), remaining=60)
+    assert used == ["cpu:0", "cpu:0"] and "cuda:0 was not tried: the networks take 0.014 s" in auto.note
+
+
+@pytest.mark.usefixtures("gpu_here")
+def test_one_core_and_a_gpu() -> None:
+    flow = cell()
+    auto = AutoPlan({"env": ENVS}, ["cpu:0", "cuda:0"], networks=("policy", "learner"))
+    assert auto.first(flow).plan.devices == ("cpu:0",) and auto.ends_phase([9.0, 1.0, 1.0, 1.0], 1000)
+    phase = auto.next(flow, measured(flow, auto.first(flow).plan, 2.0, 900.0), 1000, 0.0)
+    assert phase.plan.devices == ("cpu:0", "cuda:0") and phase.executor == "local"
+    auto.next(flow, measured(flow, phase.plan, 2.0, 900.0, (5.0, 30.0)), 1000, 0.0)
+    assert where(auto, "learner") == {"cuda:0"} and where(auto, "env") == {"cpu:0"}
+
+
+def test_the_gpus_of_the_machine_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_lab.experiments.starting.gpus", lambda: Gpus(2))
+    assert all_devices()[-2:] == ["cuda:0", "cuda:1"] and all_devices()[0] == "cpu:0"
+
+
+@pytest.mark.gpu
+def test_a_small_network_stays_on_cores_beside_a_real_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = train("ppo", "numpy/ReachArm-v0", iterations=600, progress=False, devices=["cpu:0", "cuda:0"]).wait()
+    assert done.state == "finished" and done.auto is not None and done.phases[0].plan.devices == ("cpu:0",)
+    assert done.phases[-1].plan.devices[0] == "cpu:0" and done.metrics["iteration"].tolist() == list(range(1, 601))
 
 
 class EveryTwo(AutoPlan):

@@ -82,7 +82,7 @@ def test_a_run_is_kept_and_goes_on_from_its_folder(tmp_path: Path) -> None:
     saved = run.save(tmp_path / "copy")
     more = lab.resume(saved, total_timesteps=640, progress=False).wait()
     assert more.iteration == 8 and more.metrics["env_steps"].tolist() == [80.0 * i for i in range(1, 9)]
-    assert "went on after iteration 6 from the start of episodes" in repr(more)
+    assert "went on after iteration 6 exactly where it was" in repr(more)
     pairs = zip(run.metrics.to_dict("records"), more.metrics.to_dict("records"), strict=False)
     assert all(a["policy_loss"] == b["policy_loss"] for a, b in pairs), "what was before is kept"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +14,6 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import planned
 from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, get, put, run
-from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -30,12 +28,6 @@ class Stage(Worker):
     def roll(self, acts: Inbox, obs: Outbox, done: Outbox) -> None: ...
     def see(self, obs: Inbox, feats: Outbox) -> None: ...
     def act(self, feats: Inbox, acts: Outbox) -> None: ...
-    def fit(self, done: Inbox) -> None: ...
-
-
-class Judged(Worker):
-    def play(self, acts: Inbox, values: Inbox, obs: Outbox, seen: Outbox, done: Outbox) -> None: ...
-    def act(self, inbox: Inbox, out: Outbox) -> None: ...
     def fit(self, done: Inbox) -> None: ...
 
 
@@ -201,21 +193,6 @@ def test_ranks_of_the_head_each_have_their_tokens() -> None:
     assert not any("batches of" in n for n in profile.notes)
 
 
-def test_more_ranks_than_tokens_are_no_drift() -> None:
-    """Two ranks that answer one token in turn are each idle while the other one has it."""
-    flow = ring()
-    places = {"sim": [[0]], "critic": [[1]], "policy": [[2], [3]], "learner": [[0]]}
-    plan = ExecutionPlan("turns", [*DEVICES, "cpu:3"], places, micro_batches={"obs": 1, "feats": 1, "acts": 1})
-    simulated = ran(flow, plan, one_at_a_time)
-    done = Timeline(simulated.devices)
-    tracks = tuple(dataclasses.replace(t, host="here") for t in simulated.tracks)
-    done.extend(SpanBatch("here", "run", 0, simulated.spans.copy(), tracks, tuple(simulated.names)))
-    profile = profile_from_run(flow, plan, done)
-    best = planned(flow, plan, profile)
-    policy = replan(done, best).drifts[2]
-    assert policy.worker == "policy" and policy.measured < 0.003 * STEPS and policy.percent == "0 %"
-
-
 def test_what_cannot_be_told_is_said_by_name() -> None:
     flow = ring()
     plan = together(flow)
@@ -239,49 +216,3 @@ def test_what_is_in_flight_is_counted_from_what_was_moved() -> None:
     assert "nothing comes back" in of(1, 1, 1).doubt and "puts nothing" in of(-1, -1).doubt and "puts nothing" in Circulation.of([]).doubt
     varies = Circulation.of([{0: [1, -1] * 4}, {0: [1, 1, -1, -1] * 2}, {0: [1, -1] * 4}])
     assert (varies.tokens, varies.steps) == (1, 4.0) and "between 1 and 2" in varies.doubt
-
-
-def test_two_answers_by_key_to_each_item_are_one_step() -> None:
-    """They had counted as two, so that whoever answers seemed to work twice as much."""
-    flow = Workflow("keyed")
-    obs, seen, done = flow.channels("obs", "seen", "done")
-    acts, values = flow.channel("acts", keyed=True), flow.channel("values", keyed=True)
-    sim, policy, critic, learner = (flow.worker(Judged, name=n) for n in ("sim", "policy", "critic", "learner"))
-
-    @flow.iteration
-    def iteration() -> None:
-        sim.play(acts, values, obs, seen, done)
-        policy.act(obs, acts)
-        critic.act(seen, values)
-        learner.fit(done)
-
-    def play(turn):
-        for _ in range(STEPS):
-            yield run(4 * MS)
-            yield put("obs")
-            yield put("seen")
-            yield get("acts", 1, 0)
-            yield get("values", 1, 0)
-        yield put("done", 8)
-
-    def answer(source: str, target: str, ms: int):
-        def script(turn):
-            while n := (yield get(source)):
-                yield run(ms * MS)
-                yield put(target, n, 0)
-
-        return script
-
-    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
-    calls = [
-        SimCall("sim", "play", play, reads=("acts", "values"), writes=("obs", "seen", "done")),
-        SimCall("policy", "act", answer("obs", "acts", 3), reads=("obs",), writes=("acts",), starts_on_device=False),
-        SimCall("critic", "act", answer("seen", "values", 2), reads=("seen",), writes=("values",), starts_on_device=False),
-        SimCall("learner", "fit", fit, reads=("done",), starts_on_device=False),
-    ]
-    done_ = Simulator(flow.graph, plan).simulate(calls, 3)
-    profile = profile_from_run(flow, plan, done_)
-    assert [(profile.workers[w].calls, busy(profile, w)) for w in ("sim", "policy", "critic")] == [
-        (STEPS, pytest.approx(ms * STEPS / 1000)) for ms in (4, 3, 2)
-    ]  # fmt: skip
-    assert planned(flow, plan, profile).seconds == pytest.approx(took(done_), rel=0.02) and profile.cells == ()

@@ -20,6 +20,7 @@ from rlinf_lab.planning.costs import (
     fit,
     fit_worker,
 )
+from rlinf_lab.planning.costs.generation import _two
 from rlinf_lab.planning.costs.lengths import QUANTILES
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
@@ -175,6 +176,33 @@ def test_a_simulator_is_flat_then_linear() -> None:
     assert model.seconds(np.array([4, 2, 1]), 60.0) == pytest.approx([1.0, 1.5, 3.0])
     assert [model.estimate(1, n).basis for n in (20, 25, 5, 80)] == ["measured", "interpolated", "extrapolated", "extrapolated"]
     assert model.reach() == 40
+
+
+def test_a_simulator_of_several_devices_a_rank_counts_environments_of_one_device() -> None:
+    model = SimulatorModel(samples((2, 20, 1.0), (4, 80, 3.0)), devices_per_rank=2)
+    assert model.points[0].tolist() == [10.0, 20.0] and model.reach() == 20
+    assert model.seconds(np.array([2, 4, 8, 1]), 40.0).tolist() == pytest.approx([3.0, 1.0, 1.0, 7.0])
+    groups = SimulatorModel(samples((2, 20, 1.0), (4, 80, 3.0)), devices_per_rank=2, group_size=16)
+    assert groups.measured.tolist() == [10.0, 24.0], "of five groups one rank has three"
+
+
+@pytest.mark.parametrize(("seconds", "hinge"), [((1.0, 3.0, 5.0), (1.0, 0.2, 10)), ((3.0, 2.0, 1.0), (2.0, 0.0, 30)), ((0.5, 2.5, 4.5), (0.5, 0.2, 10))])
+def test_neither_part_of_a_simulator_is_negative(seconds: tuple[float, ...], hinge: tuple[float, float, float]) -> None:
+    """A line through the first and the last of them meets no environments at a negative time, or falls."""
+    model = SimulatorModel(samples(*((1, 10.0 * (i + 1), s) for i, s in enumerate(seconds))))
+    assert model.hinge == pytest.approx(hinge)
+    assert model.seconds(np.array([1]), 60.0)[0] == pytest.approx(seconds[-1] + hinge[1] * 30)
+
+
+@pytest.mark.parametrize("falling", [0, 1])
+def test_a_part_that_would_be_negative_is_left_out_and_the_other_fitted_alone(falling: int) -> None:
+    """Least squares of relative errors: of t = b·x alone, b = Σ (x/t) / Σ (x/t)²."""
+    rows, seconds = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 4.0]]), np.array([[1.0, 3.0, 9.0], [4.0, 2.0, 1.0]][falling])
+    found = _two(rows, seconds)
+    relative = rows[:, 1 - falling] / seconds
+    expected = float(relative.sum() / (relative**2).sum())
+    assert found == pytest.approx((0.0, expected) if falling == 0 else (expected, 0.0))
+    assert _two(rows, rows @ np.array([2.0, 3.0])) == pytest.approx((2.0, 3.0))
 
 
 def test_a_cell_alternates_or_overlaps() -> None:

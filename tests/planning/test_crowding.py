@@ -13,7 +13,6 @@ import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.fit.crowding import checked_factors, stretched
 from rlinf_lab.planning.replay.estimate import estimate
-from rlinf_lab.runtime.profiling import crowding
 from rlinf_lab.runtime.profiling.crowding import Crowd
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record.recorder import Recorder
@@ -103,23 +102,6 @@ def test_crowding_is_measured() -> None:
     assert len(factors) == 2 and checked_factors(factors) == factors
 
 
-def test_crowding_of_a_workflow_of_one_s_own_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowding, "ROUNDS", 2)  # one to warm up, one that counts
-    flow = lab.Workflow("short")
-    worker = flow.worker(Sleeps, name="sleeps")
-    flow.iteration(lambda: worker.go())
-    factors = lab.profiling.crowding("processes", ["cpu:0", "cpu:1"], flow, emulate=True)
-    assert len(factors) == 2 and checked_factors(factors) == factors
-    assert lab.profiling.crowding("processes", ["cpu:0"], flow) == (1.0,)
-    with pytest.raises(PlanError, match="at least one device"):
-        lab.profiling.crowding(devices=[])
-
-
-class Sleeps(lab.Worker):
-    def go(self) -> None:
-        self.compute(0.01)
-
-
 class Slowed(lab.Worker):
     """Two copies: iterations of even numbers are done alone, those of odd ones at the same time, and then take twice as long."""
 
@@ -151,34 +133,6 @@ def test_copies_of_a_workflow_of_one_s_own_work_alone_and_together() -> None:
         crowd.round()
     with pytest.raises(PlanError, match="the first round warms up, and 1 were done"):
         crowd.factors()
-
-
-class Doubtful(lab.Worker):
-    """Fails in its sixth call: in the third round, beside the other copy."""
-
-    def setup(self) -> None:
-        self.calls = 0
-
-    def work(self) -> None:
-        self.calls += 1
-        if self.calls == 6:
-            raise ValueError("not today")
-        self.compute(0.005)
-
-
-def test_a_round_that_fails_does_not_count() -> None:
-    flow = lab.Workflow("doubtful")
-    worker = flow.worker(Doubtful, name="doubtful")
-    flow.iteration(lambda: worker.work())
-    with Crowd("local", ["cpu:0", "cpu:1"], flow, emulate=True) as crowd:
-        crowd.round()
-        crowd.round()
-        with pytest.raises(lab.errors.WorkerError, match="not today"):
-            crowd.round()
-        crowd.round()
-    assert "3 rounds" in repr(crowd) and [list(steps) for steps in crowd._steps] == [[0, 1, 2, 3, 6, 7]] * 2
-    assert [list(steps.values()) for steps in crowd._steps] == [[0, 2, 3, 5, 6, 8], [1, 2, 4, 5, 7, 8]]
-    assert crowd.factors()[0] == 1.0
 
 
 @pytest.mark.parametrize("made", [lambda: Crowd("local", ["cpu:0"]), lambda: lab.profiling.PingPong("local")])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -91,56 +92,6 @@ class Worked(Worker):
 
 def spread(flow: Workflow, **fields: Any) -> ExecutionPlan:
     return ExecutionPlan.spatial(flow, TWO, {"w": [0], "v": [1]}, **fields)
-
-
-def test_a_method_that_is_called_twice_in_a_row_is_two_calls() -> None:
-    flow = Workflow("twice")
-    w, v = flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
-
-    @flow.iteration
-    def iteration() -> None:
-        w.go(20)
-        w.go(10)
-        w.other(1)
-        w.go(5)
-        v.go(30)
-
-    found = assert_predicts(flow, [ExecutionPlan.temporal(flow, TWO), spread(flow)])
-    assert [[r.runs() // MS for r in found.calls[i]][:1] for i in range(5)] == [[20], [10], [1], [5], [30]]
-
-
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("method", ["use", "use_all"])
-def test_shares_of_everything_are_those_of_the_ranks_of_each_plan(method: str, whole: bool) -> None:
-    """Seven items: two ranks have three and four of them."""
-    flow = Workflow("shares")
-    items = flow.channel("items", capacity=None, whole=whole)
-    w, v = flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
-
-    @flow.iteration
-    def iteration() -> None:
-        w.make(7, items)
-        getattr(v, method)(items)
-
-    devices = tuple(f"cpu:{i}" for i in range(4))
-    plans = [ExecutionPlan(f"{ranks} ranks", devices, {"w": ((0,),), "v": tuple((1 + r,) for r in range(ranks))}) for ranks in (2, 1, 3)]
-    found = assert_predicts(flow, plans)
-    assert not [note for note in found.notes if "whether it asks" in note]
-
-
-def test_calls_of_one_method_that_read_are_told_apart() -> None:
-    flow = Workflow("apart")
-    a, b = flow.channels("a", "b")
-    w, v = flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
-
-    @flow.iteration
-    def iteration() -> None:
-        w.make(6, a)
-        w.make(3, b)
-        v.use(a)
-        v.use(b)
-
-    assert_predicts(flow, [ExecutionPlan.temporal(flow, TWO, micro_batches={"a": 4, "b": 2}), spread(flow, micro_batch=1), spread(flow, micro_batch=4)])
 
 
 class Silent(Worked):
@@ -296,15 +247,6 @@ class Doubler(Worker):
             out.put_all([2 * x for x in batch])
 
 
-def test_a_loop_that_feeds_reads_and_waits() -> None:
-    flow = feeding()
-    plans = [ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"numbers": 4}), spread(flow), spread(flow, micro_batch=2, name="two")]
-    found = assert_predicts(flow, plans)
-    for plan in plans:
-        difference = executed(flow, plan, 2).diff(found.simulate(plan, 2))
-        assert not difference, f"{plan.name}\n{difference}"
-
-
 def test_a_loop_at_its_channels_is_simulated_as_it_runs() -> None:
     """The same loop as a script: equal span by span to the run."""
     flow = feeding()
@@ -435,21 +377,23 @@ def measured_flow(seed: int) -> tuple[Scenario, Timeline, Estimate]:
     return made, timeline, estimate(made.flow, made.plan, timeline)
 
 
-def test_random_flows_are_predicted_as_they_ran() -> None:
+@sweep(50, 200)
+def test_random_flows_are_predicted_as_they_ran(seeds: range) -> None:
     """Under the measured plan: chains, joins and cells with random costs, micro-batches, capacities, ranks, memory."""
     exact = 0
-    for seed in range(200):
+    for seed in seeds:
         made, timeline, found = measured_flow(seed)
         equal = found.simulate(made.plan, 3).elapsed_ns == timeline.elapsed_ns
         assert equal or found.notes, f"seed {seed}, {made.plan}\n{found}"
         exact += equal
-    assert exact > 170
+    assert exact > 0.8 * len(seeds)
 
 
-def test_random_flows_are_predicted_in_other_chunks() -> None:
+@sweep(50, 200)
+def test_random_flows_are_predicted_in_other_chunks(seeds: range) -> None:
     """Under other micro-batches than measured: exactly, or with a note that says what is assumed."""
     exact = 0
-    for seed in range(200):
+    for seed in seeds:
         rng = random.Random(seed)
         made, _, found = measured_flow(seed)
         if made.stages[0].kind == "simulator" or any(s.explicit == made.plan.micro_batch(s.inputs[0]) for s in made.stages if s.explicit):
@@ -460,7 +404,7 @@ def test_random_flows_are_predicted_in_other_chunks() -> None:
         equal = found.simulate(other, 3).elapsed_ns == executed(made.flow, other).elapsed_ns
         assert equal or found.notes, f"seed {seed}, {other}\n{found}"
         exact += equal
-    assert exact > 40
+    assert exact > len(seeds) // 5
 
 
 # --- who answers whom ----------------------------------------------------------------------------------------------

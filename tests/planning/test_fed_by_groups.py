@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from mock_runs import run, seconds
+from sweeps import sweep
 
 import rlinf_lab as lab
 from rlinf_lab.planning.placement.search_space import Setting
@@ -65,7 +66,7 @@ def chain(seed: int) -> tuple[lab.Workflow, Profile]:
     return flow, Profile.from_dict({"items": ITEMS, "workers": workers, "edges": edges})
 
 
-@pytest.mark.parametrize("seeds", [range(k, k + 6) for k in (0, 6)], ids=str)
+@sweep(6, 12)
 def test_a_run_takes_what_plans_of_groups_say(seeds: range) -> None:
     for seed in seeds:
         flow, profile = chain(seed)

@@ -15,6 +15,7 @@ from driving import recorded
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import MS, Scenario, scenario
+from sweeps import sweep
 
 from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
 from rlinf_lab.planning.engine.fillers import Fillers
@@ -94,10 +95,10 @@ def in_the_way(timeline: Timeline) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_simulated_and_executed_fillers_are_equal_and_in_the_way_for_one_step_at_most(block: int) -> None:
+@sweep(40, 160, first=70_000)
+def test_simulated_and_executed_fillers_are_equal_and_in_the_way_for_one_step_at_most(seeds: range) -> None:
     taken, waited = 0, 0
-    for seed in range(70_000 + block * 40, 70_040 + block * 40):
+    for seed in seeds:
         made = scenario(seed, [])
         delays = 1 + seed % 2
         executed = execute(made, delays)
@@ -107,7 +108,7 @@ def test_simulated_and_executed_fillers_are_equal_and_in_the_way_for_one_step_at
             waited += 1
             assert _joined(times) <= delays * 3 * MS, (seed, iteration)
         taken += len(steps(executed))
-    assert taken > 400 and waited > 8, "the comparison was about something"
+    assert taken > 10 * len(seeds) and waited > len(seeds) // 5, "the comparison was about something"
 
 
 def _joined(times: list[tuple[int, int]]) -> int:
@@ -117,69 +118,6 @@ def _joined(times: list[tuple[int, int]]) -> int:
         total += max(0, high - max(low, reach))
         reach = max(reach, high)
     return total
-
-
-def test_an_iteration_of_ranks_that_do_not_compete_ends_at_most_one_step_later() -> None:
-    """Pipelines with a device for each rank: times only follow from times, so a wait is passed on and never grows."""
-    later = 0
-    for seed in range(300):
-        rng = random.Random(seed)
-        flow, plan, calls = _pipeline(rng)
-        step = rng.randint(1, 9) * MS
-        fillers = [SimFiller("idler", plan.devices, lambda _, step=step: itertools.repeat(step))]  # type: ignore[misc]
-        without = Simulator(flow, plan).simulate(calls, ITERATIONS).iterations()
-        filled = Simulator(flow, plan, fillers=fillers).simulate(calls, ITERATIONS)
-        lasted = filled.iterations()["seconds"] - without["seconds"]
-        assert lasted.max() <= step / 1e9 + 1e-12, seed
-        later += bool(lasted.max() > 0)
-        assert sum(s.end_ns - s.start_ns for s in steps(filled)) > 0
-    assert later > 50, "some were in the way"
-
-
-def _pipeline(rng: random.Random) -> tuple[Workflow, ExecutionPlan, list[SimCall]]:
-    count, items = rng.randint(2, 5), rng.randint(1, 12)
-    costs = [(rng.randint(0, 5) * MS, rng.randint(0, 5) * MS) for _ in range(count)]
-    flow = Workflow("pipeline")
-    channels = [flow.channel(f"c{i}", capacity=rng.choice((1, 2, 4, None))) for i in range(count - 1)]
-    stages = [flow.worker(First if not i else Last if i == count - 1 else Middle, name=f"w{i}") for i in range(count)]
-
-    @flow.iteration
-    def iteration() -> None:
-        for i, stage in enumerate(stages):
-            stage.work(*([channels[i - 1]] if i else []), *([channels[i]] if i < count - 1 else []))
-
-    def script(i: int):
-        fixed, each = costs[i]
-
-        def source(turn: Turn):
-            for _ in range(items):
-                yield run(fixed + each)
-                yield put("c0")
-
-        def stage(turn: Turn):
-            while n := (yield get(f"c{i - 1}", 1)):
-                yield run(fixed + each * n)
-                if i < count - 1:
-                    yield put(f"c{i}", n)
-
-        return stage if i else source
-
-    calls = [
-        SimCall(f"w{i}", "work", script(i), (f"c{i - 1}",) if i else (), (f"c{i}",) if i < count - 1 else (), starts_on_device=not i) for i in range(count)
-    ]
-    return flow, ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(count)], {f"w{i}": [i] for i in range(count)}), calls
-
-
-class First(Worker):
-    def work(self, out: Outbox) -> None: ...
-
-
-class Middle(Worker):
-    def work(self, inbox: Inbox, out: Outbox) -> None: ...
-
-
-class Last(Worker):
-    def work(self, inbox: Inbox) -> None: ...
 
 
 # --- one worker, by hand -----------------------------------------------------------------------------------
@@ -209,13 +147,6 @@ def test_an_idle_device_is_filled_until_the_work_is_done_and_a_busy_one_never() 
     assert [(s.track.devices, s.start_ns, s.end_ns) for s in steps(timeline)] == [(("cpu:1",), t * MS, t * MS + 3 * MS) for t in (0, 3, 6)]
     assert timeline.busy()["ns"].tolist() == [10 * MS, 9 * MS]
     assert timeline.iterations()["end_ns"].tolist() == [10 * MS]
-
-
-def test_several_fillers_of_a_device_take_turns() -> None:
-    flow, plan, calls = lone_flow()
-    fillers = [SimFiller(name, "cpu:1", lambda rank: itertools.repeat(3 * MS)) for name in ("a", "b")]
-    timeline = Simulator(flow, plan, fillers=fillers).simulate(calls)
-    assert [s.track.worker for s in timeline.rows() if s.track.worker in "ab"] == ["a", "b", "a"]  # the fourth step is cut off by the end
 
 
 def test_fillers_hide_no_deadlock() -> None:

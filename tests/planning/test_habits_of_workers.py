@@ -215,31 +215,6 @@ def collecting(simulator: str = "all") -> lab.Workflow:
     return flow
 
 
-def test_what_is_put_together_is_answered_together() -> None:
-    """Plans had sent it one by one: a call of the policy for each environment, each with what a call takes by itself."""
-    flow = collecting()
-    profile = measured(flow)
-    assert profile.cells == (Cell(("simulator", "policy"), (1,), ITEMS),)
-    assert [(s.items, round(s.seconds, 6)) for s in profile.workers["policy"].samples] == [(1, 0.0014), (3, 0.0022), (ITEMS, 0.0058)]
-    for plan in lab.plan(flow, DEVICES, profile):
-        micro_batches = plan.execution.micro_batches
-        assert (micro_batches["obs"], micro_batches["actions"], plan.execution.in_flight) == (ITEMS, ITEMS, {"simulator": ITEMS})
-        assert plan.seconds == pytest.approx(took(flow, plan), rel=1e-6)
-
-
-def test_who_reads_everything_first_is_given_everything_first() -> None:
-    """Plans had cut the seeds into micro-batches, and expected trajectories after each."""
-    profile = measured(collecting())
-    edges = {(e.producer, e.consumer): (e.whole, e.at_end) for e in profile.edges}
-    assert edges["source", "simulator"] == (True, True) and edges["simulator", "learner"] == (False, True)
-    assert "source to simulator: whole batch first, all at the end" in profile._repr_html_()
-    assert "source --> simulator (whole batch first, all at the end)" in repr(profile)
-    by_parts = measured(collecting("batch"))
-    edges = {(e.producer, e.consumer): (e.whole, e.at_end) for e in by_parts.edges}
-    assert edges["source", "simulator"] == (False, True) and edges["simulator", "learner"] == (False, False)
-    assert by_parts.cells[0].tokens == ITEMS and {s.items for s in by_parts.workers["simulator"].samples} == {ITEMS / 4, ITEMS}
-
-
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 6, 12])
 def test_a_plan_by_hand_in_other_batches_is_foreseen_too(micro_batch: int) -> None:
     flow = collecting()
@@ -309,12 +284,3 @@ def test_the_head_of_a_cell_is_replayed(habit: str) -> None:
         foretold += 1
         assert seconds == pytest.approx(took(flow, plan), rel=1e-6), plan.shape
     assert foretold == len(plans) if habit == "all" else foretold
-
-
-def test_more_ranks_that_begin_rounds_are_not_foretold_from_one() -> None:
-    flow = collecting()
-    one = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
-    run = lab.run(flow, one, 3, dashboard=False, clock=MockClock())
-    run.wait()
-    with pytest.raises(PlanError, match=r"simulator.roll\(\) begins the rounds of a cell on 1 ranks in the measured run; what each of 2"):
-        lab.estimate(flow, one, run.timeline).simulate(lab.ExecutionPlan.temporal(flow, DEVICES, {"simulator": 2}))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from mock_runs import profiled, run, seconds
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.profile.handovers import Values, handed_over, is_closed, tail
 from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Profile, Sample, WorkerProfile
 
@@ -54,12 +57,6 @@ class Learner(lab.Worker):
         return 2.0
 
 
-class Loader(lab.Worker):
-    def read(self) -> int:
-        self.compute(0.3)
-        return 16
-
-
 def weights_by_value(
     item: float = 0.01, weights: float = 0.5, load: float = 0.5, stages: tuple[float, ...] = (), workers: tuple[type, type] | None = None
 ) -> lab.Workflow:
@@ -93,26 +90,6 @@ def test_new_weights_by_value_are_in_profile_and_plans() -> None:
     assert "handing over 1 s" in plans["temporal"].reason and "switching" not in plans["temporal"].reason
     for plan in plans:
         assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.candidate.seconds == pytest.approx(plan.seconds, rel=0.02)
-
-
-def test_a_wait_of_the_loop_is_a_value_too() -> None:
-    """The loop waits for the learner, then tells the source to load, without giving it anything."""
-    flow = lab.Workflow("barrier")
-    a = flow.channel("a", capacity=None)
-    source, learner = flow.worker(Source, 0.01, 0.4, name="source"), flow.worker(Learner, 0.01, 0.0, name="learner")
-
-    @flow.iteration
-    def iteration():
-        source.generate(a)
-        update = learner.train(a).wait()
-        source.load(0.0)
-        return update
-
-    profile = profiled(flow)
-    (handover,) = profile.handovers
-    assert replace(handover, seconds=0.4) == Handover("source", "load", 0.4, ("learner",)) and handover.seconds == pytest.approx(0.4)
-    for plan in lab.plan(flow, DEVICES[:2], profile):
-        assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.seconds > 0.56
 
 
 class Large(Source):
@@ -156,23 +133,6 @@ def test_plans_take_what_runs_take(item: float, weights: float, load: float, sta
     assert weights + load < plans.bound.seconds <= plans.best.seconds * (1 + 1e-6)
 
 
-def test_a_value_before_the_stream_is_an_edge_of_the_whole_batch() -> None:
-    flow = lab.Workflow("loaded")
-    a = flow.channel("a", capacity=None)
-    loader, source, learner = flow.worker(Loader, name="loader"), flow.worker(Source, 0.01, 0.0, name="source"), flow.worker(Learner, 0.01, 0.0, name="learner")
-
-    @flow.iteration
-    def iteration():
-        n = loader.read()
-        source.generate(a, n)
-        return learner.train(a)
-
-    profile = profiled(flow)
-    assert EdgeProfile("loader", "source", whole=True, value=True) in profile.edges and not profile.handovers
-    for plan in lab.plan(flow, DEVICES, profile):
-        assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.seconds > 0.46
-
-
 def test_calls_that_cannot_be_told_apart_are_no_handovers() -> None:
     """`load` at both ends of an iteration: its spans do not say which; the first one's seconds and the second's count with the stream."""
     flow = lab.Workflow("twice")
@@ -195,6 +155,12 @@ def test_calls_that_cannot_be_told_apart_are_no_handovers() -> None:
 def by_hand(handovers: tuple[Handover, ...]) -> Profile:
     workers = {w: WorkerProfile((Sample(1, 8.0, 1.0),)) for w in ("a", "b", "c")}
     return Profile(8, workers, (EdgeProfile("a", "b"), EdgeProfile("b", "c")), handovers=handovers)
+
+
+def test_a_handover_takes_what_the_slowest_rank_takes_in_each_iteration_that_has_one() -> None:
+    turns = [{0: {"load": 1.0, "other": 9.0}, 1: {"load": 3.0}}, {0: {"other": 9.0}}, {1: {"load": 2.0}}]
+    seen: Any = SimpleNamespace(_iterations=lambda worker: [{r: SimpleNamespace(handed=h) for r, h in ranks.items()} for ranks in turns])
+    assert Observed.handover_seconds(seen, "w", "load") == [3.0, 2.0]
 
 
 def test_only_what_begins_after_everything_counts_for_every_plan() -> None:

@@ -92,14 +92,6 @@ def test_a_round_trip_costs_two_flights_and_computing_at_four_ends(there: str, m
     assert there_too.iteration_seconds(one(flow)) == here.iteration_seconds(one(flow)), "one process: no message"
 
 
-def test_fused_ranks_send_no_messages() -> None:
-    flow = cell()
-    timeline = measured(flow, one(flow, 2))
-    plan = lab.ExecutionPlan.fused_cells(flow, ["cpu:0", "cpu:1"], {"sim": 2}, sub_batches={"sim": 1}, micro_batches={"obs": 1})
-    without, with_ = (estimate(flow, one(flow, 2), timeline, messages=m).iteration_seconds(plan) for m in ((), (UNIX,)))
-    assert without == with_
-
-
 def test_who_asks_another_host_for_items_pays_a_message_there_and_one_back() -> None:
     flow = cell()
     plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"sim": 2, "policy": 2})
@@ -196,12 +188,3 @@ def test_messages_are_measured_by_rounds_and_told_at_the_end() -> None:
             measuring.costs()
     with pytest.raises(PlanError, match="the first round warms up"):
         measuring.costs()
-
-
-@pytest.mark.long
-def test_messages_are_measured_under_an_executor() -> None:
-    assert lab.profiling.message_costs("local") == ()
-    with pytest.raises(PlanError, match="two different devices at least"):
-        lab.profiling.message_costs("processes", ["cpu:0"])
-    (cost,) = lab.profiling.message_costs("processes", ["cpu:0", "cpu:1"], emulate=True)
-    assert cost.transport == "unix" and cost.busy_s > 1e-6 and cost.latency_s > 1e-6

@@ -53,17 +53,6 @@ def test_a_slow_link_decides_for_sharing_devices() -> None:
     assert slow.best.mode == "temporal" and slow.best.seconds < 10 < next(p.seconds for p in slow if p.mode == "spatial")
 
 
-def test_nothing_to_say_of_bytes_or_links_costs_nothing() -> None:
-    base = seconds(chain(None, None))
-    assert seconds(chain(None)) == base == seconds(chain(Link(0.001), None)) == seconds(chain(Link(0.001), 0.0))
-
-
-def test_plans_stay_above_their_lower_bound_with_links() -> None:
-    for gib in (0.1, 1.0, 10.0):
-        plans = lab.plan(chain(Link(gib)), 2)
-        assert all(p.seconds >= plans.bound.seconds - 1e-9 for p in plans)
-
-
 def test_links_travel_in_json_and_bad_ones_are_named() -> None:
     profile = chain(Link(12.0, 1e-4))
     assert Profile.from_json(profile.to_json()) == profile

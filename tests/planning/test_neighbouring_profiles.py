@@ -28,15 +28,17 @@ def flow(seed: int) -> tuple[Profile, int, dict[str, Any]]:
     return branching(seed) if seed % 2 else (random_profile(seed), random.Random(seed).choice([5, 6, 8, 12, 16]), {})
 
 
-def is_as_fast(profile: Profile, other: Profile, devices: int, more: dict[str, Any]) -> None:
-    """Each of the two, against the best plan of the other."""
-    plans = [plan(p, devices, **more) for p in (profile, other)]
+def is_as_fast(profile: Profile, other: Profile, devices: int, more: dict[str, Any]) -> int:
+    """Each of the two, against the best plan of the other, where that fits; how often it did."""
+    compared, plans = 0, [plan(p, devices, **more) for p in (profile, other)]
     for own, there, here in ((profile, plans[1], plans[0]), (other, plans[0], plans[1])):
         try:
             kept = planned(own, there.best.execution).seconds
         except PlanError:
             continue  # does not fit here
         assert here.best.seconds <= NEAR * kept, (here.best.shape, there.best.shape)
+        compared += 1
+    return compared
 
 
 def compared(seed: int) -> None:
@@ -49,14 +51,7 @@ def compared(seed: int) -> None:
 def test_turns_in_another_order_and_hosts_in_another_place_are_looked_at(seed: int, worker: str, factor: float) -> None:
     """The search has the same seconds for all of them; the scheduler has not (up to 17 %)."""
     profile = random_profile(seed)
-    is_as_fast(profile, profile.scaled(worker, factor), {40: 12, 58: 16}[seed], {})
-
-
-@pytest.mark.slow
-def test_a_shape_that_only_the_simulation_prefers_is_found_on_both_sides() -> None:
-    """The actor a tenth slower: the plan for the profile as it is had been 4 % faster than the best one that was found."""
-    profile = Profile.load(DOCS / "grpo_7b_by_hand.json")
-    is_as_fast(profile, profile.scaled("actor", 1.1), 64, {})
+    assert is_as_fast(profile, profile.scaled(worker, factor), {40: 12, 58: 16}[seed], {}) == 2
 
 
 @pytest.mark.slow
@@ -107,35 +102,6 @@ def test_a_quick_answer_knows_the_shapes_that_the_search_found(four: Plans, fiel
     assert question.answer(four.profile, like=four).best.seconds <= 1.03 * best.seconds
 
 
-@pytest.mark.slow
-def test_with_other_devices_or_memory_a_quick_answer_looks_at_all_shapes() -> None:
-    """Of 8 devices only a few shapes were ranked: on 256 the best one is another (79.9 s, of the known ones 102.3 s), and there are turns and streams."""
-    profile = Profile.load(DOCS / "grpo_7b_by_hand.json")
-    base = plan(profile, 8)
-    for changed in (moved(Question.of(base), "devices.", 256), moved(Question.of(base), "memory_gib", 192.0), moved(Question.of(base), "memory_gib", None)):
-        known, new = changed.answer(profile, like=base), changed.answer(profile)
-        assert known.best.seconds <= new.best.seconds * (1 + 1e-3) and set(known.refused) <= set(new.refused)
-    many = moved(Question.of(base), "devices.", 256).answer(profile, like=base)
-    assert many.best.seconds < 80.0 and not set(many.refused) & {"temporal", "spatial"}
-    assert many.best.seconds <= 1.01 * plan(profile, 256, simulate=False).best.seconds
-
-
-@pytest.mark.slow
-def test_beside_other_shapes_those_that_were_known_are_looked_at() -> None:
-    """Of six workers on 96 devices a quick search by itself finds 177 s, with a shape that was good on 64 it is 167 s."""
-    base = plan(six_workers(), 64)
-    asked = moved(Question.of(base), "devices.", 96)
-    assert asked.answer(base.profile, like=base).best.seconds < 0.96 * asked.answer(base.profile).best.seconds
-
-
-def test_switching_does_not_make_new_tables(four: Plans) -> None:
-    made = moved(Question.of(four), "switching", 2.0).answer(four.profile, like=four)
-    before, after = (p.best.candidate.placement.setting.tables for p in (four, made))
-    assert after is not before and any(rows is before._known.get(key) for key, rows in after._known.items())
-    made = moved(Question.of(four), "items", 1024).answer(four.profile, like=four)
-    assert not any(rows is before._known.get(key) for key, rows in made.best.candidate.placement.setting.tables._known.items())
-
-
 def drifted(plans: Plans, worker: str, factor: float) -> tuple[float, float]:
     """Seconds of the plan that is proposed, or kept where no other one is worth it, and of one that is searched anew."""
     truth = plans.profile.scaled(worker, factor)
@@ -146,21 +112,6 @@ def drifted(plans: Plans, worker: str, factor: float) -> tuple[float, float]:
 def test_replanning_is_no_worse_than_planning_again(four: Plans) -> None:
     proposed, fresh = drifted(four, "e", 1.5)
     assert proposed <= (1 + WORTH_SHARE) * 1.005 * fresh
-
-
-@pytest.mark.slow
-def test_replanning_of_a_reasoning_flow_is_no_worse_than_planning_again() -> None:
-    proposed, fresh = drifted(plan(Profile.load(DOCS / "grpo_7b_by_hand.json"), 64), "actor", 1.8)
-    assert proposed <= (1 + WORTH_SHARE) * 1.005 * fresh
-
-
-@pytest.mark.slow
-def test_six_workers_with_memory_and_switching_on_64_devices() -> None:
-    plans = plan(six_workers(), 64)
-    asked = Question.of(plans)
-    assert asked.answer(plans.profile, like=plans).best.seconds <= 1.02 * plans.best.seconds
-    proposed, fresh = drifted(plans, "e", 1.5)
-    assert proposed <= 1.02 * fresh
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sweeps import sweep
 
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -89,19 +90,6 @@ def test_preempted_work_goes_on_and_lost_work_is_done_again() -> None:
     assert own["ns"].sum() == 8 * MS, "its work was ready, its device was not there"
 
 
-def test_what_does_not_need_the_device_goes_on() -> None:
-    assert ms(simulated(APART, Outage("cpu:1", 6 * MS, 9 * MS))) == 23 + 0  # b has time to catch up
-    assert ms(simulated(APART, Outage("cpu:1", 21 * MS, 30 * MS))) == 23 + 9
-    assert ms(simulated({"a": [0], "b": [1]}, Outage("cpu:2", 0, 90 * MS), devices=3)) == 23
-
-
-def test_a_device_that_joins_later_and_several_outages() -> None:
-    assert ms(simulated(APART, Outage("cpu:0", 0, 10 * MS))) == 10 + 23
-    assert ms(simulated(APART, Outage("cpu:0", 2 * MS, 3 * MS), Outage("cpu:0", 3 * MS, 5 * MS), Outage("cpu:0", 12 * MS, 13 * MS))) == 23 + 4
-    assert ms(simulated(APART, Outage("cpu:0", 2 * MS, 8 * MS), Outage("cpu:0", 4 * MS, 6 * MS))) == 23 + 6  # one inside the other
-    assert ms(simulated(APART, Outage("cpu:0", 200 * MS, 800 * MS))) == 23
-
-
 def test_outages_that_cannot_be_are_refused() -> None:
     with pytest.raises(PlanError, match="from 5 to 5 ns: it must end after it begins"):
         Outage("cpu:0", 5, 5)
@@ -110,10 +98,11 @@ def test_outages_that_cannot_be_are_refused() -> None:
     assert Outage.of("cuda:1", 0.5, 2) == Outage("cuda:1", 500 * MS, 2000 * MS)
 
 
-def test_random_flows_lose_no_work() -> None:
+@sweep(25, 60)
+def test_random_flows_lose_no_work(seeds: range) -> None:
     """Every nanosecond is accounted for. On one device the same is computed; on several, batches may come in other sizes."""
     later = 0
-    for seed in range(60):
+    for seed in seeds:
         made, rng = scenario(seed, []), random.Random(seed)
         if made.stages[0].kind == "simulator":
             continue
@@ -127,7 +116,7 @@ def test_random_flows_lose_no_work() -> None:
         runs = [sum(s.end_ns - s.start_ns for s in t.rows() if s.kind.name == "RUN") for t in (calm, found)]
         assert abs(runs[0] - runs[1]) <= 0.5 * runs[0] and (len(made.plan.devices) > 1 or runs[0] == runs[1])
         later += found.elapsed_ns > calm.elapsed_ns
-    assert later > 20
+    assert later > len(seeds) // 4
 
 
 def test_a_plan_with_a_preempted_device() -> None:

@@ -10,15 +10,11 @@ from test_habits_of_workers import (
     Learner,
     Source,
     Stage,
-    collecting,
     measured,
-    observed,
     took,
 )
 
 import rlinf_lab as lab
-from rlinf_lab.planning.fit.fit import fitted
-from rlinf_lab.runtime.profiling.profiler import _Measuring
 from rlinf_lab.runtime.threads.clocks import MockClock
 
 
@@ -79,14 +75,6 @@ def test_who_takes_what_comes_is_in_no_groups(habit: str) -> None:
     profile = measured(choosy(habit))
     assert {e.group for e in profile.edges} == {1}
     assert any("'taker' asks for 5 items at a time, whatever a plan's batches are" in n for n in profile.notes) == (habit == "get 5")
-
-
-def test_batches_that_a_full_channel_cuts_were_not_asked_for() -> None:
-    flow = choosy("1 batches", capacity=3)
-    plan = lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(4)], {w: [i] for i, w in enumerate(flow.graph.workers)}, micro_batch=12)
-    run = lab.run(flow, plan, 3, dashboard=False, clock=MockClock())
-    run.wait()
-    assert {e.group for e in lab.planning.profile_from_run(flow, plan, run.timeline).edges} == {1}
 
 
 def test_who_takes_several_batches_before_it_works_is_told() -> None:
@@ -165,40 +153,3 @@ def test_a_run_of_so_many_sub_batches_does_not_tell_whose_number_it_was() -> Non
     run.wait()
     best = lab.plan(flow, DEVICES, lab.planning.profile_from_run(flow, plan, run.timeline)).best
     assert best.seconds == pytest.approx(took(flow, best), rel=0.01)
-
-
-class Lists(Habitual):
-    """Four environments of each rank, whose observations are one item; a policy that answers each item."""
-
-    def roll(self, actions: lab.Inbox, obs: lab.Outbox, done: lab.Outbox) -> None:
-        for _ in range(3):
-            self.spend(8 // self.ranks)
-            obs.put(list(range(8 // self.ranks)))
-            actions.take()
-        done.put_all(range(8 // self.ranks))
-
-    def act(self, obs: lab.Inbox, actions: lab.Outbox) -> None:
-        for batch in obs:
-            self.spend(sum(map(len, batch)))
-            actions.put_all(batch)
-
-
-def test_each_rank_that_answers_has_its_part() -> None:
-    """One of two ranks had taken all items in one batch while the other one waited: as slow as one alone, and so were the plans."""
-    flow = answered(Lists, answer=0.0005)
-    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:2], {"environments": 2, "policy": 2})
-    assert plan.micro_batches["obs"] == plan.micro_batches["actions"] == 1
-    assert took(flow, plan) == pytest.approx(3 * (0.006 + 0.005) + 0.018)
-
-
-def test_two_ranks_that_take_one_environment_after_another_make_half_as_many_steps() -> None:
-    """A profile has one number of steps, of the first run: of two ranks it counted all steps of one, so their plans seemed to take up to twice as long."""
-    flow, devices = collecting("one"), DEVICES[:2]
-    measuring = _Measuring(flow, tuple(devices), {"simulator": (1, 2), "policy": (1, 2)}, None, 2, "local")
-    plan = measuring._plan("one rank", 1)
-    first = observed(flow, plan)
-    profile = fitted([first, observed(flow, measuring._smaller(first)), observed(flow, measuring._shared(first, 2))], rules=measuring._rules())
-    plans = [p for p in lab.plan(flow, devices, profile) if p.execution.ranks("simulator") == p.execution.ranks("policy") == 2]
-    assert plans
-    for two in plans:
-        assert two.seconds == pytest.approx(took(flow, two), rel=0.02)

@@ -317,7 +317,7 @@ def mutate(data: Any, rng: random.Random) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1), changes=st.integers(1, 4))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_changed_plan_runs_or_is_refused(seed: int, changes: int) -> None:
     rng = random.Random(seed)
     data = copy.deepcopy(whole_plan())
@@ -327,7 +327,7 @@ def test_a_changed_plan_runs_or_is_refused(seed: int, changes: int) -> None:
         plan = ExecutionPlan.from_dict(data)
         plan.validate(FLOW.graph)
     except PlanError as error:
-        assert "hybrid" in str(error) or "plan" in str(error).lower()
+        assert "Next: " in str(error), error
         return
     runs(plan)
 
@@ -345,75 +345,6 @@ def cell() -> Workflow:
         learner.take(done)
 
     return flow
-
-
-CELL = cell()
-
-
-def cell_calls(plan: ExecutionPlan) -> list[SimCall]:
-    tokens = plan.tokens("simulator")
-    fused = plan.is_fused("simulator", "policy")
-
-    def simulator(turn: Turn):
-        slots = [turn.rank * tokens + k for k in range(tokens)]
-        for _ in range(3):
-            for _ in slots:
-                yield run(5)
-                yield put("obs")
-            for slot in slots:
-                yield get("act", 1, slot)
-        yield put("done", tokens)
-
-    def policy(turn: Turn):
-        ranks = [turn.rank] if fused else range(plan.ranks("simulator"))
-        slots = [r * tokens + k for r in ranks for k in range(tokens)]
-        answered = 0
-        while n := (yield get("obs")):
-            yield run(2 * n)
-            for _ in range(n):
-                yield put("act", 1, slots[answered % len(slots)])
-                answered += 1
-
-    def learner(turn: Turn):
-        n = yield get("done", ALL)
-        yield run(n)
-
-    return [
-        SimCall("simulator", "step", simulator, reads=("act",), writes=("obs", "done")),
-        SimCall("policy", "convert", policy, reads=("obs",), writes=("act",), starts_on_device=False),
-        SimCall("learner", "take", learner, reads=("done",), starts_on_device=False),
-    ]
-
-
-def cell_plans() -> list[dict[str, Any]]:
-    devices = ["cpu:0", "cpu:1"]
-    counts = {"simulator": 2, "learner": 2}
-    memory = {"memory": {"simulator": 3, "policy": 2, "learner": 2}, "device_memory": 4}
-    plans = [
-        ExecutionPlan.temporal(CELL, devices, counts, **memory),
-        ExecutionPlan.fused_cells(CELL, devices, counts, **memory),
-        ExecutionPlan.spatial(CELL, devices, {"simulator": [0], "policy": [1], "learner": [1]}, sub_batches={"simulator": 2}),
-    ]
-    return [json.loads(p.to_json()) for p in plans]
-
-
-@given(seed=st.integers(0, 2**32 - 1), changes=st.integers(0, 3))
-@settings(max_examples=500, deadline=None)
-def test_a_changed_plan_of_a_cell_runs_or_is_refused(seed: int, changes: int) -> None:
-    rng = random.Random(seed)
-    data = copy.deepcopy(rng.choice(cell_plans()))
-    for _ in range(changes):
-        mutate(data, rng)
-    try:
-        plan = ExecutionPlan.from_dict(data)
-        plan.validate(CELL.graph)
-    except PlanError:
-        assert changes
-        return
-    # The scripts cannot see which slot an item is of: with several policy ranks at one queue they would answer the wrong ones.
-    if plan.ranks("policy") == 1 or plan.is_fused("simulator", "policy"):
-        timeline = Simulator(CELL.graph, plan).simulate(cell_calls(plan), 2)
-        assert timeline.bubble_sum_error_ns() == 0
 
 
 def test_many_changed_plans_are_of_both_kinds() -> None:

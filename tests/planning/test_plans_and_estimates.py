@@ -74,32 +74,6 @@ def chain_calls(items: int, costs: tuple[int, int, int]) -> list[SimCall]:
     ]
 
 
-@pytest.mark.parametrize("costs", [(5, 3, 2), (2, 5, 3), (2, 3, 5)])
-def test_a_pipeline_takes_the_sum_once_and_the_bottleneck_for_every_further_item(costs) -> None:
-    flow = chain()
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"a": [0], "b": [1], "c": [2]})
-    timeline = Simulator(flow.graph, plan).simulate(chain_calls(10, costs))
-    assert timeline.elapsed_ns == (sum(costs) + 9 * max(costs)) * MS
-    assert timeline.bubble_sum_error_ns() == 0
-
-
-def test_one_device_takes_the_sum_of_all_work() -> None:
-    flow = chain()
-    timeline = Simulator(flow.graph, ExecutionPlan.temporal(flow, ["cpu:0"])).simulate(chain_calls(10, (5, 3, 2)))
-    assert timeline.elapsed_ns == 10 * (5 + 3 + 2) * MS
-    assert timeline.utilisation()["cpu:0"] == 1.0
-
-
-def test_switching_is_paid_when_only_one_worker_fits() -> None:
-    flow = chain()
-    plan = ExecutionPlan.temporal(flow, ["cpu:0"], memory={"a": 1, "b": 1, "c": 1}, device_memory=1)
-    switch = dict.fromkeys("abc", (4 * MS, 6 * MS))
-    timeline = Simulator(flow.graph, plan, switch).simulate(chain_calls(10, (5, 3, 2)))
-    assert timeline.elapsed_ns == (100 + 3 * 4 + 2 * 6) * MS  # three come, two leave
-    causes = timeline.bubbles().set_index("cause")["ns"]
-    assert causes["switch"] == (3 * 4 + 2 * 6) * MS
-
-
 def test_a_simulated_deadlock_is_named() -> None:
     flow = chain()
 

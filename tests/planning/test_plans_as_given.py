@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from random_profiles import random_profile
+from sweeps import sweep
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
@@ -35,7 +36,7 @@ def test_a_saved_plan_takes_what_it_took(path: Path) -> None:
     assert number and not other
 
 
-@pytest.mark.parametrize("seeds", [range(4), *(pytest.param(range(i, i + 9), marks=pytest.mark.slow) for i in (4, 13, 22))], ids=str)
+@sweep(4, 31)
 def test_so_do_plans_of_random_profiles(seeds: range) -> None:
     """But for what a plan does not say: in how many parts a source hands over what others take from its own devices."""
     number, other = 0, list[str]()

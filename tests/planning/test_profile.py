@@ -53,15 +53,6 @@ def test_json_there_and_back(tmp_path: Path) -> None:
     jsonschema.validate(profile.to_dict(), schema(Profile))
 
 
-def test_its_table_has_short_numbers() -> None:
-    samples = [[{"devices": 1, "items": 4, "seconds": s} for s in found] for found in ([0.193683351], [0.0122553, 0.0485327])]
-    cost = {"memory": {"resident_gib": 0.0312538}, "onload_s": 0.0201199}
-    table = Profile.from_dict(
-        {"items": 4, "workers": {name: {"samples": own, **cost} for name, own in zip("ab", samples, strict=True)}, "edges": []}
-    )._repr_html_()
-    assert "<td>0.1937 s</td>" in table and "<td>0.01226 to 0.04853 s</td>" in table and "<td>0.03125 GiB</td><td>0.02012 / 0 s</td>" in table
-
-
 @pytest.mark.parametrize(
     ("path", "value", "error", "says"),
     [
@@ -98,15 +89,6 @@ def test_a_worker_on_the_host_cannot_be_pinned() -> None:
     """It takes no device: the number was passed over in silence."""
     with pytest.raises(ConfigError, match=r"workers\.a\.devices is 2, but a worker on the host takes no device\. Next: leave it out, or resource: 'device'"):
         Profile(8, {"a": WorkerProfile((Sample(0, 8, 2.0),), resource="host", devices=2)})
-
-
-def test_whole_numbers_may_be_written_as_floats_as_the_schema_has_it() -> None:
-    """JSON and its schemas know numbers only: other tools write 512.0."""
-    plain = json.loads(json.dumps(changed("items", 512)))
-    floats = json.loads(json.dumps(plain), parse_int=float)
-    jsonschema.validate(floats, schema(Profile))
-    found = Profile.from_dict(floats)
-    assert found == Profile.from_dict(plain) and type(found.items) is int and type(found.edges[0].group) is int
 
 
 def test_bounds_hold_for_profiles_made_in_python() -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.adapt.replan import replan
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.fit.fit import fitted, profile_from_run
 from rlinf_lab.planning.fit.from_trace import profile_from_trace
-from rlinf_lab.planning.fit.samples import Observed, within
+from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import plan as search
 from rlinf_lab.planning.profile.profile import RankRule
@@ -244,11 +243,6 @@ def test_time_in_which_nobody_computes_is_said() -> None:
     assert any("In 0.06 s of each iteration" in note and "lab.estimate" in note for note in found.notes) and found.workers == calm.workers
 
 
-def test_a_curve_of_outputs_ends_within_the_call() -> None:
-    curve = ((1.0, 0.5), (4.0, 1.0))
-    assert within(curve, 2.0) == ((0.5, 0.5), (2.0, 1.0)) and within(curve, 9.0) == curve and within(curve, 0.0) == within((), 1.0) == ()
-
-
 def test_a_plan_that_was_not_run_is_refused() -> None:
     flow = stages()
     plan = ExecutionPlan.temporal(flow, DEVICES[:1])
@@ -312,44 +306,6 @@ def test_a_torch_trace_has_as_many_devices_as_gpus_and_the_iterations_that_it_ma
     assert other.workers["train"].samples[0].seconds == pytest.approx(7.5) and any("marks 3 iterations, 1 were asked for" in n for n in other.notes)
 
 
-def test_two_streams_of_a_gpu_are_one_device(tmp_path: Path) -> None:
-    events = [
-        {"ph": "X", "name": "rollout", "cat": "gpu_user_annotation", "pid": 0, "tid": s, "ts": at, "dur": 2_000_000, "args": {"device": 0, "stream": s}}
-        for s, at in ((7, 0), (8, 1_000_000))
-    ]
-    (tmp_path / "streams.json").write_text(json.dumps({"traceEvents": events}))
-    (sample,) = profile_from_trace(Timeline.open(tmp_path / "streams.json"), {"rollout": "rollout"}, 64, []).workers["rollout"].samples
-    assert (sample.devices, sample.seconds) == (1, pytest.approx(3.0))  # as long as either of them works
-
-
-def test_numbers_of_iterations_that_a_trace_does_not_mark_and_that_can_hardly_be_are_noted(tmp_path: Path) -> None:
-    events = [{"ph": "X", "name": f"generate {i}", "ts": i * 2e6, "dur": 1_000_000, "pid": 1, "tid": 1} for i in range(4)]
-    (tmp_path / "ray.json").write_text(json.dumps({"traceEvents": events}))
-    trace = Timeline.open(tmp_path / "ray.json")
-    said = {n: " ".join(profile_from_trace(trace, {"a": "gen*"}, 8, [], iterations=n, devices={"a": 1}).notes) for n in (None, 2, 4, 8)}
-    assert "marks no iterations, so all of it counts as one (on a lane: a 4 spans). Next: iterations=..." in said[None]
-    assert "a 4 spans on a lane, fewer than the 8 iterations" in said[8]
-    assert not any("on a lane" in said[n] for n in (2, 4))
-    assert "on a lane" not in " ".join(profile_from_trace(trace, {"a": "generate 1"}, 8, [], devices={"a": 1}).notes)
-
-
-def test_a_trace_without_iterations_is_not_waited_for(tmp_path: Path) -> None:
-    events = [{"ph": "X", "name": "generate", "ts": i * 2e6, "dur": 1_000_000, "pid": 1, "tid": 1} for i in range(4)]
-    (tmp_path / "ray.json").write_text(json.dumps({"traceEvents": events}))
-    trace = Timeline.open(tmp_path / "ray.json")
-    found = search(profile_from_trace(trace, {"a": "gen*"}, 8, [], iterations=4), 1).best
-    with pytest.raises(PlanError, match=r"No span of the timeline says of which iteration it is.*Next: lab\.planning\.profile_from_trace"):
-        replan(trace, found)
-
-
-def test_lanes_that_name_no_device_are_said_to_be_counted(tmp_path: Path) -> None:
-    events = [{"ph": "X", "name": "generate", "ts": 0, "dur": 1_000_000, "pid": 1, "tid": lane} for lane in (1, 2)]
-    (tmp_path / "ray.json").write_text(json.dumps({"traceEvents": events}))
-    trace = Timeline.open(tmp_path / "ray.json")
-    assert any("a: the trace does not name its devices, so its 2 lanes" in n for n in profile_from_trace(trace, {"a": "gen*"}, 8, []).notes)
-    assert not any("lanes" in n for n in profile_from_trace(trace, {"a": "gen*"}, 8, [], devices={"a": 1}).notes)
-
-
 @pytest.mark.parametrize(
     ("spans", "devices", "seconds"),
     [
@@ -367,13 +323,6 @@ def test_spans_of_a_device_may_hop_between_lanes(spans: list[tuple[int, int, int
     profile = profile_from_trace(Timeline.open(tmp_path / "hop.json"), {"a": "gen"}, 64, [], devices={"a": devices})
     (sample,) = profile.workers["a"].samples
     assert (sample.devices, sample.seconds) == (devices, pytest.approx(seconds))
-
-
-def test_lanes_that_never_work_together_are_said(tmp_path: Path) -> None:
-    events = [{"ph": "X", "name": "gen", "pid": 1, "tid": i % 2, "ts": 10e6 * i, "dur": 6e6} for i in range(4)]
-    (tmp_path / "hop.json").write_text(json.dumps({"traceEvents": events}))
-    notes = profile_from_trace(Timeline.open(tmp_path / "hop.json"), {"a": "gen"}, 64, [], iterations=4).notes
-    assert any("its 2 lanes (at most 1 at work at a time) count as one each" in n for n in notes)
 
 
 def test_a_simulated_timeline_names_its_devices() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from sweeps import sweep
 
 import rlinf_lab as lab
 from rlinf_lab.planning.planner.planner import Planned
@@ -121,9 +122,9 @@ def ran(made: Case, planned: Planned, iterations: int = 5) -> Timeline:
     return Simulator(made.flow, planned.execution).simulate(made.calls, iterations)
 
 
-@pytest.mark.parametrize("first", range(0, 120, 20))
-def test_nobody_drifts_who_costs_what_was_said(first: int) -> None:
-    for seed in range(first, first + 20):
+@sweep(20, 120)
+def test_nobody_drifts_who_costs_what_was_said(seeds: range) -> None:
+    for seed in seeds:
         made = case(seed)
         for planned in lab.plan(made.flow, 1 + seed % 8, made.profile, micro_batches=(4, 16)[seed % 2], simulate=False, quick=True):
             found = lab.replan(ran(made, planned), planned)
@@ -133,7 +134,7 @@ def test_nobody_drifts_who_costs_what_was_said(first: int) -> None:
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_who_is_really_slower_or_faster_drifts(factor: float) -> None:
     """The run costs what is true; the plan was made for workers of which the first after the source takes a part of that."""
-    for seed in range(20):
+    for seed in range(8):
         made = case(seed, asking=False)
         name = made.calls[1].worker
         planned = lab.plan(made.flow, 1 + seed % 8, made.profile.scaled(name, 1 / factor), simulate=False, quick=True).best

@@ -7,20 +7,18 @@ import dataclasses
 import numpy as np
 import pytest
 from brute_force import best, random_problem
+from sweeps import sweep
 
 from rlinf_lab.planning.search.pareto import ParetoFront, pareto
 from rlinf_lab.planning.search.plan_tree import (
     SPATIAL,
     TEMPORAL,
-    Composed,
     evaluate,
     leaf_of,
-    mode,
     nodes,
-    shape,
 )
 from rlinf_lab.planning.search.problem import Problem
-from rlinf_lab.planning.search.solver import Only, _Solver, guess, near, solve
+from rlinf_lab.planning.search.solver import Only, _Solver, near, solve
 
 
 def seconds(problem: Problem, ceiling: float = np.inf) -> float:
@@ -31,12 +29,7 @@ def seconds(problem: Problem, ceiling: float = np.inf) -> float:
     return found[0].seconds if found else float("inf")
 
 
-def sweep(first: int, count: int) -> pytest.MarkDecorator:
-    """Twenty seeds, and in `make test-all` so many."""
-    return pytest.mark.parametrize("seeds", [range(first, first + 20), pytest.param(range(first + 20, first + count), marks=pytest.mark.slow)], ids=str)
-
-
-@sweep(0, 150)
+@sweep(20, 150)
 def test_no_plan_is_better(seeds: range) -> None:
     for seed in seeds:
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
@@ -45,7 +38,7 @@ def test_no_plan_is_better(seeds: range) -> None:
         assert seconds(problem, ceiling=truth) == truth, f"seed {seed}, pruned as tightly as can be"
 
 
-@sweep(200, 140)
+@sweep(20, 140, first=200)
 def test_no_plan_is_better_where_some_take_turns_as_a_whole(seeds: range) -> None:
     differ = 0
     for seed in seeds:
@@ -57,7 +50,7 @@ def test_no_plan_is_better_where_some_take_turns_as_a_whole(seeds: range) -> Non
     assert differ
 
 
-@sweep(500, 80)
+@sweep(20, 80, first=500)
 def test_no_plan_is_better_where_weights_are_shared(seeds: range) -> None:
     """Who comes for somebody who holds the same weights moves less, and the enumeration counts that by itself."""
     differ = 0
@@ -69,7 +62,7 @@ def test_no_plan_is_better_where_weights_are_shared(seeds: range) -> None:
     assert differ
 
 
-@sweep(300, 40)
+@sweep(20, 40, first=300)
 def test_points_are_compared_with_fewer_devices(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """A filter for large fronts, here on small ones too."""
     monkeypatch.setattr("rlinf_lab.planning.search.pareto.WORTH", 0)
@@ -78,7 +71,7 @@ def test_points_are_compared_with_fewer_devices(monkeypatch: pytest.MonkeyPatch,
         assert seconds(problem) == best(problem), f"seed {seed}"
 
 
-@sweep(400, 60)
+@sweep(20, 60, first=400)
 def test_where_more_devices_help_only_the_largest_pairs_are_looked_at(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """Of large fronts; here of small ones too, in blocks of a few pairs."""
     monkeypatch.setattr("rlinf_lab.planning.search.solver.ALL", 0)
@@ -89,7 +82,7 @@ def test_where_more_devices_help_only_the_largest_pairs_are_looked_at(monkeypatc
         assert seconds(problem) == truth == seconds(problem, ceiling=truth), f"seed {seed}"
 
 
-@sweep(0, 60)
+@sweep(20, 60)
 def test_no_plan_is_better_with_two_kinds_of_devices(seeds: range) -> None:
     """Of four leaves some stay in their part only if points on fewer devices of either kind are compared."""
     for seed in seeds:
@@ -104,7 +97,7 @@ def test_pruning_changes_nothing_on_larger_graphs() -> None:
         assert seconds(problem) == unpruned, f"seed {seed}"
 
 
-@sweep(0, 100)
+@sweep(20, 100)
 def test_pruning_changes_nothing_in_streams_or_turns_alone(seeds: range) -> None:
     """Of streams alone more is known: everybody else has devices beside a part, and nobody time-shares."""
     for seed in seeds:
@@ -115,13 +108,6 @@ def test_pruning_changes_nothing_in_streams_or_turns_alone(seeds: range) -> None
                 assert min((f.seconds for f in solve(problem, ceiling, only)), default=np.inf) == unpruned, f"seed {seed}, {only.kinds}"
 
 
-def test_larger_graphs_against_plain_dominance() -> None:
-    """Too large for every value; written apart from the solver, one device count at a time."""
-    for seed in range(8):
-        problem = random_problem(seed, leaves=(4, 5), devices=(10, 16), ticks=100)
-        assert seconds(problem) == best(problem, dominance=True), f"seed {seed}"
-
-
 def test_no_plan_of_a_large_graph_is_faster() -> None:
     """As `benchmarks/planner_optimality.py` asks of a hundred: the enumeration leaves out what is slower than the plan that was found, and finds the same."""
     for seed in (2, 3, 4, 14):
@@ -130,7 +116,7 @@ def test_no_plan_of_a_large_graph_is_faster() -> None:
         assert best(problem, dominance=True, most=found) == found, f"seed {seed}"
 
 
-@sweep(300, 30)
+@sweep(20, 30, first=300)
 def test_the_enumeration_within_a_limit_is_the_one_without(seeds: range) -> None:
     for seed in seeds:
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
@@ -149,73 +135,6 @@ def chain(seconds: list[list[float]], edges: dict[tuple[int, int], int] | None =
     return dataclasses.replace(made, **changes)
 
 
-def test_a_pipeline_beats_turns_where_scaling_is_poor() -> None:
-    problem = chain([[8, 8, 8, 8]] * 2)
-    found = solve(problem)
-    assert shape(found[0].tree, problem.names) == "a | b" and found[0].seconds == 8 + 8 / 8  # fill one of eight micro-batches
-    turns = next(f for f in found if mode(f.tree) == "temporal")
-    assert turns.seconds == 16 and shape(turns.tree, problem.names) == "a > b"
-
-
-def test_whole_batches_and_single_calls_do_not_stream() -> None:
-    whole = chain([[8, 8, 8, 8]] * 2, edges={(0, 1): 0})
-    assert {f.seconds for f in solve(whole)} == {16}
-    once = chain([[8, 4, 8 / 3, 2]] * 3, once=1)
-    for f in solve(once):
-        assert all(n.grain == 0 for n in nodes(f.tree) if isinstance(n, Composed) and n.kind == TEMPORAL and n.leaves & 1)
-
-
-def test_asynchronous_iterations_hide_the_fill() -> None:
-    """With a staleness of one, two iterations are under way: only the bottleneck counts."""
-    behind = chain([[8, 8, 8, 8]] * 2, edges={(0, 1): 0}, staleness=1)
-    found = solve(behind)[0]
-    assert found.seconds == 8 and mode(found.tree) == "spatial"
-
-
-def test_turns_are_taken_once_each_in_as_many_calls_as_suit_it() -> None:
-    """Time-shared alone no micro-batches go to and fro, whatever switching costs; and all device counts are looked at, not some."""
-    small_calls = np.full((4, 65), np.inf)
-    small_calls[3, 1:] = 1.0  # an eighth at once is the most that fits
-    smooth = np.array([[np.inf, *(64.0 / np.minimum(np.arange(1, 65), 37) / 2**g)] for g in range(4)])
-    problem = chain([[1.0] * 64] * 2, onload=(1.0, 1.0))
-    for cost in (0.0, 1.0):
-        asked = dataclasses.replace(problem, table=lambda v, _: (small_calls, smooth)[v], onload=(cost, cost))
-        (found,) = guess(asked, only=Only((TEMPORAL,)))
-        assert isinstance(found.tree, Composed) and found.tree.grain == 0 and found.seconds == pytest.approx(8 + 64 / 37 + 2 * cost)
-        assert leaf_of(found.tree, 0).grain == 3 and leaf_of(found.tree, 1).devices >= (37,)
-
-
-def test_a_quick_search_has_who_needs_no_devices_work_beside_the_others() -> None:
-    tables = [np.array([[np.inf, *(work / np.arange(1, 17) / 2**g)] for g in range(4)]) for work in (16.0, 48.0)]
-    host = np.array([[1.0 / 2**g] * 17 for g in range(4)])
-    problem = dataclasses.replace(chain([[1.0] * 16] * 3), table=lambda v, _: (tables[0], host, tables[1])[v])
-    found = guess(problem)
-    turns = [n for f in found for n in nodes(f.tree) if isinstance(n, Composed) and n.kind == TEMPORAL]
-    assert turns and all(part.leaves != 0b010 for n in turns for part in n.parts())
-    assert found[0].seconds == solve(problem)[0].seconds and mode(guess(problem, only=Only((TEMPORAL,)))[0].tree) == "temporal"
-
-
-def test_switching_costs_both_ways_and_only_who_leaves() -> None:
-    costs = {"onload": (1.0, 2.0), "offload": (4.0, 8.0)}
-    problem = chain([[10, 5]] * 2, **costs)
-    turns = solve(problem, only=Only((TEMPORAL,)))[0]
-    assert turns.seconds == 10 + (4 + 2) + (8 + 1)
-    staying = dataclasses.replace(problem, staying=0b11)
-    assert solve(staying, only=Only((TEMPORAL,)))[0].seconds == 10
-    only_b = dataclasses.replace(problem, staying=0b10)
-    assert solve(only_b, only=Only((TEMPORAL,)))[0].seconds == 10 + 4 + 1
-
-
-def test_who_stays_is_seen_by_who_shares_the_devices() -> None:
-    """b has room beside a only when a leaves, or when it has devices of its own."""
-    alone = np.array([[np.inf, 8, 4]])
-    tables = {(0, 0): alone, (0, 2): alone, (1, 0): alone, (1, 1): np.full((1, 3), np.inf)}
-    problem = Problem(("a", "b"), {(0, 1): 0}, (2,), 1, lambda v, context: tables[v, context], (0.0, 0.0), (1.0, 0.0), staying=1)
-    found = solve(problem)[0]
-    assert mode(found.tree) == "spatial" and found.seconds == 16
-    assert solve(dataclasses.replace(problem, staying=0))[0].seconds == 9  # four, four, and a leaves
-
-
 def test_a_pinned_worker_and_nothing_that_fits() -> None:
     four_only = [[np.inf, np.inf, np.inf, 6.0, 6.0, 6.0]]
     problem = chain([*four_only, [12, 6, 4, 3, 2.4, 2]])
@@ -223,11 +142,6 @@ def test_a_pinned_worker_and_nothing_that_fits() -> None:
     assert leaf_of(best_plan.tree, 0).devices == (4,) and leaf_of(best_plan.tree, 1).devices == (2,)
     assert solve(chain([[np.inf] * 3, [1.0] * 3])) == []
     assert solve(problem, ceiling=1.0) == []
-
-
-def test_a_single_worker_is_a_plan() -> None:
-    found = solve(chain([[9, 5, 6]]))
-    assert found[0].seconds == 5 and found[0].tree.devices == (2,) and mode(found[0].tree) == "alone"
 
 
 def test_fronts_keep_what_is_better_in_something() -> None:
@@ -245,14 +159,6 @@ def test_fronts_keep_what_is_better_in_something() -> None:
             assert any(m <= n and a <= f and b <= p for m, a, b in points)
         for n, f, p in list(points)[:50]:
             assert not any(m == n and a <= f and b <= p and (a, b) != (f, p) for m, a, b in points)
-
-
-def test_spatial_parts_of_a_branch_run_beside_each_other() -> None:
-    """b and c have no edge: cut apart, the longer fill counts."""
-    problem = chain([[4] * 4, [8] * 4, [8] * 4], edges={(0, 1): 3, (0, 2): 3})
-    found = solve(problem)[0]
-    assert found.seconds == 0.5 + 1 + 7 * 1
-    assert {n.kind for n in nodes(found.tree) if isinstance(n, Composed)} == {SPATIAL}
 
 
 def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from random_profiles import random_profile
+from sweeps import sweep
 from tqdm.auto import tqdm
 
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.adapt.perturb import AFTERWARDS, Entry, of_kind
+from rlinf_lab.planning.adapt.perturb import Entry, of_kind
 from rlinf_lab.planning.adapt.sensitivity import (
     FACTORS,
     NO_PLAN,
@@ -29,7 +30,6 @@ from rlinf_lab.planning.adapt.sensitivity import (
     changed,
     sensitivity,
 )
-from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check
 from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
@@ -37,11 +37,8 @@ from rlinf_lab.planning.planner.candidates import Candidate, alike
 from rlinf_lab.planning.planner.planner import Plans, plan
 from rlinf_lab.planning.profile.profile import (
     EdgeProfile,
-    Handover,
-    Lengths,
     Link,
     Memory,
-    Message,
     Profile,
     Sample,
     WorkerProfile,
@@ -102,7 +99,7 @@ def any_graph(seed: int) -> Plans | None:
     return None
 
 
-@pytest.mark.parametrize("seeds", [(2, 3), pytest.param(range(4, 40), marks=pytest.mark.slow)], ids=str)
+@sweep(2, 38, first=2)
 def test_each_look_is_what_a_plan_of_the_changed_profile_says(seeds: Sequence[int]) -> None:
     ends = looked = 0
     for seed, plans in ((s, p) for s in seeds if (p := any_graph(s)) is not None):
@@ -175,37 +172,11 @@ def test_a_plan_that_takes_as_long_is_not_before_the_choice(monkeypatch: pytest.
     assert look.stands == is_standing and look.winner == (plans.best.shape if is_standing else twin.shape)
 
 
-def test_memory_with_which_both_no_longer_stay() -> None:
-    heavy = dataclasses.replace(STEEP, memory=Memory(27), onload_s=1.0)
-    plans = plan(chain(a=heavy, b=heavy), 8, memory_gib=64, simulate=False)
-    assert plans.best.shape == "a > b" and all(at["stays"] for at in plans.best.placement.values())
-    found = sensitivity(plans, ("memory",), of="plan", tolerance=0.0)
-    assert {(r.entry, r.high) for r in found.ranges} == {("memory", 1.25)}  # 27 * 1.25 + 27 < 64 < 27 * 2 + 27
-    assert sensitivity(plan(chain(a=heavy, b=heavy), 8, simulate=False), ("memory",)).ranges == ()  # no limit, no question
-
-
 def test_where_nothing_fits_there_is_no_plan() -> None:
     stuck = dataclasses.replace(STEEP, memory=Memory(30), offloadable=False)
     plans = plan(chain(a=stuck, b=stuck).replace(device_memory_gib=80.0), 1, micro_batches=1, simulate=False)
     for r in sensitivity(plans, ("memory",), tolerance=0.0).ranges:
         assert r.high == 1.25 and r.instead == ("", NO_PLAN) and r.looks[-1].seconds == math.inf
-
-
-def test_whether_who_works_on_the_host_waits_or_streams_is_another_choice() -> None:
-    """A call of a costs 4 s whatever its items: while that is long, b begins when all is done."""
-    a = WorkerProfile((Sample(1, 64.0, 8.0), Sample(1, 32.0, 6.0)))
-    plans = plan(chain(a=a, b=WorkerProfile((Sample(0, 64.0, 4.0),), resource="host")), 1, micro_batches=4, simulate=False)
-    assert plans.best.shape == "a > b"
-    (r,) = sensitivity(plans, workers=["a"]).ranges
-    assert 1 / WIDEST < r.low < 1 and r.instead[0] == "a | b"
-
-
-def test_only_modes_that_were_asked_for_count() -> None:
-    """With b four times as long turns would be faster than streams, which alone were asked for."""
-    profile = chain(a=FLAT, b=STEEP)
-    assert next(r for r in sensitivity(plan(profile, 8, simulate=False)).ranges if r.owner == "b").instead[1] == "a > b"
-    streams = sensitivity(plan(profile, 8, simulate=False, modes=("spatial",)))
-    assert all((r.low, r.high, r.instead) == (1 / WIDEST, WIDEST, ("", "")) for r in streams.ranges) and len(streams.ranges) == 2
 
 
 # --- entries ------------------------------------------------------------------------------------------------------------
@@ -222,41 +193,6 @@ def test_seconds_that_are_known_of_others_stay_true(seed: int) -> None:
                 assert np.array_equal(shared.tables.of(unit, beside, a.forms), anew.tables.of(unit, beside, a.forms))
                 if anew.problem(a).once >> unit & 1:
                     assert np.array_equal(shared.tables.streams(unit, beside, a.forms), anew.tables.streams(unit, beside, a.forms))
-
-
-def test_switching_that_costs_more_makes_others_stream() -> None:
-    """Both cannot stay, and leaving costs next to nothing."""
-    worker = WorkerProfile((Sample(8, 64.0, 3.0),), exponent=1.0, memory=Memory(50.0), onload_s=0.01, offload_s=0.01)
-    plans = plan(two(workers={"a": worker, "b": worker}, device_memory_gib=80.0), 8, simulate=False)
-    assert plans.best.shape == "a > b"
-    found = sensitivity(plans, ("switching",), tolerance=0.0).ranges
-    assert {r.owner for r in found} == {"a", "b"}
-    assert all(r.low == 1 / WIDEST and 1 < r.high < WIDEST and r.instead[1] == "a | b" for r in found)
-    fixed = plan(two().with_worker("a", offloadable=False), 8, simulate=False)
-    assert not sensitivity(fixed, ("switching",), workers=["a"]).ranges, "it never leaves"
-
-
-def test_a_link_that_is_slower_than_measured_makes_others_take_turns() -> None:
-    profile = two(link=Link(0.5, 0.001), messages=(Message("unix", 0.001),), handovers=(Handover("a", "load", 1.0, ("b",)),))
-    plans = plan(profile, 8)
-    assert plans.best.mode == "spatial"
-    found = {r.entry: r for r in sensitivity(plans, AFTERWARDS).ranges}
-    assert {(r.owner, r.entry) for r in found.values()} == {("a --> b", "transfer"), ("all edges", "link"), ("unix", "message"), ("a.load()", "handover")}
-    assert 1 < found["link"].high < WIDEST and found["link"].instead[1] == found["transfer"].instead[1] == "a > b"
-    followed = plan(profile, 8, simulate=False)
-    assert {r.entry for r in sensitivity(followed, AFTERWARDS).ranges} == {"handover"}, "nothing else is known to plans that were not simulated"
-
-
-def test_longer_responses_are_more_work_for_others_too() -> None:
-    rollout = WorkerProfile((Sample(8, 64.0, 20.0),), "generation", lengths=Lengths(4096.0, mean_tokens=900.0), exponent=0.5)
-    learner = WorkerProfile((Sample(8, 64.0, 12.0),))
-    profile = Profile(64, {"rollout": rollout, "learner": learner}, (EdgeProfile("rollout", "learner"),), weights="tokens")
-    (e,) = of_kind(plan(profile, 8, simulate=False).best.candidate.placement.setting, "length")
-    assert (e.owner, e.slower) == ("rollout", {"rollout", "learner"})
-    twice = e.times(profile, 2.0)
-    assert twice.workers["learner"].samples[0].seconds == pytest.approx(24.0) and twice.workers["rollout"].lengths.factor == 2.0  # type: ignore[union-attr]
-    equal = profile.replace(weights="equal")
-    assert e.times(equal, 2.0).workers["learner"] == learner
 
 
 def test_what_is_asked_for() -> None:
@@ -301,24 +237,6 @@ def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         assert "not looked at, there was no time left: b seconds. Next: more seconds=" in text
     nothing = sensitivity(plans, seconds=0)
     assert not nothing.ranges and len(nothing.left) == 2 and "none of those that were looked at" in repr(nothing)
-
-
-def test_a_range_that_is_begun_is_given_up_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And when nobody wants any of them."""
-    plans, now, wanted = plan(chain(a=FLAT, b=STEEP), 8, simulate=False), [0.0], [True]
-    monkeypatch.setattr("rlinf_lab.planning.adapt.sensitivity.monotonic", lambda: now[0])
-
-    def long(self: Asked, entry: Entry) -> Range:
-        now[0] += 1.0
-        wanted[0] = False
-        check()
-        raise AssertionError("went on")
-
-    monkeypatch.setattr(Asked, "range", long)
-    assert sensitivity(plans, seconds=0.5).left == (("a", "seconds"), ("b", "seconds"))
-    wanted[0] = True
-    with pytest.raises(Abandoned), as_long_as(lambda: wanted[0]):
-        sensitivity(plans, seconds=9)
 
 
 def test_quick_plans_are_planned_again_as_quickly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,23 +150,6 @@ def test_who_may_hand_on_whole_groups_has_any_number_of_ranks(method: str) -> No
     assert pinned.placement["b"]["ranks"] == 2
 
 
-def test_shares_of_everything_are_whole_groups() -> None:
-    """Eight groups are not the shares of three ranks."""
-    flow, costs = handed("whole")
-    plans = lab.plan(flow, DEVICES[:3], costs)
-    assert {p.placement["b"]["ranks"] for p in plans} <= {1, 2}
-    assert any("divides the 8 groups" in note for p in plans for note in p.notes)
-    assert all(run(flow, p, 1).wait()[-1] == ITEMS for p in plans)
-
-
-def test_the_advice_asks_for_nothing_that_is_there() -> None:
-    for costs, more in ((profile(), True), (profile(passing=ITEMS), False)):
-        (note,) = [n for n in lab.plan(made("rewards"), DEVICES, costs).best.notes if "has one rank" in n]
-        assert ("say in the profile" in note) == more and "declare channel 'x' with group=4" in note
-    (note,) = [n for n in lab.plan(made("rewards", 2), DEVICES, profile(2)).best.notes if "has one rank" in n]
-    assert "it takes groups of 2 of 'x'" in note
-
-
 def test_a_worker_that_must_have_several_ranks_is_refused_by_name() -> None:
     for worker, why in (({"ranks": {"counts": [2, 4]}}, "its ranks are 1 device a rank, ranks: 2 or 4"), ({"devices": 2}, r"profile.workers.b.devices is 2")):
         with pytest.raises(PlanError, match=rf"'b' has one rank: .*'x'.*'y'.*, but {why}\. Next: declare channel 'x' with group=4, or"):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from random_profiles import any_flow, random_profile
 
-from rlinf_lab.cli import main
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -124,26 +123,6 @@ def test_an_origin_with_numbers_or_names_that_cannot_be_says_which(change: dict[
     assert len(execution.origin["tree"]) == 5, "somebody time-shares or streams"
     with pytest.raises(PlanError, match=says + r".* Next: without origin"):
         planned(plans.profile, dataclasses.replace(execution, origin={**execution.origin, **change}))
-
-
-def test_an_origin_of_another_profile_is_left_alone() -> None:
-    """Other workers, or fewer devices than its tree: the plan is what its fields say."""
-    plans = plan(random_profile(3), 6, micro_batches=4)
-    execution = plans.best.execution
-    seconds = planned(plans.profile, dataclasses.replace(execution, origin={})).seconds
-    for tree in (["nobody", [1], 0, 0], ["a", [600], 0, 0], ["a", [1], 60, 0], ["a", [1, 1], 0, 0], ["a", [1], 0, 99]):
-        other = dataclasses.replace(execution, origin={**execution.origin, "tree": tree})
-        assert planned(plans.profile, other).seconds == seconds
-
-
-def test_the_command_line_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plans = plan(Profile.load(DOCS / "maniskill_openvla.json"), 16)
-    plans.best.execution.save(tmp_path / "plan.json")
-    profile = str(DOCS / "maniskill_openvla.json")
-    assert main(["simulate", "--profile", profile, "--plan", str(tmp_path / "plan.json"), "--iterations", "3", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["iteration_s"] == [float(s) for s in plans.best.simulate(3).iterations()["seconds"]]
-    assert told["iteration_s"][1] == pytest.approx(plans.best.seconds, rel=1e-9)
 
 
 def of_one_size(*sizes: int) -> Profile:

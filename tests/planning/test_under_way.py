@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from sweeps import sweep
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
@@ -159,9 +160,9 @@ def passed(timeline: Timeline) -> Counter[tuple[int, str, SpanKind]]:
     return found
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_whatever_flies_everything_arrives_once_and_nobody_is_left_waiting(block: int) -> None:
-    for seed in range(40 * block, 40 * block + 40):
+@sweep(40, 160)
+def test_whatever_flies_everything_arrives_once_and_nobody_is_left_waiting(seeds: range) -> None:
+    for seed in seeds:
         made = scenario(seed, [])
         near = Simulator(made.flow.graph, made.plan, made.switch).simulate(made.sim_calls(), 2)
         nothing = Simulator(made.flow.graph, made.plan, made.switch, flights=AtRandom(seed, 0)).simulate(made.sim_calls(), 2)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.adapt.drift import Drift, Window
+from rlinf_lab.planning.adapt.drift import Drift
 from rlinf_lab.planning.adapt.profile_update import told_by_sizes
 from rlinf_lab.planning.forecast.forecast import forecast
 from rlinf_lab.planning.placement.placement import Placement
@@ -192,22 +191,6 @@ def test_a_worker_of_some_iterations_counts_with_its_share() -> None:
     found = lab.replan(done, best)
     drift = next(d for d in found.drifts if d.worker == "evaluator")
     assert drift.percent == "0 %" and not drift.sustained and not found.elapsed.sustained
-
-
-def test_a_worker_that_is_never_called_is_named() -> None:
-    flow = sometimes(100)
-    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
-    with pytest.raises(PlanError, match=r"no span of 'evaluator' in the 3 iterations .* does not call 'evaluator' either\. Next: more iterations"):
-        lab.planning.profile_from_run(flow, plan, run(flow, plan, 4).timeline)
-
-
-def test_batches_of_a_window_are_those_of_one_rank() -> None:
-    flow = two_stages(0.004, 0.007, 50)
-    best = lab.plan(flow, DEVICES[:2], believed(50), micro_batches=16)["spatial"]
-    window = Window.of(run(flow, best).timeline, believed(50), 8)
-    items, seconds = window.batches("learner")
-    assert len(items) == 8 * 13 and set(items) == {4.0, 2.0} and np.allclose(seconds, 0.004 + 0.007 * items)
-    assert not len(window.batches("source")[0])
 
 
 def test_percents_are_signed_where_there_is_something_to_sign() -> None:

@@ -102,21 +102,6 @@ def test_a_run_takes_what_plans_say_where_chunks_do_not_divide_groups(groups: in
         assert done.wait()[-1] == planned.placement["c"]["micro_batches"], planned
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_as_much_where_iterations_overlap(staleness: int) -> None:
-    flow, profile = chain({"a": (0, 0.05), "b": (1.0, 0.01), "c": (0, 0.05), "d": (0, 0.05)}, 38, 2)
-    planned = lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, micro_batches=16, staleness=staleness)["spatial"]
-    done = run(flow, planned, 12)
-    assert planned.seconds == pytest.approx(steady(done) if staleness else seconds(done), rel=0.02)
-
-
-def test_ranks_are_given_whole_items_too() -> None:
-    flow, profile = chain({"a": (0.01, 0.05), "b": (0.01, 0.05), "c": (1.0, 0.01)}, 22, most=(1, 8, 8))
-    planned = lab.plan(flow, [f"cpu:{i}" for i in range(5)], profile, micro_batches=4)["spatial"]
-    assert planned.placement["b"]["ranks"] > 1
-    assert planned.seconds == pytest.approx(seconds(run(flow, planned, 3)), rel=0.02)
-
-
 @pytest.mark.parametrize("items, ranks, staleness", [(5, 2, 1), (5, 3, 1), (7, 3, 2)])
 @pytest.mark.parametrize("fixed", [0.0, 0.5])
 def test_no_plan_that_overlaps_runs_below_the_bound(items: int, ranks: int, staleness: int, fixed: float) -> None:

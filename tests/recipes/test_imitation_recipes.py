@@ -13,7 +13,7 @@ from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.experiments.recipe import find
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.records import Observation
-from rlinf_lab.workers.dagger import DAggerPolicy
+from rlinf_lab.workers.imitation.dagger import DAggerPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import MAKE, LineEnv

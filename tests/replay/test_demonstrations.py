@@ -46,3 +46,17 @@ def test_what_holds_no_transitions_is_named(tmp_path):
             demonstrations(data)
     with pytest.raises(FileNotFoundError):
         demonstrations(tmp_path / "none.safetensors")
+
+
+def test_rewarded_for_success_an_episode_ends_where_the_task_first_succeeds():
+    def told(first, steps, *successes):
+        found = episode(first, steps)
+        found.success_T = np.isin(np.arange(steps), successes)
+        return found
+
+    buffer = demonstrations([told(0, 4, 1, 3), told(10, 2), told(20, 2, 1)], reward="success")
+    rows = buffer.rows(buffer.order)
+    assert rows["obs"]["x"][:, 0].tolist() == [0, 1, 10, 11, 20, 21] and (rows["next_obs"]["x"] == rows["obs"]["x"] + 1).all()
+    assert rows["reward"].tolist() == [0, 1, 0, 0, 0, 1] and rows["terminated"].tolist() == [False, True, False, False, False, True]
+    with pytest.raises(ConfigError, match="episode 0 says nothing about success"):
+        demonstrations([episode(0, 3)], reward="success")

@@ -20,7 +20,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.control.post import Post
 from rlinf_lab.runtime.host.state.messages import Message
 from rlinf_lab.runtime.session.session import Session
-from rlinf_lab.runtime.transport.cargo import ALIGNED, LITTLE, Bucket, Outgoing, Whole, assembled
+from rlinf_lab.runtime.transport.cargo import ALIGNED, LITTLE, Whole
 from rlinf_lab.runtime.transport.pickling import LARGE
 from rlinf_lab.runtime.transport.unchanged import Unchanged
 from rlinf_lab.workflow.weights import Weights
@@ -126,23 +126,6 @@ def test_small_arrays_travel_together() -> None:
     for got, sent in zip(arrived.open(), state, strict=True):
         assert np.array_equal(got, sent) and got.flags.writeable and (got.size == 0 or got.ctypes.data % 16 == 0)
     assert all(place.start % ALIGNED == 0 for place in arrived.places if place is not None)
-
-
-def test_small_arrays_travel_together_in_buckets_too() -> None:
-    """Before, each was a part of its own in the message."""
-    sizes = [0, 1, 3, 1000, 16_000, LARGE // 4, 100_000] * 30
-    state = [np.arange(size, dtype=np.float32) for size in sizes]
-    outgoing, arrived, parts = Outgoing(1, state, 16 << 20, Unchanged(state)), [], 0
-    while not arrived or len(arrived) < arrived[0].total:
-        buffers: list[pickle.PickleBuffer] = []
-        data = pickle.dumps(Bucket(outgoing, len(arrived)), protocol=5, buffer_callback=buffers.append)
-        parts += len(buffers)
-        arrived.append(pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers]))
-    large = sum(size * 4 >= LARGE for size in sizes)
-    small = sum(4 * size for size in sizes if 4 * size < LARGE)
-    assert large < parts <= large + small / LITTLE * 1.1 + 1 + len(arrived)
-    for got, sent in zip(assembled(arrived).open(), state, strict=True):
-        assert np.array_equal(got, sent) and got.flags.writeable and (got.size == 0 or got.ctypes.data % 16 == 0)
 
 
 def test_of_what_is_little_a_change_while_it_is_packed_is_noticed() -> None:

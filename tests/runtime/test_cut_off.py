@@ -61,15 +61,13 @@ def two_hosts() -> tuple[Workflow, ExecutionPlan]:
     return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]})
 
 
-def test_a_connection_that_ends_while_both_live_is_an_error_in_seconds() -> None:
+def test_a_connection_that_ends_while_both_live_is_an_error() -> None:
     """Before, the sink waited for ever."""
     flow, plan = two_hosts()
     with session(flow, plan, executor="processes", emulate=True) as s:
         assert s.step(10, False) == (10, 10)
-        start = time.monotonic()
         with pytest.raises(ExecutorError, match=r"Host 'host0' \(source\[0\]\) has lost its connection to host 'host1' \(sink\[0\]\).*Next:"):
             s.step(1_000_000, True)
-        assert time.monotonic() - start < 15
         with pytest.raises(ExecutorError, match="has lost its connection"):
             s.step(10, False)
 

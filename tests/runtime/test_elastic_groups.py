@@ -21,7 +21,6 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.run.run import Run, session
 from rlinf_lab.runtime.session.session import Ended, Session
-from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -349,38 +348,6 @@ def test_readers_of_keys_and_fused_ranks_have_fixed_places() -> None:
     ):
         with pytest.raises(PlanError, match=message):
             LocalExecutor(flow, plan, absent={"sim": [1]})
-
-
-class Publishes(Worker):
-    def publish(self, weights: Weights) -> None:
-        self.version = weights.publish({"step": self.iteration})
-
-
-class Pulls(Worker):
-    def pull(self, weights: Weights) -> tuple[int, Any]:
-        return self.rank, weights.pull().state
-
-
-@pytest.mark.parametrize("hosts", [1, 3])
-def test_who_comes_late_has_the_newest_weights(hosts: int) -> None:
-    flow = Workflow("late")
-    actor = flow.weights("actor")
-    publisher, pullers = flow.worker(Publishes, name="publisher"), flow.worker(Pulls, name="pullers")
-
-    @flow.iteration
-    def iteration() -> Any:
-        pulled = pullers.pull(actor)
-        publisher.publish(actor)
-        return pulled
-
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"publisher": [0], "pullers": [1, 2]})
-    made: Any = LocalExecutor if hosts == 1 else MeshExecutor
-    with opened(made(flow, plan, absent={"pullers": [1]}, **({"emulate": True} if hosts == 1 else {"delay": 0.0005}))) as s:
-        for _ in range(3):
-            s.step()
-        s.join("pullers", 1)
-        pulled = dict(s.step())
-        assert sorted(pulled) == [0, 1] and all(state["step"] >= 2 for state in pulled.values())  # that of the same iteration may be there already
 
 
 def test_a_run_that_is_not_there_yet_says_so() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ class Taker(Worker):
         return sum(len(batch) for batch in inbox)
 
     def take_and_compute(self, inbox: Inbox) -> int:
-        self.compute(20.0)
+        self.compute(1e6)
         return self.take(inbox)
 
     def take_later(self, inbox: Inbox) -> int:
@@ -131,11 +130,8 @@ def test_a_loop_that_reads_nothing_is_told_too() -> None:
 
 def test_it_is_told_as_soon_as_it_is_certain_and_not_when_all_else_has_ended() -> None:
     flow = flow_of(takes="take_and_compute")
-    with session(flow, plan_of(), emulate=True) as s:
-        start = time.monotonic()
-        with pytest.raises(WorkflowError, match="nothing was put into channel 'a'"):
-            s.step(0)
-        assert time.monotonic() - start < 5
+    with session(flow, plan_of(), emulate=True) as s, pytest.raises(WorkflowError, match="nothing was put into channel 'a'"):
+        s.step(0)
 
 
 def test_a_run_fails_by_it() -> None:

@@ -45,7 +45,7 @@ def plan_of(flow: lab.Workflow, ranks: int = 3) -> lab.ExecutionPlan:
     return lab.ExecutionPlan.spatial(flow, devices, {"meeting": list(range(ranks)), "other": list(range(ranks, 2 * ranks))})
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])])
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_every_rank_gets_all_values_by_rank(executor: str) -> None:
     flow = flow_of()
     with lab.session(flow, plan_of(flow), executor=executor, emulate=True) as session:
@@ -56,7 +56,7 @@ def test_every_rank_gets_all_values_by_rank(executor: str) -> None:
     assert (session.timeline.to_pandas()["kind"] == SpanKind.WAIT.name.lower()).any()
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])])
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
 def test_a_rank_that_fails_frees_the_others(executor: str) -> None:
     flow = flow_of(fails=(1, 1))
     with lab.session(flow, plan_of(flow), executor=executor, emulate=True) as session:
@@ -85,7 +85,7 @@ def test_before_the_first_call_the_others_are_not_there() -> None:
         pass
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])])
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
 def test_a_rank_that_does_not_come_is_a_deadlock_by_name(executor: str) -> None:
     class Uneven(lab.Worker):
         def meet(self) -> None:

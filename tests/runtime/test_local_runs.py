@@ -298,28 +298,6 @@ def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() 
     executor.stop()
 
 
-def test_puts_in_a_row_need_no_thread_on_a_single_host() -> None:
-    class Putting(Worker):
-        def work(self, out: Outbox) -> None:
-            for i in range(50):
-                out.put(i)
-
-    flow = Workflow("puts")
-    items = flow.channel("items")
-    putting = flow.worker(Putting, name="putting")
-
-    @flow.iteration
-    def iteration() -> int:
-        putting.work(items)
-        return len(items.get_all())
-
-    executor = LocalExecutor(flow, ExecutionPlan.temporal(flow, ["cpu:0"]))
-    executor.start()
-    assert Session(executor).step() == 50
-    assert not executor.driver_host.post.has_postman()
-    executor.stop()
-
-
 def test_a_worker_that_catches_the_giving_up_does_not_wait_again() -> None:
     class Stubborn(Worker):
         def work(self, inbox: Inbox) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 
 import pytest
@@ -91,30 +90,6 @@ def test_they_meet_in_processes() -> None:
     assert_all_seen(run.wait(60), 2)
 
 
-def test_they_meet_under_the_temporal_plan() -> None:
-    flow = flow_of(2)
-    for micro_batches in ({}, {"a": 1, "b": 1}):
-        plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"actor": 2, "critic": 2}, micro_batches=micro_batches)
-        assert_all_seen(lab.run(flow, plan, 2, dashboard=False, emulate=True).wait(60), 2)
-
-
-def test_held_up_threads_change_nothing_under_a_mock_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spans(delays: random.Random | None) -> list:
-        flow = flow_of(2)
-        with monkeypatch.context() as patch:
-            if delays is not None:
-                given = Meets.exchange
-                patch.setattr(Meets, "exchange", lambda self, value: (time.sleep(delays.random() / 300), given(self, value))[1], raising=False)
-            run = lab.run(flow, plan_of(flow, 2), 2, dashboard=False, emulate=True, clock=MockClock())
-            assert_all_seen(run.wait(60), 2)
-        return sorted((s.track.worker, s.track.rank, s.kind.name, s.start_ns, s.end_ns, s.items) for s in run.timeline.rows())
-
-    first = spans(None)
-    assert len(first) > 50
-    for seed in range(3):
-        assert spans(random.Random(seed)) == first
-
-
 def test_a_rank_that_does_not_come_is_named_with_what_would_end_it() -> None:
     flow = flow_of(2, MeetsOnce)
     run = lab.run(flow, plan_of(flow, 2), 1, dashboard=False, emulate=True)
@@ -153,9 +128,7 @@ def test_who_stands_aside_when_the_run_is_stopped_goes_on_and_ends() -> None:
     run = run_in_which_one_stands_aside()
     assert "actor[0] waits for the other ranks of 'actor' in exchange() 1 of train()" in run.status()
     time.sleep(0.3)
-    began = time.monotonic()
     run.stop()
-    assert time.monotonic() - began < 5
     long = [s.kind for s in run.timeline.rows() if s.track.worker == "actor" and s.track.rank == 0 and s.end_ns - s.start_ns > 200_000_000]
     assert long == [SpanKind.WAIT]
 
@@ -428,11 +401,9 @@ def test_who_would_wait_at_a_channel_between_a_meeting_and_a_collective_is_told_
     flow, plan = learners_that_share(what)
     with lab.session(flow, plan, executor, emulate=True) as session:
         for _ in range(20 if executor == "local" else 5):
-            began = time.monotonic()
             message = rf"actor\[.\]: train\(\) {what}s .* within `with group:`.*'critic', whose ranks meet too.*Next: take and put"
             with pytest.raises(lab.errors.WorkerError, match=message):
                 session.step()
-            assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("executor", ["local", "processes"])

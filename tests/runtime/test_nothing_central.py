@@ -50,7 +50,7 @@ def flow_of() -> tuple[Workflow, ExecutionPlan]:
     return flow, ExecutionPlan("many", ("cpu:0", "cpu:1", "cpu:2"), {"maker": ((0,),), "doubler": ((1,),), "taker": ((2,),)}, micro_batches={"a": 1, "b": 1})
 
 
-@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
 def test_the_driver_hears_and_says_as_much_of_two_thousand_items_as_of_two_hundred(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: Counter[str] = Counter()
     receive = HostsExecutor._receive

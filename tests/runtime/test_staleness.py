@@ -117,20 +117,6 @@ def test_a_run_overlaps_iterations_by_itself() -> None:
     assert len(done.timeline.iterations()) == 6
 
 
-def test_an_iteration_begins_while_the_one_before_goes_on() -> None:
-    GATES["late"] = threading.Event()
-    flow, plan = pair(1, "collect", "train_late", "late")
-    with session(flow, plan) as s:
-        first, second = s.submit(0), s.submit(1)
-        assert not first.done() and not second.done() and s.state == "running"
-        with pytest.raises(TimeoutError):
-            first.wait(timeout=0.01)
-        GATES["late"].set()
-        assert second.wait() == result(1) and first.done() and first.wait() == result(0)
-        assert s.state == "idle" and s.iteration == 2 and "done" in repr(first)
-        assert s.step(2) == result(2)
-
-
 def test_a_failure_gives_up_its_iteration_and_the_later_ones_only() -> None:
     GATES["older"] = threading.Event()
     flow = Workflow("failing")

@@ -113,7 +113,7 @@ def test_all_kinds_are_tried() -> None:
     """Those of elastic groups, fillers and the watch leave the iteration alone and are tried below, or one for all."""
     others = (
         "puts failed broken cancel retire under_way delayed count join joined leave left dismiss admit admitted give_up_place take_part pulse? pulse remarked "
-        "relieve relieved unwanted wanted unread collected came met cut_off"
+        "relieve relieved unwanted wanted unread collected came met cut_off lacks never_comes"
     )
     assert {*ALWAYS, *others.split()} == set(all_kinds()) == {*MeshExecutor(*flow_of()).driver_host.post.kinds()}
 

@@ -73,7 +73,7 @@ def test_values_deep_inside_arguments_and_results_arrive(executor: str) -> None:
             assert result == {"taken": expected(n), "pair": Pair(n, [[n, n + 1]]), "update": Update(n, 0)}
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
 def test_a_failed_value_inside_a_structure_is_the_makers_failure(executor: str) -> None:
     flow = Workflow("failing")
     maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")

@@ -118,12 +118,6 @@ def test_many_hosts_with_messages_on_their_way(staleness: int, shipping: dict) -
         assert_one_version(calls_of(MeshExecutor(flow, plan, delay=0.001, seed=seed), 6), staleness)
 
 
-def test_some_calls_begin_before_and_pull_after_the_learner_has_published() -> None:
-    flow, plan = flow_of(0.01, 1, 3, 0)
-    fresh = assert_one_version(calls_of(LocalExecutor(flow, plan, MockClock(), emulate=True), 20), 0)
-    assert 0 < fresh < 40
-
-
 @pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])])
 def test_under_every_executor(executor: str) -> None:
     for staleness in (0, 1) if executor == "local" else (1,):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from rlinf_lab.errors import DeadlockError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.state.messages import Pull
-from rlinf_lab.runtime.host.weights.weights import WeightTable
+from rlinf_lab.runtime.host.weights.weights import Store, WeightTable
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.threads.clocks import MockClock
@@ -67,6 +69,9 @@ class Learner(Worker):
         if fails:
             raise ValueError("after publishing")
         return version
+
+    def publish_all(self, states: list[Any], weights: Weights) -> list[int]:
+        return [weights.publish(state) for state in states]
 
     def publish_lock(self, weights: Weights) -> int:
         return weights.publish(threading.Lock())
@@ -173,6 +178,26 @@ def one_store(*steps: tuple[str, str, tuple]) -> tuple[Workflow, ExecutionPlan]:
 def test_who_comes_late_gets_the_newest() -> None:
     flow, plan = one_store(("learner", "publish", ({"w": 1}, False)), ("learner", "publish", ({"w": 2}, False)), ("actor", "act_late", (0,)))
     assert run(flow, plan, inputs=[2, 0, 1, 1, 2]).wait() == [(0, None), 1, 2, 3, (3, {"w": 2})]
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_of_several_versions_of_one_call_the_last_is_there_and_all_are_counted(executor: str) -> None:
+    flow, plan = one_store(("learner", "publish_all", (["a", "b"],)), ("learner", "publish_all", (["c"],)), ("actor", "act_late", (1,)), ("actor", "act_late", (3,)))
+    with session(flow, plan, executor=executor) as s:
+        assert [s.step(number) for number in (0, 2, 1, 3)] == [[1, 2], (2, "b"), [3], (3, "c")]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_an_old_version_can_be_asked_for_as_long_as_an_iteration_may_that_began_before_the_next_one(staleness: int) -> None:
+    published = [(1, 0), (2, 1), (3, 1), (4, 5)]  # version, iteration
+    for over in range(10):
+        table, store = WeightTable.__new__(WeightTable), Store("weights", announced=list(published))
+        state = SimpleNamespace(layout=SimpleNamespace(plan=SimpleNamespace(staleness=staleness)))
+        table.__dict__.update(_stores={"weights": store}, _state=state, versions=SimpleNamespace(over=lambda _: None, wanted=lambda _: []))
+        table.over(over)
+        kept = [v for (v, _), (_, after) in itertools.pairwise([*published, (0, 99)]) if after + staleness > over]
+        assert [version for version, _ in store.announced] == kept
+        assert store.first(2) == next(v for v in kept if v >= 2)
 
 
 def test_what_a_failed_call_published_is_never_seen() -> None:

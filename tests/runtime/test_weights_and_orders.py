@@ -85,61 +85,6 @@ def executed(executor: Any, *args: Any) -> Any:
         assert executor.stop() == Ended()
 
 
-def expected(parts: list[list[Any]], weight: int) -> list[list[Any]]:
-    batches: list[list[Any]] = []
-    for item in (i for part in parts for i in part):
-        if not batches or sum(w for _, w in batches[-1]) >= weight:
-            batches.append([])
-        batches[-1].append(item)
-    return batches
-
-
-PARTS = st.lists(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), max_size=6), max_size=8)
-
-
-@settings(max_examples=25, deadline=None)
-@given(PARTS, st.integers(1, 30), st.sampled_from([1, 3, None]), st.sampled_from(["maker", "teller"]), st.booleans())
-def test_a_get_by_weight_takes_items_in_order_until_they_weigh_enough(parts: Any, weight: int, capacity: int | None, maker: str, far: bool) -> None:
-    flow, plan = weighed(maker, capacity)
-    executor = MeshExecutor(flow, plan) if far else LocalExecutor(flow, plan, MockClock())
-    assert executed(executor, parts, weight) == expected(parts, weight)
-
-
-@settings(max_examples=15, deadline=None)
-@given(PARTS, st.integers(1, 30), st.sampled_from([1, 3, None]))
-def test_ranks_that_share_a_channel_get_every_item_once_and_batches_that_do_not_interleave(parts: Any, weight: int, capacity: int | None) -> None:
-    numbered = [[(i * 100 + k, w) for k, (_, w) in enumerate(part)] for i, part in enumerate(parts)]
-    flow, plan = weighed("maker", capacity, ranks=2)
-    for executor in (MeshExecutor(flow, plan), LocalExecutor(flow, plan, emulate=True)):
-        batches = sorted(b for mine in executed(executor, numbered, weight) for b in mine)
-        assert batches == expected(numbered, weight)
-
-
-@settings(max_examples=15, deadline=None)
-@given(PARTS, st.integers(1, 30), st.sampled_from([1, 3, None]))
-def test_the_simulator_says_the_same(parts: Any, weight: int, capacity: int | None) -> None:
-    flow, plan = weighed("maker", capacity)
-    executor = LocalExecutor(flow, plan, MockClock())
-    executed(executor, parts, weight)
-    timeline = Timeline(plan.devices)
-    for batch in executor.drain():
-        timeline.extend(batch)
-
-    def make(turn: Any) -> Any:
-        for part in parts:
-            yield run(1_000_000)
-            for _, w in part:
-                yield weigh(w)
-                yield put("items")
-
-    def take(turn: Any) -> Any:
-        while (yield get_weight("items", weight)):
-            yield run(2_000_000)
-
-    calls = [SimCall("maker", "make", make, (), ("items",)), SimCall("taker", "by_weight", take, ("items",), (), starts_on_device=False)]
-    assert not timeline.diff(Simulator(flow.graph, plan).simulate(calls, 1))
-
-
 def ordered(order: Any, capacity: int | None = None) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("ordered")
     items, go = flow.channel("items", capacity=capacity, order=order, may_be_empty=True), flow.channel("go", may_be_empty=True)
@@ -164,15 +109,6 @@ class Teller(Worker):
 
 def negative(item: tuple[float, int]) -> float:
     return -item[0]
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 99)), max_size=12), st.sampled_from(["fifo", "lifo", "priority", negative]), st.booleans())
-def test_items_that_are_there_are_taken_in_the_order_of_the_channel(values: list[Any], order: Any, far: bool) -> None:
-    flow, plan = ordered(order)
-    executor = MeshExecutor(flow, plan) if far else LocalExecutor(flow, plan, MockClock())
-    sorts: dict[Any, Any] = {"fifo": lambda v: v, "lifo": lambda v: v[::-1], "priority": lambda v: sorted(v, key=lambda i: i[0])}
-    assert executed(executor, values) == sorts.get(order, lambda v: sorted(v, key=negative))(values)
 
 
 class Weigher(Worker):
@@ -280,7 +216,7 @@ def test_the_simulator_takes_the_same_by_weight(values: Any, weight: int, order:
 
 def test_what_is_no_weight_no_order_and_no_priority_is_named() -> None:
     flow = Workflow("bad")
-    with pytest.raises(ConfigError, match=r"Channel 'a': order is 'random'; it must be 'fifo', 'lifo', 'priority', or a function"):
+    with pytest.raises(ConfigError, match=r"Channel 'a': order is 'random'; it must be 'fifo', 'lifo', 'priority', 'oldest_group', or a function"):
         flow.channel("a", order="random")
     with pytest.raises(ConfigError, match=r"Channel 'b': weight is 3; it must be a function"):
         flow.channel("b", weight=3)  # type: ignore[arg-type]

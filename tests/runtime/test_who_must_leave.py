@@ -10,7 +10,7 @@ from gymnasium.spaces import Box
 from torch import nn
 
 import rlinf_lab as lab
-from rlinf_lab.errors import PlanError, WorkerError, WorkflowError
+from rlinf_lab.errors import PlanError, WorkerError
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.timeline import SpanKind
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, register, registry
@@ -214,61 +214,6 @@ def test_simulators_are_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
         accepted(flow, plan_of(flow, memory, 1))
     flow = flow_of((Sim, ("mine/Real-v0",), {"num_envs": 2, "n_steps": 3}), Torch, Torch)
     accepted(flow, plan_of(flow, {"b": 1, "c": 1}, 1))
-
-
-def test_an_adapter_that_knows_of_its_tasks_is_asked_before_a_launch() -> None:
-    import gymnasium
-    import numpy as np
-
-    class Noisy(gymnasium.Env):
-        observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
-        action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-
-        def __init__(self, render_mode=None):
-            self.render_mode = None
-
-        def reset(self, *, seed=None, options=None):
-            return np.random.normal(size=1), {}
-
-        def step(self, action):
-            return np.random.normal(size=1), 0.0, False, False, {}
-
-    gymnasium.register("elsewhere/Noisy-v0", entry_point=Noisy, max_episode_steps=5, disable_env_checker=True)
-    try:
-        flow = flow_of((Sim, ("gymnasium/elsewhere/Noisy-v0",), {"num_envs": 2, "n_steps": 3}), Leaves)
-        report = lab.check(flow, plan_of(flow, {"a": 1, "b": 1}, 1))
-        assert not report.ok and "its simulator keeps more" in str(report), report
-    finally:
-        gymnasium.registry.pop("elsewhere/Noisy-v0")
-
-
-def test_failures_before_the_first_call_name_the_worker() -> None:
-    class Refuses(Plain):
-        def preflight(self) -> None:
-            raise ValueError("at preflight")
-
-    class Fails(Plain):
-        def __init__(self) -> None:
-            raise ValueError("in the constructor")
-
-    class FailsEarly(Fails):
-        def preflight(self) -> None:
-            pass
-
-    for cls, method in ((Refuses, "preflight"), (Fails, "__init__"), (FailsEarly, "__init__")):
-        flow = flow_of(Leaves, cls)
-        if cls is not Fails:
-            assert f"Worker 'b' rank 0 failed in {method}(): ValueError" in str(lab.check(flow, plan_of(flow, {}, None)))
-        with pytest.raises(WorkerError, match=rf"^Worker 'b' rank 0 failed in {method}\(\): ValueError: ") as caught, session(flow, plan_of(flow, {}, None)):
-            pytest.fail("it was launched")
-        assert caught.value.method == method and isinstance(caught.value.__cause__, ValueError)
-
-    class Says(Plain):
-        def preflight(self) -> None:
-            raise WorkflowError("mine: not so. Next: so.")
-
-    with pytest.raises(WorkflowError, match="^mine: not so"), session(flow_of(Says)):  # those of ours are already complete
-        pytest.fail("it was launched")
 
 
 class Room:

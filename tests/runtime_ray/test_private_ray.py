@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from rlinf_lab.errors import ExecutorError, PlanError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors import ray_executor, ray_start
 from rlinf_lab.runtime.executors.ray_executor import RayExecutor
+from rlinf_lab.runtime.machine.ray_library import load_ray
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -80,3 +87,34 @@ def test_a_host_computes_in_one_thread_and_is_in_no_process_of_an_earlier_run(ow
         with session(flow, ExecutionPlan.spatial(flow, ["cpu:0"], {"w": [0]}), executor="ray") as s:
             found += [s.step()]
     assert [threads for threads, _ in found] == ["1", "1"] and found[0][1] != found[1][1]
+
+
+ASKS = "import sys; from ray._raylet import GcsClient; print(GcsClient(address=sys.argv[1]).internal_kv_keys(b'', None, 20))"
+
+
+def listening() -> Iterator[tuple[str, int]]:
+    """Where the processes of this one's private Ray are reached."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if "ray" in " ".join(process.cmdline()):
+                yield from (tuple(each.laddr) for each in process.net_connections(kind="tcp") if each.status == psutil.CONN_LISTEN)
+
+
+@pytest.mark.ray
+def test_without_its_token_a_private_ray_tells_counters_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens on every interface, whatever it is told (Ray 2.60)."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray_start.ensure_ray(None)
+    address = load_ray().get_runtime_context().gcs_address
+    for mode in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 32}):
+        done = subprocess.run([sys.executable, "-c", ASKS, address], env={**os.environ, **mode}, capture_output=True, text=True, timeout=120)
+        assert done.returncode and "AuthenticationError" in done.stderr, done.stdout + done.stderr[-2000:]
+    told = set()
+    for ip, port in listening():
+        for path in ("/", "/api/version", "/api/job_agent/jobs/", "/logs"):
+            connection = http.client.HTTPConnection({"::": "127.0.0.1", "0.0.0.0": "127.0.0.1"}.get(ip, ip), port, timeout=30)
+            with contextlib.suppress(OSError, http.client.HTTPException):  # it speaks something else, or hangs up
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                told.add((answer.status, answer.read(6)))
+    assert told <= {(401, b"Unauth"), (200, b"# HELP")}, told

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import gc
+import itertools
 import pickle
 import queue
 import random
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -90,6 +94,37 @@ def test_slots_that_several_threads_give_back_are_each_used_once(ends: Ends) -> 
     assert all((a == i).all() for i, a in enumerate(held))
     numbers = [slot.number for free in ends.pool._free.values() for slot in free]
     assert len(numbers) == len(set(numbers))
+
+
+def test_a_number_that_comes_in_two_parts_is_one_number() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        returned, whole = shared_memory.Returned(near), struct.pack("<5I", 0, 1, 70_000, 3, 2**31)
+        found = []
+        for lo, hi in itertools.pairwise((0, 3, 4, 10, 10, 19, 20)):
+            far.sendall(whole[lo:hi])
+            found.append(list(returned.heard()))
+        assert found == [[], [0], [1], [], [70_000, 3], [2**31]]
+
+
+def test_what_a_full_socket_does_not_take_goes_back_later_once_and_in_order() -> None:
+    class Full:
+        room, sent = 2, b""
+
+        def send(self, data: bytes, flags: int) -> None:
+            assert flags == socket.MSG_DONTWAIT
+            if not self.room:
+                raise BlockingIOError
+            self.room, self.sent = self.room - 1, self.sent + data
+
+    views, full = shared_memory.SlotViews.__new__(shared_memory.SlotViews), Full()
+    views.__dict__.update(_connection=full, _done=collections.deque())
+    for number in range(4):
+        views.give_back(number)
+    assert struct.unpack("<2I", full.sent) == (0, 1)
+    full.room = 9
+    views.give_back(4)
+    assert struct.unpack("<5I", full.sent) == (0, 1, 2, 3, 4) and not views._done
 
 
 def test_beyond_the_limit_arrays_travel_in_the_stream(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -46,96 +45,11 @@ ONE, TWO = ("cpu:0",), ("cpu:1",)
 ITERATION = ("driver", 0, (), K.MARK, 0, 100, 0)
 
 
-def test_busy_when_a_run_span_covers_it_however_many_do():
-    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 60), ("b", 0, ONE, K.RUN, 40, 100), ("c", 0, (*ONE, *TWO), K.RUN, 0, 50))
-    assert timeline.busy().ns.tolist() == [100, 50]
-    assert timeline.utilisation().to_dict() == {"cpu:0": 1.0, "cpu:1": 0.5}
-
-
-def test_on_a_device_without_a_track_everything_is_off():
-    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 100))
-    assert causes(timeline, "cpu:1") == [(0, 100, "off")]
-    assert timeline.bubbles(by=None).iteration.tolist() == [0]
-
-
-def test_fill_before_the_first_run_and_drain_after_the_last():
-    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 10, 20), ("a", 0, ONE, K.RUN, 30, 40))
-    assert causes(timeline, "cpu:0") == [(0, 10, "fill"), (20, 30, "starved"), (40, 100, "drain")]
-
-
-def test_tail_until_the_last_run_of_any_rank_of_a_worker_placed_here():
-    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 20), ("a", 1, TWO, K.RUN, 0, 70), ("b", 0, TWO, K.RUN, 70, 90))
-    assert causes(timeline, "cpu:0") == [(20, 70, "tail"), (70, 100, "drain")]
-    assert causes(timeline, "cpu:1") == [(90, 100, "drain")]
-
-
-def test_fill_all_through_an_iteration_without_a_run():
-    timeline = timeline_of(ITERATION, ("driver", 0, (), K.MARK, 100, 200, 1), ("a", 0, ONE, K.RUN, 110, 120))
-    assert causes(timeline, "cpu:0") == [(0, 110, "fill"), (120, 200, "drain")]
-
-
-def test_switch_then_blocked_then_lock_win_everywhere():
-    rows = [("a", 0, ONE, K.RUN, 45, 55)]
-    for offset in (0, 60):
-        rows += [
-            ("a", 0, ONE, K.LOCK, offset, offset + 30),
-            ("b", 0, ONE, K.PUT, offset + 5, offset + 20),
-            ("c", 0, ONE, K.ONLOAD, offset + 10, offset + 15),
-            ("d", 0, ONE, K.GET, offset, offset + 40),
-        ]
-    pattern = [(0, 5, "lock"), (5, 10, "blocked"), (10, 15, "switch"), (15, 20, "blocked"), (20, 30, "lock")]
-    assert causes(timeline_of(ITERATION, *rows), "cpu:0") == [
-        *pattern,
-        (30, 45, "fill"),
-        (55, 60, "drain"),
-        *((a + 60, b + 60, cause) for a, b, cause in pattern),
-        (90, 100, "drain"),
-    ]
-
-
 def test_set_up_is_no_switch_and_comes_first():
     timeline = timeline_of(("a", 0, ONE, K.SETUP, 0, 30), ("b", 0, ONE, K.ONLOAD, 10, 40), ("a", 0, ONE, K.RUN, 20, 25), ("d", 0, (), K.MARK, 50, 60, 0))
     assert causes(timeline, "cpu:0") == [(0, 20, "setup"), (25, 30, "setup"), (30, 40, "switch"), (40, 50, "off"), (50, 60, "fill")]
     table = timeline.bubbles(by=["cause", "worker", "waiting_for"])
     assert ("setup", "a", "setup", 25) in {tuple(row[:4]) for row in table.itertuples(index=False)}
-
-
-def test_outside_of_every_iteration_it_is_off_unless_it_switches():
-    timeline = timeline_of(
-        ("a", 0, ONE, K.ONLOAD, 0, 10),
-        ("a", 0, ONE, K.GET, 10, 30),
-        ("driver", 0, (), K.MARK, 30, 60, 0),
-        ("a", 0, ONE, K.RUN, 30, 60, 0),
-        ("driver", 0, (), K.MARK, 80, 90, 1),
-    )
-    assert causes(timeline, "cpu:0") == [(0, 10, "switch"), (10, 30, "off"), (60, 80, "off"), (80, 90, "fill")]
-
-
-def test_an_iteration_without_a_mark_reaches_from_its_first_to_its_last_span():
-    timeline = timeline_of(
-        ("driver", 0, (), K.MARK, 0, 50, 0),
-        ("a", 0, ONE, K.RUN, 0, 50, 0),
-        ("b", 0, TWO, K.GET, 60, 95, 1),
-        ("a", 0, ONE, K.RUN, 70, 80, 1),
-    )
-    assert causes(timeline, "cpu:0") == [(50, 60, "off"), (60, 70, "fill"), (80, 95, "drain")]
-
-
-def test_where_iterations_overlap_time_belongs_to_the_one_that_began_last():
-    timeline = timeline_of(("driver", 0, (), K.MARK, 0, 100, 0), ("driver", 0, (), K.MARK, 40, 80, 1), ("a", 0, ONE, K.RUN, 10, 20))
-    table = timeline.bubbles(by=["device", "iteration", "cause"])
-    assert {tuple(row[:4]) for row in table.itertuples(index=False)} == {
-        ("cpu:0", 0, "fill", 10),
-        ("cpu:0", 0, "drain", 20),
-        ("cpu:0", 1, "fill", 60),
-        ("cpu:1", 0, "off", 40),
-        ("cpu:1", 1, "off", 60),
-    }
-
-
-def test_a_timeline_in_which_nothing_carries_an_iteration_is_one_iteration():
-    timeline = timeline_of(("a", 0, ONE, K.GET, 0, 10), ("a", 0, ONE, K.RUN, 10, 20), ("b", 0, TWO, K.RUN, 0, 30))
-    assert causes(timeline, "cpu:0") == [(0, 10, "fill"), (20, 30, "drain")]
 
 
 def test_a_bubble_says_who_waited_and_for_what():
@@ -160,6 +74,11 @@ def test_a_bubble_says_who_waited_and_for_what():
     }
     assert timeline.bubbles(by="cause").share.sum() + timeline.utilisation().mean() == pytest.approx(1)
     assert timeline.bubbles(by="device").ns.tolist() == [100, 45]
+
+
+def test_where_nobody_waited_a_bubble_has_no_worker_and_no_rank():
+    table = timeline_of(ITERATION, ("a", 2, ONE, K.RUN, 40, 100, 0)).bubbles(by=["device", "cause", "worker", "rank", "waiting_for"])
+    assert [tuple(row[:6]) for row in table.itertuples(index=False)] == [("cpu:1", "off", "", -1, "", 100), ("cpu:0", "fill", "", -1, "", 40)]
 
 
 def test_an_unknown_column_suggests_the_nearest():
@@ -212,27 +131,6 @@ def test_what_is_computed_as_spans_arrive_equals_what_is_computed_at_once(portio
             recorder.add(recorder.track(worker, rank, places), kind, name, start, end, iteration)
         timeline.extend(recorder.drain())
         _assert_same(timeline.accounting(), account(timeline.snapshot()))
-
-
-def test_a_long_timeline_in_many_portions_with_late_spans_equals_what_is_computed_at_once():
-    recorder, timeline = Recorder(), Timeline(["cpu:0", "cpu:1"])
-    tracks = [recorder.track("a", 0, ("cpu:0",)), recorder.track("b", 0, ("cpu:1",)), recorder.track("b", 1, ("cpu:0", "cpu:1"))]
-    random, name, mark = Random(1), recorder.name("call"), recorder.name("iteration")
-    for i in range(60):
-        for _ in range(20):
-            back = 100 * random.choice([0, 0, 0, 0, 1, 5, 30]) if random.random() < 0.1 else 0
-            start = max(0, 100 * i + random.randrange(90) - back)
-            kind = random.choice([K.RUN, K.RUN, K.GET, K.PUT, K.LOCK, K.ONLOAD])
-            recorder.add(random.choice(tracks), kind, name, start, start + random.randrange(15), start // 100)
-        if random.random() < 0.8:
-            recorder.add(0, K.MARK, mark, 100 * i, 100 * i + 95, i)
-        timeline.extend(recorder.drain())
-        whole = account(timeline.snapshot())
-        _assert_same(timeline.accounting(), whole)
-        since = 100 * max(0, i - 3)
-        recent = whole.bubbles[whole.bubbles["end"] > since]
-        assert timeline.accounting().since(since).tolist() == recent.tolist()
-    assert len(timeline._ledger._stretches) < 15  # a logarithm, not one for each iteration
 
 
 @pytest.mark.parametrize("overlap", [0, 2])

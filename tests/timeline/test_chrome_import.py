@@ -185,18 +185,6 @@ def test_instants_are_labels_of_no_length_within_the_time_of_the_others(tmp_path
     assert len(timeline) == 4 and timeline.elapsed_ns == 10_000 and timeline.busy()["ns"].tolist() == [10_000]
 
 
-@pytest.mark.parametrize("cut", [1, 2])
-def test_an_array_that_was_not_closed_is_read(tmp_path: Path, cut: int) -> None:
-    text = json.dumps([x("a", 0, 1), x("b", 2, 1)])
-    assert len(Timeline.from_chrome(write(tmp_path / "t.json", text[:-1] + ",\n" * (cut - 1)))) == 2
-
-
-@pytest.mark.parametrize("content", ["", "hello", '{"x": 1}', "[1, 2]", "[]x"])
-def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
-    with pytest.raises(TimelineError, match="no Chrome trace.*Next: export"):
-        Timeline.from_chrome(write(tmp_path / "t.json", content))
-
-
 @pytest.mark.parametrize("form", ["array", "object", "lines"])
 def test_a_trace_whose_writer_was_stopped(tmp_path: Path, form: str) -> None:
     """What was whole is read, whatever the form; where an event was cut, or the end of an object is missing, a warning says so."""
@@ -251,19 +239,6 @@ def test_odd_events_are_left_out_and_the_first_is_named(tmp_path: Path, fields: 
     assert left_out.startswith("2 of 5 events") and "the odd one" in left_out and said in left_out and "another" not in left_out
     with pytest.raises(TimelineError, match="the odd one.*Next: "):
         Timeline.from_chrome(write(tmp_path / "only.json", [odd]))
-
-
-def test_no_category_and_no_arguments_are_none(tmp_path: Path) -> None:
-    named = {"ph": "M", "name": "process_name", "pid": 1, "args": [1]}
-    timeline = Timeline.from_chrome(write(tmp_path / "t.json", [named, x("a", 1, 1) | {"cat": None}, x("k", 1, 1, cat="kernel") | {"args": [1, 2]}]))
-    assert len(timeline) == 2
-
-
-def test_a_file_of_instants_alone_has_them(tmp_path: Path) -> None:
-    events = [{"ph": "i", "name": "saved", "pid": 1, "tid": 1, "ts": ts} for ts in (5, 9)]
-    assert [(s.name, s.kind, s.start_ns) for s in Timeline.from_chrome(write(tmp_path / "i.json", events)).rows()] == [
-        ("saved", K.LABEL, 5000), ("saved", K.LABEL, 9000),
-    ]  # fmt: skip
 
 
 def test_cycles_are_not_looked_for_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

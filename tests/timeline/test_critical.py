@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.critical.critical_path import path
+from rlinf_lab.timeline.critical.critical_path import _Ends, path
+from rlinf_lab.timeline.critical.gains import _Ended
 
 K = SpanKind
 ONE, TWO = ("cpu:0",), ("cpu:1",)
@@ -72,6 +74,33 @@ def test_items_that_were_there_are_not_waited_for_and_a_late_delivery_is_a_step(
 def test_between_calls_the_one_who_worked_last_is_named() -> None:
     timeline = timeline_of(("a", ONE, K.RUN, 0, 10), ("b", TWO, K.RUN, 12, 20), ("b", TWO, K.LABEL, 12, 25))
     assert steps(timeline) == [("a", "run", 0, 10), ("b", "between calls", 10, 12), ("b", "run", 12, 20), ("b", "between calls", 20, 25)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), max_size=10), st.integers(-1, 10), st.integers(-1, 10), st.integers(-1, 2)
+)  # fmt: skip
+def test_who_ended_last_in_a_stretch_of_time(spans: list[tuple[int, int]], after: int, until: int, but: int) -> None:
+    """Asked of every span; of a stretch the end counts and the beginning does not; of equal ends the later row. Both ways of asking agree."""
+    end, track = np.array([e for e, _ in spans], np.int64), np.array([t for _, t in spans], np.int32)
+    as_they_end, live = np.argsort(end, kind="stable"), _Ended()
+    for row in as_they_end.tolist():
+        live.add(row, int(end[row]), int(track[row]))
+    fit = [(e, row) for row, (e, t) in enumerate(spans) if after < e <= until and t != but]
+    expected = max(fit)[1] if fit else -1
+    assert _Ends(np.arange(len(spans)), end, track).last(after, until, but) == expected
+    assert live.last(until, after, but) == expected
+
+
+def test_a_put_that_ends_as_a_get_begins_is_not_what_it_waited_for() -> None:
+    def ended_by(put_end: int) -> list[tuple[str, str, int, int]]:
+        return steps(timeline_of(
+            ("a", ONE, K.RUN, 0, put_end), ("a", ONE, K.PUT, put_end, put_end, "c", 0, 1),
+            ("b", TWO, K.RUN, 0, 10), ("b", TWO, K.GET, 10, 14, "c", 0, 1), ("b", TWO, K.RUN, 14, 20),
+        ))  # fmt: skip
+
+    assert ended_by(10) == [("b", "run", 0, 10), ("b", "get", 10, 14), ("b", "run", 14, 20)], "it was there"
+    assert ended_by(11) == [("a", "run", 0, 11), ("b", "get", 11, 14), ("b", "run", 14, 20)]
 
 
 def test_an_unknown_column_suggests_and_an_empty_timeline_has_no_path() -> None:

@@ -9,11 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from PIL import Image
 
-from rlinf_lab.errors import TimelineError, UnknownNameError
+from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.critical.flows import arrows
 from rlinf_lab.timeline.draw import png, svg
@@ -92,25 +91,6 @@ def test_arrows_join_what_was_put_and_got_in_the_same_iteration():
     assert (spans["flow"][put] < spans["flow"][get] + spans["items"][get]).all()
 
 
-def test_parquet_gives_an_equal_timeline(timeline: Timeline, tmp_path: Path):
-    path = timeline.to_parquet(tmp_path / "t.parquet")
-    again = Timeline.from_parquet(path)
-    assert again.diff(timeline) == ""
-    assert again.spans.tolist() == timeline.spans.tolist()
-    assert again.counter_samples.tolist() == timeline.counter_samples.tolist()
-    assert (again.devices, again.tracks, again.names) == (timeline.devices, timeline.tracks, timeline.names)
-    assert repr(again) == repr(timeline)
-    assert pd.read_parquet(path).kind.value_counts()["label"] == 4
-    empty = Timeline.from_parquet(Timeline(["cpu:0"]).to_parquet(tmp_path / "e.parquet"))
-    assert (len(empty), empty.devices) == (0, ["cpu:0"])
-
-
-def test_a_parquet_file_of_something_else_is_refused(tmp_path: Path):
-    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "x.parquet")
-    with pytest.raises(TimelineError, match="no timeline"):
-        Timeline.from_parquet(tmp_path / "x.parquet")
-
-
 def unpack(header: dict, data: bytes) -> dict[str, np.ndarray]:
     return {name: np.frombuffer(data, dtype, header["count"], at) for name, dtype, at in header["columns"]}
 
@@ -165,15 +145,6 @@ def test_a_picture_that_is_shown_twice_has_no_id_twice_and_a_notebook_run_again_
     assert not ids(timeline._repr_mimebundle_()["image/svg+xml"]) & ids(pictures[0]), "of a cell that an earlier kernel has run"
 
 
-def test_the_pictures_size_does_not_grow_with_the_spans():
-    recorder, timeline = Recorder(), Timeline()
-    track = recorder.track("w", 0, ("cpu:0",))
-    for i in range(50_000):
-        recorder.add(track, K.RUN, recorder.name("x"), 100 * i, 100 * i + 60 * (1 + i % 2))
-    timeline.extend(recorder.drain())
-    assert len(timeline.to_svg()) < 200_000
-
-
 def test_pictures_and_files_of_an_empty_timeline(tmp_path: Path):
     timeline = Timeline(["cpu:0"])
     ET.fromstring(timeline.to_svg())
@@ -181,14 +152,14 @@ def test_pictures_and_files_of_an_empty_timeline(tmp_path: Path):
     assert timeline.packed()[1] == b""
 
 
-@pytest.mark.parametrize("strange", ["\x00", "\x0b", "\x1b[31m", "\ufffe", "\x7f\t<&"])
-def test_pictures_are_xml_whatever_a_name_holds(strange: str):
+@pytest.mark.parametrize(("strange", "shown"), [("\x00", "\ufffd"), ("\x0b", "\ufffd"), ("\x1b[31m", "\ufffd[31m"), ("\ufffe", "\ufffd"), ("\x7f\t<&", "\x7f\t<&")])
+def test_pictures_are_xml_whatever_a_name_holds(strange: str, shown: str):
     recorder, timeline = Recorder(), Timeline()
     recorder.add(recorder.track(f"a{strange}b", 0, (f"cpu{strange}:0",)), K.RUN, recorder.name(strange), 0, 10)
     timeline.extend(recorder.drain())
-    for lanes in ("device", "worker"):
-        words = "".join(ET.fromstring(timeline.to_svg(lanes=lanes)).itertext())
-        assert "cpu" in words or "a" in words
+    for lanes, lane in (("device", f"cpu{shown}:0"), ("worker", f"a{shown}b[0]")):
+        words = [e.text for e in ET.fromstring(timeline.to_svg(lanes=lanes)).iter() if e.tag.endswith("text")]
+        assert words[0] == lane and words[-1] == f"a{shown}b"
 
 
 def test_counters_come_back_from_chrome_json_also_without_a_bound(timeline: Timeline, tmp_path: Path):
@@ -236,12 +207,6 @@ def test_what_took_no_time_is_a_tick_in_a_ranks_lane():
     lane = [bar for bar in made.bars if bar.fill == "only" and bar.height > 12]
     assert 0.9 * columns <= len(lane) <= columns and {bar.width for bar in lane} == {2}
     assert not [line for line in scene(timeline, timeline.accounting(), 400).lines if line.y1 - line.y0 == _NOTCH], "a device's lane is its time"
-
-
-def test_an_unknown_theme_is_named(timeline: Timeline, tmp_path: Path):
-    for draw in (timeline.to_svg, lambda theme: timeline.to_png(tmp_path / "t.png", theme=theme)):
-        with pytest.raises(UnknownNameError, match="Unknown theme 'q'"):
-            draw(theme="q")
 
 
 def test_a_fixed_theme_needs_no_page(timeline: Timeline):

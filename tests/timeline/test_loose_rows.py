@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -146,17 +145,6 @@ def test_every_row_of_many_threads_is_drained_once():
     for batch in recorder.batches():
         seen += batch.spans["start"].tolist()
     assert sorted(seen) == list(range(threads * each)) and recorder.dropped == 0
-
-
-def test_few_wait_as_numbers_and_the_others_go_to_disk(tmp_path: Path):
-    recorder = Recorder(limit=10_000, spill=tmp_path)
-    for i in range(6_000):
-        _leave(recorder, i)
-        assert len(recorder.loose) <= 9 * 1024
-    while recorder._spilling or not recorder._spill:
-        time.sleep(0.01)
-    assert len(recorder) == 6_000 and len(recorder._spill) >= 5_000
-    assert [start for batch in recorder.batches() for start in batch.spans["start"]] == list(range(6_000))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 10, 1000, 5000])

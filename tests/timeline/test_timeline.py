@@ -160,14 +160,3 @@ def test_the_length_of_a_timeline_has_no_exponent(ns: int, said: str) -> None:
     recorder.add(recorder.track("w", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("run"), 0, ns)
     timeline.extend(recorder.drain())
     assert repr(timeline).startswith(f"Timeline: 1 device, 1 span, {said}")
-
-
-def test_ranks_of_64_bits_are_in_all_tables() -> None:
-    """As streams of a GPU that another tool numbers by their addresses."""
-    recorder, timeline, rank = Recorder(), Timeline(), -(1 << 63)
-    track = recorder.track("stream", rank, ("cuda:0",))
-    recorder.add(track, SpanKind.GET, recorder.name("copy"), 0, 10)
-    recorder.add(track, SpanKind.RUN, recorder.name("kernel"), 10, 20)
-    timeline.extend(recorder.drain())
-    assert set(timeline.to_pandas()["rank"]) == {rank} and rank in set(timeline.bubbles("rank")["rank"])
-    assert timeline.sql("select distinct rank from spans")["rank"].tolist() == [rank]

@@ -342,7 +342,8 @@ def test_the_schedules_show_who_works_when(count: int) -> None:
 def test_workers_of_published_profiles_have_their_sliders() -> None:
     explorer = PlanExplorer(plan(Profile.load(DOCS / "grpo_7b_case4.json"), 16, simulate=False))
     texts = {s["field"]: s["texts"][s["at"]] for s in explorer.sliders}
-    assert texts == {"devices.": "16", "items": "8192 items", "micro_batches": "64", "length": "× 1", "tail": "power 1", "staleness": "0 iterations"}
+    speeds = {f"speed.{name}": "× 1" for name in explorer.plans.profile.workers}
+    assert texts == {"devices.": "16", "items": "8192 items", "micro_batches": "64", "length": "× 1", "tail": "power 1", "staleness": "0 iterations", **speeds}
     staleness = next(s["texts"] for s in explorer.sliders if s["field"] == "staleness")
     assert staleness[:3] == ["0 iterations", "1 iteration", "2 iterations"]
 

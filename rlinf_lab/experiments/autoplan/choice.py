@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlinf_lab.errors import PlanError, RlinfLabError
-from rlinf_lab.experiments.autoplan.probes import rank_counts
+from rlinf_lab.experiments.autoplan.probes import by_kind, rank_counts
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import make_executor
 from rlinf_lab.workflow.workflow import Workflow
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from rlinf_lab.planning.fit.samples import Observed
     from rlinf_lab.planning.planner.planner import Planned, Plans
+    from rlinf_lab.planning.profile.profile import Profile
 
+CORE, GPU = "core", "gpu"
+NEVER = 1e-4  # speed of a GPU for workers that do not compute on one
 LEAST_GAIN = 1.05  # times faster: predictions are good to a few per cent
 
 
@@ -74,22 +77,28 @@ def choose(
 ) -> Choice:  # fmt: skip
     """The best plan on ``devices`` and whether ``remaining`` iterations repay a change that takes ``change_s`` seconds.
 
-    ``runs``: those of `probes`, the first one under the plan that the run would otherwise keep, ``measured_s`` an iteration.
+    ``runs``: those of `probes`, the first one under the plan that the run would otherwise keep, ``measured_s`` an iteration; and of `gpu_probe`, if any:
+    without it no GPU is used.
     ``shares``: see `probes`. ``executor``: under which a plan on several devices would run. ``staleness``: as `lab.plan` takes it.
     """
     from rlinf_lab.planning.fit.fit import fitted  # not before: who plans by hand need not wait for the planner
     from rlinf_lab.planning.planner.planner import plan
     from rlinf_lab.planning.profile.parts import RankRule
 
-    old = runs[0].plan
+    old, (cores, gpus) = runs[0].plan, by_kind(devices)
     stay = lambda reason, plans=None: Choice(old, old, measured_s, measured_s, False, reason, plans)  # noqa: E731
-    rules = {w: RankRule(counts=rank_counts(shares[w], len(devices))) if w in shares else RankRule(most=1) for w in flow.graph.workers}
+    there = [run for run in runs if by_kind(run.plan.devices)[1]]
+    places = len(cores or gpus)
+    rules = {w: RankRule(counts=rank_counts(shares[w], places)) if w in shares else RankRule(most=1) for w in flow.graph.workers}
     for cell in flow.graph.cells:  # who answers in a cell may have as many ranks as who asks
         counts = next((rules[w].counts for w in cell if w in shares), None)
         rules |= {w: RankRule(counts=counts) for w in cell if counts and w not in shares}
     try:
-        profile = fitted(runs, max(shares.values()), flow.name, rules=rules)
-        plans = plan(flow, list(devices), profile, staleness=staleness)
+        items = max(shares.values(), default=None)
+        profile = fitted([run for run in runs if run not in there], items, flow.name, rules=rules)
+        if there:
+            profile = _with_gpus(profile, fitted(there, items, flow.name, rules=rules), there[0].plan)
+        plans = plan(flow, {CORE: cores, GPU: gpus} if there else cores or gpus, profile, staleness=staleness)
     except PlanError as error:
         return stay(f"no other plan could be predicted, {str(error).splitlines()[0]}")
     best = next((p for p in plans if _works(p, flow, executor)), None)
@@ -102,6 +111,18 @@ def choose(
         return stay(f"{best.name} would save {max(gained, 0):.2g} s until the end, the change takes {change_s:.2g} s", plans)
     new = dataclasses.replace(best.execution, name=f"auto {best.name}")
     return Choice(old, new, measured_s, best.seconds, True, f"saves {gained:.3g} s in {remaining} iterations, the change takes {change_s:.2g} s", plans)
+
+
+def _with_gpus(profile: Profile, measured: Profile, plan: ExecutionPlan) -> Profile:
+    """``profile`` of cores, and of the workers that ``plan`` has on a GPU what they took there; the others stay on cores."""
+    from rlinf_lab.planning.profile.parts import DeviceKind
+
+    workers = dict(profile.workers)
+    for name, worker in profile.workers.items():
+        if by_kind(plan.device_names(name, 0))[1]:
+            there = tuple(dataclasses.replace(sample, kind=GPU) for sample in measured.workers[name].samples)
+            workers[name] = dataclasses.replace(worker, samples=(*worker.samples, *there))
+    return dataclasses.replace(profile, workers=workers, kinds=(DeviceKind(CORE), DeviceKind(GPU, NEVER)))
 
 
 def _works(planned: Planned, flow: Workflow, executor: str) -> bool:

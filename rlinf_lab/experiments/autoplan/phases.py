@@ -1,6 +1,6 @@
 """The phases of a run that plans itself.
 
-    temporal ──(enough seen, and a change could pay)──▶ temporal in parts ──choose──▶ the chosen plan ──(slower than before?)──▶ back
+    temporal ──(enough seen, and a change could pay)──▶ temporal in parts ──▶ (networks on the GPU) ──choose──▶ the chosen plan ──(slower?)──▶ back
 
 `AutoPlan` decides only; whoever runs the phases asks it after each iteration whether the phase ends, and then for the next one. A run too short for a
 change stays in its first phase, and its workers are not set up a second time.
@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 import html
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_lab.experiments.autoplan.choice import Choice, choose
-from rlinf_lab.experiments.autoplan.probes import ITERATIONS, Probe, probes
+from rlinf_lab.experiments.autoplan.probes import ITERATIONS, Probe, by_kind, gpu_probe, probes
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
@@ -51,6 +51,7 @@ class AutoPlan:
     executor: str = "processes"
     staleness: int = 0
     fuses: bool = False
+    networks: Collection[str] = ()
     choice: Choice | None = None
     notes: list[str] = field(default_factory=list)
     _probes: list[Probe] = field(default_factory=list)
@@ -61,14 +62,14 @@ class AutoPlan:
 
     def first(self, flow: Workflow) -> Phase:
         """The plan to begin with."""
-        self._probes = probes(flow, self.shares, self.devices, self.staleness)
+        self._probes = probes(flow, self.shares, self.devices, self.staleness, self.networks)
         self._is_over = not self._probes
         if self._probes and self.fuses:
             self._probes.insert(0, self._probes[0]._replace(measures=False))
         if self._is_over:
             few = len(self.devices) < 2
             self.notes.append("one device: nothing to choose" if few else "no cell whose environments several ranks could share: nothing to choose")
-            return Phase(ExecutionPlan.temporal(flow, self.devices[:1]), "local")
+            return Phase(ExecutionPlan.temporal(flow, (by_kind(self.devices)[0] or self.devices)[:1]), "local")
         return self._probe(0)
 
     def _probe(self, number: int) -> Phase:
@@ -103,6 +104,8 @@ class AutoPlan:
         if self._probes[self._number].measures:
             self._seen.append(Observed.of(flow.graph, self._probes[self._number].plan, timeline))
         self._number += 1
+        if self._number == len(self._probes) and self._asks_the_gpu(remaining, setup_s):
+            self._probes.append(gpu_probe(flow, self.devices, self.networks))
         if self._number < len(self._probes):
             return self._probe(self._number)
         change_s = CHANGE_S + setup_s
@@ -110,6 +113,18 @@ class AutoPlan:
         self._is_over = not self.choice.changes
         plan = self.choice.new
         return Phase(plan, self.executor if len(plan.devices) > 1 else "local")
+
+    def _asks_the_gpu(self, remaining: int, setup_s: float) -> bool:
+        """Whether a look at the GPU could repay itself: were the networks' work done in no time there."""
+        cores, gpus = by_kind(self.devices)
+        if not gpus or not cores or not self.networks or by_kind(self._probes[-1].plan.devices)[1]:
+            return False
+        turns = [turn for worker in self.networks for turn in self._seen[0].every_turn(worker)]
+        busy_s = sum(turn.busy for turn in turns) / self._seen[0].iterations()
+        pays = remaining * busy_s > 2 * (CHANGE_S + setup_s)
+        if not pays:
+            self.notes.append(f"{gpus[0]} was not tried: the networks take {busy_s:.2g} s of an iteration, {remaining * busy_s:.2g} s until the end")
+        return pays
 
     def _looks_back(self, seconds: Sequence[float]) -> bool:
         """Take in what the new plan takes; whether it turned out to be slower than the old one."""

@@ -9,8 +9,9 @@
     best.safetensors     those of the best evaluation
     learner.safetensors  what the learner needs to go on
     checkpoints/         earlier states of the learner, learner-<iteration>.safetensors
+    replay/              rows of a replay buffer that the newest and earlier states share, each written once
 
-Each file is there whole or as it was before. ``learner.safetensors`` is complete in itself, so a process that dies between two files leaves a
+Each file is there whole or as it was before. ``learner.safetensors`` is complete in itself but for rows in ``replay/``, which are there before it, so a process that dies between two files leaves a
 folder that can be resumed. Nothing in it is pickled.
 """
 
@@ -30,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, shown
 from rlinf_lab.experiments.recipe import Recipe, find
-from rlinf_lab.experiments.storage.snapshot import Snapshot
+from rlinf_lab.experiments.storage import segments
+from rlinf_lab.experiments.storage.snapshot import Snapshot, segments_of
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Flow
 from rlinf_lab.policies.weights import Weights
@@ -78,11 +80,18 @@ class RunFolder:
         if keep:
             kept = self.path / "checkpoints"
             kept.mkdir(exist_ok=True)
-            snapshot.save(kept / f"learner-{snapshot.iteration:06d}.safetensors")
+            snapshot.save(kept / f"learner-{snapshot.iteration:06d}.safetensors", self.rows_folder)
             for old in self.checkpoints()[:-keep]:
                 old.unlink(missing_ok=True)
-        snapshot.save(newest)
+        snapshot.save(newest, self.rows_folder)
         snapshot.weights.save(self.path / "policy.safetensors")
+        if self.rows_folder.exists():
+            segments.forget_others(self.rows_folder, [name for path in (newest, *self.checkpoints()) for name in segments_of(path)])
+
+    @property
+    def rows_folder(self) -> Path:
+        """Where rows of a replay buffer lie."""
+        return self.path / "replay"
 
     def checkpoints(self) -> list[Path]:
         """States of the learner that were kept, oldest first."""
@@ -121,7 +130,7 @@ class RunFolder:
         for path in [self.path / "learner.safetensors", *reversed(self.checkpoints())]:
             if path.exists():
                 try:
-                    return Snapshot.load(path)
+                    return Snapshot.load(path, self.rows_folder)
                 except ConfigError as error:
                     tried = tried or error
         raise tried or ConfigError(f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint. Next: lab.train(...) anew.")

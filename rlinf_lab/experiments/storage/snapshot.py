@@ -15,7 +15,9 @@ import numpy as np
 
 from rlinf_lab.algorithms.moments import Moments
 from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.experiments.storage import segments
 from rlinf_lab.policies.weights import Weights
+from rlinf_lab.replay.history import History
 from rlinf_lab.timeline.record.files import whole
 from rlinf_lab.workers.returns import DiscountedReturns
 
@@ -40,13 +42,16 @@ class Snapshot:
         found: Weights = self.state["weights"]
         return found
 
-    def save(self, path: Path) -> None:
-        """Write one file, whole or not at all. `ConfigError` for what cannot be written without pickle; `OSError`."""
+    def save(self, path: Path, rows: Path | None = None) -> None:
+        """Write one file, whole or not at all. `ConfigError` for what cannot be written without pickle; `OSError`.
+
+        ``rows``: folder for the rows of a replay buffer, see `segments`; None: they are in the file, too.
+        """
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         arrays: dict[str, np.ndarray] = {}
-        tree = json.dumps(_packed(self.state, arrays, "state"))
+        tree = json.dumps(_packed(self.state, arrays, "state", rows))
         with whole(path) as part:
             try:
                 save_file(arrays, part, {"format": FORMAT, "iteration": str(self.iteration), "tree": tree})
@@ -54,8 +59,8 @@ class Snapshot:
                 raise OSError(f"{str(path)!r}: {error}") from error
 
     @classmethod
-    def load(cls, path: Path) -> Snapshot:
-        """Read what `save` wrote. `ConfigError` where the file is not of that kind, or damaged."""
+    def load(cls, path: Path, rows: Path | None = None) -> Snapshot:
+        """Read what `save` wrote, ``rows`` to where it wrote them. `ConfigError` where the file is not of that kind, or damaged."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -64,7 +69,7 @@ class Snapshot:
                 if about.get("format") != FORMAT:
                     raise ConfigError(f"{str(path)!r} is no learner's state. Next: lab.resume() takes the folder of a run.")
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
-            state = _unpacked(json.loads(about["tree"]), arrays)
+            state = _unpacked(json.loads(about["tree"]), arrays, rows)
             if not isinstance(state, dict) or not isinstance(state.get("weights"), Weights):
                 raise ValueError("it has no weights")
             return cls(int(about["iteration"]), state)
@@ -75,12 +80,31 @@ class Snapshot:
             raise ConfigError(f"{str(path)!r} cannot be read: {text}. Next: an earlier one, in the run's folder checkpoints/.") from error
 
 
+def segments_of(path: Path) -> list[str]:
+    """Files with rows that a state names; none of one that cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            tree = json.loads((file.metadata() or {}).get("tree", "null"))
+    except (OSError, SafetensorError, ValueError):
+        return []
+    found: list[str] = []
+    waiting = [tree]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict) and value.get(_MARK) == "rows":
+            found += value["about"]["names"]
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return found
+
+
 def is_tensor(value: object) -> bool:
     """A torch tensor; torch is not imported for it."""
     return type(value).__module__ == "torch" and hasattr(value, "detach")
 
 
-def _packed(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
+def _packed(value: Any, arrays: dict[str, np.ndarray], where: str, rows: Path | None) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, np.generic):
@@ -92,16 +116,19 @@ def _packed(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
     if is_tensor(value):
         return {_MARK: "tensor", "array": _put(value.detach().cpu().numpy(), arrays)}
     if isinstance(value, (list, tuple)):
-        parts = [_packed(part, arrays, f"{where}[{i}]") for i, part in enumerate(value)]
+        parts = [_packed(part, arrays, f"{where}[{i}]", rows) for i, part in enumerate(value)]
         return parts if isinstance(value, list) else {_MARK: "tuple", "parts": parts}
+    if isinstance(value, History):
+        about, rest = segments.write(value, rows) if rows is not None else ({"first": value.first, "before": value.count, "names": []}, value)
+        return {_MARK: "rows", "about": about, "rest": {name: _put(column, arrays) for name, column in rest.items()}}
     if isinstance(value, dict):
-        items = [(key, _packed(part, arrays, f"{where}[{key!r}]")) for key, part in value.items()]
+        items = [(key, _packed(part, arrays, f"{where}[{key!r}]", rows)) for key, part in value.items()]
         if all(isinstance(key, str) for key in value) and _MARK not in value:
             return dict(items)
         if all(isinstance(key, (str, int)) for key in value):
             return {_MARK: "dict", "items": [[key, part] for key, part in items]}
     if type(value) in RECORDS.values():
-        fields = {f.name: _packed(getattr(value, f.name), arrays, f"{where}.{f.name}") for f in dataclasses.fields(value)}
+        fields = {f.name: _packed(getattr(value, f.name), arrays, f"{where}.{f.name}", rows) for f in dataclasses.fields(value)}
         return {_MARK: "record", "type": type(value).__name__, "fields": fields}
     raise ConfigError(f"{where} is {shown(value)}: a state holds numbers, texts, arrays, tensors, {', '.join(RECORDS)}, and lists and dicts of them.")
 
@@ -112,16 +139,19 @@ def _put(array: Any, arrays: dict[str, np.ndarray]) -> str:
     return name
 
 
-def _unpacked(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+def _unpacked(value: Any, arrays: dict[str, np.ndarray], rows: Path | None) -> Any:
     if isinstance(value, list):
-        return [_unpacked(part, arrays) for part in value]
+        return [_unpacked(part, arrays, rows) for part in value]
     if not isinstance(value, dict):
         return value
     kind = value.get(_MARK)
     if kind is None:
-        return {key: _unpacked(part, arrays) for key, part in value.items()}
+        return {key: _unpacked(part, arrays, rows) for key, part in value.items()}
     if kind == "array":
         return arrays[value["array"]]
+    if kind == "rows":
+        rest = {name: arrays[array] for name, array in value["rest"].items()}
+        return segments.read(value["about"], rest, Path() if rows is None else rows)
     if kind == "scalar":
         return arrays[value["array"]][()]
     if kind == "tensor":
@@ -131,9 +161,9 @@ def _unpacked(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if kind == "float":
         return float(value["text"])
     if kind == "tuple":
-        return tuple(_unpacked(part, arrays) for part in value["parts"])
+        return tuple(_unpacked(part, arrays, rows) for part in value["parts"])
     if kind == "dict":
-        return {key: _unpacked(part, arrays) for key, part in value["items"]}
+        return {key: _unpacked(part, arrays, rows) for key, part in value["items"]}
     if kind == "record":
-        return RECORDS[value["type"]](**{name: _unpacked(part, arrays) for name, part in value["fields"].items()})
+        return RECORDS[value["type"]](**{name: _unpacked(part, arrays, rows) for name, part in value["fields"].items()})
     raise ValueError(f"a part of kind {kind!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, refuse_old_names, shown
@@ -25,6 +25,7 @@ from rlinf_lab.planning.profile.memory import limits
 from rlinf_lab.planning.profile.profile import DeviceKind, Profile
 from rlinf_lab.planning.schema.arguments import MAX_DEVICES, MAX_MICRO_BATCHES, MAX_STALENESS, number, whole
 
+SPEEDS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 TAILS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 SLIDER_DEVICES = 4096
@@ -38,7 +39,7 @@ class Question:
 
     ``length`` and ``tail``: of generated responses, relative to the profile's (`profile.Lengths.factor`, `.tail`).
     ``switching``: seconds of coming and leaving, relative to the profile's. ``staleness``: iterations that weights may
-    be old.
+    be old. ``speed``: of workers, by name, relative to the profile's: 2 halves the seconds of its calls.
     """
 
     devices: Mapping[str, int]
@@ -50,6 +51,7 @@ class Question:
     switching: float = 1.0
     staleness: int = 0
     rule: str = "fitted"
+    speed: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.devices, Mapping) or not self.devices:
@@ -76,15 +78,20 @@ class Question:
                     MAX_GIB,
                     above=True,
                 )
-        for field in ("length", "tail", "switching"):
-            value, most = getattr(self, field), 16 if field == "tail" else 1e6
+        for name in ("length", "tail", "switching"):
+            value, most = getattr(self, name), 16 if name == "tail" else 1e6
             number(
-                f"what if {field} = {shown(value)}: a factor (1: as in the profile)",
+                f"what if {name} = {shown(value)}: a factor (1: as in the profile)",
                 value,
                 0,
                 most,
-                above=field == "length",
+                above=name == "length",
             )
+        if not isinstance(self.speed, Mapping):
+            raise PlanError(f"what if speed = {shown(self.speed)}: a factor for each worker. Next: {{'rollout': 2.0}}.")
+        for worker, factor in self.speed.items():
+            said = f"what if speed[{worker!r}] = {shown(factor)}: a factor (2: twice as fast)"
+            number(said, factor, 0, 1e6, above=True)
 
     @classmethod
     def of(cls, plans: Plans) -> Question:
@@ -135,6 +142,8 @@ class Question:
         for name, worker in base.workers.items():
             if worker.lengths is not None and (self.length, self.tail) != (1, 1):
                 changed = longer(changed, name, self.length, self.tail)
+        for name, factor in self.speed.items():
+            changed = changed.scaled(name, 1 / factor)
         return changed
 
     def answer(self, base: Profile, simulate: bool = False, like: Plans | None = None) -> Plans:
@@ -228,7 +237,7 @@ class Slider:
     """One field of a question with the ``values`` worth looking at, ascending (None: no limit, last).
 
     ``field`` is ``devices.KIND`` for the number of a kind, ``memory_gib.KIND`` for its memory where there are several
-    kinds.
+    kinds, ``speed.WORKER`` for that of a worker.
     """
 
     field: str
@@ -241,7 +250,7 @@ class Slider:
         """Where a question stands: the nearest value."""
         name, _, kind = self.field.partition(".")
         now = getattr(question, name)
-        now = now.get(kind) if isinstance(now, Mapping) else now
+        now = now.get(kind, 1.0 if name == "speed" else None) if isinstance(now, Mapping) else now
         return min(range(len(self.values)), key=lambda i: _distance(self.values[i], now))
 
 
@@ -265,6 +274,8 @@ def moved(question: Question, field: str, value: float | None) -> Question:
             else dict.fromkeys(question.devices, question.memory_gib)
         )
         return replace(question, memory_gib={**before, kind: value})
+    if kind and name == "speed" and value is not None:
+        return replace(question, speed={**question.speed, kind: value})
     known = ("items", "micro_batches", "memory_gib", "length", "tail", "switching", "staleness")
     refuse_old_names("What if", [field], OLD_NAMES)
     if name not in known or kind:
@@ -346,6 +357,11 @@ def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
             "how old the weights of a rollout may be",
         )
     )
+    found += [
+        Slider(f"speed.{name}", name, "×", SPEEDS, "how fast its calls are, relative to what was measured")
+        for name, worker in profile.workers.items()
+        if any(sample.seconds for sample in worker.samples)
+    ]
     return tuple(found)
 
 

@@ -35,6 +35,7 @@ from rlinf_lab.planning.engine.fillers import Fillers
 from rlinf_lab.planning.engine.shared_memory import Overlaps
 from rlinf_lab.planning.engine.state import ALL as ALL
 from rlinf_lab.planning.engine.state import IN_TURN, LOCK_KEY, UNBOUNDED, Channel, Stream
+from rlinf_lab.planning.engine.state import NOW as NOW
 from rlinf_lab.planning.engine.state import Part as Part
 from rlinf_lab.planning.engine.state import Process as Process
 
@@ -45,7 +46,7 @@ class Event(IntEnum):
     START = 0  # (process, START, iteration, 1 if it needs its devices now else 0); of a filler: it has a step to do
     PUT = 1  # (process, PUT, channel, n)
     # n < 0: at most -n, a plan's micro-batch; n == ALL: its share of everything, at the end; n == ALL + w: until they
-    # weigh w; 0: no more
+    # weigh w; n <= NOW: what is there (`state.NOW`); 0: no more
     GET = 2  # (process, GET, channel, n)
     DONE = 3  # (process, DONE, -1, 0); of a filler: its step has ended, and 1 if it has another one to do
     OFFLOADED = 4
@@ -137,13 +138,14 @@ class Engine(AtOnce, Meeting):
         return self._opened
 
     def open_channel(
-        self, stream: int, stub: bool = False, share: int | None = None, own: bool = False, order: int = IN_TURN
-    ) -> int:
+        self, stream: int, stub: bool = False, share: int | None = None, own: bool = False, order: int = IN_TURN,
+        group: int = 1,
+    ) -> int:  # fmt: skip
         """Another queue of a stream (one for each key, or one for each shard). ``share``: a stub's part of the
         capacity. ``own``: only one rank reads it.
         """
         self._opened += 1
-        queue = self.channels[self._opened] = Channel(self.streams[stream], stub, own, order)
+        queue = self.channels[self._opened] = Channel(self.streams[stream], stub, own, order, group)
         queue.capacity = queue.capacity if share is None else share
         self.streams[stream].channels.append(self._opened)
         return self._opened
@@ -224,9 +226,11 @@ class Engine(AtOnce, Meeting):
         """
         queue = self.channels[channel]
         first = queue.tail
+        entering = n
         if weights is not None or queue.weights is not None:
+            entering = queue.entering(n, ranks)
             queue.weigh(n, weights, ranks)
-        queue.tail += n
+        queue.tail += entering
         self._serve(channel)
         return first, self._flush()
 
@@ -247,7 +251,7 @@ class Engine(AtOnce, Meeting):
         queue.getters = deque(g for g in queue.getters if g[0] is not p)
         p.lo, p.hi = first, first + n
         self._out.append((_BOUND, p.index, p.lo, p.hi))
-        self._want(p)
+        self._go_on(p)
         return self._flush()
 
     def remote_stall(self, channel: int) -> list[tuple[int, int, int, int]]:
@@ -425,13 +429,13 @@ class Engine(AtOnce, Meeting):
         if p.state != "run":
             self._expect_running(p, "run")
         queue = self.channels[channel]
-        depth = queue.tail - queue.head
-        if not queue.putters and (depth + n <= queue.capacity or self._room(queue, n)):
+        depth, entering = queue.tail - queue.head, n if queue.groups is None else queue.entering(n, p.ranks)
+        if not queue.putters and (depth + entering <= queue.capacity or self._room(queue, entering)):
             self._out.append((_STORE, p.index, channel, queue.tail))
             self._out.append((_RESUME, p.index, 0, 0))  # keeps its devices
             if (p.weights is not None or queue.weights is not None) and not queue.stub:
                 queue.weigh(n, p.weights, p.ranks)
-            queue.tail += n
+            queue.tail += entering
             if queue.getters:
                 self._serve(channel)
             return
@@ -451,8 +455,13 @@ class Engine(AtOnce, Meeting):
             return
         if queue.stub:
             p.state = "get"
-            self._release(p)
+            if n > NOW:  # who asks for what is there keeps its devices until the answer comes
+                self._release(p)
             queue.getters.append((p, n))
+            return
+        if n <= NOW:
+            if self._look(p, queue, NOW - n) and queue.putters:
+                self._serve(channel)
             return
         size = n if n > 0 else -n
         if p.granted and p.alone and not queue.getters and queue.tail - queue.head >= size and not queue.is_early:
@@ -525,9 +534,10 @@ class Engine(AtOnce, Meeting):
     def _store(self, channel: int, p: Process, n: int) -> None:
         queue = self.channels[channel]
         self._out.append((_STORE, p.index, channel, queue.tail))
+        entering = queue.entering(n, p.ranks)
         if (p.weights is not None or queue.weights is not None) and not queue.stub:
             queue.weigh(n, p.weights, p.ranks)
-        queue.tail += n
+        queue.tail += entering
 
     def _give_nothing(self, p: Process) -> None:
         p.lo = p.hi = 0
@@ -575,7 +585,7 @@ class Engine(AtOnce, Meeting):
         queue = self.channels[channel]
         putters, getters = queue.putters, queue.getters
         while True:
-            if putters and self._room(queue, putters[0][1]):
+            if putters and self._room(queue, queue.entering(putters[0][1], putters[0][0].ranks)):
                 self._accept(channel, *putters.popleft())
                 continue
             if not getters or queue.stub or queue.is_early:

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlinf_lab.planning.engine.fillers import Fillers
-from rlinf_lab.planning.engine.state import ALL, LOCK_KEY, Channel, Process
+from rlinf_lab.planning.engine.state import ALL, LOCK_KEY, NOW, Channel, Process
 
 NOBODY, NOT_AT_ONCE = -1, -2
+BOUND, RESUME = 1, 2  # `engine.Do`
 
 
 class AtOnce:
@@ -24,6 +25,7 @@ class AtOnce:
     _in_worker_groups: list[bool]
     _holder: list[Process | None]
     _fillers: Fillers
+    _out: list[tuple[int, int, int, int]]
 
     def is_sealed(self, channel: int) -> bool:
         """Whether it is known how many producers the channel has."""
@@ -96,6 +98,33 @@ class AtOnce:
             self._queue[device].append(p)
         return False
 
+    def _look(self, p: Process, queue: Channel, most: int) -> int:
+        """A get that does not wait: what is there, unless others wait for it. Of 0: only how many that would be.
+        Returns how many it has got."""
+        own = queue.share(p.part) if queue.shares else queue
+        there = 0 if own is None or queue.is_early or queue.getters else own.tail - own.head
+        n = min(there, most)
+        p.lo = p.hi = there if own is None or not most else own.head
+        if own is not None and n:
+            own.head = p.hi = p.lo + n
+            if own.weights is not None:
+                own.unweigh(n)
+            queue.remote_stalled = False
+        self._out.append((BOUND, p.index, p.lo, p.hi))
+        self._go_on(p)
+        return n
+
+    def _go_on(self, p: Process) -> None:
+        """With the devices that it has, or as soon as it has them."""
+        if p.granted:
+            p.state = "run"
+            self._out.append((RESUME, p.index, p.lo, p.hi))
+        else:
+            self._want(p)
+
+    def _want(self, p: Process) -> None:
+        raise NotImplementedError
+
     def puts_at_once(self, processes: Sequence[int], channels: Mapping[int, int], rounds: int) -> int:
         """Puts of one item each by all these processes, so many into each of these channels, each of ``rounds`` settled
         by itself: as many of the first rounds as nobody is given anything for are done, and nothing follows from them.
@@ -155,7 +184,7 @@ class AtOnce:
         if (
             p.state != "run"
             or not n
-            or n > ALL
+            or not NOW < n <= ALL
             or queue.putters
             or queue.stub
             or queue.shares

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from rlinf_lab.planning.engine.queue_order import ByRank, InTurn
+from rlinf_lab.planning.engine.queue_order import ByRank, Groups, InTurn
 
 ALL = 1 << 60
+NOW = -ALL  # a get of n <= NOW: at most NOW - n items, and only what is there
 UNBOUNDED = 1 << 60
-IN_TURN, LAST_FIRST, BY_RANK = ORDERS = range(3)  # in which the items of a queue are taken
+IN_TURN, LAST_FIRST, BY_RANK, OLDEST_GROUP = ORDERS = range(4)  # in which the items of a queue are taken
 
 
 class Part(NamedTuple):
@@ -95,13 +96,15 @@ class Channel:
     ``stub``: its items live on another host. Here ``tail`` less ``head`` is what was put and not yet taken there; a get
     waits until that host has granted it items (`Engine.granted`). ``own``: only one rank reads it. What the ranks of a
     call share is divided when the stream has ended and one of them asks for everything (`divide`): from then on each
-    reads its own share. ``order``: see `ORDERS`.
+    reads its own share. ``order``: see `ORDERS`. ``group``: so many items of a key are put together here, and are one
+    item from then on.
     """
 
     __slots__ = (
         "capacity",
         "getters",
         "group",
+        "groups",
         "head",
         "own",
         "putters",
@@ -113,7 +116,7 @@ class Channel:
         "weights",
     )
 
-    def __init__(self, stream: Stream, stub: bool, own: bool = False, order: int = IN_TURN) -> None:
+    def __init__(self, stream: Stream, stub: bool, own: bool = False, order: int = IN_TURN, group: int = 1) -> None:
         self.stream = stream
         self.own = own
         self.group = -1  # whose ranks have the shares
@@ -126,7 +129,12 @@ class Channel:
         self.remote_stalled = False
         # Of what is there, once an item has been weighed; where the first to come is not the first to go, from the
         # beginning: all have their places.
-        self.weights: InTurn | ByRank | None = None if order == IN_TURN or stub else ByRank(order == LAST_FIRST)
+        self.weights: InTurn | ByRank | None = None
+        self.groups: Groups[int] | None = None
+        if not stub and (group > 1 or order == OLDEST_GROUP):
+            self.groups = Groups(group, order == OLDEST_GROUP)
+        if not stub and (order != IN_TURN or group > 1):
+            self.weights = ByRank(order == LAST_FIRST, self.groups)
 
     @property
     def is_early(self) -> bool:
@@ -144,6 +152,10 @@ class Channel:
         self.getters = deque(w for w in self.getters if w[0] is not p)
         self.putters = deque(w for w in self.putters if w[0] is not p)
         return True
+
+    def entering(self, n: int, ranks: Sequence[float] | None) -> int:
+        """How many a put of ``n`` items makes: fewer where groups are put together."""
+        return n if self.groups is None or ranks is None else self.groups.completes(ranks)
 
     def weigh(self, n: int, weights: Sequence[int] | None, ranks: Sequence[float] | None = None) -> None:
         """``n`` items are about to enter."""

@@ -113,7 +113,7 @@ def _splits(profile: Profile, graph: WorkflowGraph) -> Iterator[Split]:
             group = graph.channel(target).group
             fed = {c: _feeders(graph, c, step.worker) for c in step.call.reads}
             counted = {c: feeders for c, feeders in fed.items() if feeders}
-            if group == 1 or not counted:
+            if group == 1 or not counted or graph.channel(target).gathered > 1:
                 continue
             out = [known.get((step.worker, c)) for c in graph.consumers(target)]
             passing = max((_items(profile, e) for e in out), default=0.0)

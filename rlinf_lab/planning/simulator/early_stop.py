@@ -8,6 +8,7 @@ though they go on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from rlinf_lab.planning.engine.engine import Engine
 from rlinf_lab.planning.simulator.ranks import Iteration, Rank
@@ -79,6 +80,16 @@ class Unwanted:
             return False
         open_[p.iteration].left_off.update(p.call.reads)
         return True
+
+    def asked_by(self, p: Rank, open_: Mapping[int, Iteration]) -> tuple[Callable[[], int], Callable[[str], bool]]:
+        """What the scripts of a rank may ask about channels: see `Turn`."""
+        return partial(getattr, p, "first"), partial(self.is_wanted, p, open_)
+
+    def is_wanted(self, p: Rank, open_: Mapping[int, Iteration], channel: str) -> bool:
+        """Whether anybody may still read what its call puts there."""
+        if p.number not in self._wanted:
+            self.ends(p, open_)
+        return (channel, p.iteration) not in self.discarded
 
     def _may_go(self, channel: str, made: Iteration) -> bool:
         """Nobody reads it, and nobody minds."""

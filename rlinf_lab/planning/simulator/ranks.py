@@ -11,7 +11,7 @@ from rlinf_lab.planning.simulator.scripts import Script, SimCall, Turn
 
 # What a rank is doing, that is, what its next wake-up means. Ordered: up to _PUTTING it is at a channel, from _IDLE on
 # between calls.
-GETTING, PUTTING, RUNNING, STARTING, VALUE, FILLING, DRIVING, AWAITING, ASKING, IDLE, ENDING = range(11)
+GETTING, PUTTING, RUNNING, STARTING, LOOKING, VALUE, FILLING, DRIVING, AWAITING, ASKING, IDLE, ENDING = range(12)
 
 
 class Iteration:

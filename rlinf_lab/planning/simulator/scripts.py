@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_lab.errors import PlanError, WorkflowError, shown
-from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.engine.engine import ALL, NOW
 from rlinf_lab.planning.schema.arguments import number
 from rlinf_lab.workflow.filler import FillerSpec
 
@@ -46,6 +46,11 @@ def get(channel: str, n: int | None = None, key: int = -1) -> Op:
             f"get({channel!r}, {n!r}) asks for less than one item. Next: leave n out to get a micro-batch of the plan."
         )
     return (GET, channel, n or 0, key)
+
+
+def get_nowait(channel: str, n: int | None = None, key: int = -1) -> Op:
+    """Take what is there, at most ``n`` items. Yields how many came."""
+    return (GET, channel, NOW - get(channel, ALL if n is None else n)[2], key)
 
 
 def put(channel: str, n: int = 1, key: int = -1) -> Op:
@@ -83,7 +88,7 @@ class Turn:
     iteration.
 
     ``now()``: nanoseconds of virtual time. ``first()``: in its queue, the number of the first item that the last get
-    brought.
+    brought. ``wanted(channel)``: whether anybody may still read what the call puts there.
     """
 
     rank: int
@@ -92,6 +97,7 @@ class Turn:
     count: int
     now: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
     first: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
+    wanted: Callable[[str], bool] = field(default=lambda _: True, repr=False, compare=False)
 
     def share(self, items: int) -> int:
         """This rank's part of ``items`` that are divided evenly among those who take part."""

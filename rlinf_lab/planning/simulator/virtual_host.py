@@ -17,7 +17,7 @@ from typing import Any
 
 from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
 from rlinf_lab.planning.cancellation import Abandoned, wanted_now
-from rlinf_lab.planning.engine.engine import ALL, Do, Event
+from rlinf_lab.planning.engine.engine import ALL, NOW, Do, Event
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.planning.plan.wait_graph import Wait, standstill
 from rlinf_lab.planning.simulator.batched_puts import PutsInARow
@@ -31,6 +31,7 @@ from rlinf_lab.planning.simulator.ranks import (
     FILLING,
     GETTING,
     IDLE,
+    LOOKING,
     PUTTING,
     RUNNING,
     STARTING,
@@ -236,13 +237,8 @@ class VirtualHost:
             self._takers[iteration, number], self._began[iteration, number] = [p.rank for p in members], len(members)
         self._open[iteration].unended[number] = len(members)
         for position, p in enumerate(members):
-            p.calls.append(
-                (
-                    number,
-                    call,
-                    Turn(p.rank, iteration, position, len(members), self._clock, partial(getattr, p, "first")),
-                )
-            )
+            asked = self._unwanted.asked_by(p, self._open)
+            p.calls.append((number, call, Turn(p.rank, iteration, position, len(members), self._clock, *asked)))
             if p.doing == IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
                 self._wake(p)
 
@@ -311,9 +307,9 @@ class VirtualHost:
             raise WorkflowError(f"The script of {p.label}: channel {channel!r} {need}.")
         name = (channel, p.iteration, p.rank if self._shards[channel] else 0, key)
         if name not in self._queues:
-            order = self.layout.graph.channel(channel).taken_by
+            spec = self.layout.graph.channel(channel)
             self._queues[name] = self._engine.open_channel(
-                self._stream(*name[:3]), own=not self._shared[channel], order=order
+                self._stream(*name[:3]), own=not self._shared[channel], order=spec.taken_by, group=spec.gathered
             )
             if name[:2] in self._unwanted.discarded:
                 self._engine.abandon(self._queues[name])
@@ -444,8 +440,11 @@ class VirtualHost:
                             p.bound_ns, p.lock_waited = 0, False
                             post((p.index, _EVENT_PUT, p.queue, 1))
                             continue
-                elif doing > RUNNING and not self._goes_on(p):
-                    continue
+                elif doing > RUNNING:
+                    if not self._goes_on(p):
+                        continue
+                    if doing == LOOKING:
+                        value = p.value
                 try:
                     kind, channel, n, key = p.send(value)
                     while kind == PUT and not n:
@@ -473,8 +472,8 @@ class VirtualHost:
                 if flies is not None and flies(p, kind, channel, key, queue, n or micro_batch):
                     continue
                 if kind == GET:
-                    p.doing, p.first = GETTING, -1
                     n = n or micro_batch
+                    p.doing, p.first = GETTING if n > NOW else LOOKING, -1
                     post((p.index, _EVENT_GET, queue, 0 if p.ends and n != ALL and self._is_streamed(p.call) else n))
                 else:
                     p.doing, p.left, p.queue = PUTTING, n - 1, queue
@@ -537,9 +536,12 @@ class VirtualHost:
 
     def _goes_on(self, p: Rank) -> bool:
         """Whether somebody who was woken between its script's operations may take up the script."""
-        if p.doing == STARTING:
+        if p.doing == STARTING or p.doing == LOOKING:
             if p.lock_waited and self.now > p.lock_from:
                 self._add(p, SpanKind.LOCK, p.lock_from, self.now)
+            if p.doing == LOOKING and p.value:
+                row = p.start, p.bound_ns, 0, p.first, p.track, p.method, p.channel, p.iteration, p.value, _KIND_GET
+                self.rows.data.extend(SPAN_STRUCT.pack(*row))
             p.since = self.now
         elif p.doing == VALUE:
             self._await_values(p)
@@ -573,7 +575,7 @@ class VirtualHost:
             elif do == _DO_BOUND:
                 p.bound_ns = p.lock_from = now
                 p.bound_round = this
-                if b > a and (p.doing == GETTING or p.doing == ASKING):
+                if b > a and (p.doing == GETTING or p.doing == ASKING or p.doing == LOOKING):
                     p.first = a
             elif do == Do.FINISHED:
                 self._finished(p)
@@ -734,13 +736,8 @@ class VirtualHost:
             return
         takers.append(p.rank)
         unended[number] += 1
-        p.calls.append(
-            (
-                number,
-                call,
-                Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, partial(getattr, p, "first")),
-            )
-        )
+        asked = self._unwanted.asked_by(p, self._open)
+        p.calls.append((number, call, Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, *asked)))
         if p.doing == IDLE and len(p.calls) == 1:
             self._wake(p)
 

@@ -105,6 +105,8 @@ class Host:
             Connections(state, post)
             self._watch = Watch(state, post, self._relief, self._waits, self.loop)
             self.loop.watch_reset = self._watch.reset
+            self._weights.unpublished.driver = self.loop.waiting
+            self.loop.waiting.on_look = self._weights.unpublished.look
         post.on_failure(Unsent(state, post, lambda weights: self._weights.store(weights).owner).replace)
         post.on(messages.Retire, self._retire)
         self._retired = (far, state.queues, state.values, state.readers, meetings, unwanted)
@@ -240,6 +242,11 @@ class Host:
     def is_quiet(self) -> bool:
         """Whether no thread here could cause anything."""
         return self.scheduler.is_quiet()
+
+    @property
+    def weights(self) -> WeightTable:
+        """What was published, as far as it is known here."""
+        return self._weights
 
     def statistics(self) -> list[dict[str, Any]]:
         """Depth, puts and gets of every queue of this host."""

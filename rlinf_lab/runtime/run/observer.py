@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.errors import ConfigError, DeadlockError, shown
+from rlinf_lab.errors import ConfigError, DeadlockError, UnknownNameError, shown
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.replay.rerun import Rerun
 from rlinf_lab.runtime.host.liveness.wait_graph import Standstill, Wait, WaitGraph
@@ -26,6 +26,7 @@ from rlinf_lab.timeline.record.sampler import UtilisationSampler
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.quantities import returned
+from rlinf_lab.workflow.weights import Published
 from rlinf_lab.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ AFTER_SECONDS = 0.5  # between times for what is not urgent
 LEAST_REST = 0.02  # between the end of one and the next, where the others leave the interpreter's lock to nobody
 IDLE_SECONDS = 0.5  # between looks when no iteration is open and the last look found nothing
 STILL_SECONDS = 3
+WEIGHTS_SECONDS = 20.0  # in which the newest version of weights comes here before the hosts end
 DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
 
@@ -109,6 +111,7 @@ class Observer:
         problems: list[BaseException | None] = [self.problem]
         late: list[str] = []
         self._sampler.stop()
+        self._executor.driver_host.weights.fetch_all(WEIGHTS_SECONDS)
         try:
             ended = self._executor.stop()
             late, problems = ended.late, [*problems, *ended.errors]
@@ -324,6 +327,17 @@ class Observed:
         little later.
         """
         return self._observer.table.since(version)
+
+    def weights(self, name: str) -> Published:
+        """The newest version of published weights and its state, live and after the end; (0, None): none yet.
+
+        ``version, state = run.weights("policy")``. The state comes from the process of the worker that has published
+        it, and once more when the run ends; where both are one process it is the very object. `ExecutorError` when
+        that process was gone before.
+        """
+        if name not in self.flow.weight_names:
+            raise UnknownNameError.of("weights", name, self.flow.weight_names, "Declared with flow.weights(name).")
+        return self._executor.driver_host.weights.newest(name, WEIGHTS_SECONDS)
 
     @property
     def frames(self) -> dict[str, Any]:

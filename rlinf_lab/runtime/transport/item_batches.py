@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rlinf_lab.planning.engine.queue_order import Groups
 from rlinf_lab.runtime.transport.pickling import Packed
 
 
@@ -44,6 +45,19 @@ class Parcel:
             f"Parcel({self.count} items of host {self.origin!r}, {self.taken} "
             f"taken{', packed' if self._packed is not None else ''})"
         )
+
+
+class Gathered(Parcel):
+    """One group whose items came one by one, from anywhere; ``origin``: of the last of them."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, origin: str, pieces: Sequence[Piece]) -> None:
+        super().__init__(1, origin, [])
+        self._pieces = pieces
+
+    def open(self, lo: int, hi: int) -> list[Any]:
+        return [opened(self._pieces)]
 
 
 class Piece(NamedTuple):
@@ -93,22 +107,34 @@ class Ordered:
     the first.
     """
 
-    def __init__(self, last_first: bool) -> None:
-        self._last_first = last_first
+    def __init__(self, last_first: bool = False, groups: Groups[Piece] | None = None) -> None:
+        """``groups``: ranks are keys; the items of a group become one, a list."""
+        self._last_first, self._groups = last_first, groups
         self._heap: list[tuple[float, int, Piece]] = []
         self._stored = 0
 
-    def store(self, parcel: Parcel, ranks: Sequence[float] | None) -> None:
+    def store(self, parcel: Parcel, ranks: Sequence[float] | None) -> int:
+        """How many can be taken by that."""
+        before = self._stored
         for i in range(parcel.count):
+            piece = Piece(parcel, i, i + 1)
+            rank = -self._stored - 1 if self._last_first else 0 if ranks is None else ranks[i]
+            if self._groups is not None:
+                if (whole := self._groups.add(rank, piece)) is None:
+                    continue
+                rank, pieces = whole
+                piece = pieces[0] if self._groups.size == 1 else Piece(Gathered(parcel.origin, pieces), 0, 1)
             self._stored += 1
-            rank = -self._stored if self._last_first else 0 if ranks is None else ranks[i]
-            heapq.heappush(self._heap, (rank, self._stored, Piece(parcel, i, i + 1)))
+            heapq.heappush(self._heap, (rank, self._stored, piece))
+        return self._stored - before
 
     def take(self, n: int) -> list[Piece]:
         return [heapq.heappop(self._heap)[2] for _ in range(n)]
 
     def clear(self) -> None:
         self._heap.clear()
+        if self._groups is not None:
+            self._groups.clear()
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -69,12 +69,14 @@ class Asker {
 
 class ExplorerView {
   constructor(model, told, el) {
-    Object.assign(this, { model, told, cards: new Map(), inputs: new Map(), selected: "" });
+    Object.assign(this, { model, told, cards: new Map(), inputs: new Map(), picked: "", selected: "" });
     this.sliders = model.get("sliders");
     this.asker = new Asker(model, told, () => this.positions(), () => (told.error === GONE ? this.refresh() : this.mark()));
     this.head = make("b.headline");
     this.chip = make("span.chip");
     this.note = make("span.muted");
+    this.pinned = null; // {seconds, shape} of the plan that others are compared with: the first one, or the one shown when Pin was pressed
+    this.pin = make("button.button", { onclick: () => { this.pinned = bestOf(told.answer); this.refresh(); }, title: "compare what comes with the plan that is the best now" }, "Pin");
     this.reset = make("button.button", { onclick: () => this.back(), title: "every slider to where it was" }, "Reset");
     this.problem = make("p.message", { role: "alert" });
     this.rows = make("tbody");
@@ -94,8 +96,8 @@ class ExplorerView {
     this.key = make("div.legend");
     const main = make("div.answers", {}, this.key, this.gantts, make("div.tablestage", {}, this.table), make("div.below", {}, this.why, sensitivity));
     // Arrow keys move the sliders, not JupyterLab's cells.
-    this.root = make("div.explorer", {}, make("header.top", {}, make("h2", { title: model.get("title") }, model.get("title")), this.chip, this.head, this.note, make("span.buttons", {}, this.reset)), this.problem,
-      make("div.halves", {}, make("aside.sliders", {}, ...this.sliders.map((s) => this.slider(s))), main));
+    this.root = make("div.explorer", {}, make("header.top", {}, make("h2", { title: model.get("title") }, model.get("title")), this.chip, this.head, this.note, make("span.buttons", {}, this.pin, this.reset)), this.problem,
+      make("div.halves", {}, make("aside.sliders", {}, ...this.sliders.filter((s) => !isSpeed(s)).map((s) => this.slider(s)), this.speeds()), main));
     keepKeys(this.root);
     el.append(make("div.host", {}, this.root));
     this.refresh = painter(this.root, () => this.draw());
@@ -121,6 +123,12 @@ class ExplorerView {
     return make("label.slider", { title: s.why }, make("span", {}, s.label), shown, input);
   }
 
+  /** How fast each worker is: folded away, for there may be many. */
+  speeds() {
+    const sliders = this.sliders.filter(isSpeed).map((s) => this.slider(s));
+    return sliders.length ? make("details.speeds", {}, make("summary", { title: "how fast the calls of a worker are, relative to the profile" }, "speed of a worker"), ...sliders) : "";
+  }
+
   positions() { return Object.fromEntries([...this.inputs].map(([field, { input }]) => [field, +input.value])); }
 
   back() {
@@ -128,7 +136,7 @@ class ExplorerView {
     this.asker.ask();
   }
 
-  pick(name) { this.selected = name; this.refresh(); }
+  pick(name) { this.picked = name; this.refresh(); }
 
   /** New from the kernel. Sliders that somebody holds stay where they are. */
   heard() {
@@ -162,9 +170,12 @@ class ExplorerView {
     const { charts, plans } = answer, best = plans[0].seconds;
     this.root.dataset.how = plans[0].seconds_are;
     this.root.dataset.best = plans[0].shape;
-    this.head.textContent = this.head.title = `${figures(best)} s an iteration: ${plans[0].shape}`; // the end may be cut, the seconds not
+    if (!this.pinned && plans[0].seconds_are === "simulated" && !this.asker.open && !error) this.pinned = bestOf(answer);
+    this.pin.disabled = !this.pinned || (this.pinned.seconds === best && this.pinned.shape === plans[0].shape);
+    this.head.textContent = `${this.against(best)}: ${plans[0].shape}`; // the end may be cut, the seconds not
+    this.head.title = this.pinned ? `pinned: ${figures(this.pinned.seconds)} s, ${this.pinned.shape}; now: ${figures(best)} s, ${plans[0].shape}` : this.head.textContent;
     this.note.textContent = answer.lower_bound_is === "estimated" ? `estimate: none takes less than about ${figures(answer.lower_bound_s)} s` : `none can take less than ${figures(answer.lower_bound_s)} s`;
-    if (!plans.some((p) => p.name === this.selected)) this.selected = (plans[1] || plans[0]).name;
+    this.selected = plans.some((p) => p.name === this.picked) ? this.picked : plans[0].name; // the best one until somebody picks another
     const shown = MODES.map((mode) => charts.findIndex((c) => c.name === this.selected && c.mode === mode)).map((i, k) => (i >= 0 ? i : charts.findIndex((c) => c.mode === MODES[k]))).filter((i) => i >= 0);
     const most = Math.max(...shown.map((i) => charts[i].seconds)) * 1.02;
     const { workers, lanes, devices } = charts[0], host = workers.length - (lanes - devices); // the first one that has no device, if any
@@ -184,6 +195,13 @@ class ExplorerView {
     this.explain(plans);
     this.sensitivity();
     for (const card of this.cards.values()) card.draw(this.colours, this.numbers);
+  }
+
+  /** "1069 → 810 s an iteration, 1.32×" where the best plan has other seconds than the pinned one. */
+  against(best) {
+    const before = this.pinned ? this.pinned.seconds : best;
+    if (figures(before) === figures(best) || !best) return `${figures(best)} s an iteration`;
+    return `${figures(before)} → ${figures(best)} s an iteration, ${(before / best).toPrecision(3)}×`;
   }
 
   legend(workers, switching) {
@@ -249,6 +267,10 @@ class ExplorerView {
     this.ranges.replaceChildren(...rows, ...notes.map((text) => make("p.muted", {}, text)));
   }
 }
+
+function bestOf({ plans }) { return { seconds: plans[0].seconds, shape: plans[0].shape }; }
+
+function isSpeed(slider) { return slider.field.startsWith("speed."); }
 
 function seat(at) {
   const parts = [at.devices ? `${at.devices} devices` : "host"];

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import Actor, QEnsemble
 from rlinf_lab.workers.adam import Adam
+from rlinf_lab.workers.computing import autocast, checked
 from rlinf_lab.workers.off_policy.flat import FlatParameters
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
-
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,7 @@ class GradientStep(nn.Module):
 
     def __init__(self, device: str, precision: str, compile: bool) -> None:
         super().__init__()
-        if precision not in PRECISIONS:
-            raise ConfigError(f"precision={shown(precision)}: {' or '.join(map(repr, PRECISIONS))}.")
-        self.device, self.dtype, self.compiles = torch.device(device), PRECISIONS[precision], compile
+        self.device, self.precision, self.compiles = torch.device(device), checked(precision), compile
         self.count = 0
         """steps so far"""
 
@@ -85,7 +81,7 @@ class GradientStep(nn.Module):
 
     def computing(self) -> AbstractContextManager[Any]:
         """Around forward passes."""
-        return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
+        return autocast(self.precision, self.device)
 
     def descend(self, flat: FlatParameters, optimizer: torch.optim.Optimizer, loss: Tensor, shared: Shared) -> None:
         """A step of Adam down the gradient of ``flat``, which is all that the loss has gradients for."""

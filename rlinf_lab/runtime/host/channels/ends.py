@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.planning.engine.engine import Event
+from rlinf_lab.planning.engine.engine import NOW, Event
 from rlinf_lab.runtime.host.channels.credit import Credits
 from rlinf_lab.runtime.host.channels.remote_readers import FarReaders
 from rlinf_lab.runtime.host.channels.stream_end import Unwanted
@@ -45,6 +45,7 @@ class ChannelEnds:
         self._state, self._control, self._post = state, control, post
         self._credits, self._far, self._unwanted = credits, far, unwanted
         self._engine, self._spans, self._step = state.engine, control.spans, control.post
+        self.is_wanted = unwanted.is_wanted
         self.ask, self.answer, self.put_waits = far.ask, far.answer, credits.say_stalled
         post.on(messages.Put, self._has_come)
         post.on(messages.Puts, self._have_come)
@@ -67,8 +68,10 @@ class ChannelEnds:
             queue.number, queue.within = state.recorder.channel(name.channel), state.traffic.within(name.channel)
             return queue
 
-    def put(self, process: Process, queue: Queue, items: list[Any], tags: Tags | None = None) -> None:
-        """Blocks until there is room."""
+    def put(
+        self, process: Process, queue: Queue, items: list[Any], tags: Tags | None = None, groups: int | None = None
+    ) -> None:
+        """Blocks until there is room. ``groups``: as how many items it is written down."""
         call = process.call
         if process.thread != threading.get_ident() or call is None or call.iteration != queue.iteration:
             _refuse_out_of_turn(process, queue)
@@ -85,7 +88,10 @@ class ChannelEnds:
         process.goods = []
         if large:  # another thread may be sending it right now
             self._post.send_all()
-        self._spans.resumed(process, _PUT_SPAN, len(items))
+        if groups is None or groups:
+            self._spans.resumed(process, _PUT_SPAN, len(items) if groups is None else groups)
+        else:
+            self._spans.found_nothing(process, _PUT_SPAN)
 
     def get(self, process: Process, queue: Queue, wanted: int) -> list[Any]:
         """Blocks until there are so many, or the stream has ended. ``wanted``: as the engine has it."""
@@ -101,7 +107,10 @@ class ChannelEnds:
         self._step(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []
         count = pieces[0][2] - pieces[0][1] if len(pieces) == 1 else sum(hi - lo for _, lo, hi in pieces)
-        self._spans.resumed(process, _GET_SPAN, count)
+        if wanted > NOW or count:
+            self._spans.resumed(process, _GET_SPAN, count)
+        else:
+            self._spans.found_nothing(process, _GET_SPAN)
         try:
             return opened(pieces)
         except BaseException as error:
@@ -132,7 +141,7 @@ class ChannelEnds:
         process.first = lo if hi > lo and queue.numbered else -1
         if queue.stub:  # the items came with the answer
             return
-        queue.taken += hi - lo
+        queue.taken += (hi - lo) * queue.members
         process.pieces = queue.take(hi - lo, process.machine.part.position)
         if queue.share is None:
             return
@@ -153,7 +162,9 @@ class ChannelEnds:
     def _has_come(self, message: Put) -> None:
         queue, count = self._open_queue(message.name, message.count), message.count
         if queue is not None:
-            queue.store(Parcel(count, message.origin, message.items), message.tags)
+            whole = queue.store(Parcel(count, message.origin, message.items), message.tags)
+            if queue.members > 1:  # what waits for the rest of its group takes no room
+                self._credits.give(queue, {message.origin: count - whole})
             self._stored(queue, message.origin, count, 1, message.tags or (None, None), message.transit)
 
     def _have_come(self, message: messages.Puts) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Protocol
 
 from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
-from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.engine.engine import ALL, NOW
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.runtime.host.channels.ends import ChannelEnds
 from rlinf_lab.runtime.host.state.messages import Moved
@@ -30,7 +30,7 @@ class InboxPort:
         self._ends, self._blocks, self._layout = ports.ends, ports.blocks, ports.layout
         self._process, self._channel, self._iteration = process, channel, iteration
         self._spec = ports.layout.graph.channel(channel)
-        self._micro_batch = ports.layout.plan.micro_batch(channel)
+        self._micro_batch, self._members = ports.layout.plan.micro_batch(channel), self._spec.gathered
         self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
         self.moved = Moved(channel, True)
 
@@ -39,17 +39,8 @@ class InboxPort:
             yield batch
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
-        # the first test is the quick one
-        if n is not None and type(n) is not int and (not isinstance(n, numbers.Integral) or isinstance(n, bool)):
-            raise WorkflowError(
-                f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's micro-batch. "
-                "Next: get(3), or get()."
-            )
-        if n is not None and n < 1:
-            raise WorkflowError(
-                f"{self._who()}: get({n}) asks for less than one item. Next: get(1), or get() for the plan's "
-                "micro-batch."
-            )
+        if n is not None and (type(n) is not int or n < 1):  # the first test is the quick one
+            self._refuse_count(n, "get", "the plan's micro-batch")
         return self._get(
             self._queue(key), n if n is not None else (ALL if self._micro_batch == ALL else -self._micro_batch)
         )
@@ -69,8 +60,38 @@ class InboxPort:
         if self._process.together:
             self._blocks.refuse_within(self._process, self._channel, gets=True)
         items = self._ends.get(self._process, queue, wanted)
-        self.moved.items += len(items)
-        return [wake(item, self._process.device) for item in items] if self._spec.cpu_offload else items
+        self.moved.items += len(items) * self._members
+        return self._woken(items) if self._spec.cpu_offload else items
+
+    def _woken(self, items: list[Any]) -> list[Any]:
+        device = self._process.device
+        if self._members > 1:  # each came by itself
+            return [[wake(member, device) for member in group] for group in items]
+        return [wake(item, device) for item in items]
+
+    def get_nowait(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
+        if n is not None and (type(n) is not int or n < 1):
+            self._refuse_count(n, "get_nowait", "all that is there")
+        self.moved.asked = True
+        items = self._ends.get(self._process, self._queue(key), NOW - (ALL if n is None else n))
+        self.moved.items += len(items) * self._members
+        return self._woken(items) if self._spec.cpu_offload else items
+
+    def qsize(self, *, key: int | None = None) -> int:
+        self._ends.get(self._process, self._queue(key), NOW)
+        return self._process.machine.lo
+
+    def _refuse_count(self, n: Any, method: str, nothing: str) -> None:
+        if not isinstance(n, numbers.Integral) or isinstance(n, bool):
+            raise WorkflowError(
+                f"{self._who()}: {method}({shown(n)}): a whole number of items, or nothing for {nothing}. "
+                f"Next: {method}(3), or {method}()."
+            )
+        if n < 1:
+            raise WorkflowError(
+                f"{self._who()}: {method}({n}) asks for less than one item. Next: {method}(1), or {method}() for "
+                f"{nothing}."
+            )
 
     def take(self, *, key: int | None = None) -> Any:
         items = self._get(self._queue(key), 1)
@@ -119,8 +140,8 @@ class InboxPort:
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"{self._who()} is an Inbox here: it has get, get_weight, get_all and take, not {name!r}. Next: annotate "
-            "it lab.Outbox to write."
+            f"{self._who()} is an Inbox here: it has get, get_nowait, get_weight, get_all, take and qsize, not "
+            f"{name!r}. Next: annotate it lab.Outbox to write."
         )
 
     def __repr__(self) -> str:
@@ -154,6 +175,9 @@ class OutboxPort:
         rest = iter(items)
         while portion := list(itertools.islice(rest, queue.portion)):
             self._put(queue, portion, weight, priority)
+
+    def is_wanted(self) -> bool:
+        return self._ends.is_wanted(self._process, self._channel)
 
     def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
         if self._process.together:
@@ -193,8 +217,8 @@ class OutboxPort:
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"{self._who()} is an Outbox here: it has put and put_all, not {name!r}. Next: annotate it lab.Inbox to "
-            "read."
+            f"{self._who()} is an Outbox here: it has put, put_all and is_wanted, not {name!r}. Next: annotate it "
+            "lab.Inbox to read."
         )
 
     def _who(self) -> str:
@@ -250,6 +274,36 @@ class GroupedOutboxPort(OutboxPort):
             )
 
 
+class KeyedOutboxPort(OutboxPort):
+    """The writing end where each item says its group, which is put together, or given its turn, where it is read."""
+
+    def __init__(self, ports: Ports, process: Process, channel: str, iteration: int) -> None:
+        super().__init__(ports, process, channel, iteration)
+        self._put_so_far = 0
+
+    def put(
+        self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None
+    ) -> None:
+        self._put_of(key, [item], weight, priority)
+
+    def put_all(
+        self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None
+    ) -> None:
+        for item in items:
+            self._put_of(key, [item], weight, priority)
+
+    def _put_of(self, key: int | None, items: list[Any], weight: int | None, priority: float | None) -> None:
+        if self._process.together:
+            self._blocks.refuse_within(self._process, self._channel, gets=False)
+        tags = self._spec.tag(self._who(), items, weight, priority, key)
+        rested = [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items
+        # Written down as a group for so many of its items: which put completes one is known where it is read.
+        size, before = self._spec.gathered, self._put_so_far
+        self._put_so_far += len(items)
+        self._ends.put(self._process, self._queue(None), rested, tags, self._put_so_far // size - before // size)
+        self.moved.items += len(items)
+
+
 class Ports:
     """Makes the ends of channels that calls of a host are given."""
 
@@ -262,5 +316,6 @@ class Ports:
 
     def outbox(self, process: Process, channel: str, iteration: int) -> OutboxPort:
         """The writing end that the channel's declaration asks for."""
-        made = GroupedOutboxPort if self.layout.graph.channel(channel).group > 1 else OutboxPort
+        spec = self.layout.graph.channel(channel)
+        made = KeyedOutboxPort if spec.asks_group else GroupedOutboxPort if spec.group > 1 else OutboxPort
         return made(self, process, channel, iteration)

@@ -79,7 +79,8 @@ class FarReaders:
         except BaseException as error:  # a parcel that several ranks share does not open here
             self._post.report(misunderstood(self._state, pieces[0].parcel.origin, error))
             return
-        self._post.say(reader.host, messages.Got(queue.name, reader.there, reader.asked, reader.first, found))
+        first = reader.first if found else reader.machine.lo  # of none: how many there are, for who has asked that
+        self._post.say(reader.host, messages.Got(queue.name, reader.there, reader.asked, first, found))
 
     def _dismiss(self, message: messages.Dismiss) -> None:
         """It takes nothing more: the get that it waits in is answered with nothing."""

@@ -91,6 +91,17 @@ class Unwanted:
             self._missed.discard(stream)  # once
             self._post.tell_driver(messages.LeftOver(*stream, left))
 
+    def is_wanted(self, process: Process, channel: str) -> bool:
+        """In the thread of a rank that writes the channel: whether anybody may read it. Where nobody reads anything
+        that its call writes, what that has not read is not wanted, either."""
+        process.raise_if_interrupted()
+        assert process.call is not None
+        stream = channel, process.call.iteration
+        if self._call_in_vain(process) is not None:
+            for port in process.ports:
+                port.moved.left_off = True
+        return stream not in self.discarded and stream not in self._missed
+
     def end_call(self, process: Process) -> None:
         """In the thread of a rank that puts or is about to wait for others: raises `NobodyReads` when nobody reads
         anything that its call writes."""

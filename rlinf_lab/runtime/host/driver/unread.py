@@ -92,12 +92,14 @@ class Unread:
 
     def _left(self, spec: ChannelSpec, put: int, so_far: str = "") -> str:
         name, readers = spec.name, self._taken(spec.name)
-        what = f"groups of {spec.group} items" if spec.group > 1 else "items"
+        what = f"groups of {spec.group} items" if spec.group > spec.gathered else "items"
         who = (
             ", ".join(f"{reader} read {n}" for reader, n in sorted(readers.items()))
             or "no call of this iteration reads it"
         )
         advice = self._advice(readers)
+        if spec.gathered > 1:
+            advice = f"put {spec.group} items of each key (one that failed is an item, too), and {advice}"
         return (
             f"Channel {name!r}: {put - readers.total()} of {put} {what}{so_far} are left; {who}. Next: {advice}; or, "
             "where more is put than is wanted, say so: "

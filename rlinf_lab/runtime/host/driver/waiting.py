@@ -31,11 +31,25 @@ class Waiting:
         self._iterations, self._under_way = iterations, under_way
         self._driver = state.members[DRIVER, 0]
         self._has_come: Callable[[], bool] = bool  # while its ``waits_for`` is "calls"
+        self._end_of = -1  # the iteration whose end it waits for
+        self.on_look: Callable[[], object] = bool
         self.ending = False
 
     def until_over(self, iteration: int, timeout: float | None = None) -> None:
         """Block until this iteration and all before it are over, or it was given up. `TimeoutError` after so long."""
-        self._until(lambda: self._iterations.is_over(iteration), f"the calls of iteration {iteration}", timeout)
+        self._end_of = iteration
+        try:
+            self._until(lambda: self._iterations.is_over(iteration), f"the calls of iteration {iteration}", timeout)
+        finally:
+            self._end_of = -1
+
+    def waits_for_end_of(self, iteration: int) -> bool:
+        """Under the mutex: nothing is called before this iteration is over."""
+        return self._driver.waits_for == "calls" and self._end_of >= iteration
+
+    def users(self, weights: str) -> set[tuple[int, str, int]]:
+        """Under the mutex: calls under way that are given these weights: (call, worker, rank)."""
+        return self._under_way.users(weights)
 
     def for_the_late(self) -> None:
         """Block until what computes on since its iteration was given up has ended: the next one wants idle workers."""
@@ -81,6 +95,7 @@ class Waiting:
             if waits:
                 self._has_come = has_come
                 self._control.block(driver, "calls", what)
+                self.on_look()
         self._post.flush()
         if waits:
             self._control.park(driver, timeout)
@@ -94,5 +109,6 @@ class Waiting:
 
     def look(self) -> None:
         """Under the mutex: something has ended; perhaps what it waits for has come."""
+        self.on_look()
         if self._driver.waits_for == "calls" and self._has_come():
             self._control.wake(self._driver)

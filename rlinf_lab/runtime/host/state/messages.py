@@ -269,6 +269,26 @@ class Pull(Message):
     number: int
 
 
+@message("lacks")
+class Lacks(Message):
+    """A rank waits for a version that nobody has published; see `weights.unpublished`. ``who``: call, worker, rank."""
+
+    who: tuple[int, str, int]
+    name: str
+    version: int
+    iteration: int
+    host: str
+
+
+@message("never_comes")
+class NeverComes(Message):
+    """The answer, where nobody will."""
+
+    who: tuple[int, str, int]
+    name: str
+    version: int
+
+
 @message("weights")
 class WeightsState(Message):
     """The answer."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_lab.planning.engine.engine import Engine
+from rlinf_lab.planning.engine.queue_order import Groups
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.runtime.transport.item_batches import Ordered, Parcel, Piece, split_off, take
 from rlinf_lab.runtime.transport.routing import QueueId, Router, StreamId
@@ -34,6 +35,7 @@ class Queue:
     ordered: Ordered | None = None  # instead of the parcels, where not the first goes first
     # by position in a call, since a rank has asked for everything
     shares: list[deque[Piece]] = field(default_factory=list)
+    members: int = 1  # items of a group that is put together here
     put: int = 0
     taken: int = 0
     numbered: bool = False  # producers and consumers count the same items
@@ -55,11 +57,12 @@ class Queue:
         self.iteration = self.name.iteration
         self.room, self.supply = f"room in channel {self.name.channel!r}", f"items of channel {self.name.channel!r}"
 
-    def store(self, parcel: Parcel, tags: Tags | None) -> None:
+    def store(self, parcel: Parcel, tags: Tags | None) -> int:
+        """How many can be taken by that: fewer items than came where groups are put together."""
         if self.ordered is not None:
-            self.ordered.store(parcel, None if tags is None else tags.ranks)
-        else:
-            self.parcels.append(parcel)
+            return self.ordered.store(parcel, None if tags is None else tags.ranks)
+        self.parcels.append(parcel)
+        return parcel.count
 
     def take(self, n: int, position: int) -> list[Piece]:
         """The next ``n`` items of the rank at this position in its call."""
@@ -105,12 +108,15 @@ class QueueTable:
             stream, spec = self.stream(StreamId(*name[:4])), self._layout.graph.channel(name.channel)
             share = self._router.share(name.channel)
             index = self._engine.open_channel(
-                stream, stub, share if stub else None, not self._layout.is_shared(name.channel), spec.taken_by
-            )
+                stream, stub, share if stub else None, not self._layout.is_shared(name.channel), spec.taken_by,
+                spec.gathered,
+            )  # fmt: skip
             found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub, share)
             found.numbered = spec.is_fifo and self._router.is_numbered(name.channel)
             if not stub and not spec.is_fifo:
-                found.ordered = Ordered(last_first=spec.order == "lifo")
+                groups: Groups[Piece] = Groups(spec.gathered, spec.order == "oldest_group")
+                found.ordered = Ordered(spec.order == "lifo", groups if spec.asks_group else None)
+                found.members = spec.gathered
 
             if stub:  # half of the room, so that one half travels while the other is used up
                 found.portion = MOST_TOGETHER if share is None else min(MOST_TOGETHER, max(1, share // 2))

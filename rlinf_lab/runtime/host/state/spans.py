@@ -13,7 +13,7 @@ from rlinf_lab.timeline.record.clock import Clock
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 
-_RUN, _LOCK = int(SpanKind.RUN), int(SpanKind.LOCK)
+_RUN, _LOCK, _GET = int(SpanKind.RUN), int(SpanKind.LOCK), int(SpanKind.GET)
 _WAITS = {int(Event.GET): SpanKind.GET, int(Event.PUT): SpanKind.PUT, int(Event.ASIDE): SpanKind.WAIT}
 
 
@@ -92,6 +92,11 @@ class SpanWriter:
                 )
             )
         process.since = now
+
+    def found_nothing(self, process: Process, kind: int) -> None:
+        """A get that does not wait has found nothing, or a put has completed nothing: no wait, unless one was."""
+        asked = kind == _GET and process.queue is not None and process.queue.stub
+        self.resumed(process, kind if asked or (process.waited and self._now() > process.since) else -1)
 
     def broke_off(self, process: Process, event: int) -> None:
         """Write down a wait that was interrupted: nothing came of it. A running stretch begins, to the end

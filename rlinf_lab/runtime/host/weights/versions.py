@@ -32,6 +32,12 @@ class Known(Protocol):
     def say_what_is_there(self, process: Process, name: str, wanted: int) -> None: ...
 
 
+class Lacking(Protocol):
+    """See `unpublished`."""
+
+    def lacks(self, process: Process, name: str, version: int) -> None: ...
+
+
 class Stores(Protocol):
     """By the name of the weights."""
 
@@ -55,7 +61,10 @@ class Answer:
 class Versions:
     """Of one host."""
 
-    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Messenger, stores: Stores) -> None:
+    def __init__(
+        self, state: HostState, control: parts.RankControl, post: parts.Messenger, stores: Stores, unpublished: Lacking
+    ) -> None:
+        self._unpublished = unpublished
         self._state, self._control, self._post, self._store = state, control, post, stores.store
         self._answers: dict[Question, Answer] = {}
         self._pins: dict[Question, tuple[int, int]] = {}  # where the weights lie: iteration and version
@@ -100,6 +109,7 @@ class Versions:
         if store.known < question.at_least:
             store.say_what_is_there(process, question.name, question.at_least)
             self._control.block(process, "value", f"version {question.at_least} of the weights {question.name!r}")
+            self._unpublished.lacks(process, question.name, question.at_least)
         else:
             process.awaited, process.advice = f"{call.worker}[0]", ""
             self._control.block(process, "value", f"the version of the weights {question.name!r} that its call has")

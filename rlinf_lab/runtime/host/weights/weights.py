@@ -13,15 +13,17 @@ A version that is superseded is kept as long as a call of several ranks has it (
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rlinf_lab.errors import WorkerError, WorkflowError
+from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import Question
 from rlinf_lab.runtime.host.state.rank import Process
+from rlinf_lab.runtime.host.weights.unpublished import Unpublished
 from rlinf_lab.runtime.host.weights.versions import Versions
 from rlinf_lab.runtime.transport.cargo import (
     SEAL,
@@ -74,6 +76,7 @@ class Store:
     owner: str = ""  # the worker that publishes
     asked: int = 0  # the version that is on its way, one at a time
     waiters: dict[Process, Wanted] = field(default_factory=dict)
+    others: dict[threading.Event, Wanted] = field(default_factory=dict)  # threads that are no rank's
     buckets: list[Arrived] = field(default_factory=list)  # of the version that is arriving
     unsealed: Held | None = None  # it has come, and may have changed on its way
 
@@ -123,7 +126,8 @@ class WeightTable:
         self._unseen: dict[Process, dict[str, list[tuple[Any, int | None, Unchanged]]]] = {}
         # by store and host: what is on its way, or came there last
         self._outgoing: dict[tuple[str, str], Outgoing | Whole] = {}
-        self.versions = Versions(state, control, post, self)
+        self.unpublished = Unpublished(state, control, post, self)
+        self.versions = Versions(state, control, post, self, self.unpublished)
         post.on(messages.Announced, self._announced)
         post.on(messages.Pull, self._asked)
         post.on(messages.WeightsState, self._arrived)
@@ -171,6 +175,41 @@ class WeightTable:
             raise refused
         return self._opened(store, held)
 
+    def newest(self, name: str, seconds: float) -> Published:
+        """From wherever it lies, within so many seconds. By any thread, also after the end for what was fetched."""
+        state, store, arrived = self._state, self.store(name), threading.Event()
+        with state.mutex:
+            wanted = Wanted(store.known, exactly=False)
+            if not wanted.version:
+                return NEVER
+            fetches = store.found(wanted) is None and store.home not in state.dead and not state.stopping
+            if fetches:
+                store.others[arrived] = wanted
+                self._ask(name, store)
+        if fetches:
+            self._post.flush()
+            arrived.wait(seconds)
+        with state.mutex:
+            if store.others.pop(arrived, None) is not None:
+                store.asked = 0
+            held = store.found(wanted)
+        if held is None:
+            why = "ended before it was fetched" if store.home in state.dead or state.stopping else "does not send it"
+            home = state.who_lives_at(store.home)
+            raise ExecutorError(
+                f"Version {wanted.version} of the weights {name!r} is not here: {home} {why}. "
+                "Next: ask while the run goes on, or have the worker return what it publishes."
+            )
+        if (refused := self._refusal(store, name, held)) is not None:
+            raise refused
+        return self._opened(store, held)
+
+    def fetch_all(self, seconds: float) -> None:
+        """Before the hosts end: what is newest comes here, as far as it can."""
+        for name in [name for name, store in list(self._stores.items()) if store.known]:
+            with contextlib.suppress(Exception):  # it is told to who asks for it
+                self.newest(name, seconds)
+
     @staticmethod
     def _refusal(store: Store, name: str, held: Held) -> WorkflowError | None:
         return None if held.unchanged is None else held.unchanged.refusal(held.version, name, store.owner)
@@ -193,6 +232,8 @@ class WeightTable:
             self._ask(name, store)
             store.say_what_is_there(process, name, wanted.version)
             self._control.block(process, "value", f"version {wanted.version} of the weights {name!r}")
+            if store.known < wanted.version:
+                self.unpublished.lacks(process, name, wanted.version)
         self._post.flush()
         try:
             self._control.park(process)
@@ -236,10 +277,15 @@ class WeightTable:
                 self._control.wake(process)
             else:
                 store.say_what_is_there(process, name, wanted.version)
+        for arrived, wanted in list(store.others.items()):
+            if store.found(wanted) is not None:
+                del store.others[arrived]
+                arrived.set()
         self._ask(name, store)
 
     def _ask(self, name: str, store: Store) -> None:
-        wanted = [version for w in store.waiters.values() if (version := store.first(w.version))]
+        waiting = (*store.waiters.values(), *store.others.values())
+        wanted = [version for w in waiting if (version := store.first(w.version))]
         if wanted and not store.asked:
             store.asked = min(wanted)
             self._next_bucket(name, store, 0)
@@ -348,6 +394,10 @@ class WeightsPort(Weights):
         if at_least not in self._pulled:
             self._pulled[at_least] = self._table.pull(self._process, self._call, self.name, at_least)
         return self._pulled[at_least]
+
+    def newest(self) -> int:
+        self._refuse_out_of_turn()
+        return self._table.store(self.name).known
 
     def _refuse_out_of_turn(self) -> None:
         if self._process.call is not self._call:

@@ -16,7 +16,7 @@ from rlinf_lab.errors import EnvError
 from rlinf_lab.policies import Actor, ActorCritic, Weights
 from rlinf_lab.records import Observation, Trajectory
 from rlinf_lab.trees import Tree, length, map_tree, rows
-from rlinf_lab.workers.cloning import CloneLearner, Demonstrated
+from rlinf_lab.workers.imitation.cloning import CloneLearner, Demonstrated
 from rlinf_lab.workers.learner import Update, episode_metrics, flat
 from rlinf_lab.workers.policy import PolicyWorker
 from rlinf_lab.workers.seeds import Purpose, stream

@@ -75,11 +75,13 @@ class CloneLearner(LearnerWorker):
         state: dict[str, Any] | None = None,
         parallel: str = "ddp",
         moves_normaliser: bool = True,
+        precision: str = "float32",
+        compile: bool = False,
     ) -> None:
         super().__init__(
             partial(_as_cloned, policy), gamma=1.0, gae_lambda=1.0, learning_rate=learning_rate, n_epochs=1, batch_size=batch_size,
             max_grad_norm=float("inf") if max_grad_norm is None else max_grad_norm, updates=updates, seed=seed, save_to=save_to, state=state,
-            parallel=parallel, moves_normaliser=moves_normaliser,
+            parallel=parallel, moves_normaliser=moves_normaliser, precision=precision, compile=compile,
         )  # fmt: skip
         self.std_floor = std_floor
 
@@ -106,8 +108,8 @@ class CloneLearner(LearnerWorker):
     def _clone(self, demonstrated: Demonstrated) -> dict[str, float]:
         for group in self.optimizer.param_groups:
             group["lr"] = self.now("learning_rate")
-        model = self.group.parallel(self.policy, self.optimizer)
         device = next(self.policy.parameters()).device
+        model = self.computing(self.group.parallel(self.policy, self.optimizer), device)
         trees = [map_tree(lambda leaf: torch.from_numpy(np.array(leaf)).to(device), tree) for tree in (demonstrated.obs_R, demonstrated.action_R)]
         size = round(self.now("batch_size"))
         count = length(demonstrated.obs_R)
@@ -123,7 +125,7 @@ class CloneLearner(LearnerWorker):
         last = [map_tree(lambda leaf: np.asarray(leaf)[-size:], tree) for tree in (demonstrated.obs_R, demonstrated.action_R)]
         return self.group.mean({"loss": mean, "action_error": self._error(*last)})
 
-    def _gradient_step(self, model: nn.Module, part: torch.Tensor, trees: list[Tree], noise: torch.Tensor) -> torch.Tensor:
+    def _gradient_step(self, model: Callable[..., Any], part: torch.Tensor, trees: list[Tree], noise: torch.Tensor) -> torch.Tensor:
         (mine,) = self._part(part)
         (my_noise,) = self._part(noise)
         share = self.ranks * len(mine) / len(part)

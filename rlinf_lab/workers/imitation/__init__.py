@@ -1,0 +1,1 @@
+"""Workers that learn from what an expert did: behaviour cloning and DAgger."""

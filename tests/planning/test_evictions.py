@@ -1,0 +1,57 @@
+"""Who leaves a device for whom: as few as make room, the longest there first, never one at work; and streams that somebody joins."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_lab.planning.engine.engine import Do, Engine, Event
+
+
+def leaving(sizes: list[int], coming: int, memory: int, fixed: tuple[int, ...] = (), working: int = 0) -> list[int]:
+    """Who is moved off the device, one after another there, when one more comes."""
+    engine = Engine(1, memory)
+    for size in sizes:
+        engine.add_process((0,), size=size, offloadable=len(engine.processes) not in fixed)
+    newcomer = engine.add_process((0,), size=coming, working=working)
+    for process in range(len(sizes)):
+        engine.settle([(process, Event.START, 0, 1)])
+        engine.settle([(process, Event.ONLOADED, -1, 0)])
+        engine.settle([(process, Event.DONE, 0, 0)])
+    return [process for do, process, _, _ in engine.settle([(newcomer, Event.START, 0, 1)]) if do == Do.OFFLOAD]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "coming", "memory", "fixed", "working", "leave"),
+    [
+        ([1, 1, 1], 1, 3, (), 0, [0]),  # one is enough
+        ([1, 1, 1], 1, 4, (), 0, []),
+        ([1, 1, 1], 2, 3, (), 0, [0, 1]),
+        ([2, 1, 1], 2, 4, (), 0, [0]),
+        ([1, 2, 1], 2, 4, (), 0, [0, 1]),
+        ([1, 1, 1], 1, 3, (0,), 0, [1]),  # who cannot leave stays
+        ([0, 1, 1], 1, 2, (), 0, [1]),  # who takes nothing is not in the way
+        ([1, 1, 1], 1, 4, (), 1, [0]),  # what it needs while it works counts
+    ],
+)
+def test_as_few_leave_as_make_room(
+    sizes: list[int], coming: int, memory: int, fixed: tuple[int, ...], working: int, leave: list[int]
+) -> None:
+    assert leaving(sizes, coming, memory, fixed, working) == leave
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_one_that_joins_a_stream_is_waited_for_unless_the_stream_has_ended(ended: bool) -> None:
+    engine = Engine(0)
+    for _ in range(3):
+        engine.add_process()
+    stream = engine.open_stream(None)
+    channel = engine.open_channel(stream)
+    engine.seal(stream, 1)
+    engine.settle([(p, Event.START, 0, 0) for p in range(3)])
+    if ended:
+        engine.close(stream)
+    assert engine.admit(stream) is not ended
+    engine.settle([(2, Event.GET, channel, 1)])
+    heard = [engine.close(stream) for _ in range(2)] if not ended else []
+    assert [bool(said) for said in heard] == ([False, True] if not ended else []), "both are waited for"
+    assert engine.processes[2].state == "run" and engine.streams[stream].ended

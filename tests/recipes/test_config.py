@@ -1,0 +1,86 @@
+"""What all recipes have in common: their fields, what an iteration answers, half precision and torch.compile."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.experiments.recipe import HOMES, find
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
+from reach_line import ReachLine
+
+QUIET = {"folder": False, "progress": False, "plan": None}
+ACTS = {"max_episode_steps": 6, "num_envs": 4, "net_arch": (8,), "batch_size": 8, "iterations": 3}
+OFF_POLICY = {"max_episode_steps": 6, "net_arch": (8,), "batch_size": 8, "num_envs": 2, "train_freq": 4, "learning_starts": 8, "iterations": 3}
+
+
+def expert(obs_NX):
+    """Halves the way to the middle."""
+    return (-0.5 * obs_NX[:, :1]).astype(np.float32)
+
+
+def demonstrated():
+    return lab.collect(ReachLine, expert, episodes=4, max_episode_steps=6)
+
+
+SETTINGS = {
+    "ppo": lambda: {**ACTS, "n_steps": 6, "n_epochs": 1},
+    "embodied_grpo": lambda: {**ACTS, "n_epochs": 1, "reward": "environment"},
+    "dagger": lambda: {**ACTS, "n_steps": 6, "expert": expert, "steps_per_iteration": 3},
+    "clone": lambda: {"data": demonstrated(), "net_arch": (8,), "batch_size": 8, "gradient_steps": 9, "steps_per_iteration": 3},
+    "sac": lambda: {**OFF_POLICY},
+    "td3": lambda: {**OFF_POLICY},
+    "rlpd": lambda: {**OFF_POLICY, "data": demonstrated(), "gradient_steps": -1, "n_critics": 3, "policy_delay": 1},
+}
+
+
+def test_every_recipe_of_environments_is_tried_here():
+    assert set(SETTINGS) == set(HOMES) - {"grpo"}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_recipe_has_these_fields(name):
+    recipe, settings = find(name), SETTINGS[name]()
+    config = recipe.config.preset(ReachLine, **settings, learners=2, precision="bfloat16", compile=True)
+    assert recipe.shares(config)["learner"] == 2
+    for field, value in (("precision", "float16"), ("compile", 1), ("learners", 0), ("learners", 9), ("seed", -1), ("iterations", 0), ("save_to", 3)):
+        with pytest.raises(ConfigError, match=rf"{recipe.config.__name__}\.{field} is {value!r}"):
+            recipe.config.preset(ReachLine, **{**settings, field: value})
+    with pytest.raises(UnknownNameError, match=r"precission.*Did you mean 'precision'"):
+        recipe.config.preset(ReachLine, **settings, precission="bfloat16")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_typo_in_a_request_is_refused(name):
+    recipe = find(name)
+    flow = recipe.build(recipe.config.preset(ReachLine, **SETTINGS[name]()))
+    with pytest.raises(UnknownNameError, match=r"'trian'.*Did you mean 'train'"):
+        lab.run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), inputs=["trian"], executor="local").wait()
+
+
+def weights_of(name: str, **more) -> dict[str, np.ndarray]:
+    run = lab.train(name, ReachLine, **SETTINGS[name](), **QUIET, **more).wait()
+    return {key: tensor.detach().numpy().copy() for key, tensor in run.policy().module.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_half_precision_learns_nearly_the_same(name):
+    single, half = weights_of(name), weights_of(name, precision="bfloat16")
+    moved = [np.abs(half[key] - single[key]).max() for key in single if single[key].dtype.kind == "f" and single[key].size]
+    assert 0 < max(moved) < 0.05, "it is computed otherwise, and not very otherwise"
+    assert {array.dtype for array in half.values()} == {array.dtype for array in single.values()}
+
+
+@pytest.mark.slow  # the compiler takes its time
+@pytest.mark.parametrize("name", SETTINGS)
+def test_compiled_learns_the_same(name):
+    plain, compiled = weights_of(name), weights_of(name, compile=True)
+    for key, array in plain.items():
+        np.testing.assert_allclose(compiled[key], array, rtol=1e-3, atol=1e-4, err_msg=key)

@@ -1,0 +1,167 @@
+"""Weights in flight: a newer version is seen without waiting, the last one is had after a run, and one that cannot come any more is told at once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh import MeshExecutor
+from test_several_hosts import step_within
+
+import rlinf_lab as lab
+from rlinf_lab.errors import DeadlockError, UnknownNameError
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.host.liveness.deadlock_watch import Watch
+from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.threads.clocks import MockClock
+
+
+class Learner(lab.Worker):
+    def publish(self, weights: lab.Weights) -> int:
+        self.compute(0.1)
+        return weights.publish({"w": np.full(3, self.iteration + 1.0)})
+
+    def wait_for(self, version: int, weights: lab.Weights) -> int:
+        return weights.pull(at_least=version).version
+
+
+class Rollout(lab.Worker):
+    """Asks at every step of a call whether there is something newer, and takes it."""
+
+    def generate(self, steps: int, weights: lab.Weights) -> list[tuple[int, int]]:
+        version, _ = weights.pull()
+        seen = []
+        for _ in range(steps):
+            self.compute(0.03)
+            if weights.newest() > version:
+                version, state = weights.pull(at_least=weights.newest())
+                assert state["w"][0] == version
+            seen.append(version)
+        return seen
+
+    def wait_for(self, version: int, weights: lab.Weights) -> int:
+        return weights.pull(at_least=version).version
+
+
+class Busy(lab.Worker):
+    """Computes until it is told to stop: nothing is ever quiet meanwhile."""
+
+    def compute_on(self) -> bool:
+        return over.wait(90)
+
+
+over = threading.Event()
+
+
+def in_flight() -> tuple[lab.Workflow, lab.ExecutionPlan]:
+    flow = lab.Workflow("in_flight")
+    weights, learner, rollout = flow.weights("policy"), flow.worker(Learner), flow.worker(Rollout)
+
+    @flow.iteration
+    def iteration() -> Any:
+        seen = rollout.generate(5, weights)
+        learner.publish(weights)
+        return seen
+
+    return flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"rollout": [0], "learner": [1]})
+
+
+def test_a_newer_version_is_taken_in_the_middle_of_a_call() -> None:
+    """The learner publishes after 0.1 s, a decode step takes 0.03 s: the fourth sees it."""
+    flow, plan = in_flight()
+    run = lab.run(flow, plan, iterations=2, dashboard=False, clock=MockClock())
+    assert run.wait(30) == [[0, 0, 0, 1, 1], [1, 1, 1, 2, 2]]
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_the_newest_weights_of_a_run_are_had_while_it_works_and_after_its_end(executor: str) -> None:
+    flow, plan = in_flight()
+    options = {"emulate": True} if executor == "processes" else {"clock": MockClock()}
+    run = lab.run(flow, plan, iterations=3, dashboard=False, executor=executor, **options)
+    run.wait(60)
+    version, state = run.weights("policy")
+    assert version == 3 and state["w"].tolist() == [3.0, 3.0, 3.0]
+    with pytest.raises(UnknownNameError, match=r"Unknown weights 'polcy'\. Did you mean 'policy'"):
+        run.weights("polcy")
+    with lab.session(flow, plan, executor=executor, **options) as session:
+        assert session.weights("policy") == (0, None)
+        session.step()
+        assert session.weights("policy").version == 1
+    assert session.weights("policy").state["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_what_a_dead_process_has_published_is_not_had() -> None:
+    flow, plan = in_flight()
+    executor = MeshExecutor(flow, plan)
+    executor.start()
+    try:
+        step_within(Session(executor))
+        executor.driver_host.lost(executor.driver_host.place["learner", 0])
+        with pytest.raises(lab.errors.ExecutorError, match=r"Version 1 of the weights 'policy' is not here.*learner\[0\].*ended before it was fetched"):
+            executor.driver_host.weights.newest("policy", 5)
+    finally:
+        executor.stop()
+
+
+def stuck(who: str, ranks: int) -> tuple[lab.Workflow, lab.ExecutionPlan]:
+    """Rollout, or learner, waits for a version that nobody publishes, while another worker computes on."""
+    flow = lab.Workflow("stuck")
+    weights = flow.weights("policy")
+    learner, rollout, busy = flow.worker(Learner), flow.worker(Rollout), flow.worker(Busy)
+
+    @flow.iteration
+    def iteration() -> Any:
+        busy.compute_on()
+        learner.publish(weights)
+        (rollout if who == "rollout" else learner).wait_for(3, weights)
+
+    places = {"rollout": list(range(2, 2 + ranks)), "learner": [0], "busy": [1]}
+    return flow, lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(2 + ranks)], places)
+
+
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize(("who", "ranks"), [("rollout", 1), ("rollout", 2), ("learner", 1)])
+def test_a_version_that_cannot_come_any_more_is_told_though_others_compute(who: str, ranks: int, far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a look at who is quiet: the worker that computes ends only after that."""
+    monkeypatch.setattr(Watch, "news", lambda *_: None)
+    over.clear()
+    flow, plan = stuck(who, ranks)
+    executor: Any = MeshExecutor(flow, plan, delay=0.001) if far else LocalExecutor(flow, plan, emulate=True)
+    executor.start()
+    session = Session(executor)
+    one = session.submit()
+    try:
+        with pytest.raises(DeadlockError) as told:
+            one.wait(60)
+        assert not over.is_set(), "it was told while somebody computed"
+    finally:
+        over.set()
+        assert executor.stop() == Ended()
+    assert f"{who}[" in str(told.value) and "waits for version 3 of the weights 'policy', and no call that goes on can publish it." in str(told.value)
+    assert "Next: publish version 3 of the weights 'policy' (1 is the newest)" in str(told.value)
+
+
+def test_a_learner_that_is_still_at_work_may_publish_it() -> None:
+    flow = lab.Workflow("late")
+    weights, learner, rollout = flow.weights("policy"), flow.worker(Learner), flow.worker(Rollout)
+
+    @flow.iteration
+    def iteration() -> Any:
+        got = rollout.wait_for(2, weights)
+        learner.publish(weights)
+        learner.publish(weights)
+        return got
+
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"rollout": [0], "learner": [1]})
+    for executor in (LocalExecutor(flow, plan, MockClock()), MeshExecutor(flow, plan, delay=0.001)):
+        executor.start()
+        try:
+            assert step_within(Session(executor)) == 2
+        finally:
+            assert executor.stop() == Ended()
