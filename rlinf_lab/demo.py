@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.runtime.machine.devices import devices_here
+from rlinf_lab.experiments.starting import all_devices
 from rlinf_lab.runtime.run.run import check_executor
 from rlinf_lab.timeline.record.files import writing
 
@@ -60,7 +60,7 @@ class DemoConfig:
 
 
 class Demo:
-    """One demo run; ``view`` is told what happens (see `rlinf_lab.terminal`). ``devices``: None takes the cores of this machine."""
+    """One demo run; ``view`` is told what happens (see `rlinf_lab.terminal`). ``devices``: None takes the cores and GPUs of this machine."""
 
     def __init__(self, config: DemoConfig, view: Any, devices: Sequence[str] | None = None) -> None:
         from rlinf_lab.recipes.ppo import PPOConfig
@@ -68,7 +68,7 @@ class Demo:
         self.config, self.view = config, view
         self.settings: dict[str, Any] = {"seed": config.seed} | ({} if config.iterations is None else {"iterations": config.iterations})
         self.ppo = PPOConfig.preset(config.env, **self.settings)
-        self.devices = list(devices_here("cpu") if devices is None else devices)
+        self.devices = list(all_devices() if devices is None else devices)
         self.folder = Path(config.out) / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
         self.training: TrainingRun | None = None
         self.film = "not asked for"

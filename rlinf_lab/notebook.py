@@ -102,9 +102,9 @@ class Shown(NamedTuple):
 
 
 def shown_live(
-    run: Run | ObservedSession, told: Any, charts: Sequence[str], controls: Mapping[str, Callable[[], object]] | None = None, place: Any = None
+    run: Run | ObservedSession, told: Any, charts: Sequence[str], controls: Mapping[str, Callable[[], object]] | None = None, before: Shown | None = None
 ) -> Shown:
-    """Display the dashboard of ``run``. ``told``: what it reads, the run or something that speaks for it. ``place``: of a dashboard that it replaces."""
+    """Display the dashboard of ``run``. ``told``: what it reads, the run or something that speaks for it. ``before``: a dashboard that it replaces."""
     from IPython.display import display
 
     from rlinf_lab.widgets.dashboard import Dashboard
@@ -112,10 +112,11 @@ def shown_live(
     board = Dashboard(told.flow.name, told.plan.name, told.plan.devices, told.iterations, charts, controls is not None, CLOCK_SECONDS)
     if controls is not None:
         board.on_command(partial(_obey, controls))
-    if place is None:
+    if before is None or before.place is None:
         place = display(board, display_id=True)
     else:
-        place.update(board)
+        place = before.place
+        board.replace(before.board, place)
     feeder = _Feeder(told, board, place)
     run.on_update(lambda _: feeder(told), afterwards=lambda _: feeder.account(told), glances=feeder.glances)
     return Shown(board, place, lambda: feeder(told))

@@ -165,10 +165,10 @@ class TrainingRun:
         self._shown.append(self._displayed(None))
         return self._shown[-1].board
 
-    def _displayed(self, place: Any) -> Shown:
-        """The dashboard of this phase, in a ``place`` where that of an earlier one is."""
+    def _displayed(self, before: Shown | None) -> Shown:
+        """The dashboard of this phase, in the place of that of an earlier one."""
         controls = {"pause": self.pause, "resume": self.unpause, "stop": lambda: self.stop(wait=False)}
-        return shown_live(self.run, Watched(self, self.run, self._between, self._began), CHARTS, controls, place)
+        return shown_live(self.run, Watched(self, self.run, self._between, self._began), CHARTS, controls, before)
 
     def __repr__(self) -> str:
         last = self._between.rows.get(self.iteration, {})
@@ -334,7 +334,7 @@ class TrainingRun:
 
     def _show(self) -> None:
         if len(self.phases) > 1:  # where the dashboards of the last phase are
-            self._shown = [self._displayed(dashboard.place) for dashboard in self._shown]
+            self._shown = [self._displayed(dashboard) for dashboard in self._shown]
         if self.options.progress is False or len(self.phases) > 1:
             return
         if in_notebook():

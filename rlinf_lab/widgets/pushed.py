@@ -123,6 +123,11 @@ class PushedWidget(anywidget.AnyWidget):
         if self._has_pictures:
             fallback.show(still, self._pictures, True)
 
+    def replace(self, other: PushedWidget, shown: Any) -> None:
+        """Be displayed where ``other`` is, its pictures and its view. ``shown``: the output's display handle."""
+        self._pictures, self._has_pictures = other._pictures, other._has_pictures
+        shown.update(self)
+
     def renew(self, shown: Any) -> None:
         """Make what is stored of an output up to date: the picture is that of now. ``shown``: the output's display
         handle.

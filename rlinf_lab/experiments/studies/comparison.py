@@ -106,8 +106,8 @@ class Comparison:
                 edge = pd.concat([curve["high"], curve["low"][::-1]])
                 figure.add_scatter(x=both, y=edge, fill="toself", line={"width": 0}, fillcolor=colour, opacity=0.2, hoverinfo="skip", showlegend=False,
                                    legendgroup=str(label))  # fmt: skip
-            seeds = f" ({curve['seeds'].iloc[0]} seeds)" if curve["seeds"].iloc[0] > 1 else ""
-            figure.add_scatter(x=curve["env_steps"], y=curve["mean"], name=f"{label}{seeds}", line={"color": colour, "width": 2}, legendgroup=str(label))
+            named = {"name": _with_seeds(label, curve), "legendgroup": str(label)}
+            figure.add_scatter(x=curve["env_steps"], y=curve["mean"], line={"color": colour, "width": 2}, **named)
         margin = {"t": 24, "b": 48, "l": 64, "r": 16}
         figure.update_layout(xaxis_title="environment steps", yaxis_title=self.metric, template="plotly_white", height=360, margin=margin)
         return figure
@@ -120,7 +120,7 @@ class Comparison:
         axis, curves = chart.subplots(), self.curves()
         for number, (label, curve) in enumerate(curves.groupby("label", sort=False)):
             colour = COLOURS[number % len(COLOURS)]
-            axis.plot(curve["env_steps"], curve["mean"], color=colour, linewidth=2, label=str(label))
+            axis.plot(curve["env_steps"], curve["mean"], color=colour, linewidth=2, label=_with_seeds(label, curve))
             if curve["seeds"].iloc[0] > 1:
                 axis.fill_between(curve["env_steps"], curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0)
         axis.set_xlabel("environment steps", color=INK)
@@ -128,6 +128,7 @@ class Comparison:
         axis.set_facecolor("none")
         axis.tick_params(colors=INK)
         axis.spines[["top", "right"]].set_visible(False)
+        axis.spines[["bottom", "left"]].set_color(INK)
         axis.grid(alpha=0.25)
         if self.groups:
             axis.legend(frameon=False, labelcolor=INK)
@@ -153,6 +154,11 @@ class Comparison:
             "application/vnd.plotly.v1+json": json.loads(self.figure().to_json()), "image/png": self.picture(), "text/plain": f"curves of {self.metric}",
         })  # fmt: skip
         display({"text/html": self._repr_html_(), "text/plain": repr(self)}, raw=True)
+
+
+def _with_seeds(label: object, curve: pd.DataFrame) -> str:
+    seeds = curve["seeds"].iloc[0]
+    return f"{label} ({seeds} seeds)" if seeds > 1 else str(label)
 
 
 def _final(values: np.ndarray) -> float:
