@@ -25,7 +25,7 @@ from rlinf_lab.timeline.record.batch import FEW_SPANS, SpanBatch
 from rlinf_lab.timeline.record.sampler import UtilisationSampler
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.quantities import returned
+from rlinf_lab.workflow.quantities import FailedSample, returned
 from rlinf_lab.workflow.weights import Published
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -227,6 +227,9 @@ class Observer:
             rounds = self._executor.rounds()
             for worker, rank, iteration, values in self._executor.metrics():
                 self.moved_at = time.monotonic()
+                if isinstance(values, FailedSample):
+                    self.table.failed(worker, rank, iteration, values)
+                    continue
                 self.table.logged(worker, rank, iteration, values)
                 self._note({f"{worker}[{rank}].{name}": value for name, value in values.items()})
             if not self._stopped and time.monotonic() >= self._depths_due:
@@ -318,6 +321,14 @@ class Observed:
         ``worker.name`` for each worker.
         """
         return self._observer.table.frame()
+
+    @property
+    def failures(self) -> pd.DataFrame:
+        """Samples that failed while the run went on, as workers told (`Worker.log_failure`): the first thousand.
+
+        ``worker``, ``rank``, ``iteration``, ``error``, ``sample``; ``attrs["total"]``: how many there were.
+        """
+        return self._observer.table.failures()
 
     def metrics_since(self, version: int = 0) -> tuple[list[dict[str, float]], int]:
         """Rows of `metrics` that are new or have changed since ``version``, and the version now: for loggers. Costs
