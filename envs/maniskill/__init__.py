@@ -133,13 +133,16 @@ class ManiSkillEnv:
     def reset(self, seed: int | None) -> NDArray:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        # Without a seed the simulator would draw from a generator that all environments of the process share.
-        return self._begin(int(self._rng.integers(2**31)))
+        return self._begin(self.begins())
+
+    def begins(self) -> int:
+        """The seed of a new episode, whoever makes it. Without one the simulator would draw from a generator that all environments of the process share."""
+        self._began, self._actions = int(self._rng.integers(2**31)), []
+        return self._began
 
     def _begin(self, number: int) -> NDArray:
         with _ALONE:
             observation, _ = self._env.reset(seed=number)
-        self._began, self._actions = number, []
         return _row(observation)
 
     def save_state(self) -> dict[str, Any]:
@@ -161,10 +164,11 @@ class ManiSkillEnv:
         return actions
 
     def record(self, action_A: NDArray) -> None:
-        self._actions.append(action_A.copy())
+        """Kept as it is: nobody may write to it afterwards."""
+        self._actions.append(action_A)
 
     def step(self, action_A: NDArray) -> Outcome:
-        action_A = action_A.astype(np.float32)
+        action_A = action_A.astype(np.float32)  # a copy
         self.record(action_A)
         observation, reward, _, _, info = self._env.step(action_A)
         return Outcome(_row(observation), float(reward), False, False, bool(info["success"]) if "success" in info else None)

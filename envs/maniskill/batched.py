@@ -15,62 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.maniskill.rules import Rule, State
+from envs.maniskill.scene import FINGERS_REACH, Scene
 from rlinf_lab.records import EnvStep
 from rlinf_lab.vecenv import EnvSpec, checked_actions
 from rlinf_lab.vecenv.loop import check_state, described
 
 if TYPE_CHECKING:
     from envs.maniskill import ManiSkillEnv
-
-MIN_FORCE, MAX_ANGLE = 0.5, 85.0  # newton, degrees: what the stock Panda calls a grasp
-FINGERS_REACH = 0.2  # metres from the point between the fingertips; the fingers themselves end within 0.1
-
-
-class Scene:
-    """The SAPIEN objects of one stock environment. Valid until ManiSkill rebuilds the scene."""
-
-    def __init__(self, stock: Any, rule: Rule) -> None:
-        self.physics, self.timestep = stock.scene.px, stock.scene.px.timestep
-        self.robot = stock.agent.robot._objs[0]
-        self.drives = [joint.set_drive_target for joint in self.robot.active_joints]
-        self.tcp = stock.agent.tcp._objs[0]
-        self.fingers = [stock.agent.finger1_link._objs[0], stock.agent.finger2_link._objs[0]]
-        self.cube = getattr(stock, rule.cube)._objs[0]
-        self.goal_3 = np.array(getattr(stock, rule.goal)._objs[0].pose.p, np.float32)
-
-    def advance(self, target_J: NDArray, substeps: int) -> None:
-        """Physics for one control step towards joint positions ``target_J``."""
-        for drive, target in zip(self.drives, target_J.tolist(), strict=True):
-            drive(target)
-        for _ in range(substeps):
-            self.physics.step()
-
-    def grasped(self) -> bool:
-        """Whether both fingers press on the cube, each against its opening direction."""
-        if np.linalg.norm(self.cube.pose.p - self.tcp.entity_pose.p) > FINGERS_REACH:
-            return False
-        contacts = self.physics.get_contacts()
-        return all(self._presses(contacts, finger, sign) for finger, sign in zip(self.fingers, (1, -1), strict=True))
-
-    def _presses(self, contacts: Any, finger: Any, sign: int) -> bool:
-        force_3 = (self._impulse(contacts, finger.entity) / self.timestep).astype(np.float32)
-        size = float(np.linalg.norm(force_3))
-        if size < MIN_FORCE:
-            return False
-        opening_3 = sign * finger.entity_pose.to_transformation_matrix()[:3, 1]
-        cosine = float(np.clip(np.dot(opening_3 / np.linalg.norm(opening_3), force_3 / size), -1, 1))
-        return bool(np.degrees(np.arccos(cosine)) <= MAX_ANGLE)
-
-    def _impulse(self, contacts: Any, finger: Any) -> NDArray:
-        """Sum of the contacts' impulses of finger on cube, in newton seconds."""
-        total_3 = np.zeros(3)
-        for contact in contacts:
-            first, second = contact.bodies[0].entity, contact.bodies[1].entity
-            if (first, second) == (finger, self.cube) or (first, second) == (self.cube, finger):
-                impulse_3 = np.sum([point.impulse for point in contact.points], axis=0)
-                total_3 += impulse_3 if first == finger else -impulse_3
-        return total_3
-
 
 class BatchedVecEnv:
     """See `vecenv.VecEnv` for the contract; ``rule``: the task's class in `rules.RULES`."""
@@ -87,9 +38,12 @@ class BatchedVecEnv:
         self._started = False
 
     def reset(self, *, seed: int | None = None) -> NDArray[np.float32]:
+        """As ManiSkill makes it."""
         self._started = True
         self._age_N[:] = 0
-        return np.stack([self._begin(i, None if seed is None else seed + i) for i in range(self.num_envs)])
+        obs = [env.reset(None if seed is None else seed + i) for i, env in enumerate(self._envs)]
+        self._scenes = [Scene(env.stock, self._rule) for env in self._envs]  # it may have rebuilt them
+        return np.stack(obs)
 
     def step(self, action_N: NDArray) -> EnvStep:
         action_N = checked_actions(self.spec, self.num_envs, action_N, self._started).astype(np.float32)
@@ -101,8 +55,7 @@ class BatchedVecEnv:
         obs_N = final_N
         if truncated_N.any():
             obs_N = final_N.copy()
-            for i in np.flatnonzero(truncated_N).tolist():
-                obs_N[i] = self._begin(i, None)
+            obs_N[truncated_N] = self._begin(np.flatnonzero(truncated_N).tolist())
             self._age_N[truncated_N] = 0
         return EnvStep(obs_N, reward_N, np.zeros(self.num_envs, bool), truncated_N, success_N, final_N)
 
@@ -123,34 +76,40 @@ class BatchedVecEnv:
     def _kind(self) -> tuple[str, int, int | None]:
         return self.spec.id, self.num_envs, self.spec.max_episode_steps
 
-    def _advance(self, i: int, action_A: NDArray, target_J: NDArray) -> None:
+    def _advance(self, i: int, action_A: NDArray, target_J: list[float]) -> None:
         self._envs[i].record(action_A)
         self._scenes[i].advance(target_J, self._substeps)
 
-    def _begin(self, i: int, seed: int | None) -> NDArray[np.float32]:
-        """A new episode in environment ``i``, as ManiSkill makes it. The handles are taken anew: it may have rebuilt the scene."""
-        obs_O = self._envs[i].reset(seed)
-        self._scenes[i] = Scene(self._envs[i].stock, self._rule)
-        return obs_O
+    def _begin(self, which: list[int]) -> NDArray[np.float32]:
+        """New episodes in these environments, the ones that ManiSkill would begin; a fiftieth of its time."""
+        for i in which:
+            self._scenes[i].begin(self._envs[i].begins())
+        return self._observe([self._scenes[i] for i in which], begun=True)[0]
 
-    def _targets(self, scenes: Sequence[Scene], action_N: NDArray) -> NDArray:
+    def _targets(self, scenes: Sequence[Scene], action_N: NDArray) -> list[list[float]]:
         """Joint positions to drive to: the arm's from where it is, both fingers to the last number of the action."""
-        target_NJ = np.stack([scene.robot.qpos for scene in scenes])
+        target_NJ = np.array([scene.robot.qpos for scene in scenes])
         target_NJ[:, :-2] += self._arm_middle + self._arm_half * action_N[:, :-1]
         target_NJ[:, -2:] = self._grip_middle + self._grip_half * action_N[:, -1:]
-        return target_NJ
+        targets: list[list[float]] = target_NJ.tolist()
+        return targets
 
     def _look(self) -> tuple[NDArray, NDArray, NDArray]:
         """(observation_NO, reward_N, success_N) of the scenes as they are."""
-        scenes = self._scenes
-        qpos_NJ, qvel_NJ = np.stack([s.robot.qpos for s in scenes]), np.stack([s.robot.qvel for s in scenes])
-        grasped = [s.grasped() for s in scenes] if self._rule.grasps else [False] * len(scenes)
-        state = State(
-            qvel_NJ, _poses([s.tcp.entity_pose for s in scenes]), _poses([s.cube.pose for s in scenes]),
-            np.stack([s.goal_3 for s in scenes]), np.array(grasped),
-        )  # fmt: skip
-        obs_N = np.concatenate([qpos_NJ, qvel_NJ, *self._rule.observe(state)], axis=1, dtype=np.float32)
+        obs_N, state = self._observe(self._scenes)
         return obs_N, *self._rule.judge(state)
+
+    def _observe(self, scenes: Sequence[Scene], begun: bool = False) -> tuple[NDArray, State]:
+        """``begun``: contacts are still those of the last step of the episode before, and ManiSkill looks at them."""
+        tcp_N7, cube_N7 = _poses([s.tcp.entity_pose for s in scenes]), _poses([s.cube.pose for s in scenes])
+        grasped_N = np.zeros(len(scenes), bool)
+        if self._rule.grasps:
+            near_N = np.square(cube_N7[:, :3] - tcp_N7[:, :3]).sum(axis=1) <= FINGERS_REACH**2
+            for i in range(len(scenes)) if begun else np.flatnonzero(near_N).tolist():
+                grasped_N[i] = scenes[i].grasped()
+        state = State(np.array([s.robot.qvel for s in scenes]), tcp_N7, cube_N7, np.array([s.goal_3 for s in scenes]), grasped_N)
+        qpos_NJ = np.array([s.robot.qpos for s in scenes])
+        return np.concatenate([qpos_NJ, state.qvel_NJ, *self._rule.observe(state)], axis=1, dtype=np.float32), state
 
     def render(self) -> NDArray[np.uint8] | None:
         return self._envs[0].render()
@@ -171,4 +130,4 @@ def _scale(controller: Any) -> tuple[NDArray, NDArray]:
 
 
 def _poses(poses: list[Any]) -> NDArray[np.float32]:
-    return np.array([(*pose.p, *pose.q) for pose in poses], np.float32)
+    return np.concatenate([part for pose in poses for part in (pose.p, pose.q)]).reshape(-1, 7)

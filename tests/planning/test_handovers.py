@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from mock_runs import profiled, run, seconds
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.profile.handovers import Values, handed_over, is_closed, tail
 from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Profile, Sample, WorkerProfile
 
@@ -152,6 +155,12 @@ def test_calls_that_cannot_be_told_apart_are_no_handovers() -> None:
 def by_hand(handovers: tuple[Handover, ...]) -> Profile:
     workers = {w: WorkerProfile((Sample(1, 8.0, 1.0),)) for w in ("a", "b", "c")}
     return Profile(8, workers, (EdgeProfile("a", "b"), EdgeProfile("b", "c")), handovers=handovers)
+
+
+def test_a_handover_takes_what_the_slowest_rank_takes_in_each_iteration_that_has_one() -> None:
+    turns = [{0: {"load": 1.0, "other": 9.0}, 1: {"load": 3.0}}, {0: {"other": 9.0}}, {1: {"load": 2.0}}]
+    seen: Any = SimpleNamespace(_iterations=lambda worker: [{r: SimpleNamespace(handed=h) for r, h in ranks.items()} for ranks in turns])
+    assert Observed.handover_seconds(seen, "w", "load") == [3.0, 2.0]
 
 
 def test_only_what_begins_after_everything_counts_for_every_plan() -> None:

@@ -353,6 +353,16 @@ def test_the_bound_of_a_chain_through_a_cell(reader: str, bound: float) -> None:
     assert plans.bound.seconds == pytest.approx(bound)
 
 
+@pytest.mark.parametrize(("writer", "ahead"), [("a", 0), ("b", 1), ("c", 0)])
+def test_the_bound_of_a_chain_that_leaves_a_cell(writer: str, ahead: int) -> None:
+    """What the middle one of a ring of three puts last may be ready before the others have done their part of the last of four steps."""
+    ring = {name: WorkerProfile((Sample(1, 64.0, 1.0),), exponent=0.0, calls=4) for name in "abc"}
+    workers = {**ring, "after": WorkerProfile((Sample(1, 64.0, 20.0),), exponent=0.0)}
+    edges = (EdgeProfile("a", "b"), EdgeProfile("b", "c"), EdgeProfile("c", "a"), EdgeProfile(writer, "after", whole=True))
+    steps, plans = plan(Profile(64, ring, edges[:3]), 4).bound.seconds, plan(Profile(64, workers, edges), 4)
+    assert plans.bound.seconds == pytest.approx(steps - steps / 4 * ahead + 20) and plans.bound.seconds <= plans.best.seconds
+
+
 def test_a_plan_says_where_ranks_by_themselves_may_be_quicker_or_slower() -> None:
     a, b = (WorkerProfile((Sample(1, 64.0, s),), exponent=1.0) for s in (16.0, 64.0))
     even = plan(chain(a=a, b=b), 10, micro_batches=8, modes=("spatial",))[0]

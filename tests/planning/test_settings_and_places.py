@@ -82,6 +82,8 @@ def test_budgets_are_checked() -> None:
         Setting.of(profile(a=BATCH), 4, micro_batches=0)
     with pytest.raises(PlanError, match="staleness is -1"):
         Setting.of(profile(a=BATCH), 4, staleness=-1)
+    with pytest.raises(UnknownNameError, match=r"Unknown kind of device 'gpu': profile.kinds has none\. .* Next: devices=5"):
+        Setting.of(profile(a=BATCH), {"": 3, "gpu": 2})
 
 
 def test_who_was_measured_on_the_second_kind_only_is_as_much_faster_on_the_first() -> None:

@@ -112,6 +112,14 @@ def test_in_viewers_every_span_ends_within_the_one_around_it(tmp_path_factory: p
             open_ends.append(end)
 
 
+def test_spans_of_one_rank_that_overlap_get_lanes_of_their_own(tmp_path: Path) -> None:
+    made = timeline_of([(0, SpanKind.RUN, 1, 10), (0, SpanKind.RUN, 5, 10), (0, SpanKind.RUN, 6, 3), (1, SpanKind.RUN, 1, 10)])
+    events = json.loads(made.to_perfetto(tmp_path / "t.json").read_text())["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert lanes == {1: "w [1][0]", 2: "w [1][1]", 3: "w [1][2]", 4: "w [1][0] (2)"}
+    assert sorted(lanes[e["tid"]] for e in events if e["ph"] == "X") == ["w [1][0]", "w [1][0]", "w [1][0] (2)", "w [1][1]"]
+
+
 def test_half_a_character_is_written_as_an_escape(tmp_path: Path) -> None:
     half, escaped = "a\udcff", "a\\udcff"
     recorder, made = Recorder(half), Timeline([half])
