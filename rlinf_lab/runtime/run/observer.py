@@ -42,6 +42,7 @@ LEAST_REST = 0.02  # between the end of one and the next, where the others leave
 IDLE_SECONDS = 0.5  # between looks when no iteration is open and the last look found nothing
 STILL_SECONDS = 3
 WEIGHTS_SECONDS = 20.0  # in which the newest version of weights comes here before the hosts end
+HURRIED_SECONDS = 3.0  # the same, where a run has failed or is stopped: a process may not answer any more
 DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
 
@@ -111,7 +112,9 @@ class Observer:
         problems: list[BaseException | None] = [self.problem]
         late: list[str] = []
         self._sampler.stop()
-        self._executor.driver_host.weights.fetch_all(WEIGHTS_SECONDS)
+        host = self._executor.driver_host
+        broken_off = host.state.failure is not None or (host.loop is not None and host.loop.waiting.ending)
+        host.weights.fetch_all(HURRIED_SECONDS if broken_off else WEIGHTS_SECONDS)
         try:
             ended = self._executor.stop()
             late, problems = ended.late, [*problems, *ended.errors]
