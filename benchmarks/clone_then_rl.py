@@ -4,8 +4,9 @@
     python benchmarks/clone_then_rl.py --tasks push --seeds 0 --by flow --keep /tmp/runs --seconds 200
 
 Prints one JSON line a run: successes (in any step) of 400 fresh episodes, greedy, before and after, with 95 % intervals (Wilson), environment steps, and CPU
-seconds of this process, which does all of it on one core. ``--by``: "ppo", "grpo" (no value net), "flow" (PPO of a flow-matching head). With ``--keep`` a run
-is kept in a folder; a call ends after ``--seconds``, and the next one goes on from there.
+seconds of this process, which does all of it on one core: ``cpu_s`` of demonstrations, cloning and RL, ``eval_cpu_s`` of both evaluations. ``--by``: "ppo",
+"grpo" (no value net), "flow" (PPO of a flow-matching head). With ``--keep`` a run lies in a folder; a call ends after ``--seconds``, and the next one goes on
+from there. What has come to its end is kept for the harness, see `kept`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import Case
+from kept import ONLY_KEPT, Kept
 
 import rlinf_lab as lab
 from rlinf_lab.experiments.evaluation import wilson
@@ -29,8 +31,6 @@ from rlinf_lab.policies import Flow
 
 TASKS = {"push": "envpool/MetaWorld/Push-v3", "pick-place": "envpool/MetaWorld/PickPlace-v3"}
 SEEDS = (0, 1, 2)
-KEPT = os.environ.get("CLONE_RUNS", "")
-"""folder with runs that `--keep` has finished; the harness takes them from there"""
 LENGTH, EPISODES, TEST_SEED = 100, 400, 7
 QUIET: dict[str, Any] = {"plan": None, "progress": False}
 CLONE: dict[str, Any] = {"chunk_size": 5, "gradient_steps": 600}
@@ -54,30 +54,33 @@ def learn(task: str, seed: int, by: str, folder: Path, until: float, small: dict
     env, at = TASKS[task], folder / f"{task}-{seed}-{by}"
     at.mkdir(parents=True, exist_ok=True)
     notes = at / "notes.json"
-    row: dict[str, Any] = _notes(at) or {"task": task, "seed": seed, "by": by, "cpu_s": 0.0}
+    row: dict[str, Any] = _notes(at) or {"task": task, "seed": seed, "by": by, "cpu_s": 0.0, "eval_cpu_s": 0.0}
     episodes, length = small.get("episodes", EPISODES), small.get("length", LENGTH)
 
-    def counted(step: Any) -> Any:
+    def counted(step: Callable[[], Any], as_: str = "cpu_s") -> Any:
         start = time.process_time()
         found = step()
-        row["cpu_s"] = round(row["cpu_s"] + time.process_time() - start, 1)
+        row[as_] = round(row[as_] + time.process_time() - start, 1)
         notes.write_text(json.dumps(row))
         return found
+
+    def success(policy: Any) -> float:
+        return float(counted(lambda: policy.evaluate(episodes, TEST_SEED)["success_once"], "eval_cpu_s"))
 
     if "before" not in row:
         data = counted(lambda: lab.collect(env, "expert", episodes=10, max_episode_steps=length, seed=seed, only_success=not small))
         settings = {**CLONE, **small.get("clone", {}), **({"flow": Flow()} if by == "flow" else {})}
         fresh = at / f"clone-{time.time_ns()}"
         clone = counted(lambda: lab.train("clone", env, data=data, seed=seed, folder=fresh, **settings, **QUIET).wait())
-        row["clone"], row["before"] = fresh.name, clone.evaluate(episodes, TEST_SEED)["success_once"]
-        counted(lambda: None)
+        row["clone"], row["gradient_steps"], row["before"] = fresh.name, settings["gradient_steps"], success(clone)
+        notes.write_text(json.dumps(row))
     if "after" not in row:
         run = counted(lambda: _improved(by, env, at, row["clone"], seed, length, until, small))
         if run.iteration < run.config.updates:
             return None
-        row["after"], row["iterations"], row["env_steps"] = run.evaluate(episodes, TEST_SEED)["success_once"], run.iteration, int(run.metrics["env_steps"].max())
-        row["episodes"] = episodes
-        counted(lambda: None)
+        row["iterations"], row["env_steps"], row["episodes"] = run.iteration, int(run.metrics["env_steps"].max()), episodes
+        row["after"] = success(run)
+        notes.write_text(json.dumps(row))
     row["points"] = round(100 * (row["after"] - row["before"]), 1)
     row["interval"] = [round(x, 3) for x in wilson(round(row["after"] * row["episodes"]), row["episodes"])]
     return row
@@ -103,18 +106,16 @@ def _improved(by: str, env: str, at: Path, clone: str, seed: int, length: int, u
 def cases(smoke: bool) -> list[Case]:
     """The worst of the seeds counts."""
     small = {"episodes": 2, "length": 10, "clone": {"gradient_steps": 20}, "rl": {"iterations": 1, "num_envs": 4}} if smoke else None
-    folder = Path(KEPT) if KEPT and not smoke else Path(tempfile.mkdtemp())
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    folder = Path(tempfile.mkdtemp())
+    kept = Kept(None if smoke else "clone_then_rl")
 
     def of(task: str, by: str) -> list[dict[str, Any]]:
-        if (task, by) not in rows:
-            rows[task, by] = [learn(task, seed, by, folder, math.inf, small) or {} for seed in seeds_of(task, by)]
-        return rows[task, by]
+        learnt = [kept.get(lambda seed=seed: learn(task, seed, by, folder, math.inf, small) or {}, task=task, seed=seed, by=by) for seed in seeds_of(task, by)]
+        return [row for row in learnt if row is not None]
 
     def seeds_of(task: str, by: str) -> tuple[int, ...]:
-        """Of kept runs those that are done."""
-        done = tuple(seed for seed in SEEDS if "after" in _notes(folder / f"{task}-{seed}-{by}"))
-        return SEEDS[:1] if smoke else done if KEPT else SEEDS
+        done = tuple(seed for seed in SEEDS if kept.find(task=task, seed=seed, by=by))
+        return SEEDS[:1] if smoke else done if ONLY_KEPT else SEEDS
 
     def worst(task: str, by: str, value: Any, best: Any) -> float:
         return float(best(value(row) for row in of(task, by)))
@@ -126,8 +127,13 @@ def cases(smoke: bool) -> list[Case]:
                 continue
             note = (
                 f"10 demonstrations, chunk of 5, {CLONE['gradient_steps']} gradient steps, {ITERATIONS[by]} iterations of 64 episodes, {EPISODES} fresh "
-                f"episodes; seeds {', '.join(map(str, seeds))}, the worst of them; one core"
+                f"episodes; seeds {', '.join(map(str, seeds))}, the worst of them; one core, evaluations not in the CPU time"
             )
+            if (task, name) == ("push", "gained by PPO"):
+                note += (
+                    "; the clone of seed 2 begins at 0.72, so that 30 points more are hardly there. No number of gradient steps serves all seeds: after 300, 400, "
+                    "500 (200 episodes of another seed) seed 2 is at 0.58, 0.715, 0.715 and seed 0 at 0.28, 0.345, 0.365"
+                )
             found.append(Case(f"{task}: {name}", unit, partial(worst, task, by, value, best), target=target, target_of="value", runs=1, note=note))
     return found
 
@@ -149,6 +155,8 @@ def main() -> None:
     for task in arguments.tasks:
         for seed in arguments.seeds:
             row = learn(task, seed, arguments.by, folder, until)
+            if row is not None:
+                Kept("clone_then_rl").add(row, task=task, seed=seed, by=arguments.by)
             print(json.dumps(row) if row else f"{task}, seed {seed} is not done yet", flush=True)
             if row is None or time.monotonic() > until:
                 return

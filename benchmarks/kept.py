@@ -1,4 +1,4 @@
-"""Runs that take long, kept one by one in ``results/runs/NAME.json`` as they are measured: a benchmark that is stopped goes on where it was.
+"""Runs that take long, kept one by one in ``results/kept/NAME.json`` as they are measured: a benchmark that is stopped goes on where it was.
 
 Each run is a dict with what tells it apart (task, seed, …) and what was measured. With ``RLINF_LAB_BENCH_KEPT=1`` nothing is run anew: the rows come from
 what is kept, and say of which seeds.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "results" / "runs"
+FOLDER = Path(__file__).parent / "results" / "kept"
 ONLY_KEPT = os.environ.get("RLINF_LAB_BENCH_KEPT") == "1"
 
 

@@ -191,6 +191,7 @@ def test_a_search_for_ranges_shows_how_far_it_is_and_is_cancelled(jupyterlab: An
     assert not errors and not lab.errors()
 
 
+@pytest.mark.long
 def test_bars_of_the_table_are_as_long_as_plans_take(jupyterlab: Any) -> None:
     lab, errors, _ = opened(jupyterlab, "light", "maniskill_openvla", 16, {})
     rows = lab.page.locator(f"{ROOT} tbody tr[tabindex]")
@@ -248,6 +249,7 @@ shown.Asked.range = lambda self, entry: Range(entry.owner, entry.kind, 0.9, 4.0,
 """
 
 
+@pytest.mark.long
 def test_four_workers_and_long_notes_find_room_on_a_laptop(jupyterlab: Any) -> None:
     lab, errors, _ = opened(jupyterlab, "light", "grpo_7b_by_hand", 64, {}, SOME_RANGES)
     assert lab.page.locator(f"{ROOT} .rl-notes li").count() >= 4 and lab.page.locator(f"{ROOT} .rl-message").is_hidden()

@@ -18,8 +18,7 @@ from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.planner import Plans, plan
 from rlinf_lab.planning.profile.profile import Sample
 from rlinf_lab.planning.search import solver
-from rlinf_lab.planning.search.plan_tree import evaluate
-from rlinf_lab.planning.search.solver import Only, guess, solve
+from rlinf_lab.planning.search.solver import Only, guess
 
 pytestmark = pytest.mark.xdist_group("six workers")  # planned once: it takes a quarter of a minute
 
@@ -62,17 +61,6 @@ def test_exponents_that_are_tried_together_are_those_that_were_tried_one_by_one(
         best = int(np.argmin([f[2] for f in fits]))
         curve = Curve.fit(samples, None)
         assert (curve.fixed, curve.each, curve.exponent) == (*fits[best][:2], float(EXPONENTS[best]))
-
-
-def test_turns_are_found_by_their_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by fronts of (devices, fill, period), of which no set has one."""
-    problems = [random_problem(seed) for seed in range(40)] + [random_problem(seed, kinds=2) for seed in range(10)]
-    by_fronts = [[f.seconds for f in solve(p, only=Only(("temporal", "temporal")))] for p in problems]  # each way twice
-    monkeypatch.setattr(solver._Solver, "_composite", None)
-    for problem, fronts in zip(problems, by_fronts, strict=True):
-        found = solve(problem, only=Only(("temporal",)))
-        assert [f.seconds for f in found] == fronts[::2]
-        assert all(evaluate(f.tree, problem) == pytest.approx(f.seconds) for f in found)
 
 
 def test_in_streams_alone_everybody_else_needs_devices_too(monkeypatch: pytest.MonkeyPatch) -> None:

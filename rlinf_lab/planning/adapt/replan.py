@@ -22,7 +22,7 @@ from rlinf_lab.planning.adapt.profile_update import MoreBatches, Readings, as_ta
 from rlinf_lab.planning.adapt.trials import DEFAULT_MOMENTS, Trial, Trials
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.device import Device
-from rlinf_lab.planning.planner.candidates import Candidate, Known, candidates
+from rlinf_lab.planning.planner.candidates import Candidate, candidates
 from rlinf_lab.planning.planner.planner import Planned
 from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.planning.schema.arguments import MAX_ITERATIONS, number, whole
@@ -35,7 +35,6 @@ WINDOW_ITERATIONS = 8  # iterations
 DRIFT_THRESHOLD = 0.15
 WORTH_SHARE = 0.02  # a plan that is not faster by this is not proposed
 MAX_MOMENTS = 10**9
-MAX_SHAPES = 6  # of those that the search found, whose best plans are looked for again
 
 
 class Running(Protocol):
@@ -231,7 +230,7 @@ def replan(
     )
     if same or now is None:
         return found
-    best, notes = _better(readings, now, trials, moments, plan.known)
+    best, notes = _better(readings, now, trials, moments)
     found = replace(found, notes=(*notes, *unknown))
     if best is None:
         return found
@@ -276,13 +275,11 @@ def _readings(
     )
 
 
-def _better(
-    readings: Readings, now: Trial, trials: Trials, moments: int, known: Known
-) -> tuple[Trial | None, tuple[str, ...]]:
+def _better(readings: Readings, now: Trial, trials: Trials, moments: int) -> tuple[Trial | None, tuple[str, ...]]:
     """A plan that is faster however the measurement is read, and notes on what the readings do not agree in and what
     was not simulated.
     """
-    tried = trials.among(_others(now, known), now)
+    tried = trials.among(_others(now), now)
     who = (
         f"the batches of {' and '.join(readings.unclear)} (of one size, or uneven) do not tell whether each takes "
         "longer or its items do"
@@ -305,13 +302,11 @@ def _better(
     return None, left
 
 
-def _others(now: Trial, known: Known) -> list[tuple[Candidate, ...]]:
+def _others(now: Trial) -> list[tuple[Candidate, ...]]:
     """Good plans under each profile of the present one's, each of them under all: without the present one."""
     found: dict[object, tuple[Candidate, ...]] = {_places(now.candidates[0]): ()}
     for i, present in enumerate(now.candidates):
-        for candidate in candidates(
-            present.placement.setting, quick=True, known=known, ceiling=present.searched, several=MAX_SHAPES
-        ):
+        for candidate in candidates(present.placement.setting, quick=True, ceiling=present.searched):
             if _places(candidate) not in found:
                 others = [one.placement.setting.profile for one in now.candidates]
                 found[_places(candidate)] = tuple(

@@ -104,9 +104,7 @@ def candidates(
         by_form.setdefault(arrangement.forms, []).append(arrangement)
     for arrangements in by_form.values():
         for candidate in (
-            _quick(setting, arrangements, modes, known, ceiling, several)
-            if quick
-            else _exact(setting, arrangements, modes)
+            _quick(setting, arrangements, modes, known, ceiling) if quick else _exact(setting, arrangements, modes)
         ):
             found.setdefault(candidate.placement.shape, []).append(candidate)
     if not found:  # perhaps one in which not all that time-share share all their devices; the fewer stay, the more fits
@@ -186,13 +184,10 @@ def _quick(
     modes: tuple[str, ...],
     known: Known,
     ceiling: float,
-    several: int,
 ) -> list[Candidate]:
     before = _recosted(setting, arrangements, modes, known, ceiling) if known.shapes else []
-    if before:
-        before += _each(setting, arrangements, modes, known, min(before, key=lambda c: c.searched), several)
-        if known.alone:
-            return before
+    if before and known.alone:
+        return before
     time_shared = sorted(arrangements, key=lambda a: _seconds_time_shared(setting, a))
     found = (
         _best(setting, time_shared[:2], Only((TEMPORAL,)), _as_it_runs(setting), ceiling) if TEMPORAL in modes else []
@@ -228,26 +223,6 @@ def _recosted(
     return found + _best(
         setting, used, Only(modes, among=known.among), _as_it_runs(setting), min(ceiling, found[0].searched)
     )
-
-
-def _each(
-    setting: Setting,
-    arrangements: list[Arrangement],
-    modes: tuple[str, ...],
-    known: Known,
-    best: Candidate,
-    several: int,
-) -> list[Candidate]:
-    """The first ones of the known shapes one by one, each with its best numbers, those that the search finds about as
-    fast as the best of all: with those who stayed in it, or who stay in the best one now."""
-    found = list[Candidate]()
-    for among, staying in known.shapes[:several] if several > 1 else ():
-        some = [a for a in arrangements if a.staying in (staying, best.placement.arrangement.staying)]
-        found += sorted(
-            _best(setting, some, Only(modes, among=among), _as_it_runs(setting), CLOSE * best.searched),
-            key=lambda c: c.searched,
-        )[:1]
-    return found
 
 
 def _any(

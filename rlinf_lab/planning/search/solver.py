@@ -26,16 +26,11 @@ import numpy as np
 
 from rlinf_lab.planning.cancellation import check
 from rlinf_lab.planning.search.pareto import ParetoFront, lower, spread, undominated, within
-from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, compositions, evaluate, leaf_of
+from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
-from rlinf_lab.planning.search.sequential import Turns
 
 EXACT = 1 + 1e-12  # ties with the best so far are kept
 FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
-SEVERAL = 5  # leaves, of which a search over all cuts takes longer than a few over those of one plan
-# on either side of a good plan's counts, in streams alone: the more devices the faster, and few other plans are as good
-# with other counts
-BESIDE = 2
 UNITS = 128  # of devices, evenly spaced, that are looked at where there are very many
 BLOCK = 4_000_000  # pairs looked at together
 MODERATE = 256  # device counts of a leaf up to which a coarse search alone gives a bound that is worth its time
@@ -125,79 +120,29 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
     useful = [useful_counts(problem, v) for v in range(len(problem.names))]
     if not all(len(codes) for codes in useful):
         return []
-    # Who needs no devices works beside the others: to have it time-share with somebody is hardly ever better, and twice
-    # the work.
-    aside = sum(1 << v for v, codes in enumerate(useful) if not codes.any())
     strides = [-(-len(codes) // FEW) for codes in useful]
     chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
-    found, wrong = _look(problem, chosen, ceiling, only, aside)
-    several, seen = len(useful) >= SEVERAL, set[object]()
+    found = _look(problem, chosen, ceiling, only)
     while found and max(strides) > 1 and not coarse:
-        before, found = found[0].tree, _nearer(problem, useful, strides, found, only, seen) if several else found
         strides = [max(1, stride // CLOSER) for stride in strides]
-        beside = BESIDE if several and TEMPORAL not in only.kinds else CLOSER
-        chosen = _around(problem, useful, found[0].tree, strides, beside)
-        if several:  # another plan may be better with counts near those of the first look
-            chosen = [
-                np.union1d(*both)
-                for both in zip(chosen, _around(problem, useful, before, strides, beside), strict=True)
-            ]
-        plans, wrong = _look(problem, chosen, found[0].seconds, only, aside, wrong)
+        plans = _look(problem, _around(problem, useful, found[0].tree, strides), found[0].seconds, only)
         if not plans:
             break
         found = sorted([*plans, *found], key=lambda f: f.seconds)
     return found
 
 
-def _look(
-    problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0, wrong: float = np.inf
-) -> tuple[list[Found], float]:
-    """Over some device counts of each leaf, fastest first.
-
-    First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in
-    truth, there is none faster. Not where a plan that is not was found before, of ``wrong`` seconds, and may be found
-    again. The second value: the same for the next look.
-    """
-    some = _with_counts(problem, chosen)
-    if (
-        (wrong == np.inf or ceiling < wrong)
-        and len(chosen) >= SEVERAL
-        and some.staying
-        and (some.minded is None or any(some.minded))
-    ):
-        alone = sorted(
-            _Solver(replace(some, minded=(0,) * len(some.names)), ceiling, only, aside).plans(), key=lambda f: f.seconds
-        )[:1]
-        seconds = min((evaluate(f.tree, some) for f in alone), default=np.inf)
-        if not alone or seconds <= alone[0].seconds * EXACT:
-            return alone, wrong
-        ceiling, wrong = min(ceiling, seconds), alone[0].seconds
-    return sorted(_Solver(some, ceiling, only, aside).plans(), key=lambda f: f.seconds), wrong
+def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only) -> list[Found]:
+    """Over some device counts of each leaf, fastest first."""
+    return sorted(_Solver(_with_counts(problem, chosen), ceiling, only).plans(), key=lambda f: f.seconds)
 
 
-def _nearer(
-    problem: Problem, useful: list[np.ndarray], strides: list[int], found: list[Found], only: Only, seen: set[object]
-) -> list[Found]:
-    """With the best plan of the first one's compositions, over counts nearer and nearer: quickly found, and then little
-    else is worth keeping. ``seen``: where it was looked at before."""
-    found, only = list(found), replace(only, among=compositions(found[0].tree))
-    while max(strides) > 1:
-        strides = [max(1, stride // CLOSER) for stride in strides]
-        chosen = _around(problem, useful, found[0].tree, strides)
-        if (where := (only.among, *(codes.tobytes() for codes in chosen))) not in seen:
-            seen.add(where)
-            found = sorted([*_look(problem, chosen, found[0].seconds, only)[0], *found], key=lambda f: f.seconds)
-    return found
-
-
-def _around(
-    problem: Problem, useful: list[np.ndarray], tree: Tree, strides: list[int], many: int = CLOSER
-) -> list[np.ndarray]:
-    """Of the useful counts of each leaf so many on either side of a plan's, and the largest."""
+def _around(problem: Problem, useful: list[np.ndarray], tree: Tree, strides: list[int]) -> list[np.ndarray]:
+    """Of the useful counts of each leaf a few on either side of a plan's, and the largest."""
     chosen = []
     for v, codes in enumerate(useful):
         at = int(np.searchsorted(codes, _code(problem, leaf_of(tree, v).devices)))
-        around = at + strides[v] * np.arange(-many, many + 1)
+        around = at + strides[v] * np.arange(-CLOSER, CLOSER + 1)
         chosen.append(codes[np.unique(np.clip([*around, len(codes) - 1], 0, len(codes) - 1))])
     return chosen
 
@@ -233,11 +178,9 @@ def _code(problem: Problem, devices: Counts) -> int:
 class _Solver:
     """Fronts by `_Key`, of all granularities."""
 
-    def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0) -> None:
-        """``aside``: leaves that take no turns, unless ``only`` asks for it."""
+    def __init__(self, problem: Problem, ceiling: float, only: Only) -> None:
         self.problem, self.ceiling, self.kinds, self.last = problem, ceiling * EXACT, only.kinds, only.last
         self._among = only.among
-        self._aside = 0 if only != Only() else aside
         self.cuts = Cuts.shared(problem)
         self._kept = MANY if self.cuts.is_grouped else None
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -269,8 +212,6 @@ class _Solver:
             return []
         if everyone.bit_count() == 1:
             return self._alone()
-        if self.kinds == (TEMPORAL,):
-            return self._time_shared()
         found = []
         for way in self._ways_of(everyone):
             if self.last is not None and self.last != (way.kind, way.cut.before):
@@ -281,27 +222,6 @@ class _Solver:
                 seconds, g, left, right = best
                 found.append(Found(seconds, self._composed(way, g, 0, left, right, problem.most)))
         return found
-
-    def _time_shared(self) -> list[Found]:
-        """Where there is nothing else: each is beside all others, and its seconds are one number."""
-        ceiling, self.ceiling = self.ceiling, np.inf  # each has one number: there are no points to leave out
-        leaves: list[tuple[float, Leaf] | None] = []
-        for v in range(len(self.problem.names)):
-            check()
-            beside = self.problem.staying & ~(1 << v) & self._minded(1 << v)
-            front = self._front(1 << v, beside)
-            point = (
-                front.best_at(0, self.problem.most, self.problem.shape)
-                if front.code.searchsorted(self.problem.codes)
-                else None
-            )
-            leaf = None if point is None else self._tree(1 << v, beside, point)
-            leaves.append((float(front.fill[point]), leaf) if isinstance(leaf, Leaf) else None)
-        turns = Turns(self.problem, leaves, lambda some: [way.cut for way in self._ways_of(some)], self._switches)
-        return [
-            Found(seconds, tree) for seconds, tree in turns.plans()
-            if seconds <= ceiling and self.last in (None, (TEMPORAL, tree.before.leaves))
-        ]  # fmt: skip
 
     def _alone(self) -> list[Found]:
         front = self._front(1, 0).upto(0, self.problem.codes)
@@ -346,7 +266,7 @@ class _Solver:
             found = []
             for cut in self.cuts.of(leaves):
                 for kind in self.kinds:
-                    aside = kind == TEMPORAL and (self._is_aside(cut) or not self.problem.may_time_share(cut))
+                    aside = kind == TEMPORAL and not self.problem.may_time_share(cut)
                     # the other way round
                     again = (
                         kind == SPATIAL
@@ -647,9 +567,6 @@ class _Solver:
         where nobody streams: each in as many calls as suit it, and the switches once."""
         whole = SPATIAL not in self.kinds or (way.cut.before | way.cut.after) & (self.problem.once | self.problem.whole)
         return 0 if way.kind == TEMPORAL and whole else way.cut.finest
-
-    def _is_aside(self, cut: Cut) -> bool:
-        return not cut.before & ~self._aside or not cut.after & ~self._aside
 
     def _parts(self, way: _Way, context: int) -> tuple[_Key, _Key]:
         """Which fronts the parts have."""

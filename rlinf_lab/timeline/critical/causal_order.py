@@ -1,14 +1,13 @@
 """Spans in an order in which causes come first, also of those that end at one instant: in simulated time most do.
 
-At one instant a get may make room for a put, whose items another get waited for, which makes room in turn. So ends are
-no order by themselves.
+At one instant a put may hand over items that a get waited for, after which its rank puts others. So ends are no order
+by themselves.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -29,9 +28,9 @@ _RANK = np.array(
 def in_causal_order(spans: SpanArray) -> SpanArray:
     """The same spans by their end; of one instant, each after those that it waited for or followed.
 
-    That is: what begins at the instant after what its track did before, a get after the puts of its items, a put that
-    waited after the gets of earlier items of its channel, and what came before a put that cut a get short before that
-    get. Where the record contradicts itself (a ring), the one that ranks first goes first. O(n log n).
+    That is: what begins at the instant after what its track did before, a get after the puts of its items, and what
+    came before a put that cut a get short before that get. Where the record contradicts itself (a ring), the one that
+    ranks first goes first. O(n log n).
     """
     arrival = np.lexsort((spans["start"], _RANK[spans["kind"]], spans["end"]))
     spans = spans[arrival]
@@ -78,7 +77,6 @@ class _Instant:
         for put, get in handed:
             self._must(put, get)
         self._tracks(arrival)
-        self._room()
 
     def _must(self, first: int, then: int) -> None:
         self._after[first].append(then)
@@ -92,56 +90,13 @@ class _Instant:
         for first, then in zip(order[:-1][follows].tolist(), order[1:][follows].tolist(), strict=True):
             self._must(first, then)
 
-    def _room(self) -> None:
-        """Puts that waited come after the gets of earlier items: after the last of a chain of them, for all pairs would
-        be too many.
-        """
-        for puts, gets in self._channels():
-            chain, taken = -1, 0
-            for before, put in puts:
-                while taken < len(gets) and gets[taken][0] <= before:
-                    chain = self._link(chain, gets[taken][1])
-                    taken += 1
-                if chain >= 0:
-                    self._must(chain, put)
-
-    def _link(self, chain: int, get: int) -> int:
-        """A number that is no span's, after ``get`` and after the link before."""
-        self._after.append([])
-        self._missing.append(0)
-        link = len(self._after) - 1
-        self._must(get, link)
-        if chain >= 0:
-            self._must(chain, link)
-        return link
-
-    def _channels(self) -> Iterator[tuple[list[tuple[tuple[int, int], int]], list[tuple[tuple[int, int], int]]]]:
-        """Of each channel: puts that waited, by ((iteration, first item), number), and gets, by ((iteration, item after
-        the last), number).
-        """
-        spans = self._spans
-        waited = np.flatnonzero(
-            (spans["kind"] == SpanKind.PUT) & (spans["start"] < spans["end"]) & (spans["channel"] >= 0)
-        )
-        if not waited.size:
-            return
-        gets = np.flatnonzero((spans["kind"] == SpanKind.GET) & (spans["channel"] >= 0))
-        sides: dict[int, tuple[list, list]] = defaultdict(lambda: ([], []))
-        for rows, side in ((waited, 0), (gets, 1)):
-            for number, row in zip(rows.tolist(), spans[rows], strict=True):
-                item = int(row["flow"]) + (int(row["items"]) if side else 0)
-                sides[int(row["channel"])][side].append(((int(row["iteration"]), item), number))
-        yield from ((sorted(first), sorted(second)) for first, second in sides.values())
-
     def order(self) -> list[int]:
         """Numbers of the spans."""
-        ready = [-link for link in range(self._size, len(self._after)) if not self._missing[link]]
-        ready += [number for number in range(self._size) if not self._missing[number]]
-        heapq.heapify(ready)  # links first: they cost no time
-        done, found, stuck = [False] * len(self._after), list[int](), 0
+        ready = [number for number in range(self._size) if not self._missing[number]]
+        done, found, stuck = [False] * self._size, list[int](), 0
         while len(found) < self._size:
             if ready:
-                number = abs(heapq.heappop(ready))
+                number = heapq.heappop(ready)
             else:  # a ring
                 while done[stuck]:
                     stuck += 1
@@ -149,10 +104,9 @@ class _Instant:
             if done[number]:
                 continue
             done[number] = True
-            if number < self._size:
-                found.append(number)
+            found.append(number)
             for then in self._after[number]:
                 self._missing[then] -= 1
                 if not self._missing[then] and not done[then]:
-                    heapq.heappush(ready, then if then < self._size else -then)
+                    heapq.heappush(ready, then)
         return found

@@ -5,14 +5,13 @@ The replay keeps what each rank did, in its order, and who waited for whom; only
 - a RUN takes its recorded time, divided by ``times`` if it belongs to what is made faster; what is set up or moved
   takes as long as before, and bytes of a channel leave when the last put before them is over;
 - a GET ends when all of its items are put, and one that took less than its micro-batch (`short_gets`) when the next PUT
-  begins, if no more fitted into the channel, or when those who put there have done; a PUT when there is room for its
-  items, a LOCK when the rank before has left the device, a WAIT and a call that begins when what ended last before it
-  has ended; each as much later than that as was recorded;
+  begins, if no more fitted into the channel, or when those who put there have done; a PUT that waited when the get
+  before has ended, a LOCK when the rank before has left the device, a WAIT and a call that begins when what ended last
+  before it has ended; each as much later than that as was recorded;
 - ranks that share a device use it one after another where they did, in the recorded order.
 
 With ``times`` 1 every span ends when it did. Orders do not change, so a schedule that decides anew may gain more or
-less. How many items a channel holds is known only if it was full at least once in the iteration (`channel_room`): one
-that never was never fills, and where it would the gain told is too large.
+less. A channel that was never full is taken for one that never fills: where it would, the gain told is too large.
 
 So all this is for timelines of which nothing but the spans is known (files, other tools). Whose run is known has a
 `Rerun`: the run once more in virtual time, under its plan, by the scheduler itself. Each answer says which of the two
@@ -33,7 +32,6 @@ from rlinf_lab.errors import RlinfLabError, TimelineError, shown
 from rlinf_lab.timeline.account.group_by import grouped_by
 from rlinf_lab.timeline.account.tables import Standing, whole_iterations
 from rlinf_lab.timeline.critical.causal_order import in_causal_order
-from rlinf_lab.timeline.critical.channel_room import made_room
 from rlinf_lab.timeline.critical.flows import arrows
 from rlinf_lab.timeline.critical.short_gets import cut_short, takes_the_rest
 from rlinf_lab.timeline.record.batch import SpanArray
@@ -274,11 +272,9 @@ class _Replay:
             self._producers[channel, iteration].add(track)
         self._rests = set(np.flatnonzero(takes_the_rest(spans)).tolist())
         self._devices = [track.devices for track in store.tracks]
-        self._puts_of, self._room_of = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        self._puts_of = defaultdict[int, list[int]](list)
         for put, get in zip(*(rows.tolist() for rows in arrows(spans)), strict=True):
             self._puts_of[get].append(put)
-        for put, get in zip(*(rows.tolist() for rows in made_room(spans)), strict=True):
-            self._room_of[put].append(get)
         self._of_track, self._on_device = defaultdict[int, _Ended](_Ended), defaultdict[str, _Ended](_Ended)
         self._puts_in, self._gets_of = defaultdict[int, _Ended](_Ended), defaultdict[int, _Ended](_Ended)  # by channel
         self._causes = _Ended()  # whose end others may have waited for
@@ -317,16 +313,15 @@ class _Replay:
         if kind == SpanKind.GET:
             puts = [put for put in self._puts_of[i] if put < i]
             return puts + self._stream_end(i) if i in self._rests else puts
-        room = self._room_of[i] if kind == SpanKind.PUT else []
         if kind in _WORK or self._end[i] == self._start[i]:
-            return room
+            return []
         track, places = self._track[i], [self._causes]
         if kind == SpanKind.PUT:
-            places = [] if room else [self._gets_of[self._channel[i]]]
+            places = [self._gets_of[self._channel[i]]]
         elif kind == SpanKind.LOCK:
             places = [self._on_device[device] for device in self._devices[track]]
         found = [ended.last(self._end[i], self._start[i], track) for ended in places]
-        return room + [other for other in found if other >= 0]
+        return [other for other in found if other >= 0]
 
     def _stream_end(self, i: int) -> list[int]:
         """Of a get that got nothing, or but what was left: what those who put into its channel did last before."""
