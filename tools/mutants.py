@@ -33,11 +33,14 @@ SWAPPED: dict[type, type] = {
 }  # fmt: skip
 RENAMED = {"all": "any", "any": "all", "min": "max", "max": "min"}
 MOST_FILES = 5  # of tests, for one mutant
-ORACLES = {
-    "planning.engine": "planning/test_parity.py", "planning.simulator": "planning/test_parity.py", "planning.search": "planning/test_search_optimality.py",
-    "planning.fit": "planning/test_habits_of_workers.py", "planning.planner": "planning/test_stated_seconds.py", "planning.replay": "planning/test_estimates.py",
-    "runtime.host": "runtime/test_several_hosts.py", "runtime.transport": "runtime_ray/test_links.py", "timeline.account": "timeline/test_accounting.py",
-}  # fmt: skip
+ORACLES = [
+    ("planning.engine", "planning/test_parity.py"), ("planning.simulator", "planning/test_parity.py"), ("planning.simulator", "planning/test_under_way.py"),
+    ("planning.search", "planning/test_search_optimality.py"), ("planning.fit", "planning/test_habits_of_workers.py"),
+    ("planning.planner", "planning/test_stated_seconds.py"), ("planning.replay", "planning/test_estimates.py"),
+    ("planning.placement", "planning/test_ranks_by_themselves.py"), ("runtime.host", "runtime/test_several_hosts.py"),
+    ("runtime.executors", "runtime/test_process_runs.py"), ("runtime.transport", "runtime_ray/test_links.py"),
+    ("timeline.account", "timeline/test_accounting.py"), ("timeline.record", "timeline/test_alignment.py"),
+]  # fmt: skip
 LIMIT_S = 240  # the tests of one mutant; longer is a hang
 HANGS_S = 120  # so is one test that takes so long
 QUICK = "not slow and not long and not ray and not browser and not gpu and not vllm and not lerobot and not warp"
@@ -116,7 +119,7 @@ def nearest(module: str, tests: dict[Path, set[str]]) -> list[Path]:
     for prefix in (module, module.rpartition(".")[0]):
         importing = [p for p, names in tests.items() if p not in found and any(n == prefix or n.startswith(prefix + ".") for n in names)]
         found += sorted(importing, key=lambda p: (last not in p.stem, len(tests[p]), p))
-    oracles = [ROOT / "tests" / file for part, file in ORACLES.items() if module.startswith(f"rlinf_lab.{part}")]
+    oracles = [ROOT / "tests" / file for part, file in ORACLES if module.startswith(f"rlinf_lab.{part}")]
     return list(dict.fromkeys([*found[:MOST_FILES], *oracles]))
 
 

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rlinf_lab.errors import WorkflowError, shown
+from rlinf_lab.errors import WorkflowError, said, shown
 
 #: Columns of the run's own in every table of metrics.
 RESERVED = ("iteration", "seconds")
+
+
+@dataclass(frozen=True)
+class FailedSample:
+    """A sample that could not be worked on, while its run goes on; see `Worker.log_failure`."""
+
+    error: str
+    """class and message"""
+    sample: str
+    """which, in short"""
+
+    @classmethod
+    def of(cls, error: BaseException | str, sample: Any) -> FailedSample:
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {said(error)}"
+        return cls(text, "" if sample is None else sample if isinstance(sample, str) else shown(sample))
 
 
 def plain(value: Any) -> Any:

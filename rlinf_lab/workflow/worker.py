@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from rlinf_lab.errors import ChannelClosed, WorkflowError, renamed, shown
-from rlinf_lab.workflow.quantities import logged
+from rlinf_lab.workflow.quantities import FailedSample, logged
 
 STAY = (  # what to do next about a worker that cannot leave its device
     "give it a device of its own, or memory for all (device_memory=), or leave it out of memory= if it holds none "
@@ -158,6 +158,9 @@ class Context:
         return nullcontext()
 
     def log(self, metrics: dict[str, float]) -> None:
+        pass
+
+    def log_failure(self, failure: FailedSample) -> None:
         pass
 
     def frame(self, image: Any) -> None:
@@ -342,6 +345,11 @@ class Worker:
                 "self.log(**metrics)."
             )
         self._context.log(logged(self._who(), metrics))
+
+    def log_failure(self, error: BaseException | str, sample: Any = None) -> None:
+        """A sample that failed is data: it is told in the run's ``failures``, with worker, rank and iteration, and the
+        run goes on. ``sample``: which, a text or the thing itself. What is put in its place is the worker's to say."""
+        self._context.log_failure(FailedSample.of(error, sample))
 
     def _who(self) -> str:
         context = self._context

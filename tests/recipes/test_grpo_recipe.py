@@ -162,8 +162,12 @@ def test_bad_samples_are_recorded_and_do_not_stop_the_run():
         def sample(self, rng, n, level=None, *, split="train"):
             return [self.problem(rng, 1) if i % 2 else super(Foreign, self).problem(rng, 1) for i in range(n)]
 
-    (metrics,) = metrics_of(GRPOConfig(**SMALL | {"env": Foreign()}), temporal, iterations=1)
+    flow = build(GRPOConfig(**SMALL | {"env": Foreign()}))
+    run = lab.run(flow, temporal(flow), 1, dashboard=False)
+    (metrics,) = run.wait(120)
     assert metrics["failed"] == 0.5
+    assert set(run.failures["worker"]) == {"reward"} and run.failures["sample"].str.endswith(": é").all()
+    assert len(run.failures) == run.failures.attrs["total"] == 0.5 * metrics["env_steps"]
 
 
 def test_prompts_that_cannot_work_are_recorded_and_do_not_stop_the_run():

@@ -92,6 +92,20 @@ def test_spans_of_a_drifting_clock_keep_their_order_and_are_as_near_as_told(seed
     assert not truth or (np.diff(aligned._ours(there)) >= 0).all(), "no later time is before an earlier one"
 
 
+def test_where_nobody_asks_the_error_that_is_told_grows_and_stays() -> None:
+    aligned, recorder = AlignedClock(), Recorder("far")
+    track, name, told = recorder.track("w", 0), recorder.name("x"), list[int]()
+    for seconds in (0, 1000, 1001):
+        now = seconds * SECOND
+        if seconds in (0, 1001):
+            aligned.offset.heard(now - 20_000, round((now - 10_000) * (1 + DRIFT_PPM * 1e-6)), now)
+        recorder.add(track, SpanKind.RUN, name, *(2 * [round(now * (1 + DRIFT_PPM * 1e-6))]))
+        batch = aligned.aligned(recorder.drain(), now)
+        told.append(batch.clock_error_ns)
+        assert abs(int(batch.spans["start"][0]) - now) <= batch.clock_error_ns + 2
+    assert told[0] < 20_000 < 900 * DRIFT_PPM * 1000 < told[1] <= told[2]
+
+
 def test_that_a_clock_jumped_is_told_with_the_spans() -> None:
     aligned, recorder, timeline = AlignedClock(), Recorder("far"), Timeline()
     track, name = recorder.track("w", 0), recorder.name("x")

@@ -12,7 +12,7 @@ from rlinf_lab.errors import WorkflowError
 from rlinf_lab.generation import SamplingParams, small_model
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
 from rlinf_lab.tasks import Problem
-from rlinf_lab.workers.reasoning import Asked, ContinuingGenerator, LengthPredictor, ModelWeights
+from rlinf_lab.workers.reasoning import Asked, ContinuingGenerator, GeneratorWorker, LengthPredictor, ModelWeights
 from rlinf_lab.workers.reasoning.prediction import predicted_rollouts
 from rlinf_lab.workflow.worker import Collected, Scripted
 
@@ -134,3 +134,42 @@ def test_lengths_are_learnt():
     predictor.tell(Problem("1111", "1"), 40)
     assert predictor.of(Problem("22", "x")) == 10 < predictor.of(Problem("333", "x")) < predictor.of(Problem("4444", "x")) == 40
     assert np.isinf(predictor.of(Problem("1", "1", 2)))
+
+
+class Enough(Collected):
+    """Nobody wants more than two responses, and says so before the next step."""
+
+    def is_wanted(self):
+        return len(self) < 2
+
+
+class Later(Scripted):
+    """What is there now is one; who runs something does not wait for the others."""
+
+    def get(self, n=None, *, key=None):
+        assert not self.runs(), "a generator that has something to do waits for nothing"
+        return super().get(1, key=key)
+
+    def get_nowait(self, n=None, *, key=None):
+        return super().get(1, key=key)
+
+
+def test_a_generator_stops_before_the_step_that_nobody_wants():
+    steps = []
+    for out in (Collected(), Enough()):
+        worker = GeneratorWorker(MODEL, SamplingParams(max_tokens=24), slots=SLOTS)
+        worker.log = lambda **metrics: steps.append(metrics["decode_steps"])
+        worker.setup()
+        worker.generate(Scripted([Asked(problem(0, p), 0, p, 0) for p in range(ASKED)]), out, Published())
+        assert not worker.generator.pending
+    assert len(out) < ASKED and steps[1] < steps[0]
+
+
+def test_a_generator_takes_what_is_there_while_it_decodes():
+    worker = GeneratorWorker(MODEL, SamplingParams(max_tokens=24), slots=SLOTS, dispatch="shortest_queue")
+    worker.log = lambda **metrics: None
+    worker.setup()
+    asked, out = Later([Asked(problem(0, p), 0, p, 0) for p in range(ASKED)]), Collected()
+    asked.runs = lambda: worker.generator.pending
+    worker.generate(asked, out, Published())
+    assert sorted(r.asked.prompt for r in out) == list(range(ASKED))

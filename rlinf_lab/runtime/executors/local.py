@@ -10,6 +10,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import checked_layout
+from rlinf_lab.runtime.host.context import Logged
 from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
@@ -73,7 +74,7 @@ class LocalExecutor:
     def undrained(self) -> int:
         return len(self.recorder)
 
-    def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
+    def metrics(self) -> list[Logged]:
         queue, self._rounds = self.driver_host.told.metrics, self._rounds + 1
         return [queue.popleft() for _ in range(len(queue))]
 

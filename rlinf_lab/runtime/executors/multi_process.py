@@ -30,6 +30,7 @@ from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
 from rlinf_lab.runtime.executors.device_host import pack
 from rlinf_lab.runtime.executors.node_clocks import NodeClocks
+from rlinf_lab.runtime.host.context import Logged
 from rlinf_lab.runtime.host.elastic.fillers import declarations_of, opened
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
@@ -82,7 +83,7 @@ class HostsExecutor:
         self._pids: dict[str, int] = {}
         self._clocks = NodeClocks(time.monotonic_ns, self._ask_the_time)
         self._news: list[SpanBatch] = []
-        self._metrics: list[tuple[str, int, int, dict[str, float]]] = []
+        self._metrics: list[Logged] = []
         self._rounds = dict.fromkeys(self.hosts, 0)
         self._waits: dict[str, list[Wait]] = {}
         self._channels: dict[str, list[dict[str, Any]]] = {}
@@ -364,7 +365,7 @@ class HostsExecutor:
         with self._lock:
             return len(self.recorder) + sum(map(len, self._news))
 
-    def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
+    def metrics(self) -> list[Logged]:
         with self._lock:
             found, self._metrics = self._metrics, []
         return found

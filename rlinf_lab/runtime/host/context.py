@@ -13,15 +13,19 @@ from rlinf_lab.runtime.host.pictures import PictureBudget, picture
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.timeline.record.span import SpanKind
+from rlinf_lab.workflow.quantities import FailedSample
 from rlinf_lab.workflow.specs import CallSpec
 from rlinf_lab.workflow.worker import Context
+
+Logged = tuple[str, int, int, dict[str, float] | FailedSample]
+"""worker, rank, iteration, and what it says"""
 
 
 class Told:
     """What the workers of a host have logged and drawn, until somebody fetches it. By any thread."""
 
     def __init__(self) -> None:
-        self.metrics: deque[tuple[str, int, int, dict[str, float]]] = deque()  # worker, rank, iteration, values
+        self.metrics: deque[Logged] = deque()
         self.frames: dict[str, Any] = {}  # the latest picture of each source
 
 
@@ -71,6 +75,9 @@ class HostContext(Context):
 
     def log(self, metrics: dict[str, float]) -> None:
         self._told.metrics.append((self.name, self.rank, self._logs_to, metrics))
+
+    def log_failure(self, failure: FailedSample) -> None:
+        self._told.metrics.append((self.name, self.rank, self._logs_to, failure))
 
     def frame(self, image: Any) -> None:
         self._pictures.drawn(self._state.clock.now_ns())

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.quantities import FailedSample
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Key = tuple[str, str]  # who said it (a worker, or the driver's loop), under which name
 _NAN = math.nan
+MOST_FAILURES = 1000
 
 
 class _Column:
@@ -69,6 +71,8 @@ class MetricTable:
         self._labels: dict[Key, str] = {}
         self._ranks: dict[int, dict[Key, dict[int, float]]] = {}  # of iterations that may still change
         self._journal = array("q")  # iterations in the order in which they changed
+        self._failed: list[tuple[str, int, int, str, str]] = []
+        self._failures = 0
         self._told = 0  # how much of the journal somebody has read
 
     # --- writing ----------------------------------------------------------------------------------------
@@ -89,6 +93,13 @@ class MetricTable:
                 ranks[rank] = value
                 self._set(iteration, (worker, name), sum(ranks.values()) / len(ranks))
             self._changed(iteration)
+
+    def failed(self, worker: str, rank: int, iteration: int, failure: FailedSample) -> None:
+        """A sample of this rank has."""
+        with self._lock:
+            self._failures += 1
+            if len(self._failed) < MOST_FAILURES:
+                self._failed.append((worker, rank, iteration, failure.error, failure.sample))
 
     def settle(self, iteration: int) -> None:
         """No rank has anything more to say of this iteration, nor of earlier ones."""
@@ -142,6 +153,15 @@ class MetricTable:
             }
         done = np.flatnonzero(~np.isnan(seconds))
         return pd.DataFrame({"iteration": done, **{name: values[done] for name, values in columns.items()}})
+
+    def failures(self) -> pd.DataFrame:
+        """Of samples; the first ones."""
+        import pandas as pd
+
+        with self._lock:
+            found = pd.DataFrame(list(self._failed), columns=["worker", "rank", "iteration", "error", "sample"])
+            found.attrs["total"] = self._failures
+        return found
 
     def pace(self, last: int = 10) -> float | None:
         """Mean seconds of the last iterations; None before the first has ended."""

@@ -25,7 +25,7 @@ from rlinf_lab.timeline.record.batch import FEW_SPANS, SpanBatch
 from rlinf_lab.timeline.record.sampler import UtilisationSampler
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.quantities import returned
+from rlinf_lab.workflow.quantities import FailedSample, returned
 from rlinf_lab.workflow.weights import Published
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -42,6 +42,7 @@ LEAST_REST = 0.02  # between the end of one and the next, where the others leave
 IDLE_SECONDS = 0.5  # between looks when no iteration is open and the last look found nothing
 STILL_SECONDS = 3
 WEIGHTS_SECONDS = 20.0  # in which the newest version of weights comes here before the hosts end
+HURRIED_SECONDS = 3.0  # the same, where a run has failed or is stopped: a process may not answer any more
 DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
 
@@ -111,7 +112,9 @@ class Observer:
         problems: list[BaseException | None] = [self.problem]
         late: list[str] = []
         self._sampler.stop()
-        self._executor.driver_host.weights.fetch_all(WEIGHTS_SECONDS)
+        host = self._executor.driver_host
+        broken_off = host.state.failure is not None or (host.loop is not None and host.loop.waiting.ending)
+        host.weights.fetch_all(HURRIED_SECONDS if broken_off else WEIGHTS_SECONDS)
         try:
             ended = self._executor.stop()
             late, problems = ended.late, [*problems, *ended.errors]
@@ -227,6 +230,9 @@ class Observer:
             rounds = self._executor.rounds()
             for worker, rank, iteration, values in self._executor.metrics():
                 self.moved_at = time.monotonic()
+                if isinstance(values, FailedSample):
+                    self.table.failed(worker, rank, iteration, values)
+                    continue
                 self.table.logged(worker, rank, iteration, values)
                 self._note({f"{worker}[{rank}].{name}": value for name, value in values.items()})
             if not self._stopped and time.monotonic() >= self._depths_due:
@@ -318,6 +324,14 @@ class Observed:
         ``worker.name`` for each worker.
         """
         return self._observer.table.frame()
+
+    @property
+    def failures(self) -> pd.DataFrame:
+        """Samples that failed while the run went on, as workers told (`Worker.log_failure`): the first thousand.
+
+        ``worker``, ``rank``, ``iteration``, ``error``, ``sample``; ``attrs["total"]``: how many there were.
+        """
+        return self._observer.table.failures()
 
     def metrics_since(self, version: int = 0) -> tuple[list[dict[str, float]], int]:
         """Rows of `metrics` that are new or have changed since ``version``, and the version now: for loggers. Costs

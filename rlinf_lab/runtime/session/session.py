@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.layout import Layout
+from rlinf_lab.runtime.host.context import Logged
 from rlinf_lab.runtime.host.driver.loop import StreamsOpen, short
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
@@ -69,7 +70,7 @@ class Executor(Protocol):
         """How many spans `drain` would bring now."""
         ...
 
-    def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]: ...
+    def metrics(self) -> list[Logged]: ...
     def rounds(self) -> int:
         """How often every host has told what was logged there."""
         ...

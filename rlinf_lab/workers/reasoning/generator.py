@@ -69,16 +69,18 @@ class GeneratorWorker(Worker):
         assert self.generator is not None
         steps = 0
         try:
-            while wanted or self.generator.pending:
+            while (wanted or self.generator.pending) and responses.is_wanted():
                 for refused in self._begin_all(wanted):
                     responses.put(refused)
                 steps += bool(self.generator.pending)
                 for completion in self.generator.step():
                     responses.put(self._response(completion))
                 free = self._room - self.generator.pending
-                wanted = more.get(free) if more is not None and free > 0 else []
+                wanted = []
+                if more is not None and free > 0:  # what runs waits for nobody
+                    wanted = more.get_nowait(free) if self.generator.pending else more.get(free)
         finally:
-            self.generator.abort()  # nobody wants the rest where a put has ended this call
+            self.generator.abort()  # nobody wants the rest
             self.log(decode_steps=steps)
 
     @property

@@ -49,6 +49,12 @@ class RewardWorker(Worker):
         }
 
     def _verdict(self, response: Response, trains: bool = True) -> RewardResult:
+        verdict = self._judged(response, trains)
+        if verdict.failed:
+            self.log_failure(verdict.error or "", sample=f"{response.asked.id}: {response.asked.problem.prompt}")
+        return verdict
+
+    def _judged(self, response: Response, trains: bool) -> RewardResult:
         if response.completion.failed:
             return RewardResult(0.0, error=response.completion.error)
         reward = self._reward if trains else self._own
