@@ -129,6 +129,11 @@ def cases(smoke: bool) -> list[Case]:
                 f"10 demonstrations, chunk of 5, {CLONE['gradient_steps']} gradient steps, {ITERATIONS[by]} iterations of 64 episodes, {EPISODES} fresh "
                 f"episodes; seeds {', '.join(map(str, seeds))}, the worst of them; one core, evaluations not in the CPU time"
             )
+            if (task, name) == ("push", "gained by PPO"):
+                note += (
+                    "; the clone of seed 2 begins at 0.72, so that 30 points more are hardly there. No number of gradient steps serves all seeds: after 300, 400, "
+                    "500 (200 episodes of another seed) seed 2 is at 0.58, 0.715, 0.715 and seed 0 at 0.28, 0.345, 0.365"
+                )
             found.append(Case(f"{task}: {name}", unit, partial(worst, task, by, value, best), target=target, target_of="value", runs=1, note=note))
     return found
 

@@ -57,15 +57,15 @@ def image_net(leaf: Leaf, features: int, generator: torch.Generator) -> nn.Seque
         shape = [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
     else:
         shape = [(32, 3, 2, 1), (64, 3, 2, 1)]
-    layers: list[nn.Module] = []
+    layers: list[nn.Module] = []  # relu in place: of pictures the copies take as long as the relu
     for outputs, kernel, stride, padding in shape:
-        layers += [blank(nn.Conv2d, channels, outputs, kernel, stride=stride, padding=padding), nn.ReLU()]
+        layers += [blank(nn.Conv2d, channels, outputs, kernel, stride=stride, padding=padding), nn.ReLU(inplace=True)]
         channels, height, width = (
             outputs,
             _after(height, kernel, stride, padding),
             _after(width, kernel, stride, padding),
         )
-    layers += [nn.Flatten(), blank(nn.Linear, channels * height * width, features), nn.ReLU()]
+    layers += [nn.Flatten(), blank(nn.Linear, channels * height * width, features), nn.ReLU(inplace=True)]
     for layer in layers:
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)

@@ -177,6 +177,6 @@ def _scaled(leaf: Leaf, x: Tensor) -> Tensor:
     if not leaf.channels_first:
         x = x.permute(0, 3, 1, 2)
     if space.dtype == np.uint8:
-        return x.float() / 255.0
+        return x.float().div_(255.0)  # a copy already: no second one
     low, high = float(space.low.min()), float(space.high.max())
     return (x.float() - low) / (high - low)

@@ -41,12 +41,12 @@ def learning_curve(metrics: pd.DataFrame, title: str = "") -> Chart:
     ):
         axis.plot(metrics["env_steps"], metrics[column], color=BLUE, alpha=0.35, linewidth=1)
         axis.plot(metrics["env_steps"], metrics[column].rolling(3, min_periods=1).mean(), color=BLUE, linewidth=2)
-        for steps, plan in places:
+        for place, (steps, plan) in enumerate(places):
             axis.axvline(steps, color=OCHRE, linestyle=":", linewidth=1.2)
             axis.annotate(
                 f"plan {plan}",
                 (steps, 1.0),
-                (3, 2),
+                (3, 2 + 10 * (len(places) - 1 - place)),  # one above the other: changes may follow each other closely
                 xycoords=("data", "axes fraction"),
                 textcoords="offset points",
                 fontsize=8,

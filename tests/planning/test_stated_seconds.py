@@ -12,11 +12,13 @@ import pytest
 from random_profiles import any_flow, random_profile
 
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.placement.provenance import _is_possible
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.lower_bound import lower_bound
 from rlinf_lab.planning.planner.planner import Planned, Plans, plan, planned
 from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf
 
 FLOWS = [range(8), *(pytest.param(range(first, first + 16), marks=pytest.mark.slow) for first in range(8, 232, 16))]
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
@@ -123,6 +125,33 @@ def test_an_origin_with_numbers_or_names_that_cannot_be_says_which(change: dict[
     assert len(execution.origin["tree"]) == 5, "somebody time-shares or streams"
     with pytest.raises(PlanError, match=says + r".* Next: without origin"):
         planned(plans.profile, dataclasses.replace(execution, origin={**execution.origin, **change}))
+
+
+def test_an_origin_of_another_profile_is_left_alone() -> None:
+    """Other workers, or fewer devices than its tree: the plan is what its fields say."""
+    plans = plan(random_profile(3), 6, micro_batches=4)
+    execution = plans.best.execution
+    seconds = planned(plans.profile, dataclasses.replace(execution, origin={})).seconds
+    for tree in (["nobody", [1], 0, 0], ["a", [600], 0, 0], ["a", [1], 60, 0], ["a", [1, 1], 0, 0], ["a", [1], 0, 99]):
+        other = dataclasses.replace(execution, origin={**execution.origin, "tree": tree})
+        assert planned(plans.profile, other).seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "grain", "possible"),
+    [
+        (SPATIAL, (4,), 0, True), (SPATIAL, (3,), 0, True), (SPATIAL, (2,), 0, False), (SPATIAL, (5,), 0, False), (SPATIAL, (4, 4), 0, False),
+        (TEMPORAL, (2,), 0, True), (TEMPORAL, (1,), 0, False), (TEMPORAL, (4,), 2, True), (TEMPORAL, (4,), 3, False), (TEMPORAL, (4,), -1, False),
+    ],
+)  # fmt: skip
+def test_a_tree_seats_each_stage_once_on_devices_that_there_are(kind: str, devices: tuple[int, ...], grain: int, possible: bool) -> None:
+    workers = {name: WorkerProfile((Sample(1, 64.0, 4.0),)) for name in "ab"}
+    setting = Setting.of(Profile(64, workers, (EdgeProfile("a", "b"),)), 4, micro_batches=4)
+    assert setting.granularities == 3
+    a, b = Leaf(0, (2,), 0), Leaf(1, (1,), 0)
+    assert _is_possible(Composed(kind, a, b, devices, grain), setting) is possible
+    for wrong in (a, Composed(kind, a, a, devices, grain), Composed(kind, a, Leaf(1, (-1,), 0), devices, grain), Composed(kind, a, Leaf(1, (1,), 3), devices, grain)):
+        assert not _is_possible(wrong, setting)
 
 
 def of_one_size(*sizes: int) -> Profile:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlinf_lab.planning.engine.engine import Engine
-from rlinf_lab.planning.engine.state import IN_TURN
 from rlinf_lab.runtime.host.state.queues import MOST_TOGETHER, Queue, QueueTable
 from rlinf_lab.runtime.transport.item_batches import Parcel
 from rlinf_lab.runtime.transport.routing import QueueId
+from rlinf_lab.workflow.specs import ChannelSpec
 
 SHARES = {"x": 6, "endless": None}
 
@@ -20,7 +20,7 @@ SHARES = {"x": 6, "endless": None}
 @pytest.fixture
 def table() -> Iterator[QueueTable]:
     """Of host "here". Channel x has room for 12, half of it for each of two hosts."""
-    spec = SimpleNamespace(whole=False, is_fifo=True, order="fifo", taken_by=IN_TURN)
+    spec = ChannelSpec("x", capacity=12)
     layout: Any = SimpleNamespace(
         graph=SimpleNamespace(channel=lambda name: spec), capacity={"x": 12}.get, is_shared=lambda name: True
     )

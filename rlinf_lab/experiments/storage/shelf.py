@@ -59,7 +59,7 @@ def _row(path: Path) -> dict[str, Any]:
     ended = about.get("ended") or about.get("saved") or time.time()
     return row | {
         "algorithm": about.get("algorithm"), "env": about.get("env"), "state": state_of(about), "iteration": about.get("iteration", 0),
-        "iterations": about.get("iterations"), "best_return": (about.get("best") or {}).get("return"), "began": pd.Timestamp(began, unit="s"),
+        "iterations": about.get("iterations"), "best_return": (about.get("best") or {}).get("return"), "began": pd.Timestamp(round(began), unit="s"),
         "minutes": round((float(ended) - began) / 60, 2),
     }  # fmt: skip
 

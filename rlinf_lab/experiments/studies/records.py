@@ -52,7 +52,10 @@ def grouped(runs: Sequence[Any]) -> dict[str, list[RunRecord]]:
         else:
             nameless.append(_records(given))
     if not labelled and not nameless:
-        raise ConfigError("compare() takes runs: lab.compare(run, other), or {'label': [runs with different seeds]}.")
+        raise ConfigError(
+            "compare() takes runs: lab.compare(run, other), or {'label': [runs with different seeds]}; in a shell rlinf-lab compare runs/one runs/other. "
+            "Next: lab.runs() lists those that are here."
+        )
     for label, records in zip(_labels(nameless), nameless, strict=True):
         labelled[_free(label, labelled)] = records
     return labelled
