@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
+from envs.maniskill import gpu
 from envs.maniskill.batched import BatchedVecEnv
 from envs.maniskill.headless import do_without_vulkan, has_vulkan
 from envs.maniskill.rules import RULES
@@ -75,6 +76,8 @@ def tasks() -> list[str]:
 
 def runners(task: str, options: dict[str, Any]) -> dict[str, bool]:
     """See `vecenv.registry.Adapter`."""
+    if options.get("device") is not None:
+        return {"gpu": False}
     return {"batched" if _is_batched(task, options.get("control", CONTROL), options.get("batched", True)) else "loop": False}
 
 
@@ -186,11 +189,18 @@ def _row(batched: Any) -> NDArray:
     return array[0]
 
 
-def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, control: str = CONTROL, batched: bool = True) -> VecEnv:
+def make(
+    task: str, num_envs: int, max_episode_steps: int | None = None, *, control: str = CONTROL, batched: bool = True, device: str | None = None
+) -> VecEnv:
     """``num_envs`` environments of one task. ``control``: ManiSkill's name of the controller, which fixes the action's size.
 
-    ``batched=False`` steps the stock environments even where `batched` could; with another controller it cannot.
+    ``batched=False`` steps the stock environments even where `batched` could; with another controller it cannot. ``device``: a GPU, for ManiSkill's own
+    batched mode there (see `gpu`); None: cores. `MissingDependencyError` names the file that it lacks.
     """
+    if device is not None:
+        gpu.check(task, device)
+        build, registered = _simulator()
+        return gpu.make(build.make, task, num_envs, max_episode_steps or registered[task].max_episode_steps or 50, control, device)
     draws = has_vulkan()
     envs = [ManiSkillEnv(task, control, draws) for _ in range(num_envs)]
     obs_size, action_size = envs[0].sizes

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
-from rlinf_lab.errors import ConfigError, WorkflowError, refuse_old_names, said
+from rlinf_lab.errors import ConfigError, WorkflowError, refuse_old_names, said, shown
 from rlinf_lab.records import Action, Episodes, Observation, Trajectory
 from rlinf_lab.vecenv import cannot_leave, environment
 from rlinf_lab.vecenv.stepping.on_host import HostVecEnv, on_host
@@ -58,6 +58,11 @@ class SimulatorWorker(Worker):
     ) -> None:
         renamed = {"horizon": "max_episode_steps", "steps": "n_steps", "sizes": "spaces=(observation_space, action_space)"}
         refuse_old_names("SimulatorWorker", options, renamed)
+        if options.get("cores", 1) != 1:
+            raise ConfigError(
+                f"SimulatorWorker(cores={shown(options['cores'])}): a rank has the core that the plan gives it, and its processes are the plan's ranks, which "
+                f"the planner counts. Next: leave cores out; a plan with more ranks, such as lab.ExecutionPlan.temporal(flow, lab.devices(), ranks=...)."
+            )
         self.env, self.num_envs, self.n_steps = environment(env), num_envs, n_steps
         self.max_episode_steps, self.seed, self.taken, self.spaces, self.options = max_episode_steps, seed, taken, spaces, options
         if chunk_size is not None and n_steps % chunk_size:
@@ -81,6 +86,7 @@ class SimulatorWorker(Worker):
         for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
             env = self._made(size)
             self._check_spaces(env.spec)
+            self._check_cores(env.spec)
             self.groups.append(self._env_group(env, slot, slot * size))
             before = fitting(self._standing, self._kind(), self.ranks * self.sub_batches, slot * size)
             if before is not None:
@@ -88,11 +94,13 @@ class SimulatorWorker(Worker):
         self._standing = None
 
     def _made(self, size: int) -> VecEnv:
-        return on_host(self.env(size, self.max_episode_steps, **{**self._there(), **self.options}))
+        return on_host(self.env(size, self.max_episode_steps, **{**self.options, **self._there()}))
 
     def _there(self) -> dict[str, str]:
         """Of a simulator on a GPU, the plan's. `ConfigError` where the plan gives it a core: it would take a GPU that the plan gives to others."""
-        there = self.env.spec(self.max_episode_steps).device if self.env.takes("device") else None
+        there = self.options.get("device")
+        if there is None:
+            there = self.env.spec(self.max_episode_steps).device if self.env.takes("device") else None
         if there is None or not there.startswith("cuda"):
             return {}
         if not self.device.startswith("cuda"):
@@ -225,6 +233,14 @@ class SimulatorWorker(Worker):
             raise ConfigError(
                 f"{self.name}: {spec.id} has the observation space {found[0]} and the action space {found[1]}, the policy is built for {self.spaces}. "
                 f"Next: make the policy from this environment's spaces."
+            )
+
+    def _check_cores(self, spec: EnvSpec) -> None:
+        """A warning for a vector of somebody's own with processes or threads in it, which no plan counts."""
+        if spec.runner is not None and spec.runner.cores > 1 and self.rank == 0:
+            warnings.warn(
+                f"{self.name}: {spec.id} steps by {spec.runner}, and the plan counts one core a rank. Next: a vector on one core, and more ranks in the plan.",
+                stacklevel=2,
             )
 
     def _show(self) -> None:

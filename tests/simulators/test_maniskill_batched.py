@@ -175,6 +175,40 @@ assert not asked
 """
 )
 
+# Where there is no GPU: its vector over the only environment that ManiSkill's other backend steps, which hands over tensors in the same way.
+GPU = (
+    HEAD
+    + """
+import torch
+from envs.maniskill import _simulator, gpu
+
+for told, wanted in (("cuda:0", "libPhysXGpu_64.so"), ("gpu", "'cuda:0', or None for cores")):
+    try:
+        make_vec("maniskill/" + TASK, 2, device=told)
+    except (ImportError, ValueError) as error:
+        assert wanted in str(error), error
+    else:
+        raise AssertionError(told)
+
+stock = make_vec("maniskill/" + TASK, 1, 6, batched=False)
+bare = _simulator()[0].make(TASK, num_envs=1, obs_mode="state", control_mode="pd_joint_delta_pos", sim_backend="physx_cpu", render_backend="none")
+ours = gpu.BatchedGpuVecEnv(bare, TASK, 1, 6, "cpu")
+stock.reset(seed=3)
+first = ours.reset(seed=stock._envs[0]._began)
+assert torch.equal(first, torch.as_tensor(np.array(stock._envs[0]._env.unwrapped._last_obs)))
+rng = np.random.default_rng(0)
+for t in range(1, 15):
+    action = rng.uniform(-1.2, 1.2, (1, 8)).astype(np.float32)
+    step, theirs = ours.step(torch.as_tensor(action)), stock.step(action)
+    assert (step.final_obs_N.shape, step.obs_N.dtype) == ((1, *ours.spec.observation_space.shape), torch.float32)
+    assert not step.terminated_N.any() and bool(step.truncated_N) == (t % 6 == 0) == bool(theirs.truncated_N)
+    assert torch.equal(step.obs_N, step.final_obs_N) != bool(step.truncated_N)
+    if t <= 6:  # the next episode is another one here and there
+        assert np.array_equal(step.final_obs_N.numpy(), theirs.final_obs_N) and np.array_equal(step.reward_N.numpy(), theirs.reward_N)
+        assert np.array_equal(step.success_N.numpy(), theirs.success_N)
+"""
+)
+
 
 def run(script: str, *arguments: str) -> str:
     done = subprocess.run(
@@ -206,3 +240,8 @@ def test_a_missing_asset_is_named_and_nobody_is_asked(tmp_path, monkeypatch: pyt
     monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
     monkeypatch.delenv("MS_SKIP_ASSET_DOWNLOAD_PROMPT", raising=False)
     assert "assets are here" not in run(ASSETS, "PickSingleYCB-v1")
+
+
+def test_the_mode_of_a_gpu_names_the_file_that_it_lacks_and_steps_as_the_stock_environments(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run(GPU, "PushCube-v1")

@@ -265,3 +265,22 @@ def test_what_is_learned_from_may_be_more_than_what_environments_get():
     (t,) = out
     assert t.action_TN.shape == (3, 2, 2, 1)
     np.testing.assert_array_equal(t.obs_TN[:, 0, 0], [0, 0.5, 1])
+
+
+class OnTwoCores(LineEnv):
+    cores = 2
+
+
+def test_a_rank_has_one_core_so_that_the_plan_counts_them_all():
+    with pytest.raises(ConfigError, match=r"SimulatorWorker\(cores=2\): .* its processes are the plan's ranks"):
+        SimulatorWorker(LineEnv, num_envs=2, n_steps=3, cores=2)
+    with pytest.warns(UserWarning, match="on 2 cores .*, and the plan counts one core a rank"):
+        worker(env=OnTwoCores)
+
+
+def test_a_gpu_that_was_asked_for_is_not_taken_behind_a_plan_of_cores():
+    asked = SimulatorWorker(LineEnv, num_envs=2, n_steps=3, device="cuda:0")
+    asked._context = Context()
+    asked._context.device = "cpu:0"
+    with pytest.raises(ConfigError, match="steps on a GPU, and the plan puts it on cpu:0"):
+        asked.setup()
