@@ -24,15 +24,15 @@ HERE := not gpu and not vllm and not lerobot and not warp
 SUITE := $(PY) -m pytest -n 3 --dist loadgroup
 
 test: $(STAMP)  ## the daily tests: 8 minutes on 2 cores
-	@echo "make test takes 8 minutes on 2 cores (make test-quick: 3, without Ray and browser)."
+	@echo "make test takes about 8 minutes on 2 quiet cores (make test-quick: 3, without Ray and browser)."
 	@$(SUITE) $(ARGS)
 
 test-quick: $(STAMP)  ## those of them without Ray and browser: 3 minutes
-	@echo "make test-quick takes 3 minutes on 2 cores."
+	@echo "make test-quick takes about 3 minutes on 2 quiet cores."
 	@$(SUITE) -m "not slow and not long and not ray and not browser and $(HERE)" $(ARGS)
 
 test-long: $(STAMP)  ## clusters, all notebooks and benchmarks, which CI runs after the daily tests: 10 minutes
-	@echo "make test-long takes 10 minutes on 2 cores."
+	@echo "make test-long takes about 10 minutes on 2 quiet cores."
 	@$(SUITE) -m "long and not slow and $(HERE)" $(ARGS)
 
 test-all: $(STAMP)  ## every test, sweeps and (where there is one) GPU ones too: an hour
