@@ -28,7 +28,7 @@ NAMES = (
     "import_time", "engine", "simulator", "planner_optimality", "planner_search", "planner_regret", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
     "switching", "simulators", "asynchronous", "socket_cost", "channels", "recorder", "timeline_fps", "event_to_screen",
     "front_door", "auto_plan", "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "grpo_small_model",
-    "clone_then_rl", "off_policy", "async_collect",
+    "cloning", "clone_then_rl", "off_policy", "async_collect",
 )  # fmt: skip
 WITH_GPU = ("gpu",)
 LEARNING = ("sac_mujoco", "rlpd")  # only when named: hours (make bench-learn: the first)

@@ -105,9 +105,10 @@ def cases(smoke: bool) -> Iterator[Case]:
             continue
         of = partial(partial, kept=kept, env=env, seeds=seeds, steps=steps)
         note = f"{steps:,} environment steps, seeds {list(seeds)}, {EPISODES} episodes at the end, settings SB3's defaults"
-        yield Case(
-            f"sac_mujoco_{env}", "lower end of the difference from SB3, relative", of(relative_low), target=">= -0.1", target_of="value", runs=1, note=note
-        )
+        if smoke or len(seeds) > 1:  # one seed has no interval
+            yield Case(
+                f"sac_mujoco_{env}", "lower end of the difference from SB3, relative", of(relative_low), target=">= -0.1", target_of="value", runs=1, note=note,
+            )  # fmt: skip
         yield Case(
             f"sac_mujoco_{env}_speed", "gradient steps / CPU s", of(speed, kind="ours"), {"SB3": of(speed, kind="sb3")}, target=">= 1.5", runs=1,
             note=note + "; whole process: start, simulator and evaluation included",

@@ -165,7 +165,7 @@ def mujoco(smoke: bool) -> list[Case]:
                 peers={"gymnasium sync": sync(task, n, steps, cpu=True), "EnvPool": bare}, note="n=16, one thread each",
             ),
             Case(
-                f"envpool_adapter_{name}", "steps/CPU s", ours(f"envpool/{task}", n, steps, cpu=True), target=">= 0.95", runs=7,
+                f"envpool_adapter_{name}", "steps/CPU s", ours(f"envpool/{task}", n, steps, cpu=True), target=">= 0.95", runs=41,
                 peers={"EnvPool": bare},
                 note="n=16, one thread each; 10 µs of anything between two steps cost EnvPool 40 µs more, for its thread has gone to sleep meanwhile",
             ),

@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from typing import Any, cast
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from rlinf_lab.errors import ConfigError, MissingDependencyError, UnknownNameError
@@ -79,9 +80,9 @@ class EnvPoolVecEnv:
         obs, reward_N, terminated_N, truncated_N, info = self._pool.step(action_N)
         final_N = self._kept(obs)
         truncated_N = truncated_N & ~terminated_N
-        ended = np.flatnonzero(truncated_N | terminated_N)
-        obs_N = final_N
-        if ended.size:
+        obs_N, ends_N = final_N, truncated_N | terminated_N
+        if ends_N.any():
+            ended = np.flatnonzero(ends_N)
             first, told = self._pool.reset(ended)
             obs_N = map_tree(np.copy, final_N)
             assign(obs_N, told["env_id"], first)  # in an order of its own
@@ -96,7 +97,10 @@ class EnvPoolVecEnv:
 
     def _kept(self, obs: Any) -> Tree:
         """In the types of the spec."""
-        kept = empty(self.spec.observation_space, self.num_envs)
+        space = self.spec.observation_space
+        if isinstance(space, Box) and isinstance(obs, np.ndarray):
+            return obs.astype(space.dtype)  # always a copy
+        kept = empty(space, self.num_envs)
         assign(kept, slice(None), obs)
         return kept
 

@@ -284,27 +284,6 @@ class Timeline(SpanStore):
                 timeline.extend(batch)
         return timeline
 
-    def packed(self, since: int = 0) -> tuple[dict[str, Any], bytes]:
-        """(JSON-able header, bytes) for a browser; the layout is documented at
-        `rlinf_lab.timeline.formats.packed.pack_spans`.
-        """
-        from rlinf_lab.timeline.formats import packed
-
-        if isinstance(since, bool) or not isinstance(since, int) or since < 0:
-            raise TimelineError(
-                f"packed(since={shown(since)}): the number of a span, from 0. Next: packed(0), or the 'next' of the "
-                "header before."
-            )
-        return packed.pack_spans(self.snapshot(), since)
-
-    def packed_bubbles(self) -> tuple[dict[str, Any], bytes]:
-        """(JSON-able header, bytes) of every bubble; the layout is at
-        `rlinf_lab.timeline.formats.packed.pack_bubbles`.
-        """
-        from rlinf_lab.timeline.formats import packed
-
-        return packed.pack_bubbles(self.accounting())
-
     def to_svg(
         self, path: str | Path | None = None, width: int = 960, *, lanes: str = "device", theme: str = "auto"
     ) -> str:

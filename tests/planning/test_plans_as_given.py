@@ -10,7 +10,7 @@ from random_profiles import random_profile
 from sweeps import sweep
 
 import rlinf_lab as lab
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, RenamedError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import Plans, plan, planned
 from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
@@ -156,3 +156,16 @@ def test_a_plan_of_a_workflow_with_names_of_its_own() -> None:
             assert planned(flow, saved(p), two()).seconds == pytest.approx(p.seconds, rel=1e-9)
     with pytest.raises(PlanError, match="needs profile="):
         planned(flow, by_hand())
+
+
+def test_plans_say_which_devices_one_rank_a_worker_leaves_idle_and_what_measures_more() -> None:
+    """As `lab.profile` without ``ranks=`` has it."""
+    one = dataclasses.replace(WORK, ranks=RankRule(most=1))
+    idle = [n for n in plan(two(workers={"a": one, "b": one}), 4).notes if "idle" in n]
+    assert idle == ["2 of 4 devices are idle: by the profile a, b have one rank at most. Next: lab.profile(flow, ranks={'a': [1, 4]}) measures more"]
+    assert not any("idle" in n for n in (*plan(two(workers={"a": one, "b": one}), 2).notes, *plan(two(workers={"a": one, "b": WORK}), 4).notes))
+
+
+def test_the_name_that_a_groups_size_had_before_says_the_new_one() -> None:
+    with pytest.raises(RenamedError, match="'unit' is called 'group_size' now"):
+        two().unit("a")  # type: ignore[attr-defined]

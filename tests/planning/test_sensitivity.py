@@ -180,7 +180,7 @@ def test_where_nothing_fits_there_is_no_plan() -> None:
 
 
 # --- entries ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_seconds_that_are_known_of_others_stay_true(seed: int) -> None:
     """Tables of a setting in which one worker's seconds are others are those made anew."""
     plans = plan(random_profile(seed + 20), 6, simulate=False, micro_batches=4)

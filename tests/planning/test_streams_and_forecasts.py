@@ -157,6 +157,15 @@ def test_groups_wait_for_their_last_member() -> None:
     assert first[1] > 1.5 * first[0]
 
 
+def test_of_two_readers_the_one_of_groups_is_fed_later() -> None:
+    generator = WorkerProfile((Sample(1, 64.0, 10.0),), "generation", lengths=Lengths(4096.0, mean_tokens=800.0), exponent=0.5)
+    workers = {"g": generator, **{name: WorkerProfile((Sample(1, 64.0, 4.0),)) for name in "ac"}}
+    profile = Profile(64, workers, (EdgeProfile("g", "a"), EdgeProfile("g", "c", group=8)))
+    puts = [s for s in plan(profile, 3, modes=("spatial",)).best.simulate(1).rows() if s.kind == SpanKind.PUT]
+    first = {channel: min(s.end_ns for s in puts if s.channel == channel) for channel in ("g_to_a", "g_to_c")}
+    assert 0 < first["g_to_a"] < first["g_to_c"] and max(s.end_ns for s in puts) <= 10e9
+
+
 def test_noise_changes_the_forecast_and_a_seed_repeats_it() -> None:
     (placement, _), *_ = placements(chain(a=WORK, b=WORK), 4)
     calm, wild, again, other = (forecast(placement, 2, noise=n, seed=s) for n, s in ((0, 0), (0.3, 1), (0.3, 1), (0.3, 2)))

@@ -254,6 +254,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_what_is_registered_in_a_cell_is_found_in_every_process(tmp_path: Path) -> None:
     script = tmp_path / "cell.py"
     script.write_text(SCRIPT)

@@ -72,7 +72,8 @@ def test_staleness_is_bounded_by_the_plan_and_told():
 
 
 @pytest.mark.parametrize(("name", "fields"), [
-    ("pace", {}), ("drop_stale", {}), ("recycle", {"longest_first": True}), ("drop_oldest", {"oversample": 1.5}),
+    ("pace", {}), pytest.param("drop_stale", {}, marks=pytest.mark.long), ("recycle", {"longest_first": True}),
+    pytest.param("drop_oldest", {"oversample": 1.5}, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_staleness_is_a_policy_of_the_recipe(name, fields):
     config = GRPOConfig(**SMALL, reward=ones, staleness=StalenessPolicy(name, bound=1), **fields)

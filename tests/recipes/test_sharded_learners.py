@@ -121,6 +121,7 @@ def test_on_gpus_the_same_weights_through_nccl() -> None:
         assert np.allclose(on_cpu, on_gpu, atol=1e-5)
 
 
+@pytest.mark.long
 def test_threads_of_one_process_share_weights_too() -> None:
     """Also where a rank of another worker is on the devices of both, so that all live in one process."""
     flow = build(SMALL)

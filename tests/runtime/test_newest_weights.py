@@ -165,3 +165,28 @@ def test_a_learner_that_is_still_at_work_may_publish_it() -> None:
             assert step_within(Session(executor)) == 2
         finally:
             assert executor.stop() == Ended()
+
+
+def test_who_waits_for_a_while_only_may_begin_another_iteration_that_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With staleness 1 the next one may run beside the one that waits. (Were all quiet, the watch would tell.)"""
+    monkeypatch.setattr(Watch, "news", lambda *_: None)
+    flow = lab.Workflow("beside")
+    weights, learner, rollout = flow.weights("policy"), flow.worker(Learner), flow.worker(Rollout)
+
+    @flow.iteration
+    def iteration(publishes: bool) -> Any:
+        if publishes:
+            return learner.publish(weights)
+        return rollout.wait_for(1, weights)
+
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"rollout": [0], "learner": [1]}, staleness=1)
+    executor = MeshExecutor(flow, plan)
+    executor.start()
+    try:
+        session = Session(executor)
+        waits = session.submit(False)
+        with pytest.raises(TimeoutError):
+            waits.wait(0.05)
+        assert session.submit(True).wait(60) == 1 and waits.wait(60) == 1
+    finally:
+        assert executor.stop() == Ended()

@@ -85,7 +85,7 @@ def test_a_worker_that_computes_in_torch_does_not_take_the_program_down(ends: En
     assert ends("run = main(Computes, 'local')") == (0, "closed\n", "")
 
 
-@pytest.mark.parametrize("last", ["run.pause(); time.sleep(0.3)", "del run", "sys.exit(3)"])
+@pytest.mark.parametrize("last", [*(pytest.param(last, marks=pytest.mark.long) for last in ("run.pause(); time.sleep(0.3)", "del run")), "sys.exit(3)"])
 def test_however_it_ends(last: str, ends: Ends) -> None:
     assert ends(f"run = main(Computes, 'local')\n{last}") == (3 if "exit" in last else 0, "closed\n", "")
 
@@ -108,6 +108,7 @@ def test_who_did_not_end_is_told_at_the_end_of_the_program_too(executor: str, en
     assert code == 0 and len(re.findall(LEFT[executor != "local"], err)) == 1, err
 
 
+@pytest.mark.long
 def test_the_program_waits_longer_than_it_takes_to_kill_who_does_not_answer(ends: Ends) -> None:
     grace = inspect.signature(Host.stop).parameters["grace_seconds"].default
     assert grace + multi_process.STOP_SECONDS + child.DEATH_SECONDS < EXIT_SECONDS

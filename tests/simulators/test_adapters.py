@@ -27,6 +27,7 @@ CASES = {
     "robotics/AdroitHandDoor-v1": "gymnasium_robotics",
     "robotics/FetchReach-v4": "gymnasium_robotics",
 }
+SLOW_TO_MAKE = {"atari/Breakout-v5", "envpool/MetaWorld/Reach-v3"}
 
 
 def need(package: str) -> None:
@@ -35,7 +36,7 @@ def need(package: str) -> None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{package} is not installed")
 
 
-@pytest.mark.parametrize("id", CASES)
+@pytest.mark.parametrize("id", [pytest.param(id, marks=[pytest.mark.long] * (id in SLOW_TO_MAKE)) for id in CASES])
 def test_the_contract_is_kept(id: str) -> None:
     need(CASES[id])
     check_env(lambda: make_vec(id, 2, 6))

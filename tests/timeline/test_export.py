@@ -18,6 +18,7 @@ from rlinf_lab.timeline.critical.flows import arrows
 from rlinf_lab.timeline.draw import png, svg
 from rlinf_lab.timeline.draw.palette import colour_numbers, worker_colour
 from rlinf_lab.timeline.draw.picture import _NOTCH, scene
+from rlinf_lab.timeline.formats.packed import pack_rows
 
 K = SpanKind
 
@@ -96,7 +97,7 @@ def unpack(header: dict, data: bytes) -> dict[str, np.ndarray]:
 
 
 def test_packed_columns_are_aligned_and_hold_the_spans(timeline: Timeline):
-    header, data = timeline.packed()
+    header, data = pack_rows(timeline.snapshot())
     json.dumps(header)
     columns = unpack(header, data)
     assert all(at % np.dtype(dtype).itemsize == 0 for _, dtype, at in header["columns"])
@@ -104,15 +105,9 @@ def test_packed_columns_are_aligned_and_hold_the_spans(timeline: Timeline):
     assert (columns["start"] == spans["start"] - 10**15).all()
     assert (columns["duration"] == spans["end"] - spans["start"]).all()
     assert (columns["channel"].astype(int) - 1 == spans["channel"]).all()
-    assert header["next"] == header["count"] == len(timeline)
-    header, data = timeline.packed(since=len(timeline) - 1)
+    assert header["count"] == len(timeline)
+    header, data = pack_rows(timeline.snapshot(), since=len(timeline) - 1)
     assert header["count"] == 1 and unpack(header, data)["kind"].tolist() == [K.MARK]
-
-
-def test_packed_bubbles_sum_to_the_bubbles(timeline: Timeline):
-    header, data = timeline.packed_bubbles()
-    json.dumps(header)
-    assert unpack(header, data)["duration"].sum() == timeline.bubbles().ns.sum()
 
 
 def test_the_picture_is_xml_and_shows_every_device_and_worker(timeline: Timeline):
@@ -149,7 +144,7 @@ def test_pictures_and_files_of_an_empty_timeline(tmp_path: Path):
     timeline = Timeline(["cpu:0"])
     ET.fromstring(timeline.to_svg())
     assert json.loads(timeline.to_perfetto(tmp_path / "t.json").read_text())["traceEvents"] == []
-    assert timeline.packed()[1] == b""
+    assert pack_rows(timeline.snapshot())[1] == b""
 
 
 @pytest.mark.parametrize(("strange", "shown"), [("\x00", "\ufffd"), ("\x0b", "\ufffd"), ("\x1b[31m", "\ufffd[31m"), ("\ufffe", "\ufffd"), ("\x7f\t<&", "\x7f\t<&")])

@@ -247,7 +247,6 @@ def test_numbers_and_depths_beyond_all_bounds(tmp_path: Path, text: str) -> None
         (lambda made: made.critical_path(5), r"critical_path\(by=5\)"),
         (lambda made: made.gains(by=5), r"gains\(by=5\)"), (lambda made: made.gains(by=[]), r"gains\(by=\[\]\)"),
         (lambda made: made.gains(by=None), r"gains\(by=None\)"), (lambda made: made.gains(by=("rank", "rank")), "comes twice"),
-        (lambda made: made.packed("x"), r"packed\(since='x'\)"), (lambda made: made.packed(-1), r"since=-1"),
         (lambda made: made.extend(5), r"extend\(5"), (lambda made: made.extend(None), r"extend\(None"),
         (lambda made: made.extend(Recorder().drain(), 0.5), r"offset_ns=0\.5"),
         (lambda made: SpanBatch.from_bytes(b"RLSB\x01"), "These 5 bytes are no whole"),

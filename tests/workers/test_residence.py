@@ -280,7 +280,7 @@ def test_who_cannot_leave_says_so():
     assert worker.groups[0].env is env
 
 
-@pytest.mark.parametrize("id", ["gymnasium/Hopper-v5", "metaworld/door-lock-v3"])
+@pytest.mark.parametrize("id", ["gymnasium/Hopper-v5", pytest.param("metaworld/door-lock-v3", marks=pytest.mark.long)])
 def test_what_is_collected_does_not_depend_on_leaving(id):
     """Rollouts of which the simulator is away in between are those of one that stays; what it had held is freed."""
     stays, goes = (SimulatorWorker(id, num_envs=2, n_steps=7, max_episode_steps=5, seed=3) for _ in range(2))

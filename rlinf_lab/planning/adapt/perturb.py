@@ -23,7 +23,7 @@ measured: items, groups, ranks, sub-batches, ``max_running``, ``in_turn``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -168,21 +168,22 @@ def _lengthened(name: str, profile: Profile, factor: float) -> Profile:
 
 
 # --- of what lies between them ---------------------------------------------------------------------------------------
+def _part(field: str, i: int, numbers: Sequence[str], profile: Profile, factor: float) -> Profile:
+    """Some numbers of one of the profile's cells, handovers, edges or messages."""
+    parts = list(getattr(profile, field))
+    parts[i] = replace(parts[i], **{name: getattr(parts[i], name) * factor for name in numbers})
+    return profile.replace(**{field: tuple(parts)})
+
+
 def _calibration(setting: Setting) -> Iterator[Entry]:
     for i, cell in enumerate(setting.profile.cells):
         yield Entry(
             "calibration",
             "+".join(cell.members),
             frozenset(cell.members),
-            partial(_calibrated, i),
+            partial(_part, "cells", i, ("calibration",)),
             slower=frozenset(cell.members),
         )
-
-
-def _calibrated(i: int, profile: Profile, factor: float) -> Profile:
-    cells = list(profile.cells)
-    cells[i] = replace(cells[i], calibration=cells[i].calibration * factor)
-    return profile.replace(cells=tuple(cells))
 
 
 def _handover(setting: Setting) -> Iterator[Entry]:
@@ -192,14 +193,8 @@ def _handover(setting: Setting) -> Iterator[Entry]:
                 "handover",
                 f"{h.worker}.{h.method}()",
                 frozenset({h.worker, *h.after}),
-                partial(_handed_over, i),
+                partial(_part, "handovers", i, ("seconds",)),
             )
-
-
-def _handed_over(i: int, profile: Profile, factor: float) -> Profile:
-    handovers = list(profile.handovers)
-    handovers[i] = replace(handovers[i], seconds=handovers[i].seconds * factor)
-    return profile.replace(handovers=tuple(handovers))
 
 
 def _transfer(setting: Setting) -> Iterator[Entry]:
@@ -209,7 +204,7 @@ def _transfer(setting: Setting) -> Iterator[Entry]:
                 "transfer",
                 f"{edge.producer} --> {edge.consumer}",
                 frozenset({edge.producer, edge.consumer}),
-                partial(_heavier, i),
+                partial(_part, "edges", i, ("item_mib",)),
             )
 
 
@@ -220,12 +215,6 @@ def _moves(setting: Setting, edge: EdgeProfile) -> bool:
         and bool(edge.item_mib)
         and setting.home[edge.producer] != setting.home[edge.consumer]
     )
-
-
-def _heavier(i: int, profile: Profile, factor: float) -> Profile:
-    edges = list(profile.edges)
-    edges[i] = replace(edges[i], item_mib=(edges[i].item_mib or 0.0) * factor)
-    return profile.replace(edges=tuple(edges))
 
 
 def _link(setting: Setting) -> Iterator[Entry]:
@@ -245,13 +234,7 @@ def _message(setting: Setting) -> Iterator[Entry]:
     ends = frozenset(name for e in setting.profile.edges for name in (e.producer, e.consumer))
     for i, message in enumerate(setting.profile.messages):
         if message.latency_s or message.busy_s:
-            yield Entry("message", message.transport, ends, partial(_slower_message, i))
-
-
-def _slower_message(i: int, profile: Profile, factor: float) -> Profile:
-    messages = list(profile.messages)
-    messages[i] = replace(messages[i], latency_s=messages[i].latency_s * factor, busy_s=messages[i].busy_s * factor)
-    return profile.replace(messages=tuple(messages))
+            yield Entry("message", message.transport, ends, partial(_part, "messages", i, ("latency_s", "busy_s")))
 
 
 _OF: dict[str, Callable[[Setting], Iterator[Entry]]] = {

@@ -57,7 +57,8 @@ class Known:
     mask), the best plans first.
 
     ``alone``: nothing else is looked at, as long as there is a plan of one of these shapes. Not where it was found for
-    other devices, or other memory.
+    other devices, or other memory. A slider's answers for six workers are 6 % slower without what is known (median;
+    22 % at the 95th percentile), those for up to four as fast.
     """
 
     shapes: tuple[tuple[frozenset[tuple[str, int, int]], int], ...] = ()

@@ -31,6 +31,7 @@ from rlinf_lab.planning.planner.ranking import SEVERAL, Shown, order, ranking, s
 from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.planning.profile.reconcile import of_flow, splits
 from rlinf_lab.planning.schema.arguments import names_and_counts, number
+from rlinf_lab.planning.schema.json_schema import listing
 from rlinf_lab.planning.search.effort import FEW_COUNTS, is_exact
 from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, Orders
 from rlinf_lab.planning.simulator.scripts import Outage
@@ -254,6 +255,14 @@ class Plans(Sequence[Planned]):
                     f"{stage.name}: {estimate.basis}, {_good(estimate)}" + f" ({estimate.note})" * bool(estimate.note)
                 )
         setting, problem = placement.setting, placement.setting.problem(placement.arrangement)
+        single = [n for n, w in self.profile.workers.items() if w.resource == "device" and w.ranks.most == 1]
+        there = sum(self.devices.values())
+        if single and placement.used < there:
+            found.append(
+                f"{there - placement.used} of {there} devices are idle: by the profile {listing(single)} "
+                f"{'has' if len(single) == 1 else 'have'} one rank at most. Next: lab.profile(flow, "
+                f"ranks={{{single[0]!r}: [1, {there}]}}) measures more"
+            )
         orders = Orders.of(problem)
         if not orders.is_grouped and not is_exact(problem):
             found.append(

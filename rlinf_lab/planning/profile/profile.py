@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, shown, with_old_names
 from rlinf_lab.planning.profile.checks import check_profile
 from rlinf_lab.planning.profile.fingerprint import Fingerprint
 from rlinf_lab.planning.profile.parts import (
@@ -49,6 +49,7 @@ from rlinf_lab.planning.schema.json_schema import distinct, known, listing, read
 FORMAT = "rlinf_lab.profile/1"
 
 
+@with_old_names({"unit": "group_size"})
 @dataclass(frozen=True)
 class Profile:
     """See the module's docstring. Immutable: `replace` makes a changed copy."""

@@ -6,22 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lab.timeline.account.accounting import CAUSES, Accounting
 from rlinf_lab.timeline.record.batch import NARROW_DTYPE
-from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.record.store import SpanStore
 
 _LARGEST = np.iinfo(np.int32).max
 
 
-def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]:
-    """(header, data) of the spans that arrived as number ``since`` and later (0: all; later: a live delta).
+def pack_rows(store: SpanStore, since: int = 0, until: int | None = None) -> tuple[dict[str, Any], bytes]:
+    """(header, data) of the spans that arrived as number ``since`` and later, by track and start.
 
     ``data`` is little-endian, one column after the other, widest first, so that each starts at a multiple of its width;
-    the header's ``columns`` lists ``[name, type, byte offset]`` with the type as numpy writes it:
+    33 bytes a span. The header has their ``count``, and its ``columns`` lists ``[name, type, byte offset]`` with the
+    type as numpy writes it:
 
     ========= ===== ==========================================================================
-    start     <f8   ns since the header's ``start_ns`` (exact up to 104 days; negative if a host's batch came late)
+    start     <f8   ns since the store's start (exact up to 104 days; negative if a host's batch came late)
     duration  <f4   ns (24 bits of precision)
     rest      <f4   ns that ``duration`` lacks: both together are exact up to 78 hours
     iteration <i4   -1: none
@@ -32,29 +31,6 @@ def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]
     channel   <u2   number in ``names`` plus one; 0: none
     kind      u1    number in ``kinds``
     ========= ===== ==========================================================================
-
-    Rows are sorted by track and start. The other header fields: ``count``, ``since``, ``next`` (what to ask for as the
-    next ``since``), ``start_ns``, ``end_ns`` (integers), ``devices``, ``tracks`` (worker, rank, devices, host),
-    ``names``, ``kinds``, ``dropped``. 33 bytes a span.
-    """
-    header, data = pack_rows(store, since)
-    header |= {
-        "since": since,
-        "next": len(store),
-        "start_ns": store.start_ns,
-        "end_ns": store.end_ns,
-        "devices": store.devices,
-        "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in store.tracks],
-        "names": store.names,
-        "kinds": [kind.name.lower() for kind in SpanKind],
-        "dropped": store.dropped,
-    }
-    return header, data
-
-
-def pack_rows(store: SpanStore, since: int = 0, until: int | None = None) -> tuple[dict[str, Any], bytes]:
-    """The rows alone, with a header of ``count`` and ``columns``: for whoever knows the rest. Live views ask many times
-    a second.
     """
     spans = store.spans[since:until]
     spans = spans[np.lexsort((spans["start"], spans["track"]))]
@@ -97,30 +73,6 @@ def json_of_waiting(header: dict[str, Any]) -> str:
     times a second.
     """
     return f'{{"count": {header["count"]}, "origin": "{header["origin"]}", "narrow": true}}'
-
-
-def pack_bubbles(accounting: Accounting) -> tuple[dict[str, Any], bytes]:
-    """(header, data) of every bubble, laid out as in `pack_spans`, sorted by device and start.
-
-    Columns: start <f8 (ns since ``start_ns``), duration <f4 (ns), track <i4 (who waited, -1: nobody), channel <i4 (-1:
-    none), iteration <i4, device <i4 (number in ``devices``), kind i1 (of the span that explains it, -1: none), cause u1
-    (number in ``causes``).
-    """
-    rows = accounting.bubbles
-    header, data = _columns(
-        ("start", "<f8", rows["start"] - accounting.start_ns),
-        ("duration", "<f4", rows["end"] - rows["start"]),
-        *((field, "<i4", rows[field]) for field in ("track", "channel", "iteration", "device")),
-        ("kind", "i1", rows["kind"]),
-        ("cause", "u1", rows["cause"]),
-    )
-    header |= {
-        "start_ns": accounting.start_ns,
-        "end_ns": accounting.end_ns,
-        "devices": accounting.devices,
-        "causes": [str(cause) for cause in CAUSES],
-    }
-    return header, data
 
 
 def _columns(*columns: tuple[str, str, np.ndarray]) -> tuple[dict[str, Any], bytes]:

@@ -31,21 +31,25 @@ class Waiting:
         self._iterations, self._under_way = iterations, under_way
         self._driver = state.members[DRIVER, 0]
         self._has_come: Callable[[], bool] = bool  # while its ``waits_for`` is "calls"
-        self._end_of = -1  # the iteration whose end it waits for
+        self._end_of, self._timed = -1, False  # the iteration whose end it waits for, and whether not for ever
         self.on_look: Callable[[], object] = bool
         self.ending = False
 
     def until_over(self, iteration: int, timeout: float | None = None) -> None:
         """Block until this iteration and all before it are over, or it was given up. `TimeoutError` after so long."""
-        self._end_of = iteration
+        self._end_of, self._timed = iteration, timeout is not None
         try:
             self._until(lambda: self._iterations.is_over(iteration), f"the calls of iteration {iteration}", timeout)
         finally:
             self._end_of = -1
 
     def waits_for_end_of(self, iteration: int) -> bool:
-        """Under the mutex: nothing is called before this iteration is over."""
-        return self._driver.waits_for == "calls" and self._end_of >= iteration
+        """Under the mutex: nothing is called before this iteration is over: the loop waits for that, or the plan lets
+        no later one begin."""
+        if self._driver.waits_for != "calls" or self._end_of < iteration:
+            return False
+        latest = max(self._iterations.open, default=iteration)
+        return not self._timed or latest >= iteration + self._state.layout.plan.staleness
 
     def users(self, weights: str) -> set[tuple[int, str, int]]:
         """Under the mutex: calls under way that are given these weights: (call, worker, rank)."""
