@@ -125,7 +125,7 @@ class PlanError(RlinfLabError, ValueError):
 
 
 class PlanNameError(PlanError, UnknownNameError):
-    """A plan names a worker, channel or field that does not exist; suggests the nearest one."""
+    """A plan names a worker, channel or field that does not exist. Suggests the nearest one."""
 
 
 class EnvError(RlinfLabError, RuntimeError):

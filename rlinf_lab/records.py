@@ -94,7 +94,7 @@ class Action:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """T consecutive steps of N environments; row ``t`` holds an observation, the action taken on it and what came of it.
+    """T consecutive steps of N environments. Row ``t`` holds an observation, the action taken on it and what came of it.
 
     Episodes run through: they may begin before row 0 and end after row T-1. Index E counts the episodes that *ended* in here,
     in the order of ``end_E2``.
@@ -148,7 +148,7 @@ class Trajectory:
         return self.rows if self.chunk_steps_TN is None else int(self.chunk_steps_TN.sum())
 
     def discounted(self, gamma: float) -> tuple[NDArray, NDArray | float]:
-        """The reward of each row, T×N, and what the value after it is discounted by; ``gamma`` is per environment step.
+        """The reward of each row, T×N, and what the value after it is discounted by. ``gamma`` is per environment step.
 
         A row of one action has its reward and ``gamma``. Of a chunk of k actions that were carried out it is
         ``sum(gamma^i · reward_i)`` and ``gamma^k``: options as one decision (Sutton, Precup and Singh, Between MDPs and
@@ -217,7 +217,7 @@ class Episodes:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def summary(self) -> dict[str, Any]:
-        """``episodes``, ``return``, ``return_interval`` (95 %, of the mean), ``length``; ``success_rate`` and ``success_once`` where there is a signal.
+        """``episodes``, ``return``, ``return_interval`` (95 %, of the mean), ``length``. ``success_rate`` and ``success_once`` where there is a signal.
 
         The interval is the percentile bootstrap's with 2,000 resamples, always the same ones (Efron and Tibshirani, An Introduction to the Bootstrap,
         1993, section 13.3); of fewer than two episodes nothing is known, and it is (nan, nan). Empty but for ``episodes`` where there are none.
@@ -233,7 +233,7 @@ class Episodes:
 
 
 def mean_interval(values: NDArray, resamples: int = 2000) -> tuple[float, float]:
-    """Percentile bootstrap interval (95 %) of the mean of ``values``; (nan, nan) of fewer than two."""
+    """Percentile bootstrap interval (95 %) of the mean of ``values``. (nan, nan) of fewer than two."""
     if len(values) < 2:
         return float("nan"), float("nan")
     draws = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
@@ -243,7 +243,7 @@ def mean_interval(values: NDArray, resamples: int = 2000) -> tuple[float, float]
 
 
 def success_rates(success_E: NDArray, once_E: NDArray) -> dict[str, float]:
-    """``success_rate`` (at the end) and ``success_once``; nothing where no episode had a signal, for an absent success is no failure.
+    """``success_rate`` (at the end) and ``success_once``. Nothing where no episode had a signal, for an absent success is no failure.
 
     Where some had one the others count as failures: there are tasks that only report success.
     """

@@ -1,4 +1,4 @@
-"""The live view of the demo in a terminal; on anything else (a log file) a line every few seconds."""
+"""The live view of the demo in a terminal. On anything else (a log file) a line every few seconds."""
 
 from __future__ import annotations
 

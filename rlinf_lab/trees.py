@@ -10,7 +10,7 @@ Tree = Any
 
 
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """``function(leaf, *leaves of the others)`` for every leaf, in a tree of the same form; keys of the others that the first lacks are left out."""
+    """``function(leaf, *leaves of the others)`` for every leaf, in a tree of the same form. Keys of the others that the first lacks are left out."""
     if isinstance(tree, dict):
         return {key: map_tree(function, part, *(other[key] for other in others)) for key, part in tree.items()}
     if isinstance(tree, tuple):

@@ -39,7 +39,7 @@ def kl_penalised_returns(reward_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, *, co
 
 
 def exceeds_target_kl(kl: float, target: float | None, *, tolerance: float = 1.5) -> bool:
-    """Whether an update should stop because the policy has moved too far; never without a target.
+    """Whether an update should stop because the policy has moved too far. Never without a target.
 
     Source: Stable-Baselines3's PPO, which stops above 1.5 times ``target_kl``.
     """

@@ -88,7 +88,7 @@ def crossq_values(
     next_obs_BO: Tensor,
     next_action_BA: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Values of both steps from one forward pass, each K×B; the next ones without a gradient. Experimental.
+    """Values of both steps from one forward pass, each K×B. The next ones without a gradient. Experimental.
 
     One pass, so that batch normalisation sees both distributions: that makes target networks unnecessary.
     ``critic`` maps (2B×O, 2B×A) to K×2B. Source: Bhatt et al., CrossQ (arXiv 1902.05605), section 3.

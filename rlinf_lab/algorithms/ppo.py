@@ -21,7 +21,7 @@ from rlinf_lab.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A loss of the policy and what tells about it; every field is a scalar tensor, only ``total`` has a gradient."""
+    """A loss of the policy and what tells about it. Every field is a scalar tensor, only ``total`` has a gradient."""
 
     total: Tensor
     kl: Tensor
@@ -34,7 +34,7 @@ class PolicyLoss:
 
 @dataclass(frozen=True)
 class PPOLoss:
-    """One loss and what it is made of; every field is a scalar tensor, only ``total`` carries a gradient."""
+    """One loss and what it is made of. Every field is a scalar tensor, only ``total`` carries a gradient."""
 
     total: Tensor
     policy: Tensor
@@ -182,7 +182,7 @@ def value_loss(
     old_value_B: Tensor | None = None,
     value_clip: float | None = None,
 ) -> Tensor:
-    """``½·mean((value − return)²)``, a scalar; with ``value_clip`` the worse of it and of the clipped value's.
+    """``½·mean((value − return)²)``, a scalar. With ``value_clip`` the worse of it and of the clipped value's.
 
     Source: Schulman et al. (arXiv 1707.06347), equation 9; the clipping is that of OpenAI's baselines.
     """

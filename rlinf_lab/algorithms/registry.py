@@ -36,7 +36,7 @@ class Registry(Generic[F]):
         self._entries: dict[str, Entry] = {}
 
     def __call__(self, name: str, *, of: str | None = None) -> Callable[[F], F]:
-        """A decorator that registers a function as ``name``; registering again replaces, as running a cell again does.
+        """A decorator that registers a function as ``name``. Registering again replaces, as running a cell again does.
 
         Raises `ConfigError` for a name that is no text and for what no function, `UnknownNameError` for another ``of``.
         """

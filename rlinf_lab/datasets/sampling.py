@@ -24,7 +24,7 @@ MEMORY = 1 << 30
 
 
 class ChunkSampler:
-    """Draws rows (observation, the next ``chunk_size`` actions); actions beyond an episode's end repeat its last one.
+    """Draws rows (observation, the next ``chunk_size`` actions). Actions beyond an episode's end repeat its last one.
 
     ``chunk_size=None``: single actions, without an axis for the chunk. ``memory``: bytes that the window may hold, one episode at least.
     ``seed``: of the order of the episodes. Raises `ConfigError` for data without episodes.
@@ -68,7 +68,7 @@ class ChunkSampler:
             self._held -= self._window.popleft().nbytes
 
     def draw(self, rows: int, rng: np.random.Generator) -> tuple[Tree, Tree]:
-        """(obs_B, action_B or action_BK) of so many rows; while the window holds all episodes they depend on ``rng`` alone."""
+        """(obs_B, action_B or action_BK) of so many rows. While the window holds all episodes they depend on ``rng`` alone."""
         episodes = list(self._window)
         ends_E = np.cumsum([len(e) for e in episodes])
         flat_B = rng.integers(ends_E[-1], size=rows)

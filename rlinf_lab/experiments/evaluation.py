@@ -99,7 +99,7 @@ def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
 
 
 def student_t95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by the expansion of Abramowitz and Stegun 26.7.5; tables for up to four degrees, where it is too coarse."""
+    """The 97.5 % quantile of Student's t, by the expansion of Abramowitz and Stegun 26.7.5. Tables for up to four degrees, where it is too coarse."""
     exact = {1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645}
     if freedom in exact:
         return exact[freedom]

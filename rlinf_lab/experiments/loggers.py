@@ -105,7 +105,7 @@ class Loggers:
             self._rows.put((int(row.get("env_steps", row.get("iteration", 0))), numbers))
 
     def close(self) -> None:
-        """Write what is left; a logger that takes longer than a quarter of a minute is left behind."""
+        """Write what is left. A logger that takes longer than a quarter of a minute is left behind."""
         if self._all:
             self._rows.put(None)
             self._thread.join(END_SECONDS)

@@ -41,7 +41,7 @@ def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Map
 
 
 def with_runner(config: Any) -> tuple[Any, Runner | None]:
-    """The configuration with the name of what steps its environments, and what that is; (as it is, None) where a recipe has no such field.
+    """The configuration with the name of what steps its environments, and what that is. (as it is, None) where a recipe has no such field.
 
     Chosen once for a run, and kept in its folder: runners differ in the last digits of their numbers, and which one is fastest differs from day to day.
     """

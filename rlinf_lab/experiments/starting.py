@@ -68,7 +68,7 @@ def resume(
     executor: str | None = None,
     **settings: Any,
 ) -> TrainingRun:
-    """Go on with a run from its folder, which keeps it from then on; returns at once.
+    """Go on with a run from its folder, which keeps it from then on. Returns at once.
 
     The learner goes on exactly where it was, and so do environments that save their state, under the plan that the run had: on cores the numbers are
     those of a run that was never interrupted. Other environments begin new episodes. The run's repr says which, and why.

@@ -305,7 +305,7 @@ class TrainingRun:
         started.on_update(self._on_update)
 
     def _phase_seconds(self) -> list[float]:
-        """Of the iterations of this phase, as far as they are known; where they overlap, from the end of one to the end of the next."""
+        """Of the iterations of this phase, as far as they are known. Where they overlap, from the end of one to the end of the next."""
         if self.plan.staleness and self.auto is not None and self.auto.choice is not None and self.auto.choice.result_s is None:
             ends = self.run.timeline.iterations()["end_ns"].sort_values()
             return [float(ns) / 1e9 for ns in ends.diff().iloc[1:]]

@@ -128,7 +128,7 @@ class Completion:
         return self.finish_reason == "error"
 
     def resumed(self) -> Request:
-        """The request that goes on where this one was broken off; `SamplingParams.max_tokens` counts what is here already."""
+        """The request that goes on where this one was broken off. `SamplingParams.max_tokens` counts what is here already."""
         if self.finish_reason != "abort":
             raise ConfigError(f"{self!r} was not broken off: there is nothing to go on with. Next: resume those whose finish_reason is 'abort'.")
         return Request(self.prompt_ids, self.params, self.id, prefix=self if len(self) else None, item=self.item)
@@ -154,7 +154,7 @@ class Completion:
 def requests_for(
     prompts: Iterable[ArrayLike], params: SamplingParams, *, repeat: int = 1, items: Sequence[Any] | None = None, name: str = ""
 ) -> list[Request]:
-    """Requests for prompts in token ids, each asked ``repeat`` times; the ids read ``NAME3/0`` (prompt 3, sample 0)."""
+    """Requests for prompts in token ids, each asked ``repeat`` times. The ids read ``NAME3/0`` (prompt 3, sample 0)."""
     listed = [_ids(p) for p in prompts]
     if items is not None and len(items) != len(listed):
         raise ConfigError(f"requests_for: {len(listed)} prompts and {len(items)} items. Next: one item for each prompt, or none.")

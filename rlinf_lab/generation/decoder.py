@@ -81,7 +81,7 @@ class Decoder:
 
     # --- forward ---------------------------------------------------------------------------------------------
     def decode(self, token_R: Tensor, place_R: Tensor, length: int) -> Tensor:
-        """Logits (R, V) after one more token in slots 0 to R-1, at ``place_R``; attention reads the first ``length`` places."""
+        """Logits (R, V) after one more token in slots 0 to R-1, at ``place_R``. Attention reads the first ``length`` places."""
         rows = len(token_R)
         row_R = self.places_R(rows)
         cos_R1D, sin_R1D = self.cos_LD[place_R, None], self.sin_LD[place_R, None]
@@ -99,7 +99,7 @@ class Decoder:
         return self._logits(x_RE)
 
     def prefill(self, token_UT: Tensor, last_U: Tensor, slot_R: Tensor, of_R: Tensor) -> Tensor:
-        """Logits (U, V) after each of U texts, padded on the right to T; their keys and values go to slots: ``slot_R`` gets text ``of_R``.
+        """Logits (U, V) after each of U texts, padded on the right to T. Their keys and values go to slots: ``slot_R`` gets text ``of_R``.
 
         Requests that share a text (samples of one prompt) share the work. ``last_U`` is the place of each text's last token.
         """

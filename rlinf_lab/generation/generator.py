@@ -103,7 +103,7 @@ class Generator(ABC):
         return broken_off
 
     def load_weights(self, state: Mapping[str, Any], version: int) -> None:
-        """Replace the weights by a whole ``state_dict()``, ``lm_head.weight`` of tied models included; tokens from here on carry ``version``.
+        """Replace the weights by a whole ``state_dict()``, ``lm_head.weight`` of tied models included. Tokens from here on carry ``version``.
 
         Its values are tensors or numpy arrays. Answers that run go on: what has been computed for their tokens so far stays as the old weights gave it.
         """
@@ -152,6 +152,6 @@ def module_of(model: Any) -> Any:
 
 
 def stop_ids_of(model: Any) -> tuple[int, ...]:
-    """The tokens that end a text, as the model's configuration says; none where it says nothing."""
+    """The tokens that end a text, as the model's configuration says. None where it says nothing."""
     ids = getattr(module_of(model).config, "eos_token_id", None)
     return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)

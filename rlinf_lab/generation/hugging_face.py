@@ -61,7 +61,7 @@ class LanguageModel:
         return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every weight under the plain model's names, ``lm_head.weight`` of tied models included; LoRA parts are added into their matrices.
+        """Every weight under the plain model's names, ``lm_head.weight`` of tied models included. LoRA parts are added into their matrices.
 
         This is what `Generator.load_weights` takes. Tensors are the model's own memory where nothing had to be added.
         """

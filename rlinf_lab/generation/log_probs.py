@@ -86,7 +86,7 @@ def token_batch(completions: Sequence[Completion], *, pad_id: int = 0, row_token
 
 
 def token_log_probs(model: Any, batch: TokenBatch, *, temperature: float = 1.0) -> Tensor:
-    """Log-probabilities (B, T) of the answers under ``model``, in nats, 0 after their ends; gradients flow into the model.
+    """Log-probabilities (B, T) of the answers under ``model``, in nats, 0 after their ends. Gradients flow into the model.
 
     ``temperature`` divides the logits, as the sampler's did. ``model`` is a `LanguageModel` or a transformers module.
     """

@@ -39,7 +39,7 @@ class Slots:
         return len(self.length_S) - self.used
 
     def occupy(self, request: Request, stops: tuple[int, ...]) -> int:
-        """Lay a request, with what there is of its answer, into the next free slot; returns the slot."""
+        """Lay a request, with what there is of its answer, into the next free slot. Returns the slot."""
         slot, prompt, had, params = self.used, request.prompt_ids, request.prefix, request.params
         self.used += 1
         self.request.append(request)
@@ -56,7 +56,7 @@ class Slots:
         return slot
 
     def append(self, token_R: NDArray, log_prob_R: NDArray, version: int) -> list[tuple[int, FinishReason]]:
-        """One more token in each used slot; returns (slot, reason) of those that are over by it, last slot first."""
+        """One more token in each used slot. Returns (slot, reason) of those that are over by it, last slot first."""
         used = self.used
         row_R, place_R = np.arange(used), self.length_S[:used]
         self.token_SC[row_R, place_R] = token_R
@@ -79,7 +79,7 @@ class Slots:
         return with_tokens(request, self.token_SC[slot, mine], self.log_prob_SC[slot, mine], self.version_SC[slot, mine], reason)
 
     def release(self, slot: int) -> int | None:
-        """Free a slot; returns the slot whose request moves there, or None where it was the last."""
+        """Free a slot. Returns the slot whose request moves there, or None where it was the last."""
         last = self.used - 1
         self.used = last
         request, stops = self.request.pop(), self.stops.pop()

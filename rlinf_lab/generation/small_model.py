@@ -45,7 +45,7 @@ def small_model(
 def warm_up(
     model: LanguageModel, examples: Iterable[tuple[str, str]], *, steps: int, batch_size: int = 64, learning_rate: float = 2e-3
 ) -> list[float]:
-    """Supervised training on (prompt, answer) texts, in place; returns the loss of each step in nats per token.
+    """Supervised training on (prompt, answer) texts, in place. Returns the loss of each step in nats per token.
 
     Only the answers and the end token after them count. The learning rate rises over the first tenth of the steps and falls to zero by a
     cosine: both count steps, not seconds. ``examples`` may be endless; a finite list that is too short is gone through again.

@@ -61,7 +61,7 @@ class Flow:
 
 
 class VelocityMLP(nn.Module):
-    """``v(x, t, features)`` of a multilayer perceptron over all of them in one row; runs in numpy too."""
+    """``v(x, t, features)`` of a multilayer perceptron over all of them in one row. Runs in numpy too."""
 
     def __init__(
         self, size: int, features: int, net_arch: tuple[int, ...], activation: str, generator: torch.Generator

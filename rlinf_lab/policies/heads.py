@@ -52,7 +52,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def act(self, params_BP: NDArray, noise_BK: NDArray | None) -> tuple[Any, NDArray[np.float32]]:
-        """Actions (B, ...) and their log-probabilities (B); without noise the most likely ones (of a squashed Gaussian
+        """Actions (B, ...) and their log-probabilities (B). Without noise the most likely ones (of a squashed Gaussian
         the squashed mean).
         """
         raise NotImplementedError
@@ -243,7 +243,7 @@ class SquashedGaussianHead(GaussianHead):
 
 
 class DeterministicHead(GaussianHead):
-    """``centre + reach · tanh(params)``; exploring adds Gaussian noise of a fixed size and clips, as TD3 does.
+    """``centre + reach · tanh(params)``. Exploring adds Gaussian noise of a fixed size and clips, as TD3 does.
 
     ``std``: of the noise, in units of half the range. Log-probabilities are those before clipping. Source: Fujimoto et
     al., Addressing Function Approximation Error in Actor-Critic Methods (arXiv 1802.09477), algorithm 1.
@@ -295,7 +295,7 @@ def _log_slope(u: Tensor) -> Tensor:
 
 
 class CategoricalHead(Head):
-    """One of n values for each component of a Discrete or MultiDiscrete space; the net gives the logits."""
+    """One of n values for each component of a Discrete or MultiDiscrete space. The net gives the logits."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
         super().__init__()

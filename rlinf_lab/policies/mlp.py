@@ -52,7 +52,7 @@ def blank(kind: type[nn.Module], *sizes: int, **options: Any) -> Any:
 
 
 def mlp(sizes: Sequence[int], activation: str, last_gain: float, generator: torch.Generator) -> nn.Sequential:
-    """Linear layers of ``sizes`` (inputs first) with an activation between them; orthogonal weights, the last ones
+    """Linear layers of ``sizes`` (inputs first) with an activation between them. Orthogonal weights, the last ones
     scaled by ``last_gain``.
     """
     if activation not in ACTIVATIONS:

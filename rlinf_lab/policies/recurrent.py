@@ -92,7 +92,7 @@ class RecurrentActorCritic(Policy):
     def act(
         self, obs: Any, noise_NK: NDArray | None, state_NS: NDArray
     ) -> tuple[Any, NDArray[np.float32], NDArray[np.float32]]:
-        """Actions, their log-probabilities (N) and the state after this step (N, S); ``state_NS`` stays as it was.
+        """Actions, their log-probabilities (N) and the state after this step (N, S). ``state_NS`` stays as it was.
 
         Put zeros into the rows of environments whose episode begins. ``noise_NK``: of `draw_noise`; None: greedy.
         Raises `ValueError` naming the leaf of an observation, or the state, that does not fit.

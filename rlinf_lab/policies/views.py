@@ -12,7 +12,7 @@ from torch import nn
 
 
 class HostViews:
-    """``HostViews((module, "weight"), ...)()`` are these tensors as numpy arrays; on a CPU they share the memory.
+    """``HostViews((module, "weight"), ...)()`` are these tensors as numpy arrays. On a CPU they share the memory.
 
     An optimiser's step and `load_state_dict` change that memory in place. A move or sharding gives the module other
     memory, which is noticed by the addresses; the arrays keep the old memory alive, so no address is used twice. A

@@ -30,7 +30,7 @@ class Weights:
         return sum(array.nbytes for array in self.arrays.values())
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file, which is there whole or as it was before; the version goes into its metadata. Returns the path. `OSError`."""
+        """Write one safetensors file, which is there whole or as it was before. The version goes into its metadata. Returns the path. `OSError`."""
         with whole(Path(path)) as target:
             try:
                 save_file({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, target, {"version": str(self.version)})

@@ -174,7 +174,7 @@ class SimulatedConfig(RecipeConfig):
 def answering(
     learner: WorkerHandle, evaluate: Callable[[], Any] | None = None, simulator: WorkerHandle | None = None
 ) -> Callable[[Callable[[], Any]], Callable[..., Any]]:
-    """Decorator of what one iteration of training does, a function that returns its metrics; the iteration then does what its request says.
+    """Decorator of what one iteration of training does, a function that returns its metrics. The iteration then does what its request says.
 
     ``"train"`` (the default), ``"checkpoint"`` (the same; returns ``metrics`` and ``state``), ``"state"`` (returns the learner's state), and ``"evaluate"``
     where there is such a function. With the ``simulator`` a state says where its environments stood. `UnknownNameError` for another request.

@@ -294,7 +294,7 @@ class GRPOConfig:
 
     @property
     def asked(self) -> int:
-        """Prompts that are asked in an iteration; with responses that go on, as many as may begin in one."""
+        """Prompts that are asked in an iteration. With responses that go on, as many as may begin in one."""
         if self.policy.name != "bound":
             return self.prompts * math.ceil(self.concurrency + self.oversample)
         return math.ceil(self.prompts * self.oversample)
@@ -470,7 +470,7 @@ def _with_tools(
 
 
 def shares(config: GRPOConfig) -> dict[str, int]:
-    """Generator and reward may have as many ranks as there are responses; the learner has one."""
+    """Generator and reward may have as many ranks as there are responses. The learner has one."""
     if config.tools:
         return {"reward": config.env_steps}
     most = config.env_steps if config.policy.name == "bound" else config.prompts

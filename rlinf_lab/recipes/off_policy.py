@@ -33,7 +33,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 @dataclass(frozen=True)
 class OffPolicyConfig(SimulatedConfig):
-    """Settings that SAC, TD3 and RLPD have in common, besides those of `SimulatedConfig`; names are Stable-Baselines3's."""
+    """Settings that SAC, TD3 and RLPD have in common, besides those of `SimulatedConfig`. Names are Stable-Baselines3's."""
 
     num_envs: int = 1
     """environments, over all ranks and sub-batches together"""

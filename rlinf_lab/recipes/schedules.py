@@ -11,7 +11,7 @@ from rlinf_lab.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class Schedule:
-    """From ``start`` to ``end`` in a straight line over the run; called with the share of it that is done. Made by `linear`."""
+    """From ``start`` to ``end`` in a straight line over the run. Called with the share of it that is done. Made by `linear`."""
 
     start: float
     """in the first update"""

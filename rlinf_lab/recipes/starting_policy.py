@@ -15,7 +15,7 @@ from rlinf_lab.policies import Weights
 
 @dataclass(frozen=True, eq=False)
 class StartingPolicy:
-    """How the module is made, and its weights; the front door makes it of a run, a loaded policy or a folder."""
+    """How the module is made, and its weights. The front door makes it of a run, a loaded policy or a folder."""
 
     algorithm: str
     """that has learnt it"""

@@ -137,7 +137,7 @@ class ReplayBuffer:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold what `state_dict` gave, and draw what that buffer would have drawn; of more rows than fit the newest.
+        """Hold what `state_dict` gave, and draw what that buffer would have drawn. Of more rows than fit the newest.
 
         Raises `ConfigError` for the state of another kind of buffer.
         """

@@ -31,7 +31,7 @@ class NStep:
         self._window: deque[dict[str, Any]] = deque()
 
     def push(self, step: dict[str, Any]) -> dict[str, Any] | None:
-        """Take one step of all N environments; the N transitions that begin n − 1 steps earlier, or None at first.
+        """Take one step of all N environments. The N transitions that begin n − 1 steps earlier, or None at first.
 
         ``step``: leaves of leading axis N under "obs", "action", "reward", "next_obs" (before any reset), "terminated",
         "truncated"; more is kept from the first step. Raises `ConfigError` for what is missing.

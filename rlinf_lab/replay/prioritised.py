@@ -74,7 +74,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         return index
 
     def sample(self, size: int, *, beta: float = 0.4) -> Sample:
-        """``size`` rows, one from each equal part of the whole priority; weights ``(N·P)^-beta`` over their largest."""
+        """``size`` rows, one from each equal part of the whole priority. Weights ``(N·P)^-beta`` over their largest."""
         self._require_rows(size)
         if not 0.0 <= beta <= 1.0:
             raise ConfigError(f"sample(beta={shown(beta)}): between 0 (no correction) and 1 (full).")

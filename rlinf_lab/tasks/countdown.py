@@ -44,7 +44,7 @@ class Countdown(Task):
                 return Problem(prompt, text, level, {"numbers": tuple(numbers), "target": int(value)})
 
     def _expression(self, rng: np.random.Generator, numbers: list[int]) -> tuple[Fraction, str]:
-        """Two parts joined at random until one is left; only divisions that leave no rest are drawn."""
+        """Two parts joined at random until one is left. Only divisions that leave no rest are drawn."""
         parts: list[tuple[Fraction, str]] = [(Fraction(n), str(n)) for n in numbers]
         while len(parts) > 1:
             (a, left), (b, right) = (parts.pop(int(rng.integers(len(parts)))) for _ in range(2))
@@ -72,7 +72,7 @@ class Countdown(Task):
 
 
 def evaluated(expression: str) -> tuple[Fraction, list[int]]:
-    """Value and numbers of an expression of whole numbers, ``+ - * /`` and brackets; nothing is executed.
+    """Value and numbers of an expression of whole numbers, ``+ - * /`` and brackets. Nothing is executed.
 
     Raises `ValueError` for anything else.
     """

@@ -14,7 +14,7 @@ PREFIX = "reasoning_gym/"
 
 
 class ReasoningGym(Task):
-    """A data set of reasoning-gym by its name, such as "gsm_symbolic"; ``options`` are its own (``min_terms=2``).
+    """A data set of reasoning-gym by its name, such as "gsm_symbolic". ``options`` are its own (``min_terms=2``).
 
     The completion's answer is what follows the last ``#``, or all of it without one. Rewards are the data set's own
     scores, from 0 to 1. Raises `MissingDependencyError` or `UnknownNameError`.

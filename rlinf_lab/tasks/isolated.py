@@ -121,7 +121,7 @@ class Isolated:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child that leads a session, and all in its group; returns when it has been reaped."""
+    """Kill a child that leads a session, and all in its group. Returns when it has been reaped."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

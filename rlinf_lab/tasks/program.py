@@ -147,7 +147,7 @@ def program_reward(problem: Problem, completion: str, *, sandbox: Sandbox | None
 
 
 def program_of(completion: str) -> str:
-    """The last fenced block, without its language; all of the text where there is no fence."""
+    """The last fenced block, without its language. All of the text where there is no fence."""
     parts = completion.split(CODE_FENCE)
     if len(parts) == 1:
         return completion

@@ -47,7 +47,7 @@ class Tool:
 
 
 class Calculator(Tool):
-    """Whole numbers, ``+ - * /`` and brackets, exactly; a quotient that is not whole is a fraction."""
+    """Whole numbers, ``+ - * /`` and brackets, exactly. A quotient that is not whole is a fraction."""
 
     name: ClassVar[str] = "calc"
 

@@ -102,7 +102,7 @@ class Timeline(SpanStore):
         return tables.iterations(self.snapshot())
 
     def diff(self, other: SpanStore, limit: int = 5) -> str:
-        """How this timeline differs from another, readable; ``""`` when they hold the same spans in any order."""
+        """How this timeline differs from another, readable. ``""`` when they hold the same spans in any order."""
         from rlinf_lab.timeline.account import tables
 
         if not isinstance(other, SpanStore) or isinstance(limit, bool) or not isinstance(limit, int):
@@ -128,7 +128,7 @@ class Timeline(SpanStore):
         return self.busy().set_index("device")["share"]
 
     def bubbles(self, by: str | Sequence[str] | None = "cause") -> pd.DataFrame:
-        """Idle time by cause, device, worker, rank, iteration, channel, waiting_for, or a list of those; largest first.
+        """Idle time by cause, device, worker, rank, iteration, channel, waiting_for, or a list of those. Largest first.
 
         ``by=None`` gives every single bubble with its times. Columns: those of ``by``, ns, seconds, share (of the
         elapsed time of all devices). Causes are explained at `Cause`, the rule in

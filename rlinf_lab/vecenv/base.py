@@ -116,7 +116,7 @@ class Restorable(Protocol):
     """
 
     def save_state(self) -> Any:
-        """Everything that the next steps depend on, generators included, in host memory; it pickles, and later steps do not touch it."""
+        """Everything that the next steps depend on, generators included, in host memory. It pickles, and later steps do not touch it."""
         ...
 
     def restore_state(self, state: Any) -> None:

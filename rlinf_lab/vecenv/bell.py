@@ -27,7 +27,7 @@ class Bell:
         os.eventfd_write(self.descriptor, 1)
 
     def spin(self) -> None:
-        """Keep the processor until it rings, for a short time at most; or not, see above."""
+        """Keep the processor until it rings, for a short time at most. Or not, see above."""
         if not self._spins:
             return
         if self._rest:

@@ -15,7 +15,7 @@ from rlinf_lab.vecenv.base import EnvSpec, Runner, VecEnv, cannot_leave
 
 
 class ChosenVecEnv:
-    """See `base.VecEnv` for the contract; all of it is done by ``env``, the runner's vector, and what else that has is found here, too.
+    """See `base.VecEnv` for the contract. All of it is done by ``env``, the runner's vector, and what else that has is found here, too.
 
     ``ways``: what makes a vector of each runner. Nobody asked for this runner, and another machine, or the same one on another day, may find another one
     faster: a state is taken in by a vector of the runner that saved it. Runners differ in their last digits, so the numbers stay those of the state.

@@ -121,7 +121,7 @@ class LoopVecEnv:
         return obs_N
 
     def _tell_which(self, error: BaseException) -> None:
-        """Which environment it was, as a note; one that leaves the whole program is an `EnvError` instead."""
+        """Which environment it was, as a note. One that leaves the whole program is an `EnvError` instead."""
         id, i = self.spec.id, int(self.stepping[0])
         if isinstance(error, SystemExit):
             raise EnvError(f"{id}: environment {i} called exit({error.code!r}). Next: what it said before tells why.") from error

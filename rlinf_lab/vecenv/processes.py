@@ -317,7 +317,7 @@ _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _keep_from_forks(*connections: socket.socket) -> None:
-    """Their end says that this process is gone; one that it forks shall not keep them open."""
+    """Their end says that this process is gone. One that it forks shall not keep them open."""
     _OPEN.update(connections)
 
 

@@ -70,7 +70,7 @@ def choose(question: Question, wanted: str) -> Runner:
 
 
 def steps_per_second(make: Make, num_envs: int, seconds: float = TRIAL_SECONDS) -> float:
-    """Environment steps a second with actions at random, resets included; the vector is made for it and closed."""
+    """Environment steps a second with actions at random, resets included. The vector is made for it and closed."""
     env = make(num_envs)
     try:
         env.reset(seed=0)

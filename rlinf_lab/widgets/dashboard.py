@@ -158,7 +158,7 @@ class Dashboard(PushedWidget):
     def push_spans(
         self, timeline: Timeline, wait: bool = True, state: str | None = None, iteration: int | None = None
     ) -> None:
-        """Send the spans that are new, and what was left to go with them; from any thread, at most about ten times a
+        """Send the spans that are new, and what was left to go with them. From any thread, at most about ten times a
         second: the least that a push can cost.
 
         ``wait``: False does nothing while something else is pushed, nor where they are many (`FEW_SPANS`): `push`
@@ -190,13 +190,13 @@ class Dashboard(PushedWidget):
             self._push_lock.release()
 
     def push_bubbles(self) -> None:
-        """Send device time and bubbles, where it is time to look at them; from any thread."""
+        """Send device time and bubbles, where it is time to look at them. From any thread."""
         with self._push_lock:
             self.account()
             self._tell_left()
 
     def account(self, at_once: bool = False) -> None:
-        """Look at device time and bubbles, where it is time or ``at_once``; what is new goes with the next message.
+        """Look at device time and bubbles, where it is time or ``at_once``. What is new goes with the next message.
         From any thread.
         """
         with self._push_lock:

@@ -116,7 +116,7 @@ class PlanExplorer(PushedWidget):
         return self.plans
 
     def _take_on(self, question: Question, number: int) -> None:
-        """Whatever was asked before is given up; a page that asked it hears of a number that is no smaller than its
+        """Whatever was asked before is given up. A page that asked it hears of a number that is no smaller than its
         own.
         """
         self._asked, self._newest = question, max(self._newest, number)
@@ -124,7 +124,7 @@ class PlanExplorer(PushedWidget):
             self._searching, self._ranges, self._progress = False, None, None
 
     def _answer(self, question: Question, simulate: bool, number: int, first: Plans | None = None) -> None:
-        """Whatever goes wrong is told to the page, which would wait for its answer otherwise; the plans that are shown
+        """Whatever goes wrong is told to the page, which would wait for its answer otherwise. The plans that are shown
         stay. ``first``: plans that answer the question more roughly and are shown simulated before others are searched.
         """
         try:
@@ -147,7 +147,7 @@ class PlanExplorer(PushedWidget):
         plans: Plans | None = None,
         drawn: Drawn | None = None,
     ) -> None:
-        """``number`` of the question that is answered with it; None while a better answer is on its way."""
+        """``number`` of the question that is answered with it. None while a better answer is on its way."""
         with self._push_lock:
             check()  # a newer question may have come, perhaps from a cell: its answer is not to be replaced by this one
             self.question, self.problem = question, problem
@@ -160,7 +160,7 @@ class PlanExplorer(PushedWidget):
 
     # --- sensitivity ---------------------------------------------------------------------------------------------
     def sensitivity(self, entries: Collection[str] | str = ("seconds",)) -> Sensitivity:
-        """Over which range of error of each worker's seconds the choice that is shown stands; shown too. ``entries``:
+        """Over which range of error of each worker's seconds the choice that is shown stands. Shown too. ``entries``:
         as of `lab.planning.sensitivity`.
         """
         found = sensitivity(self.plans, entries)
@@ -171,7 +171,7 @@ class PlanExplorer(PushedWidget):
         return found
 
     def _look_further(self) -> None:
-        """In the thread, when what is asked has been answered; entry by entry, as long as nothing else is asked and
+        """In the thread, when what is asked has been answered. Entry by entry, as long as nothing else is asked and
         nobody cancels. What was found before that was cancelled is not looked for again."""
         with self._push_lock:
             if not self._searching:

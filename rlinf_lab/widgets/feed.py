@@ -178,7 +178,7 @@ class TimelineFeed:
         return update
 
     def take_waiting(self, most: int | None = None) -> Update | None:
-        """New spans as they wait in the timeline, and nothing else; None where `take_spans` has to be asked, or they
+        """New spans as they wait in the timeline, and nothing else. None where `take_spans` has to be asked, or they
         are more than ``most``.
 
         The least that a look can cost.

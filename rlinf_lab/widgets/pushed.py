@@ -70,7 +70,7 @@ class PushedWidget(anywidget.AnyWidget):
         return {"type": kind, "seq": self._seq, "parts": list(parts), **content}
 
     def every(self, seconds: float, work: Callable[[], bool]) -> express.Beat | None:
-        """Have the thread that sends do ``work`` every so often, until it returns False; None where there is no such
+        """Have the thread that sends do ``work`` every so often, until it returns False. None where there is no such
         thread, or not yet.
         """
         return (
@@ -93,7 +93,7 @@ class PushedWidget(anywidget.AnyWidget):
         """Other messages of the page; the base knows none."""
 
     def _bundle_with(self, still: Still, **kwargs: Any) -> Any:
-        """The mimebundle of the widget with a picture beside it; on Jupyter's pages the picture is an output of its own
+        """The mimebundle of the widget with a picture beside it. On Jupyter's pages the picture is an output of its own
         (see `apart`).
 
         Where a program runs the notebook for its file there is the picture alone: nobody looks at a widget there, and a

@@ -19,7 +19,7 @@ Box = tuple[int, int, str | Cause]
 
 
 def schedules(plans: Plans) -> Scene:
-    """The fastest plans, each with its name, seconds and shape; of more than there are pixels not every device is
+    """The fastest plans, each with its name, seconds and shape. Of more than there are pixels not every device is
     drawn.
     """
     shown = [(planned, gantt(planned)) for planned in plans[:_MAX_PLANS]]
@@ -39,7 +39,7 @@ def _caption(planned: Planned) -> Scene:
 
 
 def _lanes(picture: Gantt, px: float) -> Scene:
-    """One plan's bars, ``px`` for each second; those of one lane and worker that lie close together as one, where there
+    """One plan's bars, ``px`` for each second. Those of one lane and worker that lie close together as one, where there
     are too many.
     """
     each = min(_HIGH_PX / max(picture.devices, 1), _LANE_PX)

@@ -35,7 +35,7 @@ class Computing:
         self._of, self._compiled = 0, (lambda *_: None)
 
     def __call__(self, module: nn.Module, device: torch.device) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """``module``'s call, which gives a tuple of tensors; what it computes in half precision comes out in single."""
+        """``module``'s call, which gives a tuple of tensors. What it computes in half precision comes out in single."""
         forward = self._forward(module)
         if PRECISIONS[self.precision] is None:
             return forward

@@ -55,7 +55,7 @@ class EnvGroup:
 
     # --- leaving the device ---------------------------------------------------------------------------
     def give_up_environments(self) -> None:
-        """Close them, and hold their memory no longer; `env` is not there until it is assigned anew."""
+        """Close them, and hold their memory no longer. `env` is not there until it is assigned anew."""
         self.env.close()
         del self.env
 

@@ -195,7 +195,7 @@ class RankGroup:
         """Others take part than before. ``stay``: ranks of the group that do now, too."""
 
     def _refuse_to_form_again(self, came: Sequence[Came]) -> None:
-        """Raise, on all ranks alike, where these ranks cannot go on together any more; also for one alone."""
+        """Raise, on all ranks alike, where these ranks cannot go on together any more. Also for one alone."""
         self._refuse_broken([self.members[position] for position, c in enumerate(came) if c.broken])
 
     def _refuse_broken(self, ranks: Sequence[int]) -> None:
@@ -326,7 +326,7 @@ class RankGroup:
         )
 
     def forget(self) -> bool:
-        """Give up what `parallel` has made; whether the modules and optimisers themselves were changed by it, so that new ones are needed."""
+        """Give up what `parallel` has made. Whether the modules and optimisers themselves were changed by it, so that new ones are needed."""
         self.unwrap()
         self._broken = False
         return False
@@ -391,7 +391,7 @@ class RankGroup:
 
     # --- working together -----------------------------------------------------------------------------------
     def parallel(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
-        """``module`` with the gradients of all ranks averaged in `backward`, as torch's DistributedDataParallel does; itself on a single rank.
+        """``module`` with the gradients of all ranks averaged in `backward`, as torch's DistributedDataParallel does. Itself on a single rank.
 
         ``optimizer``: of its parameters. Where the group has been formed anew, parameters and buffers, the optimiser's state and its param_groups
         are those of the first rank that has worked before.
@@ -420,7 +420,7 @@ class RankGroup:
         return optimizer.state_dict()
 
     def mean(self, values: dict[str, float] | torch.Tensor) -> Any:
-        """Means over the ranks, which all give the same names; of a tensor of one shape in place."""
+        """Means over the ranks, which all give the same names. Of a tensor of one shape in place."""
         if self._worker.ranks == 1:
             return values
         if isinstance(values, torch.Tensor):

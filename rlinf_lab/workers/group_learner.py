@@ -15,7 +15,7 @@ from rlinf_lab.workers.learner import LearnerWorker
 
 
 class GroupLearner(LearnerWorker):
-    """PPO's clipped surrogate with the advantage of the episode that a decision belongs to; no values are learnt.
+    """PPO's clipped surrogate with the advantage of the episode that a decision belongs to. No values are learnt.
 
     ``advantage``: from the returns of all episodes of an update, 1×E, to their advantages, see `lab.algorithms.advantage`. Other arguments as in
     `LearnerWorker`.
@@ -37,7 +37,7 @@ class GroupLearner(LearnerWorker):
         return super()._batch(kept)
 
     def _spread(self, t: Trajectory, advantage_E: NDArray) -> Trajectory:
-        """To the rows of each episode; those of episodes that have not ended are no rows to learn from."""
+        """To the rows of each episode. Those of episodes that have not ended are no rows to learn from."""
         advantage_TN, known_TN = np.zeros(t.reward_TN.shape, np.float32), np.zeros(t.reward_TN.shape, bool)
         begins_N = np.zeros(t.reward_TN.shape[1], int)
         for (end, n), value in zip(t.end_E2, advantage_E, strict=True):

@@ -303,7 +303,7 @@ class LearnerWorker(TorchWorker):
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; ``state`` stays as it is, for others that go on from it too."""
+        """Go on from there. ``state`` stays as it is, for others that go on from it too."""
         if self.group.forget():
             self._begin()  # whole again; the next update shares it out
         self.policy.load(state["weights"])

@@ -52,7 +52,7 @@ class Residence:
         self._moved_shards: list[nn.Module] = []
 
     def leave(self, present: Sequence[Residence] = (), absent: Sequence[Residence] = ()) -> int:
-        """Move everything to host memory, and return how many bytes; a GPU's memory is free afterwards. Nothing happens when it is away already.
+        """Move everything to host memory, and return how many bytes. A GPU's memory is free afterwards. Nothing happens when it is away already.
 
         ``present``: who is on the device or about to come: what those share with this one stays. ``absent``: others, whose tensors go along where they lie on
         a block that leaves.
@@ -150,7 +150,7 @@ class Residence:
         return any(not mine.isdisjoint(other._addresses()) for other in others)
 
     def _addresses(self) -> set[int]:
-        """Of everything that it has, modules that move themselves and tensors without a block too; an object's own where it has no other."""
+        """Of everything that it has, modules that move themselves and tensors without a block too. An object's own where it has no other."""
         blocks = {t.untyped_storage().data_ptr() for t in self._tensors_on_blocks() if t.untyped_storage().nbytes()}
         return blocks | {-id(part) for part in (*self._whole(anywhere=True), *self._sharded())}
 
@@ -190,7 +190,7 @@ class Residence:
             torch.cuda.synchronize(self.device)
 
     def _blocks(self) -> dict[int, list[torch.Tensor]]:
-        """The tensors of every block of memory on the device, by its address; each tensor once."""
+        """The tensors of every block of memory on the device, by its address. Each tensor once."""
         return _by_block(t for t in self._tensors_on_blocks() if t.device.type == self.device.type)
 
     def _whole(self, anywhere: bool = False) -> list[torch.Tensor]:
@@ -215,7 +215,7 @@ class Residence:
 
 @contextlib.contextmanager
 def _lock_if(shared: bool) -> Iterator[None]:
-    """Who shares memory with others moves it alone; the rest may go on at the same time."""
+    """Who shares memory with others moves it alone. The rest may go on at the same time."""
     with _SHARED if shared else contextlib.nullcontext():
         yield
 
@@ -233,7 +233,7 @@ def _lies_on_a_block(tensor: torch.Tensor) -> bool:
 
 
 def _by_block(tensors: Iterable[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
-    """Those that lie on one block of memory, by its address; each tensor once, none that is empty."""
+    """Those that lie on one block of memory, by its address. Each tensor once, none that is empty."""
     found: dict[int, list[torch.Tensor]] = {}
     seen: set[int] = set()
     for tensor in tensors:
@@ -245,7 +245,7 @@ def _by_block(tensors: Iterable[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that is sharded over ranks; any other as it is."""
+    """This rank's part of a tensor that is sharded over ranks. Any other as it is."""
     if not hasattr(tensor, "to_local"):
         return tensor
     with torch.no_grad():

@@ -31,6 +31,6 @@ def stream(seed: int, purpose: Purpose, *key: int) -> np.random.SeedSequence:
 
 
 def environment_seed(seed: int, purpose: Purpose, *key: int) -> int:
-    """The seed of a vector's first environment; up to 2^24 environments may count on from it without leaving the purpose's range."""
+    """The seed of a vector's first environment. Up to 2^24 environments may count on from it without leaving the purpose's range."""
     (drawn,) = stream(seed, purpose, *key).generate_state(1)
     return int(purpose) * RANGE + int(drawn) % (RANGE - ROOM)

@@ -130,7 +130,7 @@ class ShardGroup(RankGroup):
 
     # --- working together -----------------------------------------------------------------------------------
     def parallel(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, units: Sequence[nn.Module] = ()) -> nn.Module:
-        """``module``, sharded over the ranks in place at the first call; itself on a single rank.
+        """``module``, sharded over the ranks in place at the first call. Itself on a single rank.
 
         ``optimizer``: of its parameters; it goes on with its part of what it knows. ``units``: submodules that are gathered one at a time, such as
         the layers of a transformer, rather than with the rest. All ranks begin with the weights, and the optimiser's state, of the first rank that
@@ -187,7 +187,7 @@ def _whole(value: Any) -> Any:
 
 
 def _hand_over(optimizer: torch.optim.Optimizer, after: Mapping[torch.Tensor, Any]) -> None:
-    """Let an optimiser go on with other parameters; of what it knows of each element, it keeps what belongs to this rank's part."""
+    """Let an optimiser go on with other parameters. Of what it knows of each element, it keeps what belongs to this rank's part."""
     from torch.distributed.tensor import distribute_tensor
 
     for group in optimizer.param_groups:
@@ -203,7 +203,7 @@ def _hand_over(optimizer: torch.optim.Optimizer, after: Mapping[torch.Tensor, An
 
 
 def _let_go(module: nn.Module) -> None:
-    """Gloo closes its connections when the last reference to the group goes; frames of an error keep the module alive."""
+    """Gloo closes its connections when the last reference to the group goes. Frames of an error keep the module alive."""
     from torch.distributed.fsdp import FSDPModule
 
     for part in module.modules():

@@ -156,7 +156,7 @@ class SimulatorWorker(Worker):
 
     # --- going on in another run ----------------------------------------------------------------------------
     def where_they_stand(self) -> Standing:
-        """Where the episodes of this rank's environments are, for ``standing=`` of another run; why that cannot be told where they cannot be saved."""
+        """Where the episodes of this rank's environments are, for ``standing=`` of another run. Why that cannot be told where they cannot be saved."""
         why = f"{self.env.id} stays on its GPU" if isinstance(self.groups[0].env, HostVecEnv) else self._why_it_stays()
         if why:
             return {"why": why}
@@ -168,7 +168,7 @@ class SimulatorWorker(Worker):
 
     @property
     def begins_anew(self) -> str:
-        """Why its environments begin new episodes instead of going on where ``standing`` says; "" where they go on. Known before `setup`."""
+        """Why its environments begin new episodes instead of going on where ``standing`` says. "" where they go on. Known before `setup`."""
         return why_not(self._standing, self._kind(), self.ranks * self.sub_batches)
 
     def _kind(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class SimulatorWorker(Worker):
         trajectories.put_all(group.finish() for group in self.groups)
 
     def evaluate(self, actions: Inbox[Action], observations: Outbox[Observation], episodes: int = 50) -> Episodes:
-        """Whole episodes on seeds that training never sees, the same ones in every evaluation; training episodes under way are given up.
+        """Whole episodes on seeds that training never sees, the same ones in every evaluation. Training episodes under way are given up.
 
         Ranks share the ``episodes``, rounded up to whole rounds of all environments. Returns what this rank's came to. Where nothing limits an episode it
         is cut after `LONGEST` steps.

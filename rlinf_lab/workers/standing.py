@@ -37,7 +37,7 @@ def stood(state: Mapping[str, Any], per_rank: Standing | Sequence[Standing]) -> 
 
 
 def why_not(standing: Standing | None, kind: Mapping[str, Any], slots: int) -> str:
-    """Why environments of this ``kind`` (`of`), in so many slots, begin new episodes; "" where they go on exactly from ``standing``."""
+    """Why environments of this ``kind`` (`of`), in so many slots, begin new episodes. "" where they go on exactly from ``standing``."""
     if standing is None:
         return "where its environments stood was not kept"
     if "why" in standing:
@@ -64,7 +64,7 @@ _KINDS = ("PCG64", "PCG64DXSM", "Philox", "SFC64", "MT19937")
 
 
 def plain(value: Any, where: str = "its state") -> Any:
-    """The same in numbers, texts, arrays, lists, tuples and dicts; generators of numpy as their numbers. `TypeError` names what cannot be said so."""
+    """The same in numbers, texts, arrays, lists, tuples and dicts. Generators of numpy as their numbers. `TypeError` names what cannot be said so."""
     if isinstance(value, np.random.Generator) and type(value.bit_generator).__name__ in _KINDS:
         return {_GENERATOR: value.bit_generator.state}
     if value is None or isinstance(value, (bool, int, float, str, np.number, np.bool_)):

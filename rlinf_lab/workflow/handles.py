@@ -90,7 +90,7 @@ class _Lazy:
 
 
 def awaited(lazy: Any) -> tuple[CallSpec, tuple[tuple[str, Any], ...]] | None:
-    """The call of whose value this is a lazy part, and the way to it; None for what is no such part."""
+    """The call of whose value this is a lazy part, and the way to it. None for what is no such part."""
     if isinstance(lazy, Ref):
         return lazy._handle._call, lazy._path
     return (lazy._call, ()) if isinstance(lazy, Handle) else None
@@ -180,6 +180,6 @@ class Origin(NamedTuple):
 
 
 def origin_of(value: Handle | Ref) -> Origin:
-    """What a handle or a part of one stands for; its own attributes would be lazy parts of the value."""
+    """What a handle or a part of one stands for. Its own attributes would be lazy parts of the value."""
     handle, path = (value, ()) if isinstance(value, Handle) else (value._handle, value._path)
     return Origin(handle._dispatcher, handle._call, path)

@@ -152,7 +152,7 @@ class ChannelSpec:
     def tag(
         self, who: str, items: Sequence[Any], weight: int | None, priority: float | None, key: int | None = None
     ) -> Tags | None:
-        """What is known of the items of a put beside themselves; None when it is nothing. Raises `WorkflowError` for
+        """What is known of the items of a put beside themselves. None when it is nothing. Raises `WorkflowError` for
         what is no weight or no priority.
         """
         if self.asks_group and key is None:

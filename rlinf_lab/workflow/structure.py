@@ -12,7 +12,7 @@ Path = tuple[tuple[str, Any], ...]  # attributes (".", name) and items ("[", key
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``value`` with ``change(leaf)`` in the place of every leaf; ``value`` itself when no leaf was changed.
+    """``value`` with ``change(leaf)`` in the place of every leaf. ``value`` itself when no leaf was changed.
 
     Containers are plain lists, tuples (named ones too), dicts, sets and dataclass instances; anything else is a leaf. A
     container that holds itself is left alone.

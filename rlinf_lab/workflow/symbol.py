@@ -87,7 +87,7 @@ class Symbol:
         return self._live().decide()
 
     def __iter__(self) -> Iterator[Symbol]:
-        """As many parts as ``a, b = symbol`` asks for; else one, so that the body of a loop is seen (none in the second
+        """As many parts as ``a, b = symbol`` asks for. Else one, so that the body of a loop is seen (none in the second
         dry run).
         """
         asked = _unpacked(sys._getframe(1))
@@ -134,7 +134,7 @@ class Symbol:
 
 
 def source_of(value: Symbol) -> RefArg | None:
-    """The call whose value (or a part of it) a symbol is computed from; its own attributes are symbols, too."""
+    """The call whose value (or a part of it) a symbol is computed from. Its own attributes are symbols, too."""
     return value._source
 
 

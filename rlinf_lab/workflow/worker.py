@@ -188,7 +188,7 @@ class Context:
         """Nothing of it is to be done any more when this rank leaves."""
 
     def leave_behind(self, place: int, value: Any) -> None:
-        """For a rank that asks for it in `collect`, perhaps in a later iteration; instead of what this rank has left
+        """For a rank that asks for it in `collect`, perhaps in a later iteration. Instead of what this rank has left
         there before. Values must pickle.
         """
 
@@ -382,7 +382,7 @@ class Worker:
 
     @_Given
     def cancelled(self) -> bool:
-        """True once the run was asked to stop; long loops without a channel should look at it."""
+        """True once the run was asked to stop. Long loops without a channel should look at it."""
         return self._context.cancelled()
 
     def __repr__(self) -> str:

@@ -185,7 +185,7 @@ class Workflow(LoopPart):
         return self.workers[worker]
 
     def outdated(self) -> list[str]:
-        """Workers whose class has been defined anew since, in its cell or by a reload; they go on with the old one."""
+        """Workers whose class has been defined anew since, in its cell or by a reload. They go on with the old one."""
         return [name for name, declaration in self.workers.items() if declaration.outdated()]
 
     # --- running (used by executors) -------------------------------------------------------------------

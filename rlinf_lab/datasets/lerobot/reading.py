@@ -139,7 +139,7 @@ class LeRobotData(EpisodeSource):
             raise self._bad(place, f"{name} of episode {at['episode_index']} is not of the shape {shape} and type {kind}: {error}") from error
 
     def _shape_of(self, name: str, shape: list[int]) -> tuple[int, ...]:
-        """Of a row; a column of single numbers has none, unless the space of its leaf is a Box of one number."""
+        """Of a row. A column of single numbers has none, unless the space of its leaf is a Box of one number."""
         if shape != [1]:
             return tuple(shape)
         return (1,) if self._ones.get(name) else ()
@@ -285,7 +285,7 @@ KINDS = frozenset(("image", "video", "bool", "float16", "float32", "float64", *(
 
 
 def read_lerobot(folder: str | os.PathLike[str]) -> LeRobotData:
-    """The episodes of a LeRobotDataset of codebase version 3.0, ours or others'; an episode is read when it is asked for.
+    """The episodes of a LeRobotDataset of codebase version 3.0, ours or others'. An episode is read when it is asked for.
 
     ``data[3]`` reads the row groups that the fourth episode lies in, ``data[:10]`` is a slice that reads nothing yet. Of data that others have written
     ``observation.state`` alone is a Box, several columns are a Dict; actions are as they were recorded. Raises `ConfigError` naming the file and what is

@@ -25,7 +25,7 @@ from rlinf_lab.errors import ConfigError
 
 
 def write_lerobot(data: EpisodeSource, folder: str | os.PathLike[str]) -> Path:
-    """Write a LeRobotDataset of codebase version 3.0, which lerobot 0.4 reads; pictures as PNG within the frames. Returns the folder.
+    """Write a LeRobotDataset of codebase version 3.0, which lerobot 0.4 reads. Pictures as PNG within the frames. Returns the folder.
 
     One episode at a time is in memory. The folder is there whole or not at all. Beside what lerobot reads there are seeds, kinds of ends and last
     observations, so that `read_lerobot` gives the same episodes. Raises `ConfigError` where the folder is there, or there are no episodes.

@@ -126,7 +126,7 @@ def _with_gpus(profile: Profile, measured: Profile, plan: ExecutionPlan) -> Prof
 
 
 def _works(planned: Planned, flow: Workflow, executor: str) -> bool:
-    """Whether every worker accepts the plan (`Worker.preflight`); nothing is started, and devices are looked at when it is."""
+    """Whether every worker accepts the plan (`Worker.preflight`). Nothing is started, and devices are looked at when it is."""
     try:
         make_executor(executor if len(planned.execution.devices) > 1 else "local", flow, planned.execution, emulate=True)
     except RlinfLabError:

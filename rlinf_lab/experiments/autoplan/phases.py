@@ -127,7 +127,7 @@ class AutoPlan:
         return pays
 
     def _looks_back(self, seconds: Sequence[float]) -> bool:
-        """Take in what the new plan takes; whether it turned out to be slower than the old one."""
+        """Take in what the new plan takes. Whether it turned out to be slower than the old one."""
         assert self.choice is not None
         if len(seconds) < ITERATIONS + 1:
             return False

@@ -187,7 +187,7 @@ def this_process() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that results depend on; those that are not installed are left out."""
+    """Of Python and of the packages that results depend on. Those that are not installed are left out."""
     found = {"python": platform.python_version()}
     for package in ("rlinf-lab", "torch", "numpy", "gymnasium", "ray", "mujoco", "metaworld", "mani-skill", "envpool"):
         try:
@@ -199,7 +199,7 @@ def versions() -> dict[str, str]:
 
 # --- settings as JSON -----------------------------------------------------------------------------------------
 def to_plain(config: Any) -> dict[str, Any]:
-    """A configuration as JSON can hold it; what it cannot hold (a class, a function) as {"object": its name}."""
+    """A configuration as JSON can hold it. What it cannot hold (a class, a function) as {"object": its name}."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 

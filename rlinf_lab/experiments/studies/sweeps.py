@@ -18,7 +18,7 @@ from rlinf_lab.experiments.training import TrainingRun
 
 
 class Sweep(Mapping[str, list[TrainingRun]]):
-    """The runs of a sweep by label, as `compare` takes them; they go on one after another in the background.
+    """The runs of a sweep by label, as `compare` takes them. They go on one after another in the background.
 
     ``failures``: what went wrong, by label and seed.
     """
@@ -50,7 +50,7 @@ class Sweep(Mapping[str, list[TrainingRun]]):
             self.failures[label, seed] = error
 
     def wait(self) -> Sweep:
-        """Block until all runs have ended; Ctrl+C stops the one that goes on, and those after it."""
+        """Block until all runs have ended. Ctrl+C stops the one that goes on, and those after it."""
         try:
             while not self._over.wait(0.1):
                 pass
@@ -100,7 +100,7 @@ class Sweep(Mapping[str, list[TrainingRun]]):
 
 
 def sweep(algorithm: str | Recipe, env: Any, *, grid: Mapping[str, Sequence[Any]], seeds: int | Sequence[int] = 3, **settings: Any) -> Sweep:
-    """Train every combination of ``grid`` with every seed, one after another in the background; returns at once.
+    """Train every combination of ``grid`` with every seed, one after another in the background. Returns at once.
 
     ``grid``: values by setting, ``{"learning_rate": [1e-3, 3e-4]}``. ``seeds``: how many (0, 1, …), or which. ``settings``: as `train` takes them.
     ``lab.compare(sweep)`` at any time. Raises `ConfigError` or `UnknownNameError` for a setting or value that cannot work, before anything starts.

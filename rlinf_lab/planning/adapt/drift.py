@@ -162,7 +162,7 @@ class Window:
         return all(track.host == SIMULATED for track in self.timeline.tracks)
 
     def items(self, worker: str) -> float:
-        """How many a worker took of that channel in an iteration, all ranks together; 0 where it read none."""
+        """How many a worker took of that channel in an iteration, all ranks together. 0 where it read none."""
         gets, _ = self._gets(worker)
         return float(np.median(np.bincount(self._at(gets), gets["items"], len(self.warm)))) if len(gets) else 0.0
 

@@ -191,7 +191,7 @@ def _of_worker(profile: Profile, candidate: Candidate, window: Window, drift: Dr
 
 
 def told_by_sizes(sizes: np.ndarray, spent: np.ndarray) -> float | None:
-    """Seconds that each batch takes besides its items, from items and seconds of some; None where sizes are too alike,
+    """Seconds that each batch takes besides its items, from items and seconds of some. None where sizes are too alike,
     or seconds too uneven, to tell.
     """
     if sizes.max() < SIZES_FACTOR * sizes.min():

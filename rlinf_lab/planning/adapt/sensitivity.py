@@ -326,7 +326,7 @@ class Asked:
         return (self.of == "shape" and placement.shape == self._placement.shape) or alike(placement, self._placement)
 
     def _as_it_is(self, setting: Setting) -> float:
-        """Seconds of the choice under a changed setting, as plans are ranked; inf where it does not fit any more."""
+        """Seconds of the choice under a changed setting, as plans are ranked. Inf where it does not fit any more."""
         placement = replace(self._placement, setting=setting)
         if placement.misfit() or not np.isfinite(evaluate(placement.tree, setting.problem(placement.arrangement))):
             return math.inf
@@ -350,7 +350,7 @@ def _percent(factor: float) -> str:
 
 
 def _bar(r: Range) -> str:
-    """Log scale from a quarter to four times, 160 pixels; the line is the profile's value."""
+    """Log scale from a quarter to four times, 160 pixels. The line is the profile's value."""
     left, right = (80 + 80 * float(np.log(f)) / float(np.log(WIDEST)) for f in (r.low, r.high))
     said = f"{r.low:.2f} to {r.high:.2f}"
     drawn = (

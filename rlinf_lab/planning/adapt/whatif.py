@@ -186,7 +186,7 @@ class Question:
 
 
 def _enough(wanted: int | float | None, changed: Callable[[Any], Wish], field: str) -> int | float | None:
-    """What one refusal after another asks for, until there is a plan; None where that is nothing, or no more than
+    """What one refusal after another asks for, until there is a plan. None where that is nothing, or no more than
     before.
     """
     before: float = 0

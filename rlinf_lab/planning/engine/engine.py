@@ -311,7 +311,7 @@ class Engine(AtOnce, Meeting):
                 self._residents[device].remove(p)
 
     def built(self, process: int, there: bool) -> list[tuple[int, int, int, int]]:
-        """A process is idle from now on; devices that it has been given to be built there (as for a call) others may
+        """A process is idle from now on. Devices that it has been given to be built there (as for a call) others may
         have. ``there``: it has been.
         """
         self.processes[process].state = "idle"
@@ -516,7 +516,7 @@ class Engine(AtOnce, Meeting):
         return bool(queue.getters) and not queue.stub and queue.getters[0][1] > depth
 
     def _extend(self, channel: int) -> None:
-        """Remote producers are blocked; if the get in front wants more than is there, they may send it."""
+        """Remote producers are blocked. If the get in front wants more than is there, they may send it."""
         queue = self.channels[channel]
         wanted = queue.getters[0][1] if queue.getters else 0
         missing = wanted - (queue.tail - queue.head)
@@ -664,7 +664,7 @@ class Engine(AtOnce, Meeting):
         self._switch(p)
 
     def _arbitrate(self, candidates: list[Process]) -> None:
-        """Whole sets or nothing; one that must wait keeps its devices from those behind it, so that nobody starves."""
+        """Whole sets or nothing. One that must wait keeps its devices from those behind it, so that nobody starves."""
         kept: set[int] = set()
         for p in candidates:
             if any(
@@ -683,7 +683,7 @@ class Engine(AtOnce, Meeting):
         return any(q.lock_key < p.lock_key for q in self._queue[device])
 
     def _switch(self, p: Process) -> None:
-        """The devices are p's; bring p onto them, moving out the longest-resident ones that are in the way."""
+        """The devices are p's. Bring p onto them, moving out the longest-resident ones that are in the way."""
         if p.resident and not p.working:
             self._resume(p)
             return

@@ -62,7 +62,7 @@ class Fillers:
         return found
 
     def newly_in_the_way(self) -> list[Process]:
-        """Those in a step that somebody of the flow has begun to wait for; their steps are counted."""
+        """Those in a step that somebody of the flow has begun to wait for. Their steps are counted."""
         found = [p for p, counted in self.running.items() if not counted and self._is_awaited(p)]
         for p in found:
             self.running[p] = True

@@ -192,7 +192,7 @@ class Channel:
         return self.tail - self.head + sum(share.tail - share.head for share in self.shares)
 
     def reach(self, weight: int) -> int:
-        """How many of the first items weigh that much together; `ALL` when all that are there do not."""
+        """How many of the first items weigh that much together. `ALL` when all that are there do not."""
         if self.weights is None:
             return weight
         return ALL if self.weights.total < weight else self.weights.reach(weight)

@@ -1,4 +1,4 @@
-"""A profile from finished runs of ours; `planning.fit.from_trace` makes one from a trace of another tool."""
+"""A profile from finished runs of ours. `planning.fit.from_trace` makes one from a trace of another tool."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def _shared_channels(runs: Sequence[Observed]) -> list[str]:
 def _own_batches(
     runs: Sequence[Observed], items: int, workers: Mapping[str, WorkerProfile], names: Sequence[str]
 ) -> tuple[dict[str, int], list[str]]:
-    """How many items at a time those ask for that do; and what plans make of them, and of those that take several
+    """How many items at a time those ask for that do. And what plans make of them, and of those that take several
     batches before they work.
     """
     found, notes = dict[str, int](), []
@@ -362,7 +362,7 @@ def _handovers(runs: Sequence[Observed], values: Values) -> tuple[Handover, ...]
 
 
 def _kind(run: Observed, worker: str, generators: Mapping[str, float]) -> str:
-    """The keeper of a cell's tokens is flat in them like a simulator; who generates is told by the user; all else is
+    """The keeper of a cell's tokens is flat in them like a simulator. Who generates is told by the user; all else is
     batches.
     """
     cell = next((c for c in run.graph.cells if worker in c), ())

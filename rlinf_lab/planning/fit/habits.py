@@ -52,7 +52,7 @@ class Moments:
         self.put.setdefault(channel, (self.at, self.busy))
 
     def takes_all(self, channel: str, micro_batch: int) -> bool | None:
-        """Whether all of a channel was taken before anything was done; None where nobody can tell. ``micro_batch``:
+        """Whether all of a channel was taken before anything was done. None where nobody can tell. ``micro_batch``:
         items of a batch, as the plan says; 0: all.
         """
         if channel not in self.taken or not self.busy:
@@ -79,7 +79,7 @@ class Moments:
         return True if several or not fed else None
 
     def before_work(self, channel: str) -> list[int]:
-        """How many batches were taken before each stretch of work, but the last one; empty where there was only one
+        """How many batches were taken before each stretch of work, but the last one. Empty where there was only one
         stretch.
         """
         counts = [len(list(same)) for _, same in itertools.groupby(busy for _, busy in self.taken.get(channel, ()))]

@@ -48,7 +48,7 @@ def are_groups(
 
 
 def held_back(runs: Sequence[Observed], worker: str) -> int:
-    """Batches that a worker takes before it works, each time as many; 1 where it works on each, or on all of them
+    """Batches that a worker takes before it works, each time as many. 1 where it works on each, or on all of them
     together.
     """
     channel = _only_input(runs[0], worker)

@@ -128,7 +128,7 @@ class Observed:
         return self.plan.tokens(self.head(cell)) if self._answers(cell) else self.circulation(cell).tokens
 
     def head(self, cell: Sequence[str]) -> str:
-        """The member of a cell to which answers come back by key; where nothing is keyed, the one that begins the
+        """The member of a cell to which answers come back by key. Where nothing is keyed, the one that begins the
         round.
         """
         answers = self._answers(cell)
@@ -274,7 +274,7 @@ class Observed:
         return made
 
     def outputs(self, worker: str) -> tuple[tuple[float, float], ...]:
-        """(seconds since it began, fraction of its outputs) of a typical iteration; empty for a worker without outputs,
+        """(seconds since it began, fraction of its outputs) of a typical iteration. Empty for a worker without outputs,
         or with all at once.
         """
         channels = [c.name for c in self.graph.channels if worker in self.graph.producers(c.name) and not c.keyed]
@@ -390,7 +390,7 @@ class Observed:
         return tuple(found.values())
 
     def most_items(self) -> int:
-        """Of the channels outside cells, the one with the most items in an iteration; of a flow with cells only, its
+        """Of the channels outside cells, the one with the most items in an iteration. Of a flow with cells only, its
         tokens.
         """
         outside = [

@@ -83,7 +83,7 @@ def forecast(
 
 
 def device_names(placement: Placement) -> tuple[str, ...]:
-    """``cuda:0`` and so on, kind after kind; ``cpu:0`` for a kind whose name begins with "cpu"."""
+    """``cuda:0`` and so on, kind after kind. ``cpu:0`` for a kind whose name begins with "cpu"."""
     numbers = {"cpu": itertools.count(), "cuda": itertools.count()}
     words = (
         "cpu" if kind.startswith("cpu") else "cuda" for kind, n in placement.setting.devices.items() for _ in range(n)
@@ -221,7 +221,7 @@ class _Forecast:
         )
 
     def _message(self, producer: str, consumer: str) -> Message | None:
-        """What a message between two workers costs; None where they share a process, or nothing is known."""
+        """What a message between two workers costs. None where they share a process, or nothing is known."""
         devices = [self.placement.seats[name].devices for name in (producer, consumer)]
         if not self.profile.messages or set(devices[0]) & set(devices[1]):
             return None
@@ -386,7 +386,7 @@ class _Forecast:
         return SimCall(step.worker, step.call.method, script, after=step.after)
 
     def _generator(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
-        """Each rank has every so-maniest response of the whole stream; a channel that asks for groups gets them when
+        """Each rank has every so-maniest response of the whole stream. A channel that asks for groups gets them when
         they are complete.
         """
         inputs, outputs = self._edges(name)

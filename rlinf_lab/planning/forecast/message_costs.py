@@ -136,7 +136,7 @@ class Hops:
         return with_messages
 
     def _put_seconds(self, before: Hops | None, worker: str, rank: int, channel: str, key: int) -> float:
-        """Of an item, beyond what the recorded durations have in them; below zero where they have more."""
+        """Of an item, beyond what the recorded durations have in them. Below zero where they have more."""
         had = before.sending(worker, before._like(worker, rank), channel, key) if before is not None else 0.0
         return self.sending(worker, rank, channel, key) - had
 
@@ -152,7 +152,7 @@ class Hops:
 
 
 def message_of(messages: Sequence[Message], one_node: bool) -> Message:
-    """What a message costs within a node or between nodes; the dearest where that transport was not measured."""
+    """What a message costs within a node or between nodes. The dearest where that transport was not measured."""
     wanted = "unix" if one_node else "tcp"
     return max(messages, key=lambda m: (m.transport == wanted, m.latency_s + m.busy_s))
 

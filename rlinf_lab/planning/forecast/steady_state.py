@@ -71,7 +71,7 @@ def _last(iterations: int, staleness: int) -> int:
 
 
 def _period(timeline: Timeline, staleness: int) -> int | None:
-    """After how many iterations the last ones that count are repeated; None where they have not come before."""
+    """After how many iterations the last ones that count are repeated. None where they have not come before."""
     work = _work(timeline)
     last, some = _last(work.shape[1], staleness), min(staleness + 1, MAX_OVERLAPPING)
     tolerance = ALIKE_RELATIVE * max(float(timeline.elapsed_ns), 1.0)

@@ -110,7 +110,7 @@ class _Follower:
 
     # --- the tree --------------------------------------------------------------------------------------------
     def _run(self, tree: Tree, first: int, stop: int, ready: float) -> float:
-        """Atoms ``first`` to ``stop`` through a part whose devices are free from ``ready`` on; when it has ended."""
+        """Atoms ``first`` to ``stop`` through a part whose devices are free from ``ready`` on. When it has ended."""
         if isinstance(tree, Leaf):
             end = self._leaf(tree, first, stop, ready)
         elif tree.kind == TEMPORAL:
@@ -266,7 +266,7 @@ class _Follower:
 
 
 def stream_of(placement: Placement, leaf: Leaf, atoms: int, group: int) -> Stream | None:
-    """When the outputs of a generator leave it on its devices of a plan; None for a model that knows no lengths."""
+    """When the outputs of a generator leave it on its devices of a plan. None for a model that knows no lengths."""
     setting = placement.setting
     name = setting.stages[leaf.worker].members[0]
     axis = int(np.argmax(leaf.devices))

@@ -300,7 +300,7 @@ def _too_many(placement: Placement) -> frozenset[str]:
 
 
 def _halves(placement: Placement, used: Arrangement, some: Collection[str] | None = None) -> list[Arrangement]:
-    """Two windows for who stays and keeps most more than was counted; none when nothing was counted wrongly. ``some``:
+    """Two windows for who stays and keeps most more than was counted. None when nothing was counted wrongly. ``some``:
     of these workers (None: of all).
     """
     setting, found = placement.setting, list[tuple[float, str, int]]()

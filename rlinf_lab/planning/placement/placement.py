@@ -141,7 +141,7 @@ class Placement:
         return self.setting.cap(self.setting.kinds[int(np.searchsorted(ends, device, side="right"))])
 
     def kind(self, seat: Seat) -> str:
-        """The kind of device that a worker sits on; the first one for who takes none."""
+        """The kind of device that a worker sits on. The first one for who takes none."""
         ends = list(accumulate(self.setting.counts))
         return self.setting.kinds[int(np.searchsorted(ends, seat.devices.start, side="right")) if seat.devices else 0]
 

@@ -45,7 +45,7 @@ def origin_of(placement: Placement) -> dict[str, Any]:
 
 
 def found_by(origin: Mapping[str, Any], setting: Setting) -> Placement | None:
-    """The plan that `origin_of` described, under another setting; None where that has other stages or fewer devices.
+    """The plan that `origin_of` described, under another setting. None where that has other stages or fewer devices.
 
     Raises `AttributeError`, `KeyError`, `OverflowError`, `RecursionError`, `TypeError` or `ValueError` for what
     `origin_of` does not write: where names or numbers are well formed and cannot be, a `ValueError` that says which

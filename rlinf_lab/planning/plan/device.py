@@ -39,7 +39,7 @@ class Device:
 
     @classmethod
     def node_of(cls, names: Sequence[str]) -> int:
-        """The node of a rank (all its devices are on one); 0 for one without devices."""
+        """The node of a rank (all its devices are on one). 0 for one without devices."""
         return cls.parse(names[0]).node if names else 0
 
     @property

@@ -175,7 +175,7 @@ class ExecutionPlan:
         name: str = "hybrid",
         **fields: Any,
     ) -> ExecutionPlan:
-        """Workers that have a device in common take turns, with a whole batch each; the others stream to each other.
+        """Workers that have a device in common take turns, with a whole batch each. The others stream to each other.
 
         ``on``, ``micro_batch``: as of `spatial`. Raises `PlanError` where all share devices, or nobody does.
         """

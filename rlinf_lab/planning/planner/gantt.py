@@ -38,7 +38,7 @@ class Gantt:
 
 
 def gantt(planned: Planned) -> Gantt:
-    """Of the iteration that a run settles to; with staleness of the time between the ends of two, in which several are
+    """Of the iteration that a run settles to. With staleness of the time between the ends of two, in which several are
     under way.
     """
     placement = planned.candidate.placement

@@ -322,7 +322,7 @@ class _Reader:
 
     # --- in which batches --------------------------------------------------------------------------------------
     def _asked(self, edge: EdgeProfile) -> int | None:
-        """Items or groups of one batch of a rank of the consumer, 0 for everything; None where batches do not say into
+        """Items or groups of one batch of a rank of the consumer, 0 for everything. None where batches do not say into
         how many calls it divides its work.
         """
         setting, there = self.setting, self.edges.get((edge.producer, edge.consumer))
@@ -391,7 +391,7 @@ class _Reader:
         return Seat(name, devices, ranks, 2**grain, self._sub_batches(name), stays or not devices)
 
     def _sub_batches(self, name: str) -> int:
-        """Those of its cell; where the plan says nothing and the profile knows one number only, on devices of their
+        """Those of its cell. Where the plan says nothing and the profile knows one number only, on devices of their
         own, that one.
         """
         members = self.setting.stages[self.setting.home[name]].members
@@ -472,7 +472,7 @@ class _Reader:
 
 
 def _grained(tree: Tree, grains: Sequence[int], once: bool) -> Tree:
-    """With so fine leaves, and compositions as fine as these and their edges allow; turns ``once`` an iteration."""
+    """With so fine leaves, and compositions as fine as these and their edges allow. Turns ``once`` an iteration."""
     if isinstance(tree, Leaf):
         return replace(tree, grain=grains[tree.worker])
     before, after = (_grained(part, grains, once) for part in tree.parts())

@@ -163,7 +163,7 @@ def _of_ranks(setting: Setting, stage: int, at_once: bool = True) -> np.ndarray:
 
 
 def _occupied(setting: Setting, stage: int, name: str) -> np.ndarray:
-    """Seconds for which a worker keeps others off its devices, for each number of them; inf: as long as it is busy.
+    """Seconds for which a worker keeps others off its devices, for each number of them. Inf: as long as it is busy.
 
     A generator's ranks end one by one. Where the next iteration begins meanwhile, or somebody who needs none of its
     responses or can begin with the first ones, they are not lost. The mean rank ends no earlier than the mean response,

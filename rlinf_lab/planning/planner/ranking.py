@@ -41,7 +41,7 @@ class Shown:
 
 
 def ranking(found: Sequence[Candidate], devices: Sequence[str], simulate: bool = True) -> list[Shown]:
-    """The best plan of each shape, fastest first; see `order` for those that take as long."""
+    """The best plan of each shape, fastest first. See `order` for those that take as long."""
     if not simulate:
         return order([Shown(c, c.seconds) for c in found])
     setting = found[0].placement.setting
@@ -64,7 +64,7 @@ def simulated(candidate: Candidate, devices: Sequence[str]) -> Shown:
 
 
 def order(shown: Sequence[Shown]) -> list[Shown]:
-    """By seconds; of those that take as long by `preference`; without those that seat everybody as a faster
+    """By seconds; of those that take as long by `preference`. Without those that seat everybody as a faster
     one does.
     """
     waiting, found = sorted(shown, key=lambda s: s.seconds), list[Shown]()

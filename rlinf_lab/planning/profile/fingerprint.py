@@ -68,7 +68,7 @@ class Fingerprint:
 
 
 def _accelerators() -> list[str]:
-    """Names of all GPUs of this machine, as NVIDIA's driver and torch call them; none where there is no driver."""
+    """Names of all GPUs of this machine, as NVIDIA's driver and torch call them. None where there is no driver."""
     import pynvml
 
     try:

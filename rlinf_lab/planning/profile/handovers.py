@@ -114,7 +114,7 @@ def _reaches(after: Mapping[str, set[str]], start: str, end: str) -> bool:
 
 
 def handed_over(profile: Handing, ends: Mapping[str, float]) -> dict[str, float]:
-    """When each worker has handed over, from when it has ended what it streams; the same seconds in and out."""
+    """When each worker has handed over, from when it has ended what it streams. The same seconds in and out."""
     ready = dict(ends)
     for h in profile.handovers:
         ready[h.worker] = max(ready[w] for w in (h.worker, *h.after)) + h.seconds

@@ -75,7 +75,7 @@ def counted_twice(workers: Iterable[WorkerProfile]) -> float:
 
 
 def shared_part(worker: WorkerProfile) -> float:
-    """Of what a switch of it moves, the part that others hold, too; where its own is sharded, on the fewest devices
+    """Of what a switch of it moves, the part that others hold, too. Where its own is sharded, on the fewest devices
     that it can have: the least.
     """
     whole = float(resident(worker, np.array([max(worker.ranks.fewest, 1)]))[0])

@@ -172,7 +172,7 @@ class Profile:
         return self.with_worker(worker, samples=tuple(s.scaled(factor) for s in self.workers[worker].samples))
 
     def stale(self, here: Fingerprint | None = None) -> tuple[str, ...]:
-        """What differs between the machine that measured and this one; empty when the profile is fresh (or was written
+        """What differs between the machine that measured and this one. Empty when the profile is fresh (or was written
         by hand).
         """
         return () if self.fingerprint is None else self.fingerprint.differences(here or Fingerprint.here())

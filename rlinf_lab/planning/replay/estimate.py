@@ -258,7 +258,7 @@ class _Waiting:
             untaken.add(entry)
 
     def take(self, turn: Turn, channel: str, n: int) -> list[int]:
-        """The keys of the n items that a get has just brought; fewer where items without a key came too."""
+        """The keys of the n items that a get has just brought. Fewer where items without a key came too."""
         queue = self._queue(turn, channel)
         arriving, untaken = self._queues.get(queue, []), self._untaken.get(queue, set())
         found = []

@@ -32,7 +32,7 @@ from rlinf_lab.workflow.graph import LoopStep, Step, WorkflowGraph
 def seen_messages(
     graph: WorkflowGraph, timeline: Timeline, iterations: Collection[int], known: Sequence[Message]
 ) -> tuple[Message, ...]:
-    """``known`` costs of messages, with the flights that this run had where it had any; without known ones they cost no
+    """``known`` costs of messages, with the flights that this run had where it had any. Without known ones they cost no
     computing.
 
     The mean over all messages: a cell goes round after round, and what its rounds take adds up. The time to wake the

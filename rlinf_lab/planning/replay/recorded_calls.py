@@ -263,7 +263,7 @@ class CallAgain:
 
     # --- keys ----------------------------------------------------------------------------------------------------
     def learn_keys(self, keys: Keys) -> None:
-        """Tokens are treated in turn; what is put for an item answers to whom the item answers to."""
+        """Tokens are treated in turn. What is put for an item answers to whom the item answers to."""
         if self._consumption is None:
             tokens = self._layout.plan.tokens(self.step.worker)
             for (iteration, rank), deeds in self._deeds.items():

@@ -192,7 +192,7 @@ def spread(code: np.ndarray, most: int) -> np.ndarray:
 
 
 def _cheapest(code: np.ndarray, fill: np.ndarray, period: np.ndarray, shape: Counts) -> np.ndarray:
-    """Without points that are no better than one on fewer devices; fills are compared by bin, so that some escape."""
+    """Without points that are no better than one on fewer devices. Fills are compared by bin, so that some escape."""
     edges = np.quantile(fill, np.linspace(0, 1, BINS))
     least = np.full((math.prod(shape), BINS), np.inf)
     np.minimum.at(least, (code, np.searchsorted(edges, fill)), period)  # fill <= edges[bin]

@@ -178,7 +178,7 @@ class Cuts:
         return self._orders.is_grouped
 
     def of(self, leaves: int) -> tuple[Cut, ...]:
-        """Every way to cut a set, smaller upstream parts first; where the graph has too many, those of one order of its
+        """Every way to cut a set, smaller upstream parts first. Where the graph has too many, those of one order of its
         leaves (`Orders`).
         """
         if leaves not in self._known:

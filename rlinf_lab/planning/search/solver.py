@@ -74,7 +74,7 @@ class _Way:
 
 
 def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list[Found]:
-    """The best plan for every way to make the last composition, fastest first; the first one is optimal. Empty when no
+    """The best plan for every way to make the last composition, fastest first. The first one is optimal. Empty when no
     plan is possible.
 
     ``ceiling``: plans that take longer are of no interest, and plans not much slower than the best may be missing below

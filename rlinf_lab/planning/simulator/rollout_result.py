@@ -17,7 +17,7 @@ FATES = ("unused", "used", "dropped")
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """N responses, in the order they were asked for; times in seconds, NaN where it did not come to that."""
+    """N responses, in the order they were asked for. Times in seconds, NaN where it did not come to that."""
 
     concurrency: int
     seconds_N: NDArray[np.float64]
@@ -81,7 +81,7 @@ class Rollouts:
 
     @property
     def generator_idle(self) -> float:
-        """Share of the slots' time in which they are empty, until the last response begins; 0 with steady arrivals."""
+        """Share of the slots' time in which they are empty, until the last response begins. 0 with steady arrivals."""
         busy_s, until_s = self.filled
         return float(max(0.0, 1.0 - busy_s / (until_s * self.concurrency))) if until_s else 0.0
 

@@ -203,7 +203,7 @@ class _Slots:
 
 
 class _Steady(_Slots):
-    """Groups end at an even pace; each has begun as long before as its longest response takes."""
+    """Groups end at an even pace. Each has begun as long before as its longest response takes."""
 
     def __init__(self, setting: AsynchronousTraining, seconds_N: NDArray[np.float64]) -> None:
         super().__init__(setting, seconds_N)

@@ -156,7 +156,7 @@ class Outage:
 
 @dataclass(frozen=True)
 class Turnover:
-    """At ``at_ns`` a rank that is absent ``comes``, or one that is there leaves; what it has not taken the others take.
+    """At ``at_ns`` a rank that is absent ``comes``, or one that is there leaves. What it has not taken the others take.
 
     See `runtime.session.session.Session.join`.
     """

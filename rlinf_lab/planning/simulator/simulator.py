@@ -78,7 +78,7 @@ class Simulator:
         loop: Callable[[Turn], Script] | None = None,
         stored: Stored | None = None,
     ) -> Timeline:
-        """``iterations`` times the calls of one iteration; as many of them overlap as the plan's ``staleness`` allows.
+        """``iterations`` times the calls of one iteration. As many of them overlap as the plan's ``staleness`` allows.
 
         ``loop``: the script of the iteration function itself: `call` for each position in ``calls``, `wait` for one of
         them, `put` and `get` at channels of its own. Default: all calls, in order, at once. ``stored``: see

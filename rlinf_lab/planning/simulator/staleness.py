@@ -96,7 +96,7 @@ class GroupQueue(Generic[T]):
         return math.inf if not bounded or math.isinf(self.policy.queue) else round(self.policy.queue * self.batch)
 
     def offer(self, group: T, version: int, number: int = 0) -> list[T]:
-        """A group is whole, the ``number``-th that began (from 0; only "bound" asks); what is lost for it."""
+        """A group is whole, the ``number``-th that began (from 0; only "bound" asks). What is lost for it."""
         self._waiting.append(Waiting(group, version, number))
         if self.policy.name == "drop_oldest" and len(self._waiting) > self.capacity:
             self.dropped += 1

@@ -61,7 +61,7 @@ class ToolCell:
         return _Run(self, turns).go()
 
     def best(self, turns: Sequence[Sequence[int]]) -> ToolCell:
-        """The patience that answers these soonest; of those as quick the one with the fewest steps."""
+        """The patience that answers these soonest. Of those as quick the one with the fewest steps."""
         tries = [replace(self, by_count=False, patience_s=p) for p in (0.0, self.tool_s, math.inf)]
         done = [(cell.simulate(turns), cell) for cell in tries]
         quickest = min(times.seconds for times, _ in done)

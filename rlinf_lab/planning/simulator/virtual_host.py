@@ -609,7 +609,7 @@ class VirtualHost:
         return self.ranks[-1]
 
     def _flies(self, p: Rank, kind: int, channel: str, key: int, queue: int, n: int) -> bool:
-        """Whether what a rank does at a channel is a message; then it is on its way."""
+        """Whether what a rank does at a channel is a message. Then it is on its way."""
         under_way = self._under_way
         assert under_way is not None
         way = under_way.way(p, channel, key, kind)
@@ -674,7 +674,7 @@ class VirtualHost:
 
     # --- switching ---------------------------------------------------------------------------------------------
     def _switch(self, p: Rank, coming: bool) -> None:
-        """The rank leaves or comes while it goes on waiting; a timer stands for its own thread doing so."""
+        """The rank leaves or comes while it goes on waiting. A timer stands for its own thread doing so."""
         p.switching, p.coming, p.switch_from = True, coming, self.now
         if p in self._ready:  # resumed in this very instant: it switches first
             self._ready.remove(p)

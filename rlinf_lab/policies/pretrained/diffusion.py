@@ -67,7 +67,7 @@ class Condition(nn.Module):
 
 
 class DiffusionHead(Head):
-    """`act` returns the whole chain (B, S + 1, H, A), normalised; `executed` takes its last point's chunk; `log_prob` is of the chain.
+    """`act` returns the whole chain (B, S + 1, H, A), normalised. `executed` takes its last point's chunk; `log_prob` is of the chain.
 
     Greedy: from x_0 = 0 without noise in between. ``std``: least standard deviation of a step's noise, in normalised units; it is not learnt.
     """

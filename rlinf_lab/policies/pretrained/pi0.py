@@ -114,7 +114,7 @@ class Expert(nn.Module):
 
 
 class PaddedFlowHead(FlowHead):
-    """A `FlowHead` over the model's own, padded and normalised actions; what is executed is cut and scaled back."""
+    """A `FlowHead` over the model's own, padded and normalised actions. What is executed is cut and scaled back."""
 
     mean: Tensor
     std: Tensor
@@ -144,7 +144,7 @@ class PaddedFlowHead(FlowHead):
 
 
 class ValueOfState(nn.Module):
-    """A value net over the state's part of the row (B, P); it is new, π0 has none."""
+    """A value net over the state's part of the row (B, P). It is new, π0 has none."""
 
     def __init__(self, size: int, generator: torch.Generator) -> None:
         super().__init__()

@@ -80,7 +80,7 @@ class Child:
         self.ask("", payload)
 
     def ask(self, method: str, *args: Any) -> Future[Any]:
-        """Have a method called there; the future raises `ChildDied` when the process ends before it has answered."""
+        """Have a method called there. The future raises `ChildDied` when the process ends before it has answered."""
         future: Future[Any] = Future()
         with self._lock:
             self._asked += 1
@@ -193,7 +193,7 @@ def main(fd: int, end: int, name: str) -> None:
 
 
 def _answer(name: str, method: str, value: Any, error: BaseException | None) -> bytes:
-    """What a method returned or raised, as bytes that can be read again; else an error that says so. The call is
+    """What a method returned or raised, as bytes that can be read again. Else an error that says so. The call is
     answered whatever it was.
     """
     try:

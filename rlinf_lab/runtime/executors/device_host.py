@@ -96,7 +96,7 @@ class DeviceHost:
         }
 
     def _new_sampler(self) -> UtilisationSampler | None:
-        """Every host samples its own GPUs, under the plan's names; on a node other than the driver's, the first one the
+        """Every host samples its own GPUs, under the plan's names. On a node other than the driver's, the first one the
         processors too.
         """
         node = Device.node_of(sorted(self._device_names()))
@@ -295,7 +295,7 @@ def gpus_of(names: set[str]) -> list[str]:
 
 
 def pack(layout: Layout, place: dict[tuple[str, int], str], one_node: bool) -> bytes:
-    """What a `DeviceHost` is made from; the import path comes first, for what follows may need it."""
+    """What a `DeviceHost` is made from. The import path comes first, for what follows may need it."""
     return pickle.dumps((import_path(), cloudpickle.dumps((layout, place, one_node))))
 
 

@@ -404,7 +404,7 @@ class HostsExecutor:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process is there; one that has ended is, where nobody takes note of that."""
+    """Whether a process is there. One that has ended is, where nobody takes note of that."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

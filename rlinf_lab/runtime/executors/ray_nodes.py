@@ -177,7 +177,7 @@ def _of_all_nodes(here: Sequence[str], kind: str | None) -> list[str]:
 def wait_for_nodes(
     devices: Sequence[str], stopped: Callable[[], bool], seconds: float = JOIN_SECONDS, *, emulate: bool = False
 ) -> dict[int, str]:
-    """Node ids of the nodes that these devices are on; waits for those that have not joined yet.
+    """Node ids of the nodes that these devices are on. Waits for those that have not joined yet.
 
     Raises `PlanError` when they do not come in time (at once for one that was here and has gone: its number is never
     used again), or have fewer GPUs or cores than the devices say (``emulate``: cores may be fewer); `Cancelled` when

@@ -81,7 +81,7 @@ def has_one_thread_each() -> bool:
 
 
 def why_private_is_gone() -> str:
-    """What has died of the private Ray without which it starts no processes; "" where it lives."""
+    """What has died of the private Ray without which it starts no processes. "" where it lives."""
     dead = {kind: process.pid for kind, process in load_ray()._private.worker._global_node.dead_processes()}
     return (
         f"The private Ray of this process is gone: its raylet (process {dead['raylet']}) was killed or has crashed."

@@ -20,7 +20,7 @@ from rlinf_lab.workflow.graph import DRIVER
 
 
 def cores_of(devices: Iterable[str], available: Sequence[int]) -> set[int]:
-    """What these devices stand for, as the system counts; emulated ones share the ``available`` cores in turn."""
+    """What these devices stand for, as the system counts. Emulated ones share the ``available`` cores in turn."""
     return {available[d.index % len(available)] for d in map(Device.parse, devices) if d.kind == "cpu"}
 
 

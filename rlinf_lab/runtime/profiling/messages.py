@@ -163,7 +163,7 @@ def _by_round(seconds: Mapping[int, float], numbers: Sequence[int]) -> dict[int,
 def _cost(
     transport: str, together: Mapping[int, float], apart: Mapping[int, float], elapsed: Mapping[int, float]
 ) -> Message:
-    """Seconds computed in threads and in processes, and seconds passed in processes, by round; the first one does not
+    """Seconds computed in threads and in processes, and seconds passed in processes, by round. The first one does not
     count.
     """
     warm, hops = sorted(elapsed)[1:], 2 * ROUNDS

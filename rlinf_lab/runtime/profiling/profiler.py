@@ -186,7 +186,7 @@ class _Measuring:
         return plan if self.one_by_one else self._together(first, plan) or plan
 
     def _together(self, first: Observed, plan: ExecutionPlan) -> ExecutionPlan | None:
-        """The plan with batches of all that circulates in a cell; None where it circulates by itself. Ranks of the head
+        """The plan with batches of all that circulates in a cell. None where it circulates by itself. Ranks of the head
         may have a share each, or as much as one alone: a batch is no larger than a share, and all are filled."""
         graph, micro_batches, in_flight = self.flow.graph, dict(plan.micro_batches), dict(plan.in_flight)
         for cell in graph.cells:
@@ -242,7 +242,7 @@ class _Measuring:
         )
 
     def _rules(self) -> dict[str, RankRule]:
-        """Who was not said to have several ranks has one; where somebody failed with as many as asked, at most those
+        """Who was not said to have several ranks has one. Where somebody failed with as many as asked, at most those
         that worked.
         """
         found = {}
@@ -285,7 +285,7 @@ class _Measuring:
         return observed if watch is None else replace(observed, peaks=watch.peaks(finished.timeline))
 
     def _messages(self) -> tuple[Message, ...]:
-        """Between processes of one node, and of two where the devices are on several; none where everything lives in
+        """Between processes of one node, and of two where the devices are on several. None where everything lives in
         this process.
         """
         nodes = [Device.parse(d).node for d in self.devices]
@@ -361,7 +361,7 @@ class Probed(NamedTuple):
 
 
 def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
-    """Sets the worker up and lets it leave and come a few times; the shortest seconds count. Raises `WorkerError`
+    """Sets the worker up and lets it leave and come a few times. The shortest seconds count. Raises `WorkerError`
     naming the method that failed.
     """
     gc.collect()  # what is given back meanwhile would be counted against it
@@ -467,7 +467,7 @@ def _gpus_of_this_node(devices: Sequence[str]) -> list[str]:
 
 
 def _device_memory(devices: Sequence[str]) -> float | None:
-    """GiB of the smallest GPU of this node; None for cores, which share the host's memory."""
+    """GiB of the smallest GPU of this node. None for cores, which share the host's memory."""
     names = _gpus_of_this_node(devices)
     if not names:
         return None
@@ -559,7 +559,7 @@ class _MemoryWatch:
 
 
 def _most_gib_used(device: str) -> float:
-    """GiB of a GPU that torch had allocated at most since the last call; 0 elsewhere, and before anybody uses CUDA:
+    """GiB of a GPU that torch had allocated at most since the last call. 0 elsewhere, and before anybody uses CUDA:
     torch would raise an error then.
     """
     name = torch_device([device])

@@ -343,7 +343,7 @@ class Observed:
         return self._observer.table.since(version)
 
     def weights(self, name: str) -> Published:
-        """The newest version of published weights and its state, live and after the end; (0, None): none yet.
+        """The newest version of published weights and its state, live and after the end. (0, None): none yet.
 
         ``version, state = run.weights("policy")``. The state comes from the process of the worker that has published
         it, and once more when the run ends; where both are one process it is the very object. `ExecutorError` when
@@ -370,7 +370,7 @@ class Observed:
 
     @property
     def missing_curves(self) -> dict[str, str]:
-        """Why GPUs of the plan have no curves of their load, by host; empty when they have, or when there are none."""
+        """Why GPUs of the plan have no curves of their load, by host. Empty when they have, or when there are none."""
         loop = self._executor.driver_host.loop
         return {} if loop is None else loop.remarks.missing_curves()
 
@@ -507,7 +507,7 @@ class Observed:
         )
 
     def standstill(self) -> Standstill | None:
-        """Why nothing moves; None while something has moved within the last `STILL_SECONDS`, and after any end but a
+        """Why nothing moves. None while something has moved within the last `STILL_SECONDS`, and after any end but a
         deadlock.
         """
         if isinstance(self.error, DeadlockError):

@@ -206,7 +206,7 @@ class Run(Observed):
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds to the end at the pace of the last ten iterations; None while nothing is known."""
+        """Seconds to the end at the pace of the last ten iterations. None while nothing is known."""
         pace = self._observer.table.pace()
         return None if self.iterations is None or pace is None else (self.iterations - self.iteration) * pace
 

@@ -96,7 +96,7 @@ class Iteration:
         self._is_over = False
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Block until the iteration, and with it all before, has ended; what the iteration function returned, resolved.
+        """Block until the iteration, and with it all before, has ended. What the iteration function returned, resolved.
 
         Raises the `WorkerError` of a worker that failed in it; `Cancelled` when it was given up because an earlier one
         failed. `TimeoutError` after ``timeout`` seconds; the iteration goes on.
@@ -200,7 +200,7 @@ class Session:
             self._frame = None
 
     def finish(self) -> list[Any]:
-        """Wait until every iteration that has been started is over; the results of those that were not.
+        """Wait until every iteration that has been started is over. The results of those that were not.
 
         Raises the first failure among them, one that somebody was told of not again.
         """
@@ -533,7 +533,7 @@ class Session:
             )
 
     def _refuse_forgotten(self, what: str, iteration: int) -> None:
-        """Values live until the next iteration has ended; what begins after that one cannot count on them."""
+        """Values live until the next iteration has ended. What begins after that one cannot count on them."""
         if iteration < (self.iteration if (body := self._body()) is None else body) - 1:
             raise WorkflowError(
                 f"{what} was forgotten when iteration {iteration + 1} ended. Next: return it from the iteration "

@@ -47,7 +47,7 @@ class Gate:
                 self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Pass it, as soon as it is open; False when it has not been within ``timeout`` seconds. By one thread at a
+        """Pass it, as soon as it is open. False when it has not been within ``timeout`` seconds. By one thread at a
         time.
         """
         if self._counter < 0:

@@ -96,7 +96,7 @@ class ArrivedWhole(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """What was sent of this version is whole; or ``changed``, the first part of it that is not."""
+    """What was sent of this version is whole. Or ``changed``, the first part of it that is not."""
 
     changed: str
 
@@ -129,7 +129,7 @@ class Outgoing:
         self._buckets: list[list[tuple[int, int, int]]] = []
 
     def changed(self) -> str:
-        """The first part of what is sent that was changed since it was published; "" where none was."""
+        """The first part of what is sent that was changed since it was published. "" where none was."""
         return self._unchanged.changed()
 
     def encode(self, number: int) -> Arrived:

@@ -154,7 +154,7 @@ class Lender:
         return bool(self._lent)
 
     def place(self, tensor: OnDevice) -> bytes | None:
-        """Lend it; the reference to send, or None when it has to travel by another way."""
+        """Lend it. The reference to send, or None when it has to travel by another way."""
         try:
             identity = SHARING.identity(tensor.block)
             problem = self.why_not or ("" if identity in self._gpus else f"its process does not see GPU {identity}")
@@ -195,7 +195,7 @@ class Lender:
 
 
 class _Owner:
-    """Held by the storage of a tensor that was lent; the memory goes back when it dies."""
+    """Held by the storage of a tensor that was lent. The memory goes back when it dies."""
 
     def __init__(self, block: Any) -> None:
         self.block = block

@@ -80,7 +80,7 @@ class Stream:
         self._at = mark
 
     def fetch(self, most: int = READ_BYTES) -> bool:
-        """Take in what has arrived, up to ``most`` bytes, without waiting; whether that was less than might be there.
+        """Take in what has arrived, up to ``most`` bytes, without waiting. Whether that was less than might be there.
         `EOFError` at the end.
         """
         self._to_the_front()

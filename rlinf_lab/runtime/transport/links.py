@@ -190,7 +190,7 @@ class Link:
         self._lender.why_not = self._why_not_lend(address, ways)
 
     def _why_not_lend(self, address: Address, ways: Ways) -> str:
-        """Why no tensor on a GPU can be used where it is; "" if that depends on the tensor."""
+        """Why no tensor on a GPU can be used where it is. "" if that depends on the tensor."""
         if ways.between_gpus == "host":
             return ASKED
         if self.transport != "unix":
@@ -278,7 +278,7 @@ class Link:
     def _framed(
         self, parts: list[bytes | memoryview], buffers: list[Any], items: list[int]
     ) -> list[bytes | memoryview]:
-        """A frame in parts, so that large buffers need not be joined; what fits into slots is copied there.
+        """A frame in parts, so that large buffers need not be joined. What fits into slots is copied there.
 
         ``items``: how many, and when.
         """
@@ -346,7 +346,7 @@ class Link:
                 self._writer.start()
 
     def _now(self, parts: list[bytes | memoryview]) -> memoryview | None:
-        """Hand over what the socket takes without waiting; returns a copy of the rest, for the sender may change its
+        """Hand over what the socket takes without waiting. Returns a copy of the rest, for the sender may change its
         arrays.
         """
         if len(parts) > MOST_PARTS:
@@ -405,7 +405,7 @@ class Link:
                 self._changed.notify_all()
 
     def close(self, seconds: float = FAREWELL_SECONDS) -> None:
-        """Say farewell behind what has been sent and wait until it was heard; a peer that does not read for ``seconds``
+        """Say farewell behind what has been sent and wait until it was heard. A peer that does not read for ``seconds``
         is left without one.
         """
         with self._changed:

@@ -281,7 +281,7 @@ class Listener:
             connection.close()
 
     def wait_for_farewells(self, peers: set[str], seconds: float) -> bool:
-        """Wait until everything these peers have sent was heard, and their farewell; False when the time
+        """Wait until everything these peers have sent was heard, and their farewell. False when the time
         passes first.
         """
         with self._left_changed:

@@ -121,7 +121,7 @@ class SlotPool:
         self.usable = answer == b"\1"
 
     def place(self, raw: memoryview) -> bytes | None:
-        """Copy a buffer into a slot; the reference to send, or None when it has to travel in the stream."""
+        """Copy a buffer into a slot. The reference to send, or None when it has to travel in the stream."""
         if not self.usable or raw.nbytes < LARGE:
             return None
         self.take_back()

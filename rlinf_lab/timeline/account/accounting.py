@@ -79,7 +79,7 @@ class Accounting:
         return {field: np.concatenate([part[field] for part in parts]) for field in fields}
 
     def since(self, from_ns: int) -> SpanArray:
-        """The bubbles that end after ``from_ns``, by device and start; the older ones are not touched."""
+        """The bubbles that end after ``from_ns``, by device and start. The older ones are not touched."""
         rows = _joined([s for s in self._stretches if s.end_ns > from_ns])
         return rows[rows["end"] > from_ns]
 
@@ -215,7 +215,7 @@ class Ledger:
         del self._stretches[kept:]
 
     def _settle(self, store: SpanStore, numbers: Ints, windows: Windows, cut: int) -> None:
-        """Compute from ``cut`` to the end, in stretches of some iterations each; each iteration that is open is one of
+        """Compute from ``cut`` to the end, in stretches of some iterations each. Each iteration that is open is one of
         its own, and the one before them.
 
         For the mark of an open one will begin a little before its first span, so what ends there is not over yet.
@@ -310,7 +310,7 @@ def account(store: SpanStore) -> Accounting:
 
 
 def _joined(stretches: Sequence[_Settled]) -> SpanArray:
-    """The bubbles of stretches that follow each other, by device and start; those that were cut in two are
+    """The bubbles of stretches that follow each other, by device and start. Those that were cut in two are
     one again.
     """
     if len(stretches) == 1:

@@ -328,7 +328,7 @@ def _union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def _last_end(start: Ints, end: Ints, starts: Ints, ends: Ints) -> Ints:
-    """Where intervals (sorted by start) end for the last time inside each window; its start if none reaches into it."""
+    """Where intervals (sorted by start) end for the last time inside each window. Its start if none reaches into it."""
     reach = np.maximum.accumulate(np.concatenate([[_FIRST], end]))
     return np.minimum(np.maximum(reach[start.searchsorted(ends, "left")], starts), ends)
 

@@ -102,7 +102,7 @@ def iterations(store: SpanStore) -> pd.DataFrame:
 
 
 def whole_iterations(store: SpanStore) -> set[int] | None:
-    """Those that came to their end, and of which everything is there; None where nothing says so (traces without
+    """Those that came to their end, and of which everything is there. None where nothing says so (traces without
     marks). The others hold a part of their work: they are going on, or failed, or what other hosts recorded of them is
     still to come."""
     marks = store.marks()
@@ -159,7 +159,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 
 def diff(ours: SpanStore, theirs: SpanStore, limit: int = 5) -> str:
-    """How two timelines differ, first differences first; the empty text when they hold the same spans.
+    """How two timelines differ, first differences first. The empty text when they hold the same spans.
 
     Compared are worker, rank, devices, kind, name, start, end, iteration, items, channel and flow; not the host, not
     the bytes (a simulation moves none) and not the order in which spans arrived. Equal spans are counted.

@@ -26,7 +26,7 @@ _RANK = np.array(
 
 
 def in_causal_order(spans: SpanArray) -> SpanArray:
-    """The same spans by their end; of one instant, each after those that it waited for or followed.
+    """The same spans by their end. Of one instant, each after those that it waited for or followed.
 
     That is: what begins at the instant after what its track did before, a get after the puts of its items, and what
     came before a put that cut a get short before that get. Where the record contradicts itself (a ring), the one that

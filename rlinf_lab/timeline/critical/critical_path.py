@@ -76,7 +76,7 @@ def critical_path(store: SpanStore, by: str | Sequence[str] | None = ("worker", 
 def _coded(
     store: SpanStore, track: Ints, kind: Ints, row: Ints
 ) -> tuple[dict[str, Ints], dict[str, NDArray[np.object_]]]:
-    """Each of `COLUMNS` as numbers, and what the numbers of texts stand for; -1 of a name: none."""
+    """Each of `COLUMNS` as numbers, and what the numbers of texts stand for. -1 of a name: none."""
     spans = store.spans[row] if len(row) else store.spans[:0]
     workers, of_track = np.unique(np.array([t.worker for t in store.tracks], object), return_inverse=True)
     ranks = np.array([t.rank for t in store.tracks], np.int64)
@@ -108,7 +108,7 @@ class _Lane:
         self._start, self._held = start[rows].tolist(), rows[holder].tolist()
 
     def before(self, time: int) -> int:
-        """Of the spans that begin before ``time`` the one that reaches farthest; -1 where none does."""
+        """Of the spans that begin before ``time`` the one that reaches farthest. -1 where none does."""
         i = bisect_left(self._start, time) - 1
         return self._held[i] if i >= 0 else -1
 

@@ -231,7 +231,7 @@ def _extent_of_iterations(store: SpanStore) -> int:
 
 
 def _last_iterations(store: SpanStore) -> tuple[SpanArray, int]:
-    """Spans that count, by what can cause what; of a long timeline those of the last iterations. And how many there
+    """Spans that count, by what can cause what. Of a long timeline those of the last iterations. And how many there
     are.
     """
     spans = store.spans
@@ -356,7 +356,7 @@ class _Replay:
         return found[-1], found[:-1]
 
     def _lengths(self, group: NDArray[np.int64], width: int, times: float) -> list[int]:
-        """The same for groups 0 to ``width``, side by side; a last one without spans is the timeline as it was."""
+        """The same for groups 0 to ``width``, side by side. A last one without spans is the timeline as it was."""
         start, end = self._start, self._end
         new = np.empty((len(start), width), np.int64)
         for i, (before, until, met, mine) in enumerate(

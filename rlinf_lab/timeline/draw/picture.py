@@ -308,7 +308,7 @@ def add_legend(made: Scene, left: int, y: int) -> int:
 def _mark_iterations(
     made: Scene, store: SpanStore, accounting: Accounting, left: int, columns: int, bottom: int
 ) -> None:
-    """A line where each iteration begins, at most one every 3 px; numbers where there is room for them."""
+    """A line where each iteration begins, at most one every 3 px. Numbers where there is room for them."""
     scale = columns / max(accounting.end_ns - accounting.start_ns, 1)
     line, label, marks = -3.0, 0.0, store.marks()
     if len(marks):

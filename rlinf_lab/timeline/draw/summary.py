@@ -43,7 +43,7 @@ class Summary:
     gains: pd.DataFrame
 
     def to_dict(self) -> dict[str, Any]:
-        """``about`` and a list of rows for each table; times in ns and seconds, shares of the elapsed time (of all
+        """``about`` and a list of rows for each table. Times in ns and seconds, shares of the elapsed time (of all
         devices: bubbles).
 
         ``notes``: by table, what has to be known of its numbers: that they rest on a part of the timeline, say.

@@ -95,7 +95,7 @@ def _prefix(scene: Scene, where: str) -> str:
 
 
 def _cell() -> str:
-    """The id of the notebook's cell that runs, which the file keeps; "" where the page does not tell it."""
+    """The id of the notebook's cell that runs, which the file keeps. "" where the page does not tell it."""
     module = sys.modules.get("ipykernel.kernelbase")
     if module is None or not module.Kernel.initialized():
         return ""

@@ -31,7 +31,7 @@ def process_of(track: Track) -> str:
 
 
 def write_chrome(store: SpanStore, path: Path, compressed: bool) -> None:
-    """Write the trace; times are µs (with three decimals, so whole ns) since the timeline's start.
+    """Write the trace. Times are µs (with three decimals, so whole ns) since the timeline's start.
 
     Labels of lanes are for people; for `Timeline.from_chrome` ``otherData`` has the tracks themselves, and each lane
     the number of its track; times that are 25 days and more from the start are there once more, in ns.

@@ -103,7 +103,7 @@ def read_ranks(paths: Sequence[Path]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _load(path: Path) -> tuple[list[Event], Event, int | None]:
-    """The events, what the file says beside them, and of which rank it is; warnings say what was left out."""
+    """The events, what the file says beside them, and of which rank it is. Warnings say what was left out."""
     found = load(path)
     if found.odd:
         warnings.warn(
@@ -281,7 +281,7 @@ class _Reader:
             )
 
     def _complete(self, events: list[Event]) -> Iterator[Event]:
-        """Every X event, and begins and ends as such; an E ends the last begin of its name, else the last one."""
+        """Every X event, and begins and ends as such. An E ends the last begin of its name, else the last one."""
         begun: defaultdict[tuple, list[Event]] = defaultdict(list)
         for event in sorted((e for e in events if e["ph"] in "XBEbe"), key=lambda e: (e["ts"], e["ph"] in "Bb")):
             phase = event["ph"]
@@ -383,7 +383,7 @@ def _with_numbers(event: Event) -> Event:
 
 
 def _problem(event: Event) -> str:
-    """Which field is none that the format has there, with the event; "" where all are."""
+    """Which field is none that the format has there, with the event. "" where all are."""
     said, phase = f"event {shown(event)}", event["ph"]
     if not isinstance(phase, str):
         return f"{said}: its phase 'ph' is no text"

@@ -211,7 +211,7 @@ def _is_event(text: str, at: int) -> bool:
 
 
 def _said(before: str, what: Any) -> Any:
-    """What an object says beside its events, where it says so before them; None where that cannot be read."""
+    """What an object says beside its events, where it says so before them. None where that cannot be read."""
     try:
         return what(json.loads(before.rstrip().rstrip(",") + "}", strict=False)) if before else None
     except ValueError:

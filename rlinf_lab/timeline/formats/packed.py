@@ -53,7 +53,7 @@ def pack_rows(store: SpanStore, since: int = 0, until: int | None = None) -> tup
 
 
 def pack_delta(store: SpanStore, since: int, until: int, origin_ns: int) -> tuple[dict[str, Any], bytes]:
-    """Some rows as they are in memory (`SPAN_DTYPE`, 56 bytes each, in order of arrival); the header's ``origin`` is
+    """Some rows as they are in memory (`SPAN_DTYPE`, 56 bytes each, in order of arrival). The header's ``origin`` is
     what their times count from.
 
     For a live view, eight times a second: laying out 300 rows in columns costs ten times as much as copying them, and a

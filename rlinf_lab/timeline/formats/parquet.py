@@ -23,7 +23,7 @@ _KEY = b"rlinf_lab.timeline"
 
 
 def to_parquet(store: SpanStore, path: str | Path) -> Path:
-    """One row per span (columns of `Timeline.to_pandas` and ``track``); tracks, names and counters in the metadata."""
+    """One row per span (columns of `Timeline.to_pandas` and ``track``). Tracks, names and counters in the metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

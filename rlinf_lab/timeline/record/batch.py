@@ -219,7 +219,7 @@ class SpanBatch:
 
 
 def _narrow(values: NDArray[np.int64]) -> tuple[int, str, bytes]:
-    """(minimum, dtype code, bytes) of ``values`` less their minimum; a constant column takes no bytes at all."""
+    """(minimum, dtype code, bytes) of ``values`` less their minimum. A constant column takes no bytes at all."""
     if not len(values):
         return 0, "", b""
     base = int(values.min())

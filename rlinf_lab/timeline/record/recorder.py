@@ -142,7 +142,7 @@ class Recorder:
             return self._tracks.setdefault(key, len(self._tracks))
 
     def name(self, text: str) -> int:
-        """The number of a name (a method, a label, a channel); the same text gives the same number.
+        """The number of a name (a method, a label, a channel). The same text gives the same number.
 
         Beyond `NAME_CHARACTERS` it is cut, and what no file can hold (lone surrogates) is written as ``\\udcff``.
         `TimelineError` for anything but a text.
@@ -359,7 +359,7 @@ class Recorder:
                 yield batch
 
     def take_rows(self, most: int) -> tuple[int, bytearray] | None:
-        """(number of the batch, rows of `NARROW_DTYPE`) of the spans that wait; samples of counters wait on. None where
+        """(number of the batch, rows of `NARROW_DTYPE`) of the spans that wait. Samples of counters wait on. None where
         there is more to tell than spans in narrow rows, or there are more than ``most``, or somebody drains: ask
         `drain`. The least that taking can cost, for `SpanStore.extend_by_rows`.
         """

@@ -194,7 +194,7 @@ def ids_of_cuda() -> list[str] | None:
 
 
 def visible_gpus(nvml: Any, listed: str | None) -> list[Any]:
-    """NVML's handles of the GPUs that CUDA shows to this process, in CUDA's order; NVML itself counts all that the
+    """NVML's handles of the GPUs that CUDA shows to this process, in CUDA's order. NVML itself counts all that the
     machine has.
 
     ``listed``: CUDA_VISIBLE_DEVICES, numbers or the beginnings of UUIDs; as in CUDA, what follows an entry that is no

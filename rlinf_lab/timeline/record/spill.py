@@ -81,7 +81,7 @@ class Spill:
         return not self._again or time.monotonic() >= self._again
 
     def fetch(self) -> SpanArray:
-        """The spans of the oldest file, which is removed; none, counted in ``lost``, where somebody has removed or
+        """The spans of the oldest file, which is removed. None, counted in ``lost``, where somebody has removed or
         damaged it.
         """
         path, count = self._files.popleft()

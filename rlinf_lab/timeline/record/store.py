@@ -49,7 +49,7 @@ _ROW = NARROW_STRUCT.size
 
 
 class Growing:
-    """An array that doubles when it is full; ``view`` is read-only and stays valid for ever.
+    """An array that doubles when it is full. ``view`` is read-only and stays valid for ever.
 
     Beyond ``memory_bytes`` it lives in a temporary file without a name, mapped into memory: growing copies nothing
     then, old views see the same pages, and the file is gone when the last view is.
@@ -426,7 +426,7 @@ class SpanStore:
     # --- reading ----------------------------------------------------------------------------------------
     @property
     def spans(self) -> SpanArray:
-        """All spans as a structured array (fields of `SPAN_DTYPE`), in order of arrival; read-only, does not grow."""
+        """All spans as a structured array (fields of `SPAN_DTYPE`), in order of arrival. Read-only, does not grow."""
         self._settle()
         return self._spans.view
 

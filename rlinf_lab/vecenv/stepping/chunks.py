@@ -27,13 +27,13 @@ from rlinf_lab.vecenv.base import VecEnv
 
 @runtime_checkable
 class StepsChunks(Protocol):
-    """A vector that takes a chunk at once, such as a simulator behind a network; it gives what K single steps give."""
+    """A vector that takes a chunk at once, such as a simulator behind a network. It gives what K single steps give."""
 
     def step_chunk(self, action_NKA: NDArray) -> ChunkStep: ...
 
 
 def step_chunk(env: VecEnv, action_NKA: NDArray) -> ChunkStep:
-    """Carry out K actions of each environment, one after another; see the module's docstring for ends inside a chunk.
+    """Carry out K actions of each environment, one after another. See the module's docstring for ends inside a chunk.
 
     A vector's own ``step_chunk`` is used where it has one. Raises `EnvError` for actions that are no chunk of a Box.
     """

@@ -194,7 +194,7 @@ class OffPolicyLearner(TorchWorker):
 
     # --- checkpoints ----------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` needs to go on exactly here, the replay buffer too; training on does not change it."""
+        """Everything that `load_state_dict` needs to go on exactly here, the replay buffer too. Training on does not change it."""
         with self._together():
             return self._everything()
 

@@ -28,7 +28,7 @@ class Shared:
 
 
 class GradientStep(nn.Module):
-    """The nets of an actor-critic algorithm and its optimisers; `step` moves all of them by one minibatch.
+    """The nets of an actor-critic algorithm and its optimisers. `step` moves all of them by one minibatch.
 
     Parameters lie in vectors (`FlatParameters`), so that Adam and the moving average are one call each.
     ``precision``: "bfloat16" computes forward and backward passes under torch's autocast; weights and Adam's moments

@@ -41,7 +41,7 @@ class TokenCritic(nn.Module):
 
 
 def token_gae(reward_B: Tensor, value_BT: Tensor, mask_BT: Tensor, lam: float) -> Tensor:
-    """Advantages (B, T) of the tokens of ``mask_BT``, without discount; the reward comes with the last of them."""
+    """Advantages (B, T) of the tokens of ``mask_BT``, without discount. The reward comes with the last of them."""
     advantage_BT = torch.zeros_like(value_BT)
     next_value_B, after_B = reward_B.clone(), torch.zeros_like(reward_B)
     for t in range(value_BT.shape[1] - 1, -1, -1):

@@ -125,7 +125,7 @@ class GeneratorWorker(Worker):
 
 
 class ContinuingGenerator(GeneratorWorker):
-    """Ends a call as soon as an iteration has its groups; what runs goes on in the next one (partial rollouts).
+    """Ends a call as soon as an iteration has its groups. What runs goes on in the next one (partial rollouts).
 
     ``batch``: groups that an iteration hands over. In the making are ``concurrency`` times as many; ``oversample``
     times as many are made whole, of which "drop_oldest" keeps the newest. A response's budget of tokens counts once,

@@ -9,7 +9,7 @@ MEMORY = 0.05
 
 
 class LengthPredictor:
-    """Moving means of answers' tokens, by level and by length of the prompt; long until something is known."""
+    """Moving means of answers' tokens, by level and by length of the prompt. Long until something is known."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[int, int], float] = {}

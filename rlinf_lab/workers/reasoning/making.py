@@ -140,7 +140,7 @@ class GroupsInTheMaking:
         return found
 
     def renewed(self, version: int) -> None:
-        """What runs begins anew under these weights ("retract"); a group is as old as its oldest response."""
+        """What runs begins anew under these weights ("retract"). A group is as old as its oldest response."""
         for group in self._open.values():
             oldest = [r.completion.oldest for r in group.done if len(r)]
             group.version = min([version, *oldest])

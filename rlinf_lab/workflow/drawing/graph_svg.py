@@ -100,7 +100,7 @@ class _Drawing:
         return self.column[a.target] - self.column[a.source]
 
     def _place(self) -> dict[str, Box]:
-        """Every box; those of a column are equally wide, and columns are centred on the tallest one."""
+        """Every box. Those of a column are equally wide, and columns are centred on the tallest one."""
         columns: dict[int, list[str]] = {}
         for node in self.nodes:
             columns.setdefault(self.column[node.name], []).append(node.name)
@@ -253,7 +253,7 @@ class _Drawing:
         return path(curve.arrow, way, curve.x1, curve.y1, (-tip, 0))
 
     def _around(self, a: Arrow, lane: float, over: bool, number: int) -> str:
-        """Along a lane above or below the boxes; a box that has others between itself and the lane is left and met
+        """Along a lane above or below the boxes. A box that has others between itself and the lane is left and met
         sideways.
         """
         source, target = self.box[a.source], self.box[a.target]

@@ -72,7 +72,7 @@ def room_around(place: tuple[float, float], width: float) -> Box:
 
 
 def path(a: Arrow, way: str, x: float, y: float, back: tuple[float, float]) -> str:
-    """A line with its arrow head, whose tip is at (x, y); ``back`` points from the tip to the head's base."""
+    """A line with its arrow head, whose tip is at (x, y). ``back`` points from the tip to the head's base."""
     bx, by = x + back[0], y + back[1]
     ox, oy = (0.0, 4.0) if back[0] else (4.0, 0.0)
     head = f"M{x:g} {y:g}L{bx + ox:g} {by + oy:g}L{bx - ox:g} {by - oy:g}Z"

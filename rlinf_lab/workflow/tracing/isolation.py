@@ -55,7 +55,7 @@ class _Isolation:
         return bool(self._containers) or self._rebinds
 
     def function(self, original: types.FunctionType) -> types.FunctionType:
-        """The same function on the copies; so are the functions of its module that it names, and those that
+        """The same function on the copies. So are the functions of its module that it names, and those that
         these name.
         """
         if id(original) in self._functions:
@@ -120,7 +120,7 @@ def _rebinds(code: types.CodeType) -> bool:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """A copy of plain containers, also of those inside; the same one for the same container."""
+    """A copy of plain containers, also of those inside. The same one for the same container."""
     if type(value) not in _CONTAINERS or len(value) > _MAX_ITEMS:
         return value
     if id(value) in memo:

@@ -54,7 +54,7 @@ class Tracer:
 
     # --- what symbols ask ----------------------------------------------------------------------------------
     def decide(self) -> bool:
-        """The next prescribed answer; beyond them False (leave the loop, skip the branch), now and then True at the
+        """The next prescribed answer. Beyond them False (leave the loop, skip the branch), now and then True at the
         same place.
         """
         site = _asking()
@@ -77,7 +77,7 @@ class Tracer:
         return set(zip(self.sites, self.answers, strict=True))
 
     def turns(self) -> list[tuple[list[bool], tuple[Site, bool]]]:
-        """Paths that follow this one up to some branch and then go the other way; where that is and which way."""
+        """Paths that follow this one up to some branch and then go the other way. Where that is and which way."""
         found = []
         for i in range(len(self._prescribed), len(self.answers)):
             way = (self.sites[i], not self.answers[i])

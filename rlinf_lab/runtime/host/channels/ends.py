@@ -178,7 +178,7 @@ class ChannelEnds:
             self._stored(queue, message.origin, count, len(counts), (None, None), message.transit)
 
     def _open_queue(self, name: QueueId, count: int) -> Queue | None:
-        """The queue that so many items have come for; None when nobody wants them any more."""
+        """The queue that so many items have come for. None when nobody wants them any more."""
         if self._state.is_over(name.iteration):
             return None
         queue = self._state.queues.queue(name)
@@ -227,7 +227,7 @@ class ChannelEnds:
 
 
 def _refuse_out_of_turn(process: Process, queue: Queue) -> None:
-    """A rank has one thread and is in one call; a second one at its channels would mix their items up."""
+    """A rank has one thread and is in one call. A second one at its channels would mix their items up."""
     channel = queue.name.channel
     if process.thread != threading.get_ident():
         raise WorkflowError(

@@ -29,7 +29,7 @@ class FarReaders:
 
     # --- a rank that lives here --------------------------------------------------------------------------
     def ask(self, process: Process, queue: Queue, wanted: int) -> None:
-        """It gets items of a queue that lives elsewhere; its thread waits until they have come."""
+        """It gets items of a queue that lives elsewhere. Its thread waits until they have come."""
         process.asked += 1
         here, part = self._state.name, tuple(process.machine.part)
         self._post.say(
@@ -37,7 +37,7 @@ class FarReaders:
         )
 
     def _take(self, message: messages.Got) -> None:
-        """The answer; one to a get that was given up meanwhile is dropped (its iteration has failed)."""
+        """The answer. One to a get that was given up meanwhile is dropped (its iteration has failed)."""
         state, index = self._state, message.index
         if state.queues.is_retired(message.name.iteration):
             return

@@ -110,7 +110,7 @@ class Instants:
         return taken
 
     def dismiss(self, process: Process) -> bool:
-        """The get that it waits in, if it does, ends without items; whether only its home can say so.
+        """The get that it waits in, if it does, ends without items. Whether only its home can say so.
 
         Not one of everything: nobody else gets its share.
         """

@@ -40,7 +40,7 @@ class Residency:
             self._threads.let_go(process)
 
     def carry_out(self, process: Process) -> None:
-        """Leave or come onto the device and report it; what the thread waits for stays what it was."""
+        """Leave or come onto the device and report it. What the thread waits for stays what it was."""
         state, threads = self._state, self._threads
         with state.mutex:
             order, process.order = process.order, ""
@@ -85,7 +85,7 @@ class Residency:
         return mates
 
     def bring_what_is_away(self, process: Process) -> None:
-        """One that has its devices was built there; what it shares with others may have left with them."""
+        """One that has its devices was built there. What it shares with others may have left with them."""
         with self._state.mutex:
             mates = self.mates(process)
         switch(process, "onload", mates)

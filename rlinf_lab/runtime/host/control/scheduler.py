@@ -38,7 +38,7 @@ TOGETHER = 64  # puts one after another, at most
 
 @dataclass(frozen=True)
 class Duties:
-    """What parts above do where the engine, or a lack of movement, asks for it; under the mutex but for the last.
+    """What parts above do where the engine, or a lack of movement, asks for it. Under the mutex but for the last.
 
     ``items``: of channels; ``finished(rank)``: its call has ended; ``came(rank)``: it steps aside for a meeting;
     ``takes_nothing_more(rank)``: whether the get of one that leaves ends without items; ``delayed()``: somebody of the
@@ -112,7 +112,7 @@ class Scheduler:
             raise
 
     def _hand_in(self, process: Process, kind: int, channel: int, n: int, what: str) -> None:
-        """Report an event; the thread may go on at once, or is to wait at its gate."""
+        """Report an event. The thread may go on at once, or is to wait at its gate."""
         held: list[Gate] = []  # of whoever is let go within: he would only meet the mutex taken
         try:
             with self._mutex:
@@ -322,7 +322,7 @@ class Scheduler:
         self.wake(process)
 
     def bind(self, process: Process) -> None:
-        """As to carry on with BOUND, and with RESUME if it goes on; see `AtOnce.put_to_waiting`, `arrival_at_once`."""
+        """As to carry on with BOUND, and with RESUME if it goes on. See `AtOnce.put_to_waiting`, `arrival_at_once`."""
         self._batch += 1
         process.bound_ns = process.lock_from = self._now()
         process.bound_batch = self._batch

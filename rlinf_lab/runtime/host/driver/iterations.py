@@ -58,7 +58,7 @@ class Iterations:
         return None if one is None else one.failure
 
     def first_failed(self) -> int | None:
-        """The first one that was given up and is not closed yet; so were all after it."""
+        """The first one that was given up and is not closed yet. So were all after it."""
         return min((number for number, one in list(self.open.items()) if one.failure is not None), default=None)
 
     def first_going_on(self) -> int:
@@ -76,7 +76,7 @@ class Iterations:
 
 
 class Streams:
-    """What the driver knows of the streams of each iteration; under its mutex, which `counted` and `reads` take.
+    """What the driver knows of the streams of each iteration. Under its mutex, which `counted` and `reads` take.
 
     ``tell_all(message)``: every host; ``failed(error, iteration)``: that one cannot go on.
     """
@@ -157,7 +157,7 @@ class Streams:
         return [(c, iteration) for c in one.ends.stranded() if not is_read_by_the_loop(driver, c)]
 
     def end_stranded(self, waits: Sequence[Wait]) -> bool:
-        """Nothing can move, for these reasons; whether producers of such streams are among them, which go on then, or
+        """Nothing can move, for these reasons. Whether producers of such streams are among them, which go on then, or
         their iteration fails."""
         blocked = [(c, i) for c, i in self.stranded() if wait_for_room(c, waits)]
         for channel, iteration in blocked:

@@ -187,7 +187,7 @@ class Loop:
 
     # --- calls ---------------------------------------------------------------------------------------------
     def submit(self, call: CallSpec) -> CallSpec:
-        """Hand a call to the ranks of its worker that are there; the call, with those. Raises `WorkflowError` for an
+        """Hand a call to the ranks of its worker that are there. The call, with those. Raises `WorkflowError` for an
         argument that cannot travel."""
         state, ranks = self._state, self._state.layout.ranks(call.worker)
         far = any(state.place[call.worker, r] != state.name for r in range(ranks))

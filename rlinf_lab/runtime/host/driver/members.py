@@ -149,7 +149,7 @@ class Members:
         self._changed.notify_all()
 
     def _joined(self, worker: str, rank: int, failure: BaseException | None) -> None:
-        """It is set up, or cannot be; it takes part in what is called from now on, and in what can take it in."""
+        """It is set up, or cannot be. It takes part in what is called from now on, and in what can take it in."""
         member = (worker, rank)
         del self._on_its_way[member]
         if failure is None:

@@ -41,7 +41,7 @@ class Remarks:
 
 
 def remark_of_curves(host: str, devices: Iterable[str], problem: str) -> tuple[str, str] | None:
-    """What a sampler's problem is about, and in words; None where there are no GPUs among these devices."""
+    """What a sampler's problem is about, and in words. None where there are no GPUs among these devices."""
     if not any(Device.parse(name).kind == "cuda" for name in devices):
         return None
     advice = "nothing, the run needs none; `rlinf-lab doctor` looks at the driver."

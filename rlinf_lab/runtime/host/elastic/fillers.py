@@ -135,7 +135,7 @@ class Fillers:
             self._control.ends(process.counts)
 
     def _gap(self, process: Process, event: parts.Event) -> bool:
-        """Report the end of a step and wait for the next gap; False when the run ends."""
+        """Report the end of a step and wait for the next gap. False when the run ends."""
         with self._state.mutex:
             if self._state.stopping:
                 return False
@@ -177,7 +177,7 @@ class Fillers:
         return [p.filled for p in self._state.ranks if p.filled is not None]
 
     def news(self, told: dict[tuple[str, int], tuple[int, bool]]) -> list[Filled]:
-        """What they have done since they ``told``, which is brought up to date; for the driver's. Results
+        """What they have done since they ``told``, which is brought up to date. For the driver's. Results
         are packed.
         """
         found = []
@@ -189,7 +189,7 @@ class Fillers:
         return found
 
     def _travelling(self, filled: Filled) -> Filled:
-        """A copy, its result packed; one that does not pickle is the filler's error, and no more results are sent."""
+        """A copy, its result packed. One that does not pickle is the filler's error, and no more results are sent."""
         copy = dataclasses.replace(filled)
         try:
             copy.result = Packed.of(filled.result)

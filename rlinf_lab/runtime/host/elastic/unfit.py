@@ -46,7 +46,7 @@ def refuse_unfit_workers(
 
 @contextlib.contextmanager
 def _named(worker: str, method: str) -> Iterator[None]:
-    """What the worker's own code raises says whose it is; refusals of this package say it themselves."""
+    """What the worker's own code raises says whose it is. Refusals of this package say it themselves."""
     try:
         yield
     except RlinfLabError:
@@ -70,7 +70,7 @@ def refuse_to_stay(layout: Layout, declarations: Mapping[str, Declaration], name
 
 
 def tight_device(layout: Layout, declarations: Mapping[str, Declaration], name: str) -> str:
-    """A device that a worker would have to leave for others whoever shares weights there; "" when there is none."""
+    """A device that a worker would have to leave for others whoever shares weights there. "" when there is none."""
     plan = layout.plan
     if name in layout.filler or plan.device_memory is None or not plan.may_have_to_leave(name):
         return ""

@@ -56,7 +56,7 @@ class Watch:
         return self._wave > 0 or bool(self._asking)
 
     def news(self, name: str, quiet: bool) -> None:
-        """Another host has said in passing whether it is quiet; when all are, they are asked."""
+        """Another host has said in passing whether it is quiet. When all are, they are asked."""
         self._quiet[name] = quiet
         suspicious = all(self._quiet.get(other) for other in self._others)
         if suspicious and not self._busy and self._driver.waits_in_iteration():

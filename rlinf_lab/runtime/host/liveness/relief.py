@@ -1,4 +1,4 @@
-"""Where nothing moves, somebody may exceed a channel's capacity; and any host answers the driver's watch."""
+"""Where nothing moves, somebody may exceed a channel's capacity. And any host answers the driver's watch."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Waits:
             return [wait for p in self._state.ranks if (wait := self._of(p)) is not None]
 
     def _of(self, process: Process) -> Wait | None:
-        """What a process waits for; None when it does not, or only for its next call."""
+        """What a process waits for. None when it does not, or only for its next call."""
         if not process.blocked_at or process.waits_for == "call" or process.filled is not None:
             return None
         state, on, held = self._state, self._others(process), []
@@ -62,7 +62,7 @@ class Waits:
         return Wait(process.label, process.blocked_at + note, tuple(on), tuple(on.values()), frozenset(needs), advice)
 
     def _others(self, process: Process) -> dict[str, str]:
-        """Who puts what it wants, takes what it puts, or computes what it needs; and the channel in between."""
+        """Who puts what it wants, takes what it puts, or computes what it needs. And the channel in between."""
         if process.waits_for == "value":
             return {process.awaited: ""} if process.awaited else {}
         if process.waits_for == "calls" and self._driver is not None:

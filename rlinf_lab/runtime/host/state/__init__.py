@@ -1,1 +1,1 @@
-"""What one host knows, as data; the messages between hosts; what parts may ask of each other."""
+"""What one host knows, as data; the messages between hosts. What parts may ask of each other."""

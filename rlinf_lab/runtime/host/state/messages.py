@@ -153,7 +153,7 @@ class Puts(Message):
 
 @message("credit")
 class Credit(Message):
-    """Room for so many items more, from the home to a producer's host; it follows what a consumer took."""
+    """Room for so many items more, from the home to a producer's host. It follows what a consumer took."""
 
     name: QueueId
     n: int
@@ -261,7 +261,7 @@ class Announced(Message):
 
 @message("pull")
 class Pull(Message):
-    """A host wants a version, or its bucket of this number; or asks whether all are whole."""
+    """A host wants a version, or its bucket of this number. Or asks whether all are whole."""
 
     name: str
     version: int

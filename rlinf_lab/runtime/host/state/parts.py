@@ -43,7 +43,7 @@ class DriverLink(Protocol):
         """Something went wrong here that is no call's own error: the driver fails the iteration. The caller flushes."""
 
     def fail(self, error: Failure) -> None:
-        """Remember the first failure of this host; at the driver's the loop gives up what is going on."""
+        """Remember the first failure of this host. At the driver's the loop gives up what is going on."""
 
     def remark(self, about: str, text: str, at_once: bool = False) -> None:
         """Under the mutex: for the user, once; see `driver.loop.Loop.remark`."""
@@ -63,7 +63,7 @@ class RankControl(Protocol):
         """Report an event to the engine, and wait until that lets the thread go on. ``what``: in words."""
 
     def block(self, process: Process, why: str, what: str, event: Event | None = None) -> None:
-        """From now on this thread causes nothing until it is woken; it may be woken within. `park` follows."""
+        """From now on this thread causes nothing until it is woken. It may be woken within. `park` follows."""
 
     def park(self, process: Process, timeout: float | None = None) -> None:
         """Wait at its gate, carrying out orders meanwhile. `TimeoutError` after so many seconds."""

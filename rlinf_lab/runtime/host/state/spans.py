@@ -31,7 +31,7 @@ class SpanWriter:
         )
 
     def end_run(self, process: Process, at: int | None = None) -> int:
-        """Close the running stretch, now or ``at`` (ns); returns when, the start of what follows (and of the next
+        """Close the running stretch, now or ``at`` (ns). Returns when, the start of what follows (and of the next
         stretch, if nothing does).
         """
         now, since, call = self._now() if at is None else at, process.since, process.call

@@ -137,7 +137,7 @@ class ValueTable:
         error: BaseException | None,
         say: Callable[[str, Message], None],
     ) -> list[Process]:
-        """Fill in a value; sends it to the hosts that asked; returns the processes that wait for it."""
+        """Fill in a value; sends it to the hosts that asked. Returns the processes that wait for it."""
         entry, _ = self.entry(call_id, rank, iteration)
         if entry.ready:
             return []

@@ -301,7 +301,7 @@ class WeightTable:
         return self.store(name).owner
 
     def _asked(self, message: messages.Pull) -> None:
-        """Another host wants a version, or its next bucket; or it has all, and asks whether they are whole (`SEAL`)."""
+        """Another host wants a version, or its next bucket. Or it has all, and asks whether they are whole (`SEAL`)."""
         name, version, host, number = message.name, message.version, message.asker, message.number
         store, going = self.store(name), self._outgoing.get((name, host))
         if not number:
