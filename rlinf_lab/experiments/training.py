@@ -146,6 +146,11 @@ class TrainingRun:
         return self.run.timeline
 
     @property
+    def samples(self) -> pd.DataFrame:
+        """One row for each of the latest completions (`Worker.sample_log`): prompt, text, reward, versions, what was discarded and why."""
+        return self.run.samples
+
+    @property
     def folder(self) -> Path | None:
         """Where the run is kept."""
         return None if self._folder is None else self._folder.path

@@ -8,11 +8,12 @@ Legend: P prompts, G responses of each.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rlinf_lab.algorithms import informative, overlong_penalty
 from rlinf_lab.errors import WorkflowError
@@ -154,6 +155,7 @@ class _Iteration:
         if len(group) > 1 and not informative(group.reward_G[None])[0]:
             self._uninformative += 1
             if self.settings.dynamic_sampling:
+                self._tell_discarded(group.responses, "all rewards of its group are equal")
                 return
         self._waiting.append(group)
         if not self.settings.needs_batch and len(self._waiting) == self._next_pass():
@@ -178,6 +180,7 @@ class _Iteration:
                 f"the advantage gave {advantage_PG.shape} for rewards {reward_PG.shape}"
                 f"{'' if np.isfinite(advantage_PG).all() else ', some not finite'}. Next: one finite number a response."
             )
+        self._tell(groups, advantage_PG)
         first = 0
         while first < len(groups):
             part = slice(first, first + self._next_pass())
@@ -206,9 +209,21 @@ class _Iteration:
                 f"{self.learner!r}: {missing} of {self.learner.prompts} groups did not come, {incomplete} of them in part. "
                 "Next: does every response reach the learner?"
             )
+        self._tell_discarded(self._gatherer.left(), "enough groups were there")
         if missing:
             self._step()  # dynamic sampling found fewer than it wanted, perhaps none
         return self._metrics()
+
+    def _tell(self, groups: list[Group], advantage_PG: NDArray[np.floating]) -> None:
+        if self.settings.log_completions:
+            responses = [r for group in groups for r in group.responses]
+            for response, advantage in zip(responses, advantage_PG.ravel().tolist(), strict=True):
+                known = {} if self.settings.critic else {"advantage": advantage}  # a critic has one for each token
+                self.learner.sample_log.log(response.asked.id, learnt_in=self.learner.version, **known)
+
+    def _tell_discarded(self, responses: Sequence[Response], why: str) -> None:
+        if self.settings.log_completions and responses:
+            self.learner.sample_log.log(*(r.asked.id for r in responses), discarded=why)
 
     def _metrics(self) -> dict[str, float]:
         responses = [r for group in self._seen for r in group.responses]
