@@ -237,6 +237,8 @@ class _Iteration:
             "groups": float(self._used),
             "informative": 1.0 - self._uninformative / len(self._seen),
             "response_tokens": float(length.mean()),
+            "response_tokens_min": float(length.min()),
+            "response_tokens_p50": float(np.median(length)),
             "response_tokens_p95": float(np.quantile(length, 0.95)),
             "response_tokens_max": float(length.max()),
             "cut_off": float(np.mean([r.completion.finish_reason == "length" for r in responses])),
