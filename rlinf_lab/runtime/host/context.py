@@ -93,9 +93,8 @@ class HostContext(Context):
             return
         if made.has_bar:
             recorder.add(self._process.track, SpanKind.LABEL, recorder.name(label), made.start, end, self._logs_to)
-        when: dict[str, float | bool | str] = {"start_ns": made.start, "end_ns": end}
-        when |= {"worker": self.name, "rank": self.rank}
-        self.log_sample(SampleFields(sample.ids, sample.fields | when))
+        sample.fields.update(worker=self.name, rank=self.rank, start_ns=made.start, end_ns=end)
+        self.log_sample(sample)
 
     def log_sample(self, sample: SampleFields) -> None:
         self._told.metrics.append((self.name, self.rank, self._logs_to, sample))

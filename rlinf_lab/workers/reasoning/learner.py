@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rlinf_lab.algorithms import informative, overlong_penalty
 from rlinf_lab.errors import WorkflowError
@@ -180,7 +179,7 @@ class _Iteration:
                 f"the advantage gave {advantage_PG.shape} for rewards {reward_PG.shape}"
                 f"{'' if np.isfinite(advantage_PG).all() else ', some not finite'}. Next: one finite number a response."
             )
-        self._tell(groups, advantage_PG)
+        self._tell_learnt(groups)
         first = 0
         while first < len(groups):
             part = slice(first, first + self._next_pass())
@@ -214,12 +213,10 @@ class _Iteration:
             self._step()  # dynamic sampling found fewer than it wanted, perhaps none
         return self._metrics()
 
-    def _tell(self, groups: list[Group], advantage_PG: NDArray[np.floating]) -> None:
+    def _tell_learnt(self, groups: list[Group]) -> None:
         if self.settings.log_completions:
-            responses = [r for group in groups for r in group.responses]
-            for response, advantage in zip(responses, advantage_PG.ravel().tolist(), strict=True):
-                known = {} if self.settings.critic else {"advantage": advantage}  # a critic has one for each token
-                self.learner.sample_log.log(response.asked.id, learnt_in=self.learner.version, **known)
+            ids = (r.asked.id for group in groups for r in group.responses)
+            self.learner.sample_log.log(*ids, learnt_in=self.learner.version)
 
     def _tell_discarded(self, responses: Sequence[Response], why: str) -> None:
         if self.settings.log_completions and responses:
@@ -237,6 +234,8 @@ class _Iteration:
             "groups": float(self._used),
             "informative": 1.0 - self._uninformative / len(self._seen),
             "response_tokens": float(length.mean()),
+            "response_tokens_min": float(length.min()),
+            "response_tokens_p50": float(np.median(length)),
             "response_tokens_p95": float(np.quantile(length, 0.95)),
             "response_tokens_max": float(length.max()),
             "cut_off": float(np.mean([r.completion.finish_reason == "length" for r in responses])),
