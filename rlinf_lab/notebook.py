@@ -112,6 +112,7 @@ def shown_live(
     board = Dashboard(told.flow.name, told.plan.name, told.plan.devices, told.iterations, charts, controls is not None, CLOCK_SECONDS)
     if controls is not None:
         board.on_command(partial(_obey, controls))
+    board.on_sample(run.sample_of_bar)
     if before is None or before.place is None:
         place = display(board, display_id=True)
     else:

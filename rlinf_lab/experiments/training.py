@@ -13,7 +13,7 @@ from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
 from rlinf_lab.experiments.display.progress import Line
-from rlinf_lab.experiments.display.watching import CHARTS, Watched
+from rlinf_lab.experiments.display.watching import Watched, charts_of
 from rlinf_lab.experiments.evaluation import Evaluation
 from rlinf_lab.experiments.exits import wait_at_exit
 from rlinf_lab.experiments.goals import Watch
@@ -146,6 +146,11 @@ class TrainingRun:
         return self.run.timeline
 
     @property
+    def samples(self) -> pd.DataFrame:
+        """One row for each of the latest completions (`Worker.sample_log`): prompt, text, reward, versions, what was discarded and why."""
+        return self.run.samples
+
+    @property
     def folder(self) -> Path | None:
         """Where the run is kept."""
         return None if self._folder is None else self._folder.path
@@ -168,7 +173,7 @@ class TrainingRun:
     def _displayed(self, before: Shown | None) -> Shown:
         """The dashboard of this phase, in the place of that of an earlier one."""
         controls = {"pause": self.pause, "resume": self.unpause, "stop": lambda: self.stop(wait=False)}
-        return shown_live(self.run, Watched(self, self.run, self._between, self._began), CHARTS, controls, before)
+        return shown_live(self.run, Watched(self, self.run, self._between, self._began), charts_of(self.config), controls, before)
 
     def __repr__(self) -> str:
         last = self._between.rows.get(self.iteration, {})

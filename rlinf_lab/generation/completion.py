@@ -121,7 +121,8 @@ class Completion:
     @property
     def oldest(self) -> int:
         """Version that gave its first token; -1: none did."""
-        return int(min(self.versions[self.sampled], default=NOT_SAMPLED))
+        sampled_T = self.versions[self.sampled]
+        return int(sampled_T.min()) if len(sampled_T) else NOT_SAMPLED
 
     @property
     def failed(self) -> bool:

@@ -136,6 +136,7 @@ class Engine(Generator):
                 request = self._queue.popleft()
                 stops = request.params.stop_ids
                 slots.occupy(request, self._stop_ids if stops is None else stops)
+                self.on_begin(request)
         return range(first, slots.used)
 
     def _prefill(self, new: range) -> Tensor:

@@ -7,7 +7,7 @@ new requests, breaks some off, loads weights. `Generator.sample` is the loop for
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from rlinf_lab.generation.completion import Completion, Request
 class Generator(ABC):
     """One protocol for vLLM, transformers and the own engine. Weights carry a version, and each token the version that gave it.
 
-    Attributes: ``context`` (tokens that prompt and answer may have together), ``vocabulary`` (number of token ids).
+    Attributes: ``context`` (tokens that prompt and answer may have together), ``vocabulary`` (number of token ids), ``on_begin`` (called with each
+    request as it leaves the queue and begins; yours to assign).
     """
 
     context: int
@@ -31,6 +32,7 @@ class Generator(ABC):
         self.version = version
         self._at_work: set[str] = set()
         self._refused: list[Completion] = []
+        self.on_begin: Callable[[Request], None] = _nobody_asks
 
     # --- what each backend does ------------------------------------------------------------------------------
     @abstractmethod
@@ -138,6 +140,10 @@ class Generator(ABC):
 
     def _what(self) -> str:
         return f"context {self.context}"
+
+
+def _nobody_asks(request: Request) -> None:
+    """Of requests that begin."""
 
 
 def _tensor(value: Any) -> Tensor:

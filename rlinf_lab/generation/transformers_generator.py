@@ -61,6 +61,7 @@ class TransformersGenerator(Generator):
     def _advance(self) -> list[Completion]:
         while self._queue and len(self._running) < self._slots:
             self._running.append(_Running(self._queue.popleft()))
+            self.on_begin(self._running[-1].request)
         finished: list[Completion] = []
         for running in list(self._running):
             reason = self._next_token(running)

@@ -91,6 +91,7 @@ class VLLMGenerator(Generator):
 
     def _advance(self) -> list[Completion]:
         while self._queue and len(self._running) < self._slots:
+            self.on_begin(self._queue[0])
             self._submit(self._queue.popleft())
         finished = []
         for output in self._engine.step():

@@ -163,6 +163,9 @@ class GRPOConfig:
     """how long a decode step is put off for calls that are out, in seconds (`planning.ToolCell.best`)"""
     dispatch: str = "even"
     """of several generators: "even" shares, or "shortest_queue": each takes as it has room"""
+    log_completions: bool = True
+    """each completion of training is a row of the run's ``samples`` (prompt, text, reward, versions, what was discarded
+    and why) and, of some at once, a bar of the timeline. About 40 µs of a core each"""
     warm_up_steps: int = 400
     """supervised gradient steps of a small model"""
     warm_up_batch_size: int = 32
@@ -425,12 +428,16 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         kind = AgentGenerator
         options |= {"max_calls": config.max_calls, "patience_s": config.patience_s}
     generator = flow.worker(
-        kind, model, params, name="generator", engine=config.engine, weights=start, dispatch=config.dispatch, **options
-    )
+        kind, model, params, name="generator", engine=config.engine, weights=start, dispatch=config.dispatch,
+        log_completions=config.log_completions, **options,
+    )  # fmt: skip
     generate: Callable[[], Any] = partial(generator.generate, asked, responses, weights)
     if config.tools:
         generate = _with_tools(flow, config, generator, asked, responses, weights)
-    reward = flow.worker(RewardWorker, task, name="reward", reward=config.reward, timeout_s=config.reward_timeout_s)
+    reward = flow.worker(
+        RewardWorker, task, name="reward", reward=config.reward, timeout_s=config.reward_timeout_s,
+        log_completions=config.log_completions,
+    )  # fmt: skip
     learner = flow.worker(
         GroupLearner, model, update_settings(config), name="learner", prompts=config.prompts,
         group_size=config.group_size, max_tokens=config.max_tokens, temperature=config.temperature, state=state,

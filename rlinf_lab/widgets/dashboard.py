@@ -26,6 +26,9 @@ KEPT_SAMPLES = 600
 FRAME_SECONDS = 0.5
 
 
+SampleOfBar = Callable[[str, int, int], Mapping[str, Any] | None]
+
+
 class Dashboard(PushedWidget):
     """Progress, learning curves, timeline, utilisation, bubbles and a picture of the environments.
 
@@ -69,6 +72,7 @@ class Dashboard(PushedWidget):
         self._frame = b""
         self._frame_at = -FRAME_SECONDS
         self._callbacks: list[Callable[[str], None]] = []
+        self._sample_of: SampleOfBar | None = None
         self._is_over = False
         self._kept: tuple[Any, ...] = ()  # what the stored picture shows
         config = {
@@ -243,6 +247,17 @@ class Dashboard(PushedWidget):
             raise ConfigError(f"on_command({shown(callback)}): a function of one text. Next: on_command(print).")
         self._callbacks.append(callback)
 
+    def on_sample(self, sample_of: SampleOfBar) -> None:
+        """Ask ``sample_of(worker, rank, start_ns)`` what a clicked bar shows: a mapping of names to values, or None.
+
+        It runs in the kernel's comm thread.
+        """
+        if not callable(sample_of):
+            raise ConfigError(
+                f"on_sample({shown(sample_of)}): a function of worker, rank and start. Next: run.sample_of_bar."
+            )
+        self._sample_of = sample_of
+
     def _news(self, timeline: Timeline | None, final: bool) -> Update:
         if timeline is None:
             return Update()
@@ -263,6 +278,9 @@ class Dashboard(PushedWidget):
         return content, parts
 
     def _handle(self, content: dict[str, Any]) -> None:
+        if content.get("type") == "sample" and (said := _of_bar(self._sample_of, self._feed, content)):
+            with self._push_lock:
+                self._publish({"sample": said}, {})
         command = content.get("command")
         if content.get("type") == "command" and command in COMMANDS:
             for callback in self._callbacks:
@@ -308,6 +326,25 @@ class Dashboard(PushedWidget):
         done = f"iteration {self._state.get('iteration', 0)}" + (f"/{of}" if of else "")
         plan = f", plan {self.config['plan']!r}" if self.config["plan"] else ""
         return f"Dashboard({self.config['title']!r}{plan}: {self._state.get('state', 'starting')}, {done})"
+
+
+def _of_bar(
+    sample_of: SampleOfBar | None, feed: TimelineFeed | None, asked: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The answer to a page that asks for the sample of a bar, ``start`` ns after the origin."""
+    worker, rank, start = (asked.get(key) for key in ("worker", "rank", "start"))
+    origin = feed.origin_ns if feed is not None else None
+    known = isinstance(worker, str) and isinstance(rank, int) and isinstance(start, (int, float))
+    if sample_of is None or origin is None or not known:
+        return None
+    row = sample_of(str(worker), int(rank or 0), origin + int(start or 0)) or {}
+    fields = [[name, value if isinstance(value, str) else _worded(value)] for name, value in row.items()]
+    return {"worker": worker, "rank": rank, "start": start, "fields": fields}
+
+
+def _worded(value: object) -> str:
+    """A value of a sample, as a reader wants it."""
+    return f"{value:.4g}" if isinstance(value, float) and not value.is_integer() else str(_plain(value))
 
 
 def _sayable(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,21 @@
-"""What may be logged: numbers under names that the run does not use itself."""
+"""What may be logged: numbers under names that the run does not use itself, and what is said of single samples."""
 
 from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rlinf_lab.errors import WorkflowError, said, shown
 
 #: Columns of the run's own in every table of metrics.
 RESERVED = ("iteration", "seconds")
+SAMPLE_COLUMNS = ("id", "worker", "rank", "iteration", "start_ns", "end_ns")
+"""the run's own"""
+_OWN, _PLAIN = frozenset(SAMPLE_COLUMNS), frozenset((int, float, bool, str))
+LONGEST_TEXT = 400
+"""characters of a sample's text that are kept"""
 
 
 @dataclass(frozen=True)
@@ -81,3 +86,77 @@ def _number(who: str, name: str, value: Any) -> float | None:
         raise WorkflowError(
             f"{who} gives the metric {name!r} a value beyond the largest float. Next: log its logarithm."
         ) from None
+
+
+@dataclass(frozen=True)
+class SampleFields:
+    """What is said of samples, by their ids; see `SampleLog.log`."""
+
+    ids: tuple[str, ...]
+    fields: dict[str, float | bool | str]
+
+    @classmethod
+    def of(cls, who: str, ids: tuple[str, ...], fields: Mapping[str, Any]) -> SampleFields:
+        """Checked, and texts cut at `LONGEST_TEXT`. Raises `WorkflowError` for what is no number, text or bool."""
+        for one in ids:
+            if not isinstance(one, str):
+                raise WorkflowError(
+                    f"{who}: sample_log.log({shown(one)}): an id is a text. Next: sample_log.log('7', reward=1.0)."
+                )
+        if not _PLAIN.issuperset(map(type, fields.values())) or not _OWN.isdisjoint(fields):
+            fields = {name: _field(who, name, value) for name, value in fields.items()}
+        for name, value in fields.items():
+            if type(value) is str and len(value) > LONGEST_TEXT:
+                fields = {**fields, name: value[: LONGEST_TEXT - 1] + "…"}
+        return cls(ids, dict(fields))
+
+
+def _field(who: str, name: str, value: Any) -> float | bool | str:
+    if name in SAMPLE_COLUMNS:
+        raise WorkflowError(
+            f"{who}: sample_log.log({name}=...) is a column of the run's own. Next: another name, such as 'my_{name}'."
+        )
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    number = as_number(value)
+    if number is None:
+        raise WorkflowError(
+            f"{who}: sample_log.log({name}={shown(value)}) is no number, text or bool. Next: a number or a text of it."
+        )
+    return number
+
+
+class _Context(Protocol):
+    def begin_sample(self, id: str) -> None: ...
+    def end_sample(self, sample: SampleFields, label: str) -> None: ...
+    def log_sample(self, sample: SampleFields) -> None: ...
+
+
+class SampleLog:
+    """Of one worker rank; `Worker.sample_log`."""
+
+    def __init__(self, who: str, context: _Context) -> None:
+        self._who, self._context = who, context
+
+    def begin(self, id: str) -> None:
+        """Work on this sample begins; a second time nothing happens. It may run beside others, and across calls."""
+        self._context.begin_sample(id)
+
+    def end(self, id: str, label: str = "sample", **fields: float | bool | str) -> None:
+        """Work on it is over: `log`, and a bar named ``label`` since `begin`, as a label of the timeline.
+
+        Of each rank up to sixteen bars lie side by side, beside those of the last four that run: the long tail.
+        """
+        self._context.end_sample(SampleFields.of(self._who, (id,), fields), label)
+
+    def log(self, *ids: str, **fields: float | bool | str) -> None:
+        """Say something of samples: numbers, bools, texts (400 characters are kept), in the run's table ``samples``.
+
+        One row an id, whoever speaks of it and when; what is said later wins. Raises `WorkflowError` for other values.
+        """
+        self._context.log_sample(SampleFields.of(self._who, ids, fields))
+
+    def __repr__(self) -> str:
+        return f"SampleLog({self._who})"

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from rlinf_lab.errors import ChannelClosed, WorkflowError, renamed, shown
-from rlinf_lab.workflow.quantities import FailedSample, logged
+from rlinf_lab.workflow.quantities import FailedSample, SampleFields, SampleLog, logged
 
 STAY = (  # what to do next about a worker that cannot leave its device
     "give it a device of its own, or memory for all (device_memory=), or leave it out of memory= if it holds none "
@@ -161,6 +161,15 @@ class Context:
         pass
 
     def log_failure(self, failure: FailedSample) -> None:
+        pass
+
+    def begin_sample(self, id: str) -> None:
+        pass
+
+    def end_sample(self, sample: SampleFields, label: str) -> None:
+        pass
+
+    def log_sample(self, sample: SampleFields) -> None:
         pass
 
     def frame(self, image: Any) -> None:
@@ -350,6 +359,11 @@ class Worker:
         """A sample that failed is data: it is told in the run's ``failures``, with worker, rank and iteration, and the
         run goes on. ``sample``: which, a text or the thing itself. What is put in its place is the worker's to say."""
         self._context.log_failure(FailedSample.of(error, sample))
+
+    @_Given
+    def sample_log(self) -> SampleLog:
+        """Tells the run of single samples: ``self.sample_log.log(id, reward=1.0)`` is a row of ``run.samples``."""
+        return SampleLog(self._who(), self._context)
 
     def _who(self) -> str:
         context = self._context

@@ -13,7 +13,7 @@ import rlinf_lab as lab
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.workflow.workflow import Workflow
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.long, pytest.mark.ray]
 
 
 def side_by_side(flow: Workflow) -> ExecutionPlan:

@@ -152,7 +152,7 @@ def test_a_step_of_a_filler_is_over_when_its_device_is(cuda: list[tuple[str, str
         return b.take(items)
 
     plan = lab.ExecutionPlan("p", ("cpu:0", "cuda:0"), {"a": [[0]], "b": [[1]]})
-    with session(LocalExecutor(made, plan, emulate=True, fillers=[lab.Filler(Fills, on="cuda:0", name="fills")])) as s:
+    with session(LocalExecutor(made, plan, emulate=True, fillers=[lab.Filler(Fills, on="cuda:0", name="fills", delays=9)])) as s:  # b may come while it takes its first step
         s.step()
     assert [what for who, what in SEEN if who == "fills[0]"] == ["step", "finish cuda:0"] * 3
 

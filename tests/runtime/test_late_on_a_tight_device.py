@@ -31,6 +31,7 @@ class Guest(TorchWorker):
     there: ClassVar[set[str]] = set()
     beside: ClassVar[list[set[str]]] = []
     fails: ClassVar[bool] = False
+    released: ClassVar[threading.Event] = threading.Event()
 
     def __init__(self, module: nn.Module | None = None) -> None:
         self.module = module or nn.Linear(4, 1)
@@ -90,8 +91,11 @@ class Eats(Guest):
             found += batch
         return found
 
-    def hold(self, seconds: float) -> None:
-        self.look(seconds)
+    def hold(self) -> None:
+        """Its device, until it is told to let go, or the run ends."""
+        self.look(0.002)
+        while not Guest.released.is_set():
+            self.compute(0.002)
 
 
 def tight(device_memory: int = 3, module: nn.Module | None = None) -> tuple[Workflow, ExecutionPlan]:
@@ -100,9 +104,9 @@ def tight(device_memory: int = 3, module: nn.Module | None = None) -> tuple[Work
     source, works, sink = flow.worker(Source, name="source"), flow.worker(Works, module, name="works"), flow.worker(Eats, module, name="sink")
 
     @flow.iteration
-    def iteration(items: int, seconds: float = 0.0) -> Any:
-        if seconds:
-            return sink.hold(seconds)
+    def iteration(items: int, holds: bool = False) -> Any:
+        if holds:
+            return sink.hold()
         source.produce(items, numbers)
         works.convert(numbers, done)
         return sink.consume(done)
@@ -115,6 +119,7 @@ def tight(device_memory: int = 3, module: nn.Module | None = None) -> tuple[Work
 def opened(flow: Workflow, plan: ExecutionPlan, hosts: int = 1, fails: bool = False) -> Iterator[Session]:
     Guest.there.clear(), Guest.beside.clear()
     Guest.fails = fails
+    Guest.released.clear()
     made: Any = LocalExecutor(flow, plan, emulate=True, absent={"works": [1]}) if hosts == 1 else MeshExecutor(flow, plan, absent={"works": [1]}, delay=0.0005)
     made.start()
     try:
@@ -174,16 +179,18 @@ def test_one_that_cannot_be_built_gives_its_place_back() -> None:
 def test_who_waits_for_its_place_goes_when_the_run_ends() -> None:
     """And a wait that ends before is a time-out of the caller, not of the rank."""
     with opened(*tight()) as s:
-        held = s.submit(0, 1.0)
+        held = s.submit(0, True)
         while not Guest.beside[1:]:
             time.sleep(0.01)
         with pytest.raises(TimeoutError, match=r"has not been set up yet, after 0\.1 s\. That goes on\."):
             s.join("works", 1, timeout=0.1)
+        Guest.released.set()
         held.wait()
         assert len(s.step(20)) == 20 and s.members["works"] == (0, 1)
         s.leave("works", 1)
         seen = len(Guest.beside)
-        s.submit(0, 1.0)
+        Guest.released.clear()
+        s.submit(0, True)
         while len(Guest.beside) == seen:
             time.sleep(0.01)
         ending = meanwhile(s._executor.stop)

@@ -48,7 +48,7 @@ def step(action):
         a, b = getattr(ours, field), getattr(theirs, field)
         assert a.dtype == b.dtype and np.array_equal(a, b), (TASK, field, a, b)
     assert ours.reward_N.dtype == theirs.reward_N.dtype == np.float32
-    assert np.abs(ours.reward_N - theirs.reward_N).max() < 1e-6, (TASK, ours.reward_N, theirs.reward_N)
+    assert np.abs(ours.reward_N - theirs.reward_N).max() <= 1e-7, (TASK, ours.reward_N, theirs.reward_N)
     seen["success"] += int(ours.success_N.sum())
     seen["ended"] += int(ours.truncated_N.sum())
     if TASK.startswith("Pick"):
@@ -218,7 +218,7 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("task", ["PushCube-v1", pytest.param("PullCube-v1", marks=pytest.mark.slow), "PickCube-v1"])
+@pytest.mark.parametrize("task", ["PushCube-v1", pytest.param("PullCube-v1", marks=pytest.mark.slow), pytest.param("PickCube-v1", marks=pytest.mark.long)])
 def test_a_batch_equals_the_stock_environments(task: str) -> None:
     run(EQUAL, task)
 

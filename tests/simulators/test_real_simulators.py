@@ -80,7 +80,7 @@ print("kept", env.spec.renders)
 """
 
 
-@pytest.mark.parametrize("icd", [None, "/nonexistent.json"])
+@pytest.mark.parametrize("icd", [pytest.param(None, marks=pytest.mark.long), "/nonexistent.json"])
 def test_maniskill_keeps_the_contract_with_and_without_vulkan(icd: str | None) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("RLINF_LAB_VULKAN", "VK_ICD_FILENAMES")}
     if icd is not None:

@@ -39,7 +39,7 @@ def actions(env, seed: int, steps: int):
     return np.random.default_rng(seed).uniform(-1.1, 1.1, (steps, env.num_envs, *env.spec.action_space.shape))
 
 
-@pytest.mark.parametrize("id", [*PLAIN, *MUJOCO, *METAWORLD])
+@pytest.mark.parametrize("id", [*PLAIN, *MUJOCO, METAWORLD[0], *(pytest.param(id, marks=pytest.mark.long) for id in METAWORLD[1:])])
 def test_it_goes_on_where_it_was(id: str) -> None:
     """Saved at some step of some episode, often one that ends right then; the ends of several episodes lie behind and before it."""
     rng = random.Random(id)

@@ -523,6 +523,25 @@ def test_commands_reach_the_callbacks_and_others_do_not() -> None:
     assert heard == ["pause", "stop"]
 
 
+def test_a_bar_that_is_clicked_is_answered_with_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, board = SampleRun(start_ns=7_000), Dashboard()
+    rows = {("simulator", 1, 7_000 + 25): {"text": "<b>4</b>", "reward": 0.123456, "tokens": 16.0, "learnt_in": 3}}
+    board.on_sample(lambda *bar: rows.get(bar))
+    sent = capture(board, monkeypatch)
+    board._receive(board, {"type": "sample", "worker": "simulator", "rank": 1, "start": 25}, [])
+    assert not sent  # there is no timeline yet
+    run.step()
+    board.push(timeline=run.timeline)
+    sent.clear()
+    for start in (25, 26, None, "25"):
+        board._receive(board, {"type": "sample", "worker": "simulator", "rank": 1, "start": start}, [])
+    said = [content["sample"] for content, _ in sent]
+    assert [one["start"] for one in said] == [25, 26] and said[1]["fields"] == []
+    assert said[0]["fields"] == [["text", "<b>4</b>"], ["reward", "0.1235"], ["tokens", "16.0"], ["learnt_in", "3"]]
+    with pytest.raises(ConfigError, match="on_sample"):
+        board.on_sample(5)  # type: ignore[arg-type]
+
+
 def test_an_unknown_state_field_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'iteration'"):
         Dashboard().push({"iteraton": 3})

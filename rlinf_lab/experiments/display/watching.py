@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from rlinf_lab.runtime.run.run import Run
 
 CHARTS = ("success_rate", "return", "eval_return", "value_loss|loss")
+LENGTHS = ("response_tokens_p50", "response_tokens_p95")
+"""of responses, where there are any: the middle and the long tail"""
+
+
+def charts_of(config: Any) -> tuple[str, ...]:
+    """What is plotted while a training goes on."""
+    return (*CHARTS, *LENGTHS) if hasattr(config, "max_tokens") else CHARTS
 
 
 class Watched:

@@ -10,14 +10,15 @@ from typing import Any
 from rlinf_lab.runtime.host.control.instants import Instants
 from rlinf_lab.runtime.host.elastic.exchange import Exchange, place_of
 from rlinf_lab.runtime.host.pictures import PictureBudget, picture
+from rlinf_lab.runtime.host.samples import SamplesInTheMaking
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.quantities import FailedSample
+from rlinf_lab.workflow.quantities import FailedSample, SampleFields
 from rlinf_lab.workflow.specs import CallSpec
 from rlinf_lab.workflow.worker import Context
 
-Logged = tuple[str, int, int, dict[str, float] | FailedSample]
+Logged = tuple[str, int, int, dict[str, float] | FailedSample | SampleFields]
 """worker, rank, iteration, and what it says"""
 
 
@@ -43,6 +44,7 @@ class HostContext(Context):
         self.sub_batches = state.layout.plan.tokens(process.worker)
         self._logs_to = 0  # the iteration of the latest call; what setup logs belongs to the first one
         self._pictures = PictureBudget()
+        self._making = SamplesInTheMaking()
 
     @property
     def together(self) -> int:
@@ -78,6 +80,24 @@ class HostContext(Context):
 
     def log_failure(self, failure: FailedSample) -> None:
         self._told.metrics.append((self.name, self.rank, self._logs_to, failure))
+
+    def begin_sample(self, id: str) -> None:
+        self._making.begin(id, self._state.clock.now_ns())
+
+    def end_sample(self, sample: SampleFields, label: str) -> None:
+        recorder, end = self._state.recorder, self._state.clock.now_ns()
+        (id,) = sample.ids
+        made = self._making.end(id, end)
+        if made is None:  # it never began: refused, or given up before
+            self.log_sample(sample)
+            return
+        if made.has_bar:
+            recorder.add(self._process.track, SpanKind.LABEL, recorder.name(label), made.start, end, self._logs_to)
+        sample.fields.update(worker=self.name, rank=self.rank, start_ns=made.start, end_ns=end)
+        self.log_sample(sample)
+
+    def log_sample(self, sample: SampleFields) -> None:
+        self._told.metrics.append((self.name, self.rank, self._logs_to, sample))
 
     def frame(self, image: Any) -> None:
         self._pictures.drawn(self._state.clock.now_ns())

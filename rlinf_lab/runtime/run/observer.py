@@ -18,6 +18,7 @@ from rlinf_lab.planning.replay.rerun import Rerun
 from rlinf_lab.runtime.host.liveness.wait_graph import Standstill, Wait, WaitGraph
 from rlinf_lab.runtime.host.state.rank import Filled
 from rlinf_lab.runtime.run.metrics import MetricTable
+from rlinf_lab.runtime.run.samples import SampleTable
 from rlinf_lab.runtime.run.stall_report import Stillness, who_does_what
 from rlinf_lab.runtime.run.turns import quick_turns
 from rlinf_lab.runtime.session.session import Executor
@@ -25,7 +26,7 @@ from rlinf_lab.timeline.record.batch import FEW_SPANS, SpanBatch
 from rlinf_lab.timeline.record.sampler import UtilisationSampler
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.quantities import FailedSample, returned
+from rlinf_lab.workflow.quantities import FailedSample, SampleFields, returned
 from rlinf_lab.workflow.weights import Published
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -65,6 +66,7 @@ class Observer:
         self.timeline = Timeline(executor.layout.plan.devices)
         self.timeline.rerun = Rerun(executor.layout)
         self.table = MetricTable()
+        self.samples = SampleTable()
         self.problem: BaseException | None = None
         self.is_relieved: Callable[[], bool] = lambda: False  # somebody else glances at the spans for all who are told
         self.moved_at = time.monotonic()
@@ -233,6 +235,9 @@ class Observer:
                 if isinstance(values, FailedSample):
                     self.table.failed(worker, rank, iteration, values)
                     continue
+                if isinstance(values, SampleFields):
+                    self.samples.tell(iteration, values)
+                    continue
                 self.table.logged(worker, rank, iteration, values)
                 self._note({f"{worker}[{rank}].{name}": value for name, value in values.items()})
             if not self._stopped and time.monotonic() >= self._depths_due:
@@ -332,6 +337,19 @@ class Observed:
         ``worker``, ``rank``, ``iteration``, ``error``, ``sample``; ``attrs["total"]``: how many there were.
         """
         return self._observer.table.failures()
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """The latest ten thousand samples that workers told of (`Worker.sample_log`), one row each.
+
+        ``id``, ``iteration``, what was said; ``worker``, ``rank``, ``start_ns`` and ``end_ns`` of who made it.
+        ``attrs["total"]``: how many there were.
+        """
+        return self._observer.samples.frame()
+
+    def sample_of_bar(self, worker: str, rank: int, start_ns: int) -> dict[str, Any] | None:
+        """The row of `samples` that a bar of the timeline shows; None where none is known."""
+        return self._observer.samples.of_bar(worker, rank, start_ns)
 
     def metrics_since(self, version: int = 0) -> tuple[list[dict[str, float]], int]:
         """Rows of `metrics` that are new or have changed since ``version``, and the version now: for loggers. Costs

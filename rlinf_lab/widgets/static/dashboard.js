@@ -22,7 +22,7 @@ class RunState {
     this.metrics = new Rows();
     this.samples = [];
     this.bubbles = new Sums(["busy", ...CAUSES]);
-    this.frame = null;
+    this.frame = this.sample = null;
   }
 
   /** Seconds since the kernel last said something, 0 where nothing is to come. */
@@ -36,6 +36,7 @@ class RunState {
     if (message.counters) this.samples = [...this.samples, ...message.counters].slice(-KEPT);
     if (message.bubbles) message.bubbles.forEach((row) => this.bubbles.add(row));
     if (parts.frame) this.frame = parts.frame;
+    if (message.sample) this.sample = message.sample;
   }
 
   /** The metrics to plot: the wished ones that are there ("a|b": b where no a is), else the first ones there are. The same as in fallback.py. */
@@ -67,7 +68,7 @@ class DashboardView {
     this.root = make("div.dashboard", {}, this.header.node, this.figures.node, this.upper, lower);
     keepKeys(this.root);
     el.append(make("div.host", {}, this.root));
-    this.timeline = new TimelineView(timeline, run.store, { tail: 6, counters: false });
+    this.timeline = new TimelineView(timeline, run.store, { tail: 6, counters: false, ask: (bar) => tellKernel(model, { type: "sample", ...bar }) });
     timeline.append(this.still.node);
     this.refresh = painter(this.root, () => this.draw());
     this.setTheme(themeMode());
@@ -93,6 +94,7 @@ class DashboardView {
   changed() {
     this.gone = false;
     this.timeline.refresh();
+    this.timeline.details.tellSample(this.run.sample);
     this.refresh();
   }
 

@@ -130,8 +130,23 @@ export class Details {
       const other = c.kind[i] === 1 ? put : get, verb = c.kind[i] === 1 ? "items came from" : "items went to";
       parts.push(make("div", {}, `${verb} ${other.track.label}, ${duration(Math.abs(get.end - put.end))} ${get.end >= put.end ? "from put to get" : ""}`));
     }
+    if (c.kind[i] === LABEL && this.view.ask) this.askSample(parts, track, c.start[i]);
     if (pairs.length > 4) parts.push(make("div.muted", {}, `and ${pairs.length - 4} more`));
     this.show(title, ...parts);
+  }
+
+  /** What a bar of a sample shows (a completion's text, reward, versions) only the kernel knows: it comes a little later, and for other labels not at all. */
+  askSample(parts, { worker, rank }, start) {
+    parts.push((this.sampleNode = make("div")));
+    this.bar = { worker, rank, start };
+    this.view.ask(this.bar);
+  }
+
+  /** The kernel's answer, `fields`: [[name, text], ...]; it may be to somebody else. */
+  tellSample(said) {
+    if (!said || said === this.said || !this.bar || ["worker", "rank", "start"].some((key) => said[key] !== this.bar[key])) return;
+    this.said = said;
+    if (said.fields.length) this.sampleNode.replaceChildren(table(["", ""], said.fields, ".words"));
   }
 
   showBubble({ layer, device, lane, i }) {

@@ -3,7 +3,7 @@ import { keepKeys } from "./base.js";
 import { describeSample } from "./counters.js";
 import { NOTCH, sparse } from "./instants.js";
 import { moves } from "./paint.js";
-import { RULER } from "./rows.js";
+import { RULER, stripsOf } from "./rows.js";
 
 const SEARCH_MS = 120, RESTS = 4, SCROLLS = /^(Arrow(Up|Down)|Page(Up|Down)|Home|End)$/;
 
@@ -106,6 +106,8 @@ export function spanAt(view, x, y) {
   const shift = view.shift(row.layer), there = points.lanes.map((lane) => [lane, lane.found ? lane.nearHit(time, slack) : lane.near(time, slack)]).find(([, i]) => i >= 0);
   const notched = there && y < row.y + NOTCH + 2 && sparse(there[0], view.from - shift, view.to - shift, view.plot);
   if (there && (there[0].found || notched)) return picked(...there);
+  const strip = labels.lanes.length > 1 && stripsOf(row).find((s) => s.paint === "label" && y >= s.y && y <= s.y + s.h + 0.5), own = strip ? strip.lane.near(time, slack) : -1;
+  if (own >= 0) return picked(strip.lane, own); // of bars side by side the one under the pointer
   if (labels.lanes.length && y > row.y + row.h * 0.64) {
     const hit = labels.near(time, 0);
     if (hit) return picked(...hit);

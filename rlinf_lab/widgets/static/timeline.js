@@ -38,6 +38,7 @@ export class TimelineView {
     this.align = "iteration";
     this.arrows = false;
     this.counters = options.counters !== false;
+    this.ask = options.ask || null; // asks the kernel what a bar shows: {worker, rank, start}; `details.tellSample` takes the answer
     this.selection = null;
     this.picked = null; // {layer, track or device, lane, i}
     this.hovered = null;

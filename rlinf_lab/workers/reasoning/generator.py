@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ class GeneratorWorker(Worker):
 
     ``model`` constructs the language model (called in `setup`, where the worker lives), ``weights`` replace its own.
     ``engine`` names the generator, ``options`` go to it. Noise is keyed by seed, round, prompt, sample and position:
-    what is sampled does not depend on the plan, nor on which rank answers (own engine, float32).
+    what is sampled does not depend on the plan, nor on which rank answers (own engine, float32). ``log_completions``:
+    each completion of training is a bar of the timeline and a row of the run's ``samples``.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class GeneratorWorker(Worker):
         engine: str = "own",
         weights: ModelWeights | None = None,
         dispatch: str = "even",
+        log_completions: bool = True,
         **options: Any,
     ) -> None:
+        self._log_completions = log_completions
         self._make, self._params, self._engine, self._options = model, params, engine, options
         self._start, self.dispatch = weights, dispatch
         self.generator: Generator | None = None
@@ -51,6 +54,8 @@ class GeneratorWorker(Worker):
         self.model = self._make()
         self.model.module.to(self.device)
         self.generator = generator(self._engine, self.model, **self._options)
+        if self._log_completions:
+            self.generator.on_begin = self._has_begun
         if self._start is not None:
             self.generator.load_weights(self._start.state, self._start.version)
 
@@ -80,7 +85,7 @@ class GeneratorWorker(Worker):
                 if more is not None and free > 0:  # what runs waits for nobody
                     wanted = more.get_nowait(free) if self.generator.pending else more.get(free)
         finally:
-            self.generator.abort()  # nobody wants the rest
+            self._tell_discarded(self.generator.abort(), "enough groups were there")  # nobody wants the rest
             self.log(decode_steps=steps)
 
     @property
@@ -99,11 +104,35 @@ class GeneratorWorker(Worker):
             self.generator.add(Request(self.model.encode(one.problem.prompt), self._params, one.id, item=one))
         except ConfigError as error:
             refused = Completion.refused(Request(np.zeros(0, np.int64), self._params, one.id, item=one), str(error))
+            self._tell(refused, "")
             return Response(one, refused, "")
         return None
 
     def _response(self, completion: Completion) -> Response:
-        return Response(completion.item, completion, self.model.decode(completion.token_ids))
+        text = self.model.decode(completion.token_ids)
+        self._tell(completion, text)
+        return Response(completion.item, completion, text)
+
+    # --- what a run shows of completions ------------------------------------------------------------------------
+    def _has_begun(self, request: Request) -> None:
+        if request.item.round != EVALUATION:
+            self.sample_log.begin(request.id)
+
+    def _tell(self, completion: Completion, text: str, **more: str) -> None:
+        """A completion is over. Those of evaluations are not told: their ids come again."""
+        if not self._log_completions or completion.item.round == EVALUATION:
+            return
+        self.sample_log.end(
+            completion.id, "completion", prompt=completion.item.problem.prompt, text=text, tokens=len(completion),
+            finish_reason=completion.finish_reason, oldest_version=completion.oldest,
+            newest_version=int(completion.versions.max(initial=-1)), **more,
+        )  # fmt: skip
+
+    def _tell_discarded(self, broken_off: Iterable[Completion], why: str) -> None:
+        """Of those that had begun."""
+        for completion in broken_off:
+            if len(completion):
+                self._tell(completion, self.model.decode(completion.token_ids), discarded=why)
 
     def _update(self, weights: Weights) -> bool:
         """Take the newest weights; whether they were new."""
@@ -196,6 +225,8 @@ class ContinuingGenerator(GeneratorWorker):
         for group in groups.take():
             place += self._hand_over(group, place, responses)
         self.log(decode_steps=steps, **groups.told())
+        if self._log_completions and groups.lost:
+            self.sample_log.log(*groups.lost, discarded=groups.why_lost)
 
     def _hand_over(self, group: list[Response], place: int, responses: Outbox[Response]) -> int:
         responses.put_all([dataclasses.replace(r, place=place) for r in group])
@@ -221,7 +252,8 @@ class ContinuingGenerator(GeneratorWorker):
     def _give_up(self, asked: list[Asked]) -> None:
         assert self.generator is not None
         ids = {one.id for one in asked}
-        self.generator.abort(ids)
+        suspended = [r.prefix for r in self._suspended if r.id in ids and r.prefix is not None]
+        self._tell_discarded([*self.generator.abort(ids), *suspended], self._groups.why_lost)
         self._suspended = [r for r in self._suspended if r.id not in ids]
 
     def _suspend(self) -> None:

@@ -63,6 +63,11 @@ class Gatherer:
             yield self._whole.pop(first)
             self._next = first + 1
 
+    def left(self) -> list[Response]:
+        """What came and was in no group that was used."""
+        whole = [r for group in self._whole.values() for r in group.responses]
+        return whole + [r for members in self._open.values() for r in members.values()]
+
     @property
     def incomplete(self) -> int:
         """Groups that have begun and are not whole."""

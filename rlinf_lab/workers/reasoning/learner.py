@@ -8,7 +8,7 @@ Legend: P prompts, G responses of each.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,6 +154,7 @@ class _Iteration:
         if len(group) > 1 and not informative(group.reward_G[None])[0]:
             self._uninformative += 1
             if self.settings.dynamic_sampling:
+                self._tell_discarded(group.responses, "all rewards of its group are equal")
                 return
         self._waiting.append(group)
         if not self.settings.needs_batch and len(self._waiting) == self._next_pass():
@@ -178,6 +179,7 @@ class _Iteration:
                 f"the advantage gave {advantage_PG.shape} for rewards {reward_PG.shape}"
                 f"{'' if np.isfinite(advantage_PG).all() else ', some not finite'}. Next: one finite number a response."
             )
+        self._tell_learnt(groups)
         first = 0
         while first < len(groups):
             part = slice(first, first + self._next_pass())
@@ -206,9 +208,19 @@ class _Iteration:
                 f"{self.learner!r}: {missing} of {self.learner.prompts} groups did not come, {incomplete} of them in part. "
                 "Next: does every response reach the learner?"
             )
+        self._tell_discarded(self._gatherer.left(), "enough groups were there")
         if missing:
             self._step()  # dynamic sampling found fewer than it wanted, perhaps none
         return self._metrics()
+
+    def _tell_learnt(self, groups: list[Group]) -> None:
+        if self.settings.log_completions:
+            ids = (r.asked.id for group in groups for r in group.responses)
+            self.learner.sample_log.log(*ids, learnt_in=self.learner.version)
+
+    def _tell_discarded(self, responses: Sequence[Response], why: str) -> None:
+        if self.settings.log_completions and responses:
+            self.learner.sample_log.log(*(r.asked.id for r in responses), discarded=why)
 
     def _metrics(self) -> dict[str, float]:
         responses = [r for group in self._seen for r in group.responses]
@@ -222,6 +234,8 @@ class _Iteration:
             "groups": float(self._used),
             "informative": 1.0 - self._uninformative / len(self._seen),
             "response_tokens": float(length.mean()),
+            "response_tokens_min": float(length.min()),
+            "response_tokens_p50": float(np.median(length)),
             "response_tokens_p95": float(np.quantile(length, 0.95)),
             "response_tokens_max": float(length.max()),
             "cut_off": float(np.mean([r.completion.finish_reason == "length" for r in responses])),

@@ -69,6 +69,8 @@ class GroupsInTheMaking:
         self._tokens = [0, 0]
         self._responses = [0, 0]  # of what was handed over, and of everything that was made whole
         self.dropped = self.recycled = 0
+        self.lost: list[str] = []
+        """ids of responses that were there and went with their group, in this iteration"""
 
     # --- an iteration ----------------------------------------------------------------------------------------
     def enter(self, asked: Iterable[Asked], learning: int) -> list[Asked]:
@@ -79,6 +81,7 @@ class GroupsInTheMaking:
         self._backlog.extend(groups.values())
         while len(self._backlog) > self.concurrency + self.whole_wanted:  # more than can begin
             self._backlog.pop()
+        self.lost = []
         self.learning, self.dropped, self.recycled, self._handed = learning, 0, 0, 0
         self.whole = len(self._queue) if self.streams else 0  # some may be left over
         if not self.policy.drops_stale:
@@ -119,7 +122,8 @@ class GroupsInTheMaking:
             return []
         self.whole += 1
         self._count(group, 1)
-        self._queue.offer(group, group.version, group.number)
+        for oldest in self._queue.offer(group, group.version, group.number):
+            self._gone(oldest)
         return self.take() if self.streams else []
 
     def take(self) -> list[list[Response]]:
@@ -144,6 +148,13 @@ class GroupsInTheMaking:
         for group in self._open.values():
             oldest = [r.completion.oldest for r in group.done if len(r)]
             group.version = min([version, *oldest])
+
+    @property
+    def why_lost(self) -> str:
+        """In words."""
+        if self.streams:
+            return "too stale, asked again" if self.policy.name == "recycle" else "too stale"
+        return "newer groups were there"
 
     @property
     def running(self) -> list[Asked]:
@@ -177,11 +188,15 @@ class GroupsInTheMaking:
 
     def _lose(self, group: Making, counted: bool = False) -> None:
         self.dropped += 1
+        self._gone(group)
         if not counted:
             self._count(group, 1)
         if self.policy.name == "recycle":
             self.recycled += 1
             self._backlog.appendleft([dataclasses.replace(one, attempt=one.attempt + 1) for one in group.asked])
+
+    def _gone(self, group: Making) -> None:
+        self.lost += [r.asked.id for r in group.done]
 
     def _count(self, group: Making, which: int) -> None:
         self._tokens[which] += group.tokens

@@ -18,11 +18,14 @@ class RewardWorker(Worker):
 
     ``reward``: of a problem and a completion's text, instead of the task's own in training; evaluations ask the task.
     ``timeout_s``: in a child process with this limit; None: here, where nothing bounds it.
+    ``log_completions``: rewards are in the run's ``samples``.
     """
 
     def __init__(
-        self, task: Task, *, reward: Callable[[Problem, str], Any] | None = None, timeout_s: float | None = None
-    ) -> None:
+        self, task: Task, *, reward: Callable[[Problem, str], Any] | None = None, timeout_s: float | None = None,
+        log_completions: bool = True,
+    ) -> None:  # fmt: skip
+        self._log_completions = log_completions
         self._own: Callable[[Problem, str], Any] = task.reward
         self._reward = reward or self._own
         self._timeout_s = timeout_s
@@ -32,7 +35,10 @@ class RewardWorker(Worker):
         """Until the responses end. The weight of one is its tokens."""
         for batch in responses:
             for response in batch:
-                judged.put(dataclasses.replace(response, reward=self._verdict(response)), weight=len(response))
+                verdict = self._verdict(response)
+                if self._log_completions:
+                    self.sample_log.log(response.asked.id, reward=verdict.value, **_words_of(verdict))
+                judged.put(dataclasses.replace(response, reward=verdict), weight=len(response))
 
     def evaluate(self, responses: Inbox[Response]) -> dict[str, float]:
         """Judge everything: mean reward, mean length, shares of what failed and of what was cut off."""
@@ -67,3 +73,7 @@ class RewardWorker(Worker):
     def close(self) -> None:
         for isolated in self._isolated.values():
             isolated.close()
+
+
+def _words_of(verdict: RewardResult) -> dict[str, str]:
+    return {name: text for name, text in (("why", verdict.detail), ("error", verdict.error)) if text}

@@ -61,3 +61,5 @@ class UpdateSettings:
     in_order: bool = True
     """groups are learnt from in the order of their prompts: the same to the last bit under every plan. False: as they
     come, the same up to rounding"""
+    log_completions: bool = True
+    """the run's ``samples`` say what was learnt from which completion, and what was discarded"""
