@@ -23,8 +23,8 @@ demo: $(STAMP)  ## train a robot arm to press a button, under a plan that it fin
 HERE := not gpu and not vllm and not lerobot and not warp
 SUITE := $(PY) -m pytest -n 3 --dist loadgroup
 
-test: $(STAMP)  ## the daily tests: about 8 minutes on 2 cores
-	@echo "make test takes about 8 minutes on 2 quiet cores (make test-quick: 4 to 5, without Ray and browser)."
+test: $(STAMP)  ## the daily tests: about 11 minutes on 2 cores
+	@echo "make test takes about 11 minutes on 2 quiet cores (make test-quick: 4 to 5, without Ray and browser)."
 	@$(SUITE) $(ARGS)
 
 test-quick: $(STAMP)  ## those of them without Ray and browser: 4 to 5 minutes
