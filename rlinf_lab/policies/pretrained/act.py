@@ -19,13 +19,14 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlinf_lab.errors import ConfigError, MissingDependencyError, shown
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies.actor_critic import ActorCritic
 from rlinf_lab.policies.heads import GaussianHead, check_box
 from rlinf_lab.policies.leaves import Kind, flatten, leaves_of
 from rlinf_lab.policies.make import chunked
 from rlinf_lab.policies.mlp import mlp
 from rlinf_lab.policies.preprocess import Preprocess
+from rlinf_lab.policies.pretrained.saved import saved_policy
 
 EPSILON = 1e-8  # lerobot's, of a standard deviation
 STATE, IMAGES, ACTION = "observation.state", "observation.images.", "action"
@@ -94,7 +95,7 @@ def load_act(
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"load_act({str(folder)!r}): there is no config.json in it. Next: the folder of lerobot's ACTPolicy.save_pretrained.")
-    policy = _policy(folder)
+    policy = saved_policy(folder, "lerobot.policies.act.modeling_act", "ACTPolicy", "load_act")
     if not isinstance(action_space, spaces.Box):
         raise ConfigError(f"action_space is {shown(action_space)}: ACT acts in a Box.")
     check_box(action_space, "action_space", bounded=False)
@@ -121,17 +122,6 @@ def load_act(
     critic = mlp([value.features_dim, 256, 256, 1], "tanh", 1.0, torch.Generator().manual_seed(seed))
     head = GaussianHead(chunk, float(np.log(std)))
     return ActorCritic(Preprocess(observation_space, normalise=False), (encoder, value), nn.Identity(), critic, head)
-
-
-def _policy(folder: Path) -> Any:
-    try:
-        from lerobot.policies.act.modeling_act import ACTPolicy
-    except ImportError as error:
-        raise MissingDependencyError("lerobot is not installed here, which load_act needs. Next: make env-lerobot, or pip install lerobot.") from error
-    try:
-        return ACTPolicy.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"load_act({str(folder)!r}): lerobot cannot read it: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 def _statistics(folder: Path, columns: list[str], given: Mapping[str, Any] | None) -> dict[str, tuple[Tensor, Tensor]]:

@@ -21,7 +21,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlinf_lab.errors import ConfigError, MissingDependencyError, shown
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies.actor_critic import ActorCritic
 from rlinf_lab.policies.heads import Head, check_box
 from rlinf_lab.policies.leaves import Kind, flatten, leaves_of
@@ -29,6 +29,7 @@ from rlinf_lab.policies.make import chunked
 from rlinf_lab.policies.mlp import mlp
 from rlinf_lab.policies.preprocess import Preprocess
 from rlinf_lab.policies.pretrained.act import ACTION, EPSILON, STATE, ValueOfNumbers
+from rlinf_lab.policies.pretrained.saved import saved_policy
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 Affine = tuple[Tensor, Tensor]
@@ -195,7 +196,7 @@ def load_diffusion(
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"load_diffusion({str(folder)!r}): there is no config.json in it. Next: the folder of lerobot's DiffusionPolicy.save_pretrained.")
-    policy = _policy(folder)
+    policy = saved_policy(folder, "lerobot.policies.diffusion.modeling_diffusion", "DiffusionPolicy", "load_diffusion")
     config = policy.config
     if not std > 0:
         raise ConfigError(f"load_diffusion(std={shown(std)}): it must be greater than 0.")
@@ -230,17 +231,6 @@ def _check(folder: Path, config: Any, cameras: list[str], observation_space: Spa
     size, given = int(np.prod(action_space.shape)), int(config.output_features[ACTION].shape[0])
     if size != given:
         raise ConfigError(f"load_diffusion({str(folder)!r}): action_space is {shown(action_space)}, and this checkpoint gives {given} numbers.")
-
-
-def _policy(folder: Path) -> Any:
-    try:
-        from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
-    except ImportError as error:
-        raise MissingDependencyError("lerobot is not installed here, which load_diffusion needs. Next: make env-lerobot, or pip install lerobot.") from error
-    try:
-        return DiffusionPolicy.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"load_diffusion({str(folder)!r}): lerobot cannot read it: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 def _affine(folder: Path, config: Any, columns: list[str], given: Mapping[str, Any] | None) -> dict[str, Affine]:

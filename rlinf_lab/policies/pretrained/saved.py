@@ -1,0 +1,24 @@
+"""What all loaders of lerobot's folders do alike."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from rlinf_lab.errors import ConfigError, MissingDependencyError
+
+
+def saved_policy(folder: Path, module: str, name: str, loader: str) -> Any:
+    """lerobot's policy ``module.name`` from a folder that ``save_pretrained`` wrote.
+
+    ``loader``: who asks, for the errors. `MissingDependencyError` without lerobot, `ConfigError` for what it cannot read.
+    """
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise MissingDependencyError(f"lerobot is not installed here, which {loader} needs. Next: make env-lerobot, or pip install lerobot.") from error
+    try:
+        return kind.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"{loader}({str(folder)!r}): lerobot cannot read it: {type(error).__name__}: {str(error)[:200]}") from error
