@@ -45,6 +45,9 @@ class PlanExplorer(PushedWidget):
     _esm = module("base.js", "gantt.js", "explorer.js")
     _css = stylesheet()
     title = traitlets.Unicode(help="what is planned").tag(sync=True)
+    pinned = traitlets.Dict(help="seconds and shape of the best plan at first, with which others are compared").tag(
+        sync=True
+    )
     sliders = traitlets.List(traitlets.Dict(), help="field, label, texts of the values, where it starts, a hint").tag(
         sync=True
     )
@@ -79,7 +82,8 @@ class PlanExplorer(PushedWidget):
             }
             for s in self._sliders
         ]
-        super().__init__(title=plans.profile.name, sliders=shown)
+        pinned = {"seconds": plans.best.seconds, "shape": plans.best.shape}
+        super().__init__(title=plans.profile.name, sliders=shown, pinned=pinned)
 
     # --- asking ------------------------------------------------------------------------------------------------
     def ask(self, simulate: bool = True, **changes: Any) -> Plans:

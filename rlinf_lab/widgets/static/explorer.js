@@ -75,7 +75,7 @@ class ExplorerView {
     this.head = make("b.headline");
     this.chip = make("span.chip");
     this.note = make("span.muted");
-    this.pinned = null; // {seconds, shape} of the plan that others are compared with: the first one, or the one shown when Pin was pressed
+    this.pinned = model.get("pinned"); // {seconds, shape} of the plan that others are compared with: the first one, or the one shown when Pin was pressed
     this.pin = make("button.button", { onclick: () => { this.pinned = bestOf(told.answer); this.refresh(); }, title: "compare what comes with the plan that is the best now" }, "Pin");
     this.reset = make("button.button", { onclick: () => this.back(), title: "every slider to where it was" }, "Reset");
     this.problem = make("p.message", { role: "alert" });
@@ -170,10 +170,9 @@ class ExplorerView {
     const { charts, plans } = answer, best = plans[0].seconds;
     this.root.dataset.how = plans[0].seconds_are;
     this.root.dataset.best = plans[0].shape;
-    if (!this.pinned && plans[0].seconds_are === "simulated" && !this.asker.open && !error) this.pinned = bestOf(answer);
-    this.pin.disabled = !this.pinned || (this.pinned.seconds === best && this.pinned.shape === plans[0].shape);
+    this.pin.disabled = this.pinned.seconds === best && this.pinned.shape === plans[0].shape;
     this.head.textContent = `${this.against(best)}: ${plans[0].shape}`; // the end may be cut, the seconds not
-    this.head.title = this.pinned ? `pinned: ${figures(this.pinned.seconds)} s, ${this.pinned.shape}; now: ${figures(best)} s, ${plans[0].shape}` : this.head.textContent;
+    this.head.title = `pinned: ${figures(this.pinned.seconds)} s, ${this.pinned.shape}; now: ${figures(best)} s, ${plans[0].shape}`;
     this.note.textContent = answer.lower_bound_is === "estimated" ? `estimate: none takes less than about ${figures(answer.lower_bound_s)} s` : `none can take less than ${figures(answer.lower_bound_s)} s`;
     this.selected = plans.some((p) => p.name === this.picked) ? this.picked : plans[0].name; // the best one until somebody picks another
     const shown = MODES.map((mode) => charts.findIndex((c) => c.name === this.selected && c.mode === mode)).map((i, k) => (i >= 0 ? i : charts.findIndex((c) => c.mode === MODES[k]))).filter((i) => i >= 0);
@@ -199,7 +198,7 @@ class ExplorerView {
 
   /** "1069 → 810 s an iteration, 1.32×" where the best plan has other seconds than the pinned one. */
   against(best) {
-    const before = this.pinned ? this.pinned.seconds : best;
+    const before = this.pinned.seconds;
     if (figures(before) === figures(best) || !best) return `${figures(best)} s an iteration`;
     return `${figures(before)} → ${figures(best)} s an iteration, ${(before / best).toPrecision(3)}×`;
   }
