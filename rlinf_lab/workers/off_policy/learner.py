@@ -42,8 +42,9 @@ class OffPolicyLearner(TorchWorker):
     ``step``: makes the `GradientStep`, ``step(learning_rate=..., device=...)``. ``settings``: numbers or schedules over
     the ``updates`` (`Number`): "learning_rate", "gamma", and what the step asks for. ``gradient_steps``: of an
     update; -1: as many as environment steps came, -20: twenty for each. Before ``learning_starts`` environment steps there are none.
-    ``prioritised``: transitions are drawn by their temporal difference. ``offline``: a buffer of demonstrations, of
-    which an ``offline_share`` of each minibatch is. ``state``: of another learner (`state_dict`), to go on from.
+    ``std_floor``: added to the deviations by which observations are divided. ``prioritised``: transitions are drawn by their
+    temporal difference. ``offline``: a buffer of demonstrations, of which an ``offline_share`` of each minibatch is.
+    ``state``: of another learner (`state_dict`), to go on from.
     ``save_to``: safetensors file of the actor, written when the run ends.
     """
 
@@ -57,6 +58,7 @@ class OffPolicyLearner(TorchWorker):
         gradient_steps: int = -1,
         learning_starts: int = 0,
         reward_scale: float = 1.0,
+        std_floor: float = 0.0,
         prioritised: bool = False,
         offline: ReplayBuffer | None = None,
         offline_share: float = 0.5,
@@ -68,7 +70,7 @@ class OffPolicyLearner(TorchWorker):
         self._make, self._state, self._save_to = step, state, save_to
         self.settings, self.updates, self.seed = dict(settings), updates, seed
         self.batch_size, self.gradient_steps, self.learning_starts = batch_size, gradient_steps, learning_starts
-        self.reward_scale, self.prioritised = reward_scale, prioritised
+        self.reward_scale, self.std_floor, self.prioritised = reward_scale, std_floor, prioritised
         self.buffer_size, self.offline, self.offline_share = buffer_size, offline, offline_share
         self.env_steps = 0
         self._made: PolicyWeights | None = None
@@ -130,7 +132,7 @@ class OffPolicyLearner(TorchWorker):
             self.replay.add(found)
         if self.learnt.actor.normalised_size:
             self.moments = self.moments.update(self.learnt.actor.numbers(found["obs"]))
-            self.learnt.normalise(self.moments.mean, self.moments.std)
+            self.learnt.normalise(self.moments.mean, self.moments.std + self.std_floor)
         return count
 
     def _learn(self, steps: int) -> dict[str, float]:
