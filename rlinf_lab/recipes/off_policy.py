@@ -64,7 +64,7 @@ class OffPolicyConfig(SimulatedConfig):
     layer_norm: bool = False
     """whether the critics normalise each hidden layer"""
     normalize_obs: bool = False
-    """whether numbers of observations are normalised by their running mean and deviation; images and categories never are"""
+    """whether numbers of observations are normalised by their running mean and deviation, demonstrations included; images and categories never are"""
     std_floor: float = 0.0
     """added to the standard deviations by which observations are divided, so that what hardly varies is not blown up to noise"""
     reward_scale: float = 1.0

@@ -268,6 +268,16 @@ def test_a_floor_keeps_what_hardly_varies_small():
     np.testing.assert_allclose(made.learnt.actor.preprocess.obs_std, transitions(played())["obs"].std(0) + 0.5, rtol=1e-5)
 
 
+def test_demonstrations_are_normalised_as_they_are_spread():
+    offline = ReplayBuffer(36, seed=2)
+    rows = transitions(played())
+    offline.add(rows | {"obs": rows["obs"] + 3})
+    made = learner(offline=offline)
+    made.train(Scripted(played()))
+    both = np.concatenate([rows["obs"] + 3, rows["obs"]])
+    np.testing.assert_allclose(made.learnt.actor.preprocess.obs_mean, both.mean(0), rtol=1e-5)
+
+
 def test_leaving_the_device_changes_nothing():
     stays, goes = learner(), learner()
     for seed in range(3):

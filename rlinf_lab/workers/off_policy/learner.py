@@ -85,7 +85,7 @@ class OffPolicyLearner(TorchWorker):
             torch.set_num_threads(1)  # a CPU device of a plan is one core
         self.group = RankGroup(self)
         self.learnt = self._make(learning_rate=self.now()["learning_rate"], device=self.device)
-        self.moments = Moments.empty(self.learnt.actor.normalised_size)
+        self.moments = self._first_moments()
         draws, noise = (int(n) for n in stream(self.seed, Purpose.MINIBATCHES).generate_state(2))
         if self.prioritised:
             self.replay: ReplayBuffer = PrioritisedReplayBuffer(self.buffer_size, alpha=ALPHA, seed=draws)
@@ -96,6 +96,14 @@ class OffPolicyLearner(TorchWorker):
         if self._state is not None:
             self.load_state_dict(self._state)
             self._state = None  # it holds a whole buffer
+
+    def _first_moments(self) -> Moments:
+        """Of the demonstrations' observations: what is learnt from them is normalised as they are spread."""
+        actor = self.learnt.actor
+        moments = Moments.empty(actor.normalised_size)
+        if self.offline is None or not self.offline_share or not actor.normalised_size:
+            return moments
+        return moments.update(actor.numbers(self.offline.rows(self.offline.order)["obs"]))
 
     def residents(self) -> list[Owner]:
         return [self.learnt, *self.learnt.optimizers] if hasattr(self, "learnt") else []
