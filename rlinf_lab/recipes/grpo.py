@@ -407,7 +407,8 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     asked = flow.channel("asked", capacity=None)
     # What dynamic sampling does not need any more is discarded on its way.
     responses = flow.channel("responses", capacity=None, discard_unread=config.dynamic_sampling)
-    judged = flow.channel("judged", capacity=None, weight=len, discard_unread=config.dynamic_sampling)
+    grouped: dict[str, Any] = {} if config.group_size == 1 else {"group": config.group_size, "gather": "readers"}
+    judged = flow.channel("judged", capacity=None, weight=len, discard_unread=config.dynamic_sampling, **grouped)
     weights = flow.weights("policy")
 
     prompts = flow.worker(
@@ -436,11 +437,12 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         generate = _with_tools(flow, config, generator, asked, responses, weights)
     reward = flow.worker(
         RewardWorker, task, name="reward", reward=config.reward, timeout_s=config.reward_timeout_s,
-        log_completions=config.log_completions,
+        log_completions=config.log_completions, group_size=config.group_size,
     )  # fmt: skip
     learner = flow.worker(
         GroupLearner, model, update_settings(config), name="learner", prompts=config.prompts,
-        group_size=config.group_size, max_tokens=config.max_tokens, temperature=config.temperature, state=state,
+        group_size=config.group_size, max_tokens=config.max_tokens, temperature=config.temperature, asked=config.asked,
+        state=state,
     )  # fmt: skip
 
     @flow.iteration

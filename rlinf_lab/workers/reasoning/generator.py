@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,8 +78,8 @@ class GeneratorWorker(Worker):
                 for refused in self._begin_all(wanted):
                     responses.put(refused)
                 steps += bool(self.generator.pending)
-                for completion in self.generator.step():
-                    responses.put(self._response(completion))
+                for response in self._responses(self.generator.step()):
+                    responses.put(response)
                 free = self._room - self.generator.pending
                 wanted = []
                 if more is not None and free > 0:  # what runs waits for nobody
@@ -104,35 +104,39 @@ class GeneratorWorker(Worker):
             self.generator.add(Request(self.model.encode(one.problem.prompt), self._params, one.id, item=one))
         except ConfigError as error:
             refused = Completion.refused(Request(np.zeros(0, np.int64), self._params, one.id, item=one), str(error))
-            self._tell(refused, "")
+            self._tell([refused], [""])
             return Response(one, refused, "")
         return None
 
-    def _response(self, completion: Completion) -> Response:
-        text = self.model.decode(completion.token_ids)
-        self._tell(completion, text)
-        return Response(completion.item, completion, text)
+    def _responses(self, completions: Sequence[Completion]) -> list[Response]:
+        """Of those that are over together."""
+        texts = [self.model.decode(completion.token_ids) for completion in completions]
+        self._tell(completions, texts)
+        return [Response(c.item, c, text) for c, text in zip(completions, texts, strict=True)]
 
     # --- what a run shows of completions ------------------------------------------------------------------------
     def _has_begun(self, request: Request) -> None:
         if request.item.round != EVALUATION:
             self.sample_log.begin(request.id)
 
-    def _tell(self, completion: Completion, text: str, **more: str) -> None:
-        """A completion is over. Those of evaluations are not told: their ids come again."""
-        if not self._log_completions or completion.item.round == EVALUATION:
+    def _tell(self, completions: Sequence[Completion], texts: Sequence[str], **more: str) -> None:
+        """They are over. Those of evaluations are not told: their ids come again."""
+        if not self._log_completions:
             return
+        told = [(c, text) for c, text in zip(completions, texts, strict=True) if c.item.round != EVALUATION]
+        if not told:
+            return
+        every = [c for c, _ in told]
         self.sample_log.end(
-            completion.id, "completion", prompt=completion.item.problem.prompt, text=text, tokens=len(completion),
-            finish_reason=completion.finish_reason, oldest_version=completion.oldest,
-            newest_version=int(completion.versions.max(initial=-1)), **more,
+            [c.id for c in every], "completion", prompt=[c.item.problem.prompt for c in every], text=[t for _, t in
+            told], tokens=[len(c) for c in every], finish_reason=[c.finish_reason for c in every],
+            oldest_version=[c.oldest for c in every], newest_version=[c.newest for c in every], **more,
         )  # fmt: skip
 
     def _tell_discarded(self, broken_off: Iterable[Completion], why: str) -> None:
         """Of those that had begun."""
-        for completion in broken_off:
-            if len(completion):
-                self._tell(completion, self.model.decode(completion.token_ids), discarded=why)
+        begun = [completion for completion in broken_off if len(completion)]
+        self._tell(begun, [self.model.decode(c.token_ids) for c in begun], discarded=why)
 
     def _update(self, weights: Weights) -> bool:
         """Take the newest weights; whether they were new."""
@@ -218,7 +222,7 @@ class ContinuingGenerator(GeneratorWorker):
             if not ready and not self.generator.pending and not groups.satisfied:
                 raise WorkflowError(f"{self!r} has nothing to answer: {groups!r}. Next: do the prompts reach it?")
             steps += bool(self.generator.pending)
-            ready += [self._response(c) for c in (self.generator.step() if self.generator.pending else ())]
+            ready += self._responses(self.generator.step() if self.generator.pending else [])
             for response in ready:
                 for group in groups.finished(response):
                     place += self._hand_over(group, place, responses)
