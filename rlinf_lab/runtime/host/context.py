@@ -91,7 +91,7 @@ class HostContext(Context):
         if len(begun) < len(made):  # some never began: refused, or given up before
             self.log_sample(sample.part([i for i, one in enumerate(made) if one is None]))
             sample = sample.part(begun)
-        starts = []
+        starts: list[float | bool | str] = []
         for one in made:
             if one is not None:
                 starts.append(one.start)

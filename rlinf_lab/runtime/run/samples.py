@@ -79,7 +79,9 @@ def joined(tables: Iterable[pd.DataFrame | None]) -> pd.DataFrame:
     some = [table for table in tables if table is not None and len(table)]
     if not some:
         return SampleTable().frame()
-    found = some[0] if len(some) == 1 else pd.concat(some, ignore_index=True).drop_duplicates("id", keep="last", ignore_index=True)
+    found = some[0]
+    if len(some) > 1:
+        found = pd.concat(some, ignore_index=True).drop_duplicates("id", keep="last", ignore_index=True)
     total = sum(table.attrs.get("total", len(table)) for table in some) - sum(map(len, some)) + len(found)
     found = found.tail(MOST_SAMPLES).reset_index(drop=True)
     found.attrs["total"] = total

@@ -1,7 +1,11 @@
-"""Groups of responses, which the channel puts together, and the order in which they are learnt from. Legend: G responses of a prompt."""
+"""Groups of responses, which the channel puts together, and their turn to be learnt from.
+
+Legend: G responses of a prompt.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +29,7 @@ class Group:
     def of(cls, responses: Sequence[Response]) -> Group:
         """In whatever order they came. Raises `WorkflowError` for one that came twice."""
         ordered = tuple(sorted(responses, key=lambda r: r.asked.sample))
-        for one, other in zip(ordered, ordered[1:], strict=False):
+        for one, other in itertools.pairwise(ordered):
             if one.asked.sample == other.asked.sample:
                 raise WorkflowError(
                     f"response {one.asked.id} came twice. Next: does one worker alone read each response?"
