@@ -399,7 +399,7 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow. ``state``: of a learner (`GroupLearner.state_dict`), to go on where another run stopped.
 
     An iteration does what its argument says: ``"train"`` (the default) returns metrics, ``"checkpoint"`` metrics and
-    state, ``"state"`` the learner's state, ``"evaluate"`` mean reward and length on 1,000 problems of the test split.
+    state (and ``rollouts``, where answers go on in the next iteration: a part of the state from which `build` goes on), ``"state"`` the learner's state, ``"evaluate"`` mean reward and length on 1,000 problems of the test split.
     """
     task = config.task()
     model = starting_model(config, task)
@@ -419,11 +419,12 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     start = None if state is None else ModelWeights(state["version"], state["weights"].arrays)
     options: dict[str, Any] = {"slots": config.slots} if config.engine == "own" else {}
     kind: type[GeneratorWorker] = GeneratorWorker
-    if config.policy.name != "bound":
+    continuing = config.policy.name != "bound"
+    if continuing:
         kind = ContinuingGenerator
         options |= {
             "policy": config.policy, "batch": config.prompts, "concurrency": config.concurrency, "oversample":
-            config.oversample, "longest_first": config.longest_first,
+            config.oversample, "longest_first": config.longest_first, "rollouts": (state or {}).get("rollouts"),
         }  # fmt: skip
     if config.tools:
         kind = AgentGenerator
@@ -448,7 +449,8 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     @flow.iteration
     def iteration(request: str = "train") -> Any:
         if request == "state":
-            return learner.state_dict()
+            learnt = learner.state_dict()
+            return {**learnt.wait(), "rollouts": generator.rollouts().wait()} if continuing else learnt
         if request not in ("train", "checkpoint", "evaluate"):
             raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
         if request == "evaluate":
@@ -459,7 +461,10 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         generate()
         reward.score(responses, judged)
         metrics = learner.train(judged, weights)
-        return metrics if request == "train" else {"metrics": metrics, "state": learner.state_dict()}
+        if request == "train":
+            return metrics
+        rollouts = {"rollouts": generator.rollouts()} if continuing else {}
+        return {"metrics": metrics, "state": learner.state_dict(), **rollouts}
 
     return flow
 
