@@ -261,15 +261,12 @@ class TrainingRun:
     def _on_update(self, updated: Any) -> None:
         if updated is not self.run or updated.state not in ENDED or not self._closing.acquire(blocking=False):
             return
-        if updated.state == "finished":
-            try:
-                self._between.harvest()
-                if self._between.goes_on:
-                    self._next_phase()
-                    self._closing.release()
-                    return
-            except Exception as error:  # of the planner, or of the user's on_iteration
-                self.error = error
+        try:
+            if self._changes_phase():
+                self._closing.release()
+                return
+        except Exception as error:  # of the planner, or of the user's on_iteration
+            self.error = error
         self._end()
 
     def _end(self) -> None:
@@ -325,20 +322,32 @@ class TrainingRun:
         rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
         return [row["seconds"] for row in rows if "seconds" in row]
 
-    def _next_phase(self) -> None:
-        """Go on under the plan that `AutoPlan` says, from where the phase that has ended stopped."""
-        assert self.auto is not None
-        ended, seconds = self.run, self._phase_seconds()
+    def _changes_phase(self) -> bool:
+        """A phase has ended, or has failed on a GPU: go on under the plan that `AutoPlan` says, from the newest state. False: the run ends here."""
+        if self.auto is None or self.run.state not in ("finished", "failed"):
+            return False
+        ended, failed = self.run, self.run.error if self.run.state == "failed" else None
+        if failed is None:
+            self._between.harvest()
+        elif self.auto.survives(failed):
+            self._between.rewind()
+        if not self._between.goes_on:
+            return False
+        seconds, remaining = self._phase_seconds(), self.config.updates - self.iteration
         setup_s = max(0.0, ended.elapsed_seconds - sum(seconds))
         state = None if self._between.newest is None else self._between.newest.state
         workflow = self.recipe.build(self.config, state)  # every worker by itself: what plans are made for
-        phase = self.auto.next(workflow, ended.timeline, self.config.updates - self.iteration, setup_s)
+        if failed is None:
+            phase = self.auto.next(workflow, ended.timeline, remaining, setup_s)
+        else:
+            phase = self.auto.after_failure(workflow, failed, remaining, setup_s)
         if self.auto.choice is not None:
             self._say_choice()
         plan = phase.plan
         if not phase.measures:
             workflow, plan = self.recipe.fused(self.config, workflow, plan, state)
         self._begin(workflow, plan, phase.executor)
+        return True
 
     def _say_choice(self) -> None:
         """Old plan, new plan, predicted, measured, gain."""

@@ -104,10 +104,12 @@ def values(critics, obs, action):
 
 
 @pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by autograd"])
-def test_sac_steps_are_those_of_plain_torch(by_hand):
+@pytest.mark.parametrize("target_critics", [None, 2], ids=["SAC", "REDQ"])
+def test_sac_steps_are_those_of_plain_torch(by_hand, target_critics):
     step = SACStep(
-        partial(make_actor, OBS, ACTION, **NETS), partial(make_q_ensemble, OBS, ACTION, **NETS), learning_rate=1e-2, target_entropy=-1.0, ent_coef=0.3
-    )
+        partial(make_actor, OBS, ACTION, **NETS), partial(make_q_ensemble, OBS, ACTION, **NETS), learning_rate=1e-2, target_entropy=-1.0, ent_coef=0.3,
+        target_critics=target_critics,
+    )  # fmt: skip
     assert step.by_hand is not None
     step.by_hand = step.by_hand if by_hand else None
     actor, critics = plain(step.actor), plain(step.critic)
@@ -136,7 +138,8 @@ def test_sac_steps_are_those_of_plain_torch(by_hand):
         loss.backward()
         optimizers[1].step()
         action, log_prob = drawn(batch.obs, noise[1])
-        loss = (alpha * log_prob - values(critics, batch.obs, action).min(0).values).mean()
+        q = values(critics, batch.obs, action)
+        loss = (alpha * log_prob - (q.mean(0) if target_critics else q.min(0).values)).mean()
         for optimizer in (optimizers[0], optimizers[2]):
             optimizer.zero_grad()
         (loss - (log_alpha * (log_prob.detach() - 1.0)).mean()).backward()

@@ -36,7 +36,7 @@ from rlinf_lab.experiments.storage import segments
 from rlinf_lab.experiments.storage.snapshot import Snapshot, segments_of
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Flow
-from rlinf_lab.policies.weights import Weights
+from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.recipes.schedules import Schedule, linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.timeline.record.files import whole
@@ -139,14 +139,14 @@ class RunFolder:
                     tried = tried or error
         raise tried or ConfigError(f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint. Next: lab.train(...) anew.")
 
-    def weights(self, best: bool = False) -> Weights:
+    def weights(self, best: bool = False) -> PolicyWeights:
         """Of the policy."""
         path = self.path / ("best.safetensors" if best else "policy.safetensors")
         if not path.exists():
             why = "no evaluation was asked for (eval_every=)" if best else "the run ended before its first checkpoint"
             raise ConfigError(f"{str(self.path)!r} has no {path.name}: {why}. Next: lab.runs() says what there is.")
         try:
-            return Weights.load(path)
+            return PolicyWeights.load(path)
         except Exception as error:  # safetensors' own are of several kinds
             raise ConfigError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}. Next: lab.resume(folder) and save it anew.") from error
 

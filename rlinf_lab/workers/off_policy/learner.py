@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlinf_lab.algorithms import Moments
-from rlinf_lab.policies import Weights
+from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.records import Trajectory
 from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer
 from rlinf_lab.trees import rows
@@ -30,7 +30,7 @@ from rlinf_lab.workers.off_policy.stepping import GradientStep, Shared
 from rlinf_lab.workers.off_policy.transitions import transitions
 from rlinf_lab.workers.residence import Owner, TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
-from rlinf_lab.workflow.weights import Weights as WeightStore
+from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
 
 ALPHA, BETA = 0.6, 0.4  # of prioritised replay, as its paper has them for proportional priorities
@@ -71,7 +71,7 @@ class OffPolicyLearner(TorchWorker):
         self.reward_scale, self.prioritised = reward_scale, prioritised
         self.buffer_size, self.offline, self.offline_share = buffer_size, offline, offline_share
         self.env_steps = 0
-        self._made: Weights | None = None
+        self._made: PolicyWeights | None = None
 
     def now(self) -> dict[str, float]:
         """The settings as they are in the next update."""
@@ -99,7 +99,7 @@ class OffPolicyLearner(TorchWorker):
         return [self.learnt, *self.learnt.optimizers] if hasattr(self, "learnt") else []
 
     # --- an update --------------------------------------------------------------------------------------
-    def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
+    def train(self, trajectories: Inbox[Trajectory], weights: Weights | None = None) -> Update:
         """Keep everything of this iteration, take the gradient steps, publish the actor to ``weights``.
 
         Raises `ValueError` if nothing came, `FloatingPointError` where weights are not finite any more.
@@ -171,7 +171,7 @@ class OffPolicyLearner(TorchWorker):
         mine = error_B.float().cpu().numpy()
         return mine if self.ranks == 1 else np.concatenate(self.exchange(mine))
 
-    def _finite(self, weights: Weights, losses: dict[str, float]) -> Weights:
+    def _finite(self, weights: PolicyWeights, losses: dict[str, float]) -> PolicyWeights:
         bad = next((name for name, array in weights.arrays.items() if not np.isfinite(array).all()), None)
         if bad is None and all(math.isfinite(value) for value in losses.values()):
             return weights

@@ -55,19 +55,23 @@ class ByHand:
         self.values.backward((weighted_KB * (share / rows)).unsqueeze(-1), inputs)
         return (0.5 / rows) * torch.dot(error_KB.flatten(), weighted_KB.flatten()), q_KB, target_B
 
-    def actor_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """Write the actor's gradients, of ``share`` times the loss. Returns the loss and the log-probabilities (B)."""
+    def actor_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, average: bool) -> tuple[Tensor, Tensor]:
+        """Write the actor's gradients, of ``share`` times the loss (`sac_actor_loss`). Returns the loss and the log-probabilities (B)."""
         params_BP, hidden = self.policy.forward(self._features(self.actor, batch.obs))
         drawn = self._drawn(params_BP, noise_BA)
         q_KB1, inputs = self.values.forward(torch.cat([self._features(self.critic, batch.obs), drawn.action_BA], 1))
-        least, rows = q_KB1.min(0, keepdim=True), len(params_BP)
+        rows = len(params_BP)
+        if average:
+            value, pull_KB1 = q_KB1.mean(), torch.full_like(q_KB1, -share / (rows * len(q_KB1)))
+        else:
+            least = q_KB1.min(0, keepdim=True)
+            value, pull_KB1 = least.values.mean(), torch.zeros_like(q_KB1).scatter_(0, least.indices, -share / rows)
         log_prob_B = drawn.log_prob_BA.sum(1) - self.log_reach
-        pull_KB1 = torch.zeros_like(q_KB1).scatter_(0, least.indices, -share / rows)
         of_input_KBI = self.values.backward(pull_KB1, inputs, of_weights=False, of_input=True)
         assert of_input_KBI is not None
         of_action_BA = of_input_KBI[:, :, -drawn.action_BA.shape[1] :].sum(0)
         self.policy.backward(torch.cat(drawn.backward(of_action_BA, float(alpha) * share / rows), 1), hidden)
-        return (alpha * log_prob_B).mean() - least.values.mean(), log_prob_B
+        return (alpha * log_prob_B).mean() - value, log_prob_B
 
     def _drawn(self, params_BP: Tensor, noise_BA: Tensor) -> Squashed:
         mean_BA, log_std_BA = params_BP.chunk(2, dim=1)

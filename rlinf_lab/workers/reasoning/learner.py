@@ -18,7 +18,7 @@ import torch
 from rlinf_lab.algorithms import informative, overlong_penalty
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.generation import LanguageModel
-from rlinf_lab.policies import Weights as PolicyWeights
+from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.workers.reasoning.critic import CriticAccumulator
 from rlinf_lab.workers.reasoning.groups import Group, InTurn
 from rlinf_lab.workers.reasoning.records import ModelWeights, Response
