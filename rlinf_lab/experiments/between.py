@@ -189,6 +189,8 @@ class Between:
             state = state[0] if isinstance(state, list) else state  # of several ranks, which are equal
             if request == "checkpoint" and "standing" in result:
                 state = stood(state, result["standing"])
+            if request == "checkpoint" and "rollouts" in result:
+                state = {**state, "rollouts": result["rollouts"]}
             snapshot = Snapshot(self._trained + (request == "checkpoint"), state)
         if request != "state":
             self._trained += 1

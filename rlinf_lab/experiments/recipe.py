@@ -9,7 +9,8 @@ A recipe is one readable file with a frozen dataclass of settings and a function
     build       ``build(config, state=None) -> Workflow``, whose iteration function takes one request:
                 "train"       one update; returns its metrics, a dict of numbers
                 "checkpoint"  the same; returns {"metrics": ..., "state": ...}; of several ranks the state may be a list; with "standing", what
-                              `SimulatorWorker.where_they_stand` returns, a run goes on exactly from there
+                              `SimulatorWorker.where_they_stand` returns, a run goes on exactly from there; "rollouts" (answers in the making) becomes
+                              one of the state's keys
                 "state"       returns the state, nothing is trained; "standing" is one of its keys (`rlinf_lab.workers.standing.stood`)
     shares      ``shares(config)``, optional: for each worker that may have several ranks, in how many equal parts its work divides at most, such as
                 ``{"simulator": config.num_envs}``; what ``plan="auto"`` looks at

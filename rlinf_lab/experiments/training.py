@@ -27,6 +27,7 @@ from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
 from rlinf_lab.notebook import Shown, in_notebook, shown_live
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import ENDED, Run, run
+from rlinf_lab.runtime.run.samples import joined
 from rlinf_lab.vecenv import Runner
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
@@ -63,6 +64,7 @@ class TrainingRun:
         self._watch = Watch(options.goals, options.eval_every is not None)
         self._between = Between(first, config.updates, self._wants_state, self._took)
         self._between.rows |= rows or {}
+        self._earlier = None if folder is None or start is None else folder.samples()
         self._between.newest = start
         self._line: Line | None = None
         self._loggers = Loggers(options.loggers, self.name, to_plain(config), self.folder or ROOT)
@@ -147,8 +149,14 @@ class TrainingRun:
 
     @property
     def samples(self) -> pd.DataFrame:
-        """One row for each of the latest completions (`Worker.sample_log`): prompt, text, reward, versions, what was discarded and why."""
-        return self.run.samples
+        """One row for each of the latest ten thousand completions: prompt, text, reward, versions, what was discarded and why.
+
+        Of all phases, and of the run that this one goes on from. ``attrs["total"]``: how many there were. Kept in the run's folder.
+        """
+        return joined([self._earlier, *(phase.samples for phase in self.phases)])
+
+    def _tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        return self.metrics, self.samples
 
     @property
     def folder(self) -> Path | None:
@@ -211,7 +219,7 @@ class TrainingRun:
         folder, snapshot = RunFolder(path), self._between.snapshot()
         folder.make()
         self._describe(folder)
-        folder.write_tables(self.metrics, self.timeline)
+        folder.write_tables(*self._tables(), self.timeline)
         if self._keeper.best_snapshot is not None:
             self._keeper.best_snapshot.weights.save(folder.path / "best.safetensors")
         folder.write_state(snapshot)
@@ -242,7 +250,7 @@ class TrainingRun:
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))
         if snapshot is not None:
-            self._keeper.checkpoint(snapshot, lambda: self.metrics)
+            self._keeper.checkpoint(snapshot, self._tables)
         self._loggers.log(row)
         if self._line is not None:
             self._line(row)
@@ -279,7 +287,7 @@ class TrainingRun:
     def _close(self) -> None:
         newest = self._between.newest
         self._keeper.end(
-            newest, lambda: self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
+            newest, self._tables, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
             error="" if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000],
         )  # fmt: skip
         self._loggers.close()

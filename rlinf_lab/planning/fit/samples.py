@@ -194,7 +194,7 @@ class Observed:
         self, worker: str, items: int, beside: tuple[str, ...] = (), takes_all: bool = False, tokens: int = 1
     ) -> list[Sample]:
         """Of one worker, in units of the profile's ``items`` of an iteration. ``takes_all``: all its batches are one,
-        for it works when it has them.
+        for it works when it has them, or takes more while it works on others.
         ``tokens``: more than one: so many circulate in its cell together when it has all items (`in_one_batch`)."""
         cell = next((c for c in self.graph.cells if worker in c), ())
         if cell:
@@ -421,6 +421,12 @@ def taking_all(runs: Sequence[Observed]) -> set[str]:
     }
 
 
+def refilling(runs: Sequence[Observed]) -> set[str]:
+    """Workers outside all cells that take more while what they took before is in the making."""
+    outside = [w for w in runs[0].graph.workers if not any(w in cell for cell in runs[0].graph.cells)]
+    return {w for w in outside if any(t.moments.refills() for run in runs for t in run.every_turn(w))}
+
+
 def together(runs: Sequence[Observed], cell: Sequence[str]) -> int:
     """Items that circulate in a cell in one batch when it has all of an iteration, as in the first run; 1 where they do
     not. Another run may have had parts of them, for the head was given its inputs in parts, or as many for each rank of
@@ -468,7 +474,7 @@ def _see(turn: Turn, span: Span, graph: WorkflowGraph, inside: Collection[str]) 
         elif not turn.keyed:
             turn.rest += seconds
     elif span.kind == SpanKind.PUT:
-        turn.moments.gave(span.channel)
+        turn.moments.gave(span.channel, max(1, span.items))
         if span.channel in inside:
             turn.moves.append(max(1, span.items))
         since = (span.start_ns - turn.began) / 1e9 if turn.began >= 0 else 0.0
