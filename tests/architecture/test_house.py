@@ -69,7 +69,7 @@ def test_no_init_files_under_tests() -> None:
 LARGE = {
     "Session": (440, 40), "Timeline": (400, 45), "ExecutionPlan": (460, 45), "TrainingRun": (320, 35),
     "HostsExecutor": (355, 43),
-    "Engine": (680, 66), "VirtualHost": (710, 41), "SpanStore": (320, 26),
+    "Engine": (680, 66), "SpanStore": (320, 26),
     "Recorder": (400, 27), "RankGroup": (380, 40),
 }  # fmt: skip
 
