@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,32 +44,52 @@ class Floor:
 
 
 def walk(task: str, num_envs: int) -> Callable[[], float]:
-    """Goes through the same episode each time and gives its seconds."""
+    """Goes through the same episode each time and gives its seconds.
+
+    ManiSkill's own environments take it once, and where their joints were driven to is written down. Raises `RuntimeError` where the walk through SAPIEN
+    alone does not come out where theirs did, to the last bit: then it would not be the same work.
+    """
     from rlinf_lab.vecenv import make_vec
 
-    env = make_vec(f"maniskill/{task}", num_envs, CONTROL_STEPS + 1)
-    rng, recorded = np.random.default_rng(0), []
-
-    def note(targets: list[list[float]]) -> list[list[float]]:
-        recorded.append(targets)
-        return targets
-
-    found = env._targets  # type: ignore[attr-defined]
-    env._targets = lambda *given: note(found(*given))  # type: ignore[attr-defined]
+    env: Any = make_vec(f"maniskill/{task}", num_envs, CONTROL_STEPS + 1, batched=False)
+    stocks, rng = [single.stock for single in env.envs], np.random.default_rng(0)
     env.reset(seed=0)
+    recorded = []
     for _ in range(CONTROL_STEPS):
         env.step(rng.uniform(-1, 1, (num_envs, 8)))
-    substeps = env._substeps  # type: ignore[attr-defined]
+        recorded.append([[float(joint.drive_target[0]) for joint in joints(stock)] for stock in stocks])
+    expected = [places(stock) for stock in stocks]
+    substeps = stocks[0].sim_freq // stocks[0].control_freq
 
     def measured() -> float:
         env.reset(seed=0)
+        work = [(stock.scene.px.step, [joint.set_drive_target for joint in joints(stock)]) for stock in stocks]
         start = time.perf_counter()
         for targets in recorded:
-            for scene, target_J in zip(env._scenes, targets, strict=True):  # type: ignore[attr-defined]
-                scene.advance(target_J, substeps)
+            for (step, drives), target_J in zip(work, targets, strict=True):
+                for drive, target in zip(drives, target_J, strict=True):
+                    drive(target)
+                for _ in range(substeps):
+                    step()
         return time.perf_counter() - start
 
+    measured()
+    if not all(np.array_equal(places(stock), there) for stock, there in zip(stocks, expected, strict=True)):
+        raise RuntimeError(f"{task}: SAPIEN's physics alone came out elsewhere than ManiSkill's environments, so it is not the same work.")
     return measured
+
+
+def joints(stock: Any) -> list[Any]:
+    """SAPIEN's, of the robot, that can move."""
+    from sapien.physx import PhysxArticulationLinkComponent as Link
+
+    links = [part for entity in stock.scene.sub_scenes[0].entities for part in entity.components if isinstance(part, Link)]
+    return [link.joint for link in links if link.joint.dof]
+
+
+def places(stock: Any) -> np.ndarray:
+    """Of everything in the scene."""
+    return np.array([[*entity.pose.p, *entity.pose.q] for entity in stock.scene.sub_scenes[0].entities])
 
 
 if __name__ == "__main__":

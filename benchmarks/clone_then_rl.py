@@ -34,6 +34,8 @@ SEEDS = (0, 1, 2)
 LENGTH, EPISODES, TEST_SEED = 100, 400, 7
 QUIET: dict[str, Any] = {"plan": None, "progress": False}
 CLONE: dict[str, Any] = {"chunk_size": 5, "gradient_steps": 600}
+FLOW = Flow(std=0.25)
+"""which explores as widely as the Gaussian head"""
 ITERATIONS = {"ppo": 60, "grpo": 60, "flow": 60}
 ROWS: tuple[tuple[str, str, str, Any, str, Any], ...] = (
     ("ppo", "the clone succeeds", "share", lambda row: row["before"], ">= 0.4", min),
@@ -69,7 +71,7 @@ def learn(task: str, seed: int, by: str, folder: Path, until: float, small: dict
 
     if "before" not in row:
         data = counted(lambda: lab.collect(env, "expert", episodes=10, max_episode_steps=length, seed=seed, only_success=not small))
-        settings = {**CLONE, **small.get("clone", {}), **({"flow": Flow()} if by == "flow" else {})}
+        settings = {**CLONE, **small.get("clone", {}), **({"flow": FLOW} if by == "flow" else {})}
         fresh = at / f"clone-{time.time_ns()}"
         clone = counted(lambda: lab.train("clone", env, data=data, seed=seed, folder=fresh, **settings, **QUIET).wait())
         row["clone"], row["gradient_steps"], row["before"] = fresh.name, settings["gradient_steps"], success(clone)
@@ -126,8 +128,8 @@ def cases(smoke: bool) -> list[Case]:
             if not (seeds := seeds_of(task, by)):
                 continue
             note = (
-                f"10 demonstrations, chunk of 5, {CLONE['gradient_steps']} gradient steps, {ITERATIONS[by]} iterations of 64 episodes, {EPISODES} fresh "
-                f"episodes; seeds {', '.join(map(str, seeds))}, the worst of them; one core, evaluations not in the CPU time"
+                f"10 demonstrations, chunk of 5, {f'{FLOW}, ' if by == 'flow' else ''}{CLONE['gradient_steps']} gradient steps, {ITERATIONS[by]} "
+                f"iterations of 64 episodes, {EPISODES} fresh episodes; seeds {', '.join(map(str, seeds))}, the worst of them; one core, evaluations not in the CPU time"
             )
             if (task, name) == ("push", "gained by PPO"):
                 note += (

@@ -91,7 +91,9 @@ def measure(case: Case, runs: int) -> dict[str, Any]:
     row: dict[str, Any] = {"case": case.case, "unit": case.unit, "ours": summary(ours), "peers": {n: summary(v) for n, v in peers.items()}}
     if peers:
         first = next(iter(peers.values()))
-        row["ratio"] = statistics.median(a / b if math.isfinite(a) else math.inf for a, b in zip(ours, first, strict=True))
+        ratios = [a / b if math.isfinite(a) else math.inf for a, b in zip(ours, first, strict=True)]
+        row["ratio"] = statistics.median(ratios)
+        row["ratios"] = [value if math.isfinite(value) else None for value in (min(ratios), max(ratios))]
     if case.target:
         sign, bound = case.target.split()
         value = row.get("ratio") if case.target_of == "ratio" else row["ours"]["median"]
@@ -119,7 +121,7 @@ def table() -> str:
     for path in sorted((HERE / "results").glob("*.json")):
         for row in json.loads(path.read_text())["rows"]:
             peer = "; ".join(f"{n}: {_spread(v)}" for n, v in row["peers"].items()) or "–"
-            ratio = f"{row['ratio']:.3g}" if "ratio" in row else "–"
+            ratio = f"{row['ratio']:.3g}" + _range(row.get("ratios")) if "ratio" in row else "–"
             met = {True: "yes", False: "**no**"}.get(row.get("met"), "–")
             lines.append(f"| {row['case']} | {_spread(row['ours'])} {row['unit']} | {peer} | {ratio} | {row.get('target', '–')} | {met} | {row['note']} |")
     return "\n".join(lines) + "\n"
@@ -127,6 +129,11 @@ def table() -> str:
 
 def _spread(v: dict[str, Any]) -> str:
     return f"{_number(v['median'])} ({_number(v['min'])} to {_number(v['max'])})"
+
+
+def _range(ends: list[float | None] | None) -> str:
+    """Rows that were measured earlier have none."""
+    return "" if ends is None else f" ({_number(ends[0])} to {_number(ends[1])})"
 
 
 def _number(value: float | None) -> str:

@@ -41,15 +41,20 @@ def has(task: str) -> bool:
 
 
 class Seeded(gymnasium.Wrapper):
-    """A seed fixes the episodes that follow, too."""
+    """A seed fixes the episode, whatever was done before, and those that follow, too."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         self._rng = np.random.default_rng()
+        self._sim: Any = getattr(env.unwrapped, "sim")  # noqa: B009  gymnasium's types know no sim
+        env.reset(seed=0)
+        self._sim.step()  # Bullet restores the contacts that a state has, and leaves those that it does not know of
+        self._untouched = self._sim.save_state()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
+        self._sim.restore_state(self._untouched)  # else Bullet remembers the contacts of the episode before
         return self.env.reset(seed=int(self._rng.integers(2**31)), options=options)
 
 

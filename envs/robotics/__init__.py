@@ -19,7 +19,7 @@ NEEDS = "rlinf-lab[robotics]"
 
 
 def _registered() -> list[str]:
-    """Of gymnasium's registry, those on MuJoCo's own bindings."""
+    """Of gymnasium's registry, those on MuJoCo's own bindings: not on mujoco-py, which also the walkers need that gymnasium gave away."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # it greets
             import gymnasium_robotics
@@ -28,7 +28,8 @@ def _registered() -> list[str]:
     if "FetchReach-v4" not in gymnasium.registry:
         gymnasium.register_envs(gymnasium_robotics)
     points = {task: str(spec.entry_point) for task, spec in gymnasium.registry.items()}
-    return [task for task, point in points.items() if point.startswith("gymnasium_robotics.") and "MujocoPy" not in point]
+    old = "MujocoPy", "gymnasium_robotics.envs.mujoco."
+    return [task for task, point in points.items() if point.startswith("gymnasium_robotics.") and not any(mark in point for mark in old)]
 
 
 def tasks() -> list[str]:

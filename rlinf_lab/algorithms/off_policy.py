@@ -43,12 +43,14 @@ def critic_loss(q_KB: Tensor, target_B: Tensor, weight_B: Tensor | None = None) 
     return 0.5 * ((q_KB - target_B).square() * weight_B).mean(-1).sum()
 
 
-def sac_actor_loss(q_KB: Tensor, log_prob_B: Tensor, alpha: Tensor | float) -> Tensor:
+def sac_actor_loss(q_KB: Tensor, log_prob_B: Tensor, alpha: Tensor | float, *, average: bool = False) -> Tensor:
     """``mean(α · log π − min_k Q)`` of actions that the policy just drew, reparametrised.
 
+    ``average``: the critics' mean instead of their least value, which of many critics would be far too low: REDQ (arXiv 2101.05982, algorithm 1) and RLPD.
     Source: Haarnoja et al. (arXiv 1812.05905), equation 9.
     """
-    return (alpha * log_prob_B - q_KB.min(0).values).mean()
+    q_B = q_KB.mean(0) if average else q_KB.min(0).values
+    return (alpha * log_prob_B - q_B).mean()
 
 
 def temperature_loss(log_alpha: Tensor, log_prob_B: Tensor, target_entropy: float) -> Tensor:

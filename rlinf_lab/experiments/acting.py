@@ -11,7 +11,7 @@ import numpy as np
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts, play
-from rlinf_lab.policies.weights import Weights
+from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.trees import leaves, map_tree, rows
 from rlinf_lab.vecenv.spaces import Native
 from rlinf_lab.workers.seeds import Purpose, environment_seed
@@ -23,7 +23,7 @@ class TrainedPolicy:
     Observations are as the environment gives them, a tree of arrays for Dict and Tuple spaces.
     """
 
-    def __init__(self, config: Any, weights: Weights) -> None:
+    def __init__(self, config: Any, weights: PolicyWeights) -> None:
         self.config = config
         self.observation_space, self.action_space = config.spec.observation_space, config.spec.action_space
         self.module = config.make_policy()()

@@ -10,14 +10,14 @@ import numpy as np
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts
 from rlinf_lab.generation import Completion, Generator, Request, SamplingParams, generator
-from rlinf_lab.policies.weights import Weights
+from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.tasks import scored
 
 
 class TrainedModel:
     """What `load_policy` and `run.policy()` give of a run on a task. ``model``: the `LanguageModel`; ``version``: updates that went into it."""
 
-    def __init__(self, config: Any, weights: Weights) -> None:
+    def __init__(self, config: Any, weights: PolicyWeights) -> None:
         self.config, self.version = config, weights.version
         self.model = config.language_model()()
         self._generator: Generator = generator(config.engine, self.model, **({"slots": config.slots} if config.engine == "own" else {}))

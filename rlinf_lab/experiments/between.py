@@ -112,6 +112,14 @@ class Between:
             self._submitted = self._trained
         self._attached.set()
 
+    def rewind(self) -> None:
+        """The phase has failed: back to the newest state. What was trained after it is forgotten, and trained again in the next phase."""
+        with self._changed:
+            self._trained, self._cut = self.first if self.newest is None else self.newest.iteration, True
+            for number in [number for number in self.rows if number > self._trained]:
+                del self.rows[number]
+                self._changes.pop(number, None)
+
     def close(self) -> None:
         """The run has ended: nothing comes any more."""
         with self._changed:
@@ -181,6 +189,8 @@ class Between:
             state = state[0] if isinstance(state, list) else state  # of several ranks, which are equal
             if request == "checkpoint" and "standing" in result:
                 state = stood(state, result["standing"])
+            if request == "checkpoint" and "rollouts" in result:
+                state = {**state, "rollouts": result["rollouts"]}
             snapshot = Snapshot(self._trained + (request == "checkpoint"), state)
         if request != "state":
             self._trained += 1

@@ -9,13 +9,14 @@ A recipe is one readable file with a frozen dataclass of settings and a function
     build       ``build(config, state=None) -> Workflow``, whose iteration function takes one request:
                 "train"       one update; returns its metrics, a dict of numbers
                 "checkpoint"  the same; returns {"metrics": ..., "state": ...}; of several ranks the state may be a list; with "standing", what
-                              `SimulatorWorker.where_they_stand` returns, a run goes on exactly from there
+                              `SimulatorWorker.where_they_stand` returns, a run goes on exactly from there; "rollouts" (answers in the making) becomes
+                              one of the state's keys
                 "state"       returns the state, nothing is trained; "standing" is one of its keys (`rlinf_lab.workers.standing.stood`)
     shares      ``shares(config)``, optional: for each worker that may have several ranks, in how many equal parts its work divides at most, such as
                 ``{"simulator": config.num_envs}``; what ``plan="auto"`` looks at
     fuse        ``fuse(config, plan, state=None)``, optional: the same training as (workflow, plan) with fewer workers, for a plan that has some of them
                 together; None for another plan. Used for plans that the run finds by itself
-    state       a tree (dicts, lists, numbers, arrays, tensors, `Weights`, `Moments`) from which ``build(config, state)`` goes on;
+    state       a tree (dicts, lists, numbers, arrays, tensors, `PolicyWeights`, `Moments`) from which ``build(config, state)`` goes on;
                 ``state["weights"]`` are the policy's
 
 A new algorithm is a file like `rlinf_lab.recipes.ppo` and one line in `HOMES`, or ``lab.train(Recipe("mine", MyConfig, my_build), ...)``, or, in a
@@ -34,7 +35,7 @@ from typing import Any
 from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, shown
 from rlinf_lab.experiments.acting import TrainedPolicy
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.policies.weights import Weights
+from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.tasks.task import Task
 from rlinf_lab.vecenv import environment
 from rlinf_lab.workflow.workflow import Workflow
@@ -73,7 +74,7 @@ class Recipe:
     """``build(config, state=None)``"""
     shares: Callable[[Any], Mapping[str, int]] = no_shares
     """``shares(config)``; none: every worker has one rank"""
-    policy: Callable[[Any, Weights], Any] = TrainedPolicy
+    policy: Callable[[Any, PolicyWeights], Any] = TrainedPolicy
     """``policy(config, weights)``: what `load_policy` gives; it has ``version`` and ``evaluate(episodes, seed)``"""
     fuse: Callable[..., tuple[Workflow, ExecutionPlan] | None] | None = None
     """``fuse(config, plan, state=None)``; None: never"""

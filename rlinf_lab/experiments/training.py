@@ -27,6 +27,7 @@ from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
 from rlinf_lab.notebook import Shown, in_notebook, shown_live
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import ENDED, Run, run
+from rlinf_lab.runtime.run.samples import joined
 from rlinf_lab.vecenv import Runner
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
@@ -63,6 +64,7 @@ class TrainingRun:
         self._watch = Watch(options.goals, options.eval_every is not None)
         self._between = Between(first, config.updates, self._wants_state, self._took)
         self._between.rows |= rows or {}
+        self._earlier = None if folder is None or start is None else folder.samples()
         self._between.newest = start
         self._line: Line | None = None
         self._loggers = Loggers(options.loggers, self.name, to_plain(config), self.folder or ROOT)
@@ -147,8 +149,14 @@ class TrainingRun:
 
     @property
     def samples(self) -> pd.DataFrame:
-        """One row for each of the latest completions (`Worker.sample_log`): prompt, text, reward, versions, what was discarded and why."""
-        return self.run.samples
+        """One row for each of the latest ten thousand completions: prompt, text, reward, versions, what was discarded and why.
+
+        Of all phases, and of the run that this one goes on from. ``attrs["total"]``: how many there were. Kept in the run's folder.
+        """
+        return joined([self._earlier, *(phase.samples for phase in self.phases)])
+
+    def _tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        return self.metrics, self.samples
 
     @property
     def folder(self) -> Path | None:
@@ -211,7 +219,7 @@ class TrainingRun:
         folder, snapshot = RunFolder(path), self._between.snapshot()
         folder.make()
         self._describe(folder)
-        folder.write_tables(self.metrics, self.timeline)
+        folder.write_tables(*self._tables(), self.timeline)
         if self._keeper.best_snapshot is not None:
             self._keeper.best_snapshot.weights.save(folder.path / "best.safetensors")
         folder.write_state(snapshot)
@@ -242,7 +250,7 @@ class TrainingRun:
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))
         if snapshot is not None:
-            self._keeper.checkpoint(snapshot, lambda: self.metrics)
+            self._keeper.checkpoint(snapshot, self._tables)
         self._loggers.log(row)
         if self._line is not None:
             self._line(row)
@@ -253,15 +261,12 @@ class TrainingRun:
     def _on_update(self, updated: Any) -> None:
         if updated is not self.run or updated.state not in ENDED or not self._closing.acquire(blocking=False):
             return
-        if updated.state == "finished":
-            try:
-                self._between.harvest()
-                if self._between.goes_on:
-                    self._next_phase()
-                    self._closing.release()
-                    return
-            except Exception as error:  # of the planner, or of the user's on_iteration
-                self.error = error
+        try:
+            if self._changes_phase():
+                self._closing.release()
+                return
+        except Exception as error:  # of the planner, or of the user's on_iteration
+            self.error = error
         self._end()
 
     def _end(self) -> None:
@@ -282,7 +287,7 @@ class TrainingRun:
     def _close(self) -> None:
         newest = self._between.newest
         self._keeper.end(
-            newest, lambda: self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
+            newest, self._tables, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
             error="" if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000],
         )  # fmt: skip
         self._loggers.close()
@@ -317,20 +322,32 @@ class TrainingRun:
         rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
         return [row["seconds"] for row in rows if "seconds" in row]
 
-    def _next_phase(self) -> None:
-        """Go on under the plan that `AutoPlan` says, from where the phase that has ended stopped."""
-        assert self.auto is not None
-        ended, seconds = self.run, self._phase_seconds()
+    def _changes_phase(self) -> bool:
+        """A phase has ended, or has failed on a GPU: go on under the plan that `AutoPlan` says, from the newest state. False: the run ends here."""
+        if self.auto is None or self.run.state not in ("finished", "failed"):
+            return False
+        ended, failed = self.run, self.run.error if self.run.state == "failed" else None
+        if failed is None:
+            self._between.harvest()
+        elif self.auto.survives(failed):
+            self._between.rewind()
+        if not self._between.goes_on:
+            return False
+        seconds, remaining = self._phase_seconds(), self.config.updates - self.iteration
         setup_s = max(0.0, ended.elapsed_seconds - sum(seconds))
         state = None if self._between.newest is None else self._between.newest.state
         workflow = self.recipe.build(self.config, state)  # every worker by itself: what plans are made for
-        phase = self.auto.next(workflow, ended.timeline, self.config.updates - self.iteration, setup_s)
+        if failed is None:
+            phase = self.auto.next(workflow, ended.timeline, remaining, setup_s)
+        else:
+            phase = self.auto.after_failure(workflow, failed, remaining, setup_s)
         if self.auto.choice is not None:
             self._say_choice()
         plan = phase.plan
         if not phase.measures:
             workflow, plan = self.recipe.fused(self.config, workflow, plan, state)
         self._begin(workflow, plan, phase.executor)
+        return True
 
     def _say_choice(self) -> None:
         """Old plan, new plan, predicted, measured, gain."""

@@ -19,6 +19,7 @@ from rlinf_lab.errors import ConfigError, shown
 FinishReason = Literal["stop", "length", "abort", "error"]
 NOT_SAMPLED = -1
 """version of a token that no weights gave"""
+_NEVER = int(np.iinfo(np.int64).max)
 _NO_INTS, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 
@@ -121,8 +122,15 @@ class Completion:
     @property
     def oldest(self) -> int:
         """Version that gave its first token; -1: none did."""
-        sampled_T = self.versions[self.sampled]
-        return int(sampled_T.min()) if len(sampled_T) else NOT_SAMPLED
+        lowest = int(self.versions.min(initial=_NEVER))
+        if lowest == NOT_SAMPLED:  # of a tool's tokens: looked at again, which takes longer
+            lowest = int(self.versions[self.sampled].min(initial=_NEVER))
+        return NOT_SAMPLED if lowest == _NEVER else lowest
+
+    @property
+    def newest(self) -> int:
+        """Version that gave its last token; -1: none did."""
+        return int(self.versions.max(initial=NOT_SAMPLED))
 
     @property
     def failed(self) -> bool:

@@ -94,6 +94,10 @@ class Engine(Generator):
         self._queue = deque(r for r in self._queue if r.id not in ids)
         return broken_off[::-1] + [Completion.broken_off(r) for r in waiting]
 
+    def _so_far(self) -> list[Completion]:
+        slots = self._slots
+        return [slots.completion(slot, "abort") for slot in range(slots.used)] + [Completion.broken_off(r) for r in self._queue]
+
     def _take(self, state: Mapping[str, Tensor]) -> None:
         with torch.inference_mode():
             self._decoder.load(state)

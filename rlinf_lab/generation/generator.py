@@ -48,6 +48,10 @@ class Generator(ABC):
         """Forget these; what there was of them."""
 
     @abstractmethod
+    def _so_far(self) -> list[Completion]:
+        """What there is of everything that has been taken and is not over."""
+
+    @abstractmethod
     def _take(self, state: Mapping[str, Tensor]) -> None:
         """Replace the weights, in place."""
 
@@ -103,6 +107,10 @@ class Generator(ABC):
         broken_off = self._break_off(wanted) if wanted else []
         self._at_work -= wanted
         return broken_off
+
+    def partials(self) -> list[Completion]:
+        """What `abort` would return of all requests, which go on: for a checkpoint."""
+        return self._so_far()
 
     def load_weights(self, state: Mapping[str, Any], version: int) -> None:
         """Replace the weights by a whole ``state_dict()``, ``lm_head.weight`` of tied models included. Tokens from here on carry ``version``.

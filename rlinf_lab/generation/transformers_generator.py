@@ -100,6 +100,9 @@ class TransformersGenerator(Generator):
         self._queue = deque(r for r in self._queue if r.id not in ids)
         return broken_off
 
+    def _so_far(self) -> list[Completion]:
+        return [r.completion("abort") for r in self._running] + [Completion.broken_off(r) for r in self._queue]
+
     def _take(self, state: Mapping[str, Tensor]) -> None:
         self._module.load_state_dict(state)
 

@@ -128,6 +128,9 @@ class VLLMGenerator(Generator):
         self._queue = deque(r for r in self._queue if r.id not in ids)
         return broken_off
 
+    def _so_far(self) -> list[Completion]:
+        return [r.completion("abort") for r in self._running.values()] + [Completion.broken_off(r) for r in self._queue]
+
     def _take(self, state: Mapping[str, Tensor]) -> None:
         whole = dict(state)
         if self._tied and _HEAD not in whole and _EMBEDDING in whole:

@@ -29,7 +29,7 @@ from rlinf_lab.policies.heads import Head
 from rlinf_lab.policies.leaves import flatten, unflatten
 from rlinf_lab.policies.mlp import NumpyMLP
 from rlinf_lab.policies.preprocess import Preprocess, as_given, fitting
-from rlinf_lab.policies.weights import Weights
+from rlinf_lab.policies.weights import PolicyWeights
 
 ROWS = 1024  # of images that pass the net at once where many are asked for: memory for all would be unbounded
 
@@ -84,15 +84,15 @@ class Policy(nn.Module):
         self.preprocess.set(mean, std)
 
     # --- weights ------------------------------------------------------------------------------------------
-    def weights(self, state: Mapping[str, Tensor] | None = None) -> Weights:
+    def weights(self, state: Mapping[str, Tensor] | None = None) -> PolicyWeights:
         """A copy of all parameters and of the normalisation, in host memory.
 
         ``state``: they, where the module's own are sharded.
         """
         arrays = {key: tensor.detach().cpu().numpy().copy() for key, tensor in (state or self.state_dict()).items()}
-        return Weights(arrays, self.version)
+        return PolicyWeights(arrays, self.version)
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: PolicyWeights) -> None:
         """Take over ``weights``, in place. Raises `RuntimeError` (torch's, naming the keys) if they do not fit."""
         # np.array: a transport may hand out read-only memory, which torch warns about
         self.load_state_dict({key: torch.from_numpy(np.array(array)) for key, array in weights.arrays.items()})

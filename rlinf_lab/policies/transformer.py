@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies.actor_critic import ActorCritic
-from rlinf_lab.policies.flow import Flow, FlowHead
+from rlinf_lab.policies.flow import Flow, FlowHead, towards
 from rlinf_lab.policies.heads import GaussianHead, Head, check_box
 from rlinf_lab.policies.leaves import Kind, Leaf, choices, flatten, leaves_of
 from rlinf_lab.policies.make import check_arguments, chunked, derived_seed, whole_number
@@ -132,7 +132,7 @@ class ChunkDecoder(nn.Module):
 
 
 class ChunkVelocity(nn.Module):
-    """The velocity of a chunk: a `ChunkDecoder` that also reads the noised actions and the time."""
+    """The velocity of a chunk, `towards` what a `ChunkDecoder` says that also reads the noised actions and the time."""
 
     def __init__(self, chunk: int, action_size: int, width: int, heads: int, depth: int) -> None:
         super().__init__()
@@ -146,7 +146,9 @@ class ChunkVelocity(nn.Module):
         rate = torch.arange(self.width // 2, device=x_BD.device, dtype=x_BD.dtype) / (self.width // 2)
         angle = t_B.unsqueeze(-1) * 2 * math.pi * 32.0**rate  # periods from one to a thirty-second of the way
         time_B1W = self.time(torch.cat([angle.sin(), angle.cos()], dim=-1)).unsqueeze(1)
-        return self.decoder(memory_BLW, self.actions(x_BD.unflatten(1, (self.chunk, -1))) + time_B1W)
+        end_BD = self.decoder(memory_BLW, self.actions(x_BD.unflatten(1, (self.chunk, -1))) + time_B1W)
+        velocity_BD: Tensor = towards(end_BD, x_BD, t_B.unsqueeze(-1))
+        return velocity_BD
 
 
 class ValueReadout(nn.Module):

@@ -14,7 +14,7 @@ from rlinf_lab.timeline.record.files import whole
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class PolicyWeights:
     """Named arrays in host memory with the number of updates that made them.
 
     Plain numpy, so that any transport can carry them without knowing torch. The arrays are copies: the learner
@@ -39,11 +39,11 @@ class Weights:
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Weights:
+    def load(cls, path: str | Path) -> PolicyWeights:
         """Read what `save` wrote (or any safetensors file; then the version is 0)."""
         with safe_open(str(path), framework="numpy") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
             return cls(arrays, int((file.metadata() or {}).get("version", 0)))
 
     def __repr__(self) -> str:
-        return f"Weights(version={self.version}, {len(self.arrays)} arrays, {self.nbytes / 1024:.1f} KiB)"
+        return f"PolicyWeights(version={self.version}, {len(self.arrays)} arrays, {self.nbytes / 1024:.1f} KiB)"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.policies import Weights
+from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.vecenv import VecEnv
 from rlinf_lab.vecenv.stepping import is_chunk
 from rlinf_lab.workers.seeds import Purpose, environment_seed
@@ -18,7 +18,7 @@ FRAMES_PER_SECOND = 25
 LONGEST = 1000  # steps of a film of an episode that nothing limits
 
 
-def film(config: Any, weights: Weights, path: Path, episodes: int = 2) -> str:
+def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> str:
     """Greedy episodes as an MP4, each up to one second after its success. Returns what was written, or why nothing was."""
     import imageio.v3 as imageio
 
@@ -36,7 +36,7 @@ def film(config: Any, weights: Weights, path: Path, episodes: int = 2) -> str:
     return f"{path.name}: {episodes} episodes of the learnt policy"
 
 
-def _episode(config: Any, weights: Weights, env: VecEnv, seed: int) -> Iterator[NDArray[np.uint8]]:
+def _episode(config: Any, weights: PolicyWeights, env: VecEnv, seed: int) -> Iterator[NDArray[np.uint8]]:
     """The pictures of one greedy episode."""
     policy = config.make_policy()()
     policy.load(weights)

@@ -399,7 +399,7 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow. ``state``: of a learner (`GroupLearner.state_dict`), to go on where another run stopped.
 
     An iteration does what its argument says: ``"train"`` (the default) returns metrics, ``"checkpoint"`` metrics and
-    state, ``"state"`` the learner's state, ``"evaluate"`` mean reward and length on 1,000 problems of the test split.
+    state (and ``rollouts``, where answers go on in the next iteration: a part of the state from which `build` goes on), ``"state"`` the learner's state, ``"evaluate"`` mean reward and length on 1,000 problems of the test split.
     """
     task = config.task()
     model = starting_model(config, task)
@@ -407,7 +407,8 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     asked = flow.channel("asked", capacity=None)
     # What dynamic sampling does not need any more is discarded on its way.
     responses = flow.channel("responses", capacity=None, discard_unread=config.dynamic_sampling)
-    judged = flow.channel("judged", capacity=None, weight=len, discard_unread=config.dynamic_sampling)
+    grouped: dict[str, Any] = {} if config.group_size == 1 else {"group": config.group_size, "gather": "readers"}
+    judged = flow.channel("judged", capacity=None, weight=len, discard_unread=config.dynamic_sampling, **grouped)
     weights = flow.weights("policy")
 
     prompts = flow.worker(
@@ -418,11 +419,12 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     start = None if state is None else ModelWeights(state["version"], state["weights"].arrays)
     options: dict[str, Any] = {"slots": config.slots} if config.engine == "own" else {}
     kind: type[GeneratorWorker] = GeneratorWorker
-    if config.policy.name != "bound":
+    continuing = config.policy.name != "bound"
+    if continuing:
         kind = ContinuingGenerator
         options |= {
             "policy": config.policy, "batch": config.prompts, "concurrency": config.concurrency, "oversample":
-            config.oversample, "longest_first": config.longest_first,
+            config.oversample, "longest_first": config.longest_first, "rollouts": (state or {}).get("rollouts"),
         }  # fmt: skip
     if config.tools:
         kind = AgentGenerator
@@ -436,17 +438,19 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         generate = _with_tools(flow, config, generator, asked, responses, weights)
     reward = flow.worker(
         RewardWorker, task, name="reward", reward=config.reward, timeout_s=config.reward_timeout_s,
-        log_completions=config.log_completions,
+        log_completions=config.log_completions, group_size=config.group_size,
     )  # fmt: skip
     learner = flow.worker(
         GroupLearner, model, update_settings(config), name="learner", prompts=config.prompts,
-        group_size=config.group_size, max_tokens=config.max_tokens, temperature=config.temperature, state=state,
+        group_size=config.group_size, max_tokens=config.max_tokens, temperature=config.temperature, asked=config.asked,
+        state=state,
     )  # fmt: skip
 
     @flow.iteration
     def iteration(request: str = "train") -> Any:
         if request == "state":
-            return learner.state_dict()
+            learnt = learner.state_dict()
+            return {**learnt.wait(), "rollouts": generator.rollouts().wait()} if continuing else learnt
         if request not in ("train", "checkpoint", "evaluate"):
             raise UnknownNameError.of("request of an iteration", request, ("train", "checkpoint", "evaluate", "state"))
         if request == "evaluate":
@@ -457,7 +461,10 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         generate()
         reward.score(responses, judged)
         metrics = learner.train(judged, weights)
-        return metrics if request == "train" else {"metrics": metrics, "state": learner.state_dict()}
+        if request == "train":
+            return metrics
+        rollouts = {"rollouts": generator.rollouts()} if continuing else {}
+        return {"metrics": metrics, "state": learner.state_dict(), **rollouts}
 
     return flow
 

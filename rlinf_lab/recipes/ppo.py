@@ -26,7 +26,7 @@ from rlinf_lab.algorithms import advantage as advantages
 from rlinf_lab.algorithms import loss as losses
 from rlinf_lab.errors import ConfigError, shown, with_old_names
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.policies import Weights, make_policy
+from rlinf_lab.policies import PolicyWeights, make_policy
 from rlinf_lab.policies.leaves import Kind, leaves_of
 from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, pooled, real, whole
 from rlinf_lab.recipes.schedules import linear
@@ -340,7 +340,7 @@ def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) ->
 shares = SimulatedConfig.shares
 
 
-def build_evaluation(config: PPOConfig, weights: Weights | None = None, episodes: int = 50) -> Workflow:
+def build_evaluation(config: PPOConfig, weights: PolicyWeights | None = None, episodes: int = 50) -> Workflow:
     """A workflow of its own that evaluates a policy greedily, ``episodes`` each iteration. Without weights: the initial policy."""
     flow = Workflow("ppo_evaluation")
     obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
@@ -355,7 +355,7 @@ def build_evaluation(config: PPOConfig, weights: Weights | None = None, episodes
     return flow
 
 
-def cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int = 0, state: Any = None) -> tuple[WorkerHandle, WorkerHandle]:
+def cell(flow: Workflow, config: PPOConfig, weights: PolicyWeights | None, taken: int = 0, state: Any = None) -> tuple[WorkerHandle, WorkerHandle]:
     make = config.make_policy()
     make()  # refuses a space here, not in a worker after the launch
     simulator = flow.worker(SimulatorWorker, name="simulator", **config.simulating(config.n_steps, taken, state), chunk_size=config.chunk)

@@ -1,8 +1,8 @@
 """RLPD on one environment: soft actor-critic that learns from demonstrations and from its own transitions in equal parts.
 
 The workflow is that of `rlinf_lab.recipes.off_policy`; half of each minibatch are transitions of ``data``. Critics normalise their layers, so that
-they do not overestimate what nobody has tried; many of them, of which a target takes the least of two drawn anew, bear many gradient steps for
-each environment step. Source: Ball et al., Efficient Online Reinforcement Learning with Offline Data (arXiv 2302.02948), algorithm 1.
+they do not overestimate what nobody has tried; many of them, of which a target takes the least of two drawn anew and the actor climbs the mean, bear
+many gradient steps for each environment step. Source: Ball et al., Efficient Online Reinforcement Learning with Offline Data (arXiv 2302.02948), algorithm 1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RLPDConfig(SACConfig):
     policy_delay: int = 20
     """gradient steps of the critics for one of the actor"""
     n_critics: int = 10
-    """critics, of whose values the least of ``target_critics`` counts"""
+    """critics; a target takes the least of ``target_critics`` of them, the actor climbs their mean"""
     target_critics: int = 2
     """critics, drawn anew for each step, of which a target takes the least"""
     layer_norm: bool = True

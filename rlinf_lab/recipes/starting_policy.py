@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.policies import Weights
+from rlinf_lab.policies import PolicyWeights
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class StartingPolicy:
     """that has learnt it"""
     config: Any
     """its settings; ``config.make_policy()`` constructs the module"""
-    weights: Weights | None = None
+    weights: PolicyWeights | None = None
     """None: those of the run that is read again from its folder"""
 
     @property
@@ -45,7 +45,7 @@ class StartingPolicy:
         return f"StartingPolicy({self.algorithm} on {self.config.factory.id}{after})"
 
 
-def _loaded(make: partial[nn.Module], weights: Weights | None) -> nn.Module:
+def _loaded(make: partial[nn.Module], weights: PolicyWeights | None) -> nn.Module:
     """The module with its weights, as one that has had no update in the new run."""
     module: Any = make()
     if weights is not None:

@@ -31,6 +31,7 @@ from rlinf_lab.vecenv.spaces import empty, is_finite, sampled
 from rlinf_lab.vecenv.stepping.on_host import on_host
 
 STEPS = 1000  # of an episode that nothing limits
+ENDS = 8  # of episodes, before a step is called swallowed
 
 
 def check_env(env: Any, steps: int | None = None, seed: int = 0, num_envs: int = 3) -> None:
@@ -79,7 +80,7 @@ class _Pair:
     def __init__(self, env: VecEnv, twin: VecEnv, seed: int) -> None:
         self.env, self.twin, self.seed = env, twin, seed
         self.spec, self.n = env.spec, env.num_envs
-        self._differed_N, self._ended_N = np.zeros((2, env.num_envs), bool)  # a final observation from the one after it; an episode
+        self._begun_N, self._ended_N = np.zeros((2, env.num_envs), bool)  # an observation after an end is a new episode's; an episode
 
     def check(self, steps: int) -> None:
         self._check_beginnings()
@@ -87,7 +88,7 @@ class _Pair:
         history = self._walk(rng, steps)
         limit = self.spec.max_episode_steps
         self.require(bool(self._ended_N.any()) or limit is None or steps < limit, f"no episode ended in {steps} steps, max_episode_steps is {limit}")
-        stale = np.flatnonzero(self._ended_N & ~self._differed_N)
+        stale = np.flatnonzero(self._ended_N & ~self._begun_N)
         self.require(
             not len(stale),
             f"an episode of environment {stale[:1]} ended, but obs_N is still its last observation: reset in the same step, and keep final_obs_N",
@@ -106,7 +107,7 @@ class _Pair:
 
     def _walk(self, rng: np.random.Generator, steps: int) -> list[tuple[Tree, EnvStep]]:
         """Both do the same; what the first did, and came of it."""
-        self.env.reset(seed=self.seed)
+        self._first_N = map_tree(np.copy, self.env.reset(seed=self.seed))
         self.twin.reset(seed=self.seed)
         history: list[tuple[Tree, EnvStep]] = []
         age_N = np.zeros(self.n, np.int64)
@@ -138,9 +139,10 @@ class _Pair:
         self.require(equal(rows(step.final_obs_N, running), rows(step.obs_N, running)), f"step {t}: final_obs_N differs without an end")
         self._ended_N |= done_N
         for i in np.flatnonzero(done_N):
-            self._differed_N[i] |= not equal(rows(step.final_obs_N, i), rows(step.obs_N, i))
+            begun = rows(step.obs_N, i)  # a cliff is left where episodes begin: then the last observation is a first one, too
+            self._begun_N[i] |= not equal(rows(step.final_obs_N, i), begun) or equal(rows(self._first_N, i), begun)
         if getattr(self.env, "begins_in_next_step", False):
-            self._differed_N |= done_N
+            self._begun_N |= done_N
         return np.where(done_N, 0, age_N)
 
     def _check_again(self, history: list[tuple[Tree, EnvStep]]) -> None:
@@ -152,37 +154,49 @@ class _Pair:
             self.require(same, f"the same seed does not reproduce the episode in the same vector: step {t} is another one the second time")
 
     def _check_first_steps(self, steps: int) -> None:
-        """The first step after an end must depend on its action, if the first step after reset() does."""
-        low, high = (extreme(self.spec.action_space, self.n, which) for which in (0, 1))
-        rng = np.random.default_rng(self.seed + 1)
-        seen_N = self._differing(low, high, reset=True)
+        """The first step after an end must depend on its action, if the first step after reset() does.
+
+        Several ends are tried, for two actions may by chance come to the same; a step that is swallowed never depends on its action.
+        """
+        if getattr(self.env, "begins_in_next_step", False):
+            return
+        lost_N: np.ndarray | None = None
+        for attempt in range(ENDS):
+            ended_N = self._until_an_end(self.seed + attempt, steps)
+            counts_N = ended_N & self._differing()
+            lost_N = (ended_N if lost_N is None else lost_N) & ~counts_N
+            if not lost_N.any():
+                return
+        self.require(
+            False,
+            f"the first step after an end does nothing in environment {np.flatnonzero(lost_N)[:1]}, whatever the action: the reset swallows a step. "
+            f"Is it gymnasium's NEXT_STEP? Then hand over the VectorEnv itself, which is converted",
+        )
+
+    def _until_an_end(self, seed: int, steps: int) -> np.ndarray:
+        """Both go to the first end of an episode, of which ones; only those count whose first step of all depends on its action."""
+        self._reset_both(seed)
+        differs_N = self._differing()
+        self._reset_both(seed)
+        rng = np.random.default_rng(seed + 1)
         for _ in range(steps):
             action_N = sampled(self.spec.action_space, rng, self.n)
             step = self.env.step(action_N)
             self.twin.step(action_N)
-            done_N = (step.terminated_N | step.truncated_N) & seen_N
-            if getattr(self.env, "begins_in_next_step", False):
-                return
+            done_N = (step.terminated_N | step.truncated_N) & differs_N
             if done_N.any():
-                counts_N = self._differing(low, high, reset=False)
-                swallowed = np.flatnonzero(done_N & ~counts_N)
-                self.require(
-                    not len(swallowed),
-                    f"the first step after an end does nothing in environment {swallowed[:1]}, whatever the action: the reset swallows a step. "
-                    f"Is it gymnasium's NEXT_STEP? Then hand over the VectorEnv itself, which is converted",
-                )
-                return
+                return done_N
+        return np.zeros(self.n, bool)
 
-    def _differing(self, low: Tree, high: Tree, reset: bool) -> np.ndarray:
-        """In which environments two actions make a difference, from the same state. Brings both vectors back to the same state afterwards if ``reset``."""
-        if reset:
-            self.env.reset(seed=self.seed)
-            self.twin.reset(seed=self.seed)
+    def _reset_both(self, seed: int) -> None:
+        self.env.reset(seed=seed)
+        self.twin.reset(seed=seed)
+
+    def _differing(self) -> np.ndarray:
+        """In which environments the lowest and the highest action make a difference, from the same state. Afterwards the two are in different ones."""
+        low, high = (extreme(self.spec.action_space, self.n, which) for which in (0, 1))
         one, other = self.env.step(low), self.twin.step(high)
         differs = [one.reward_N[i] != other.reward_N[i] or not equal(rows(one.final_obs_N, i), rows(other.final_obs_N, i)) for i in range(self.n)]
-        if reset:
-            self.env.reset(seed=self.seed)
-            self.twin.reset(seed=self.seed)
         return np.array(differs, bool)
 
     def _check_step(self, step: EnvStep, t: int) -> None:

@@ -22,7 +22,7 @@ from torch import nn
 
 from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, policy_loss, ppo_loss, value_loss
 from rlinf_lab.errors import ConfigError, shown
-from rlinf_lab.policies import ActorCritic, Weights
+from rlinf_lab.policies import ActorCritic, PolicyWeights
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.workers.adam import Adam
@@ -32,12 +32,13 @@ from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.returns import DiscountedReturns
 from rlinf_lab.workers.seeds import Purpose, stream
 from rlinf_lab.workers.shards import ShardGroup
-from rlinf_lab.workflow.weights import Weights as WeightStore
+from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
 
 # What a state consists of: torch.load opens no other classes by default.
 _SAFE: list[Any] = [
-    Weights, Moments, DiscountedReturns, bytes, codecs.encode, np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0],
+    PolicyWeights, (PolicyWeights, "rlinf_lab.policies.weights.Weights"),  # its name in older files
+    Moments, DiscountedReturns, bytes, codecs.encode, np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0],
     *(type(np.dtype(kind)) for kind in (np.float32, np.float64, np.int64, np.int32, np.int8, np.uint8, np.bool_)),
 ]  # fmt: skip
 torch.serialization.add_safe_globals(_SAFE)
@@ -48,7 +49,7 @@ GROUPS: dict[str, type[RankGroup]] = {"ddp": RankGroup, "fsdp": ShardGroup}
 class Update:
     """What one call of `LearnerWorker.train` returns. Metric ``staleness``: by how many updates the oldest record's policy was behind."""
 
-    weights: Weights
+    weights: PolicyWeights
     metrics: dict[str, float]
 
 
@@ -116,7 +117,7 @@ class LearnerWorker(TorchWorker):
         self._rng = np.random.default_rng(stream(seed, Purpose.MINIBATCHES))
         self.env_steps = 0
         self.returns = DiscountedReturns()
-        self._made: Weights | None = None  # of the latest update
+        self._made: PolicyWeights | None = None  # of the latest update
         self.critic_warmup, self.target_kl, self.moves_normaliser = critic_warmup, target_kl, moves_normaliser
         self.normalizes_advantage = normalizes_advantage
         self.advantage_of_steps, self.loss_of_policy = advantage_of_steps, loss_of_policy
@@ -143,7 +144,7 @@ class LearnerWorker(TorchWorker):
         self.optimizer = Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
 
     # --- the update -----------------------------------------------------------------------------------
-    def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
+    def train(self, trajectories: Inbox[Trajectory], weights: Weights | None = None) -> Update:
         """One update from everything of this iteration, published to ``weights``. Raises `ValueError` if nothing came."""
         received = [t for part in self.exchange(trajectories.get_all()) for t in part]
         with self._together():
@@ -182,7 +183,7 @@ class LearnerWorker(TorchWorker):
         self.policy.version, self.moments, self.returns, self.env_steps = kept["version"], kept["moments"], kept["returns"], kept["env_steps"]
         self._rng.bit_generator.state = kept["rng"]
 
-    def weights(self) -> Weights:
+    def weights(self) -> PolicyWeights:
         """A copy of the current weights. With several ranks and ``parallel="fsdp"`` all must ask."""
         return self.policy.weights(self.group.whole(self.policy))
 
@@ -365,7 +366,7 @@ def _tensor(leaf: np.ndarray | torch.Tensor) -> torch.Tensor:
     return leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())
 
 
-def _finite(weights: Weights, losses: dict[str, float]) -> Weights:
+def _finite(weights: PolicyWeights, losses: dict[str, float]) -> PolicyWeights:
     """`ArithmeticError` for weights that an update has made useless: they are neither published nor saved."""
     for name, array in weights.arrays.items():
         if not np.isfinite(array).all():

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf_lab.policies import Actor, Weights
+from rlinf_lab.policies import Actor, PolicyWeights
 from rlinf_lab.policies.actor_critic import in_tensor
 from rlinf_lab.records import Action, Observation
 from rlinf_lab.trees import Tree, length, map_tree, rows
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
-from rlinf_lab.workflow.weights import Weights as WeightStore
+from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox
 
 BLOCK = 128  # steps of an environment whose noise is drawn at once
@@ -29,7 +29,7 @@ class PolicyWorker(TorchWorker):
     groups or orders the environments, nor on which rank answers; no two answers of a run share their noise.
     """
 
-    def __init__(self, policy: Callable[[], Actor], *, seed: int = 0, weights: Weights | None = None) -> None:
+    def __init__(self, policy: Callable[[], Actor], *, seed: int = 0, weights: PolicyWeights | None = None) -> None:
         self._make, self._seed, self._weights = policy, seed, weights
         self._noise: dict[tuple[int, int], tuple[int, Any]] = {}  # by first environment and their number
 
@@ -41,7 +41,7 @@ class PolicyWorker(TorchWorker):
             self.policy.load(self._weights)
 
     def act(
-        self, observations: Inbox[Observation], actions: Outbox[Action], weights: WeightStore | None = None, deterministic: bool = False
+        self, observations: Inbox[Observation], actions: Outbox[Action], weights: Weights | None = None, deterministic: bool = False
     ) -> None:
         """Until the observations end, with the newest of ``weights``. ``deterministic``: the greedy action, and no noise is used up."""
         for batch in observations:
@@ -75,11 +75,11 @@ class PolicyWorker(TorchWorker):
         found = action_B if executed is None else executed(action_B)
         return None if found is action_B else found
 
-    def load_weights(self, weights: Weights) -> None:
+    def load_weights(self, weights: PolicyWeights) -> None:
         """Use these from the next observation on."""
         self.policy.load(weights)
 
-    def _update(self, weights: WeightStore) -> None:
+    def _update(self, weights: Weights) -> None:
         published = weights.pull().state
         if published is not None and published.version != self.policy.version:
             self.policy.load(published)

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlinf_lab.policies import Actor, Weights
+from rlinf_lab.policies import Actor, PolicyWeights
 from rlinf_lab.records import Trajectory
 from rlinf_lab.workers.policy import PolicyWorker
 from rlinf_lab.workers.simulator import SimulatorWorker
-from rlinf_lab.workflow.weights import Weights as WeightStore
+from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Outbox
 
 
 class RolloutWorker(SimulatorWorker, PolicyWorker):
     """Steps its environments with actions of its own policy. ``env`` and ``simulator``: see `SimulatorWorker`; the rest: see `PolicyWorker`."""
 
-    def __init__(self, env: Any, policy: Callable[[], Actor], *, seed: int = 0, weights: Weights | None = None, **simulator: Any) -> None:
+    def __init__(self, env: Any, policy: Callable[[], Actor], *, seed: int = 0, weights: PolicyWeights | None = None, **simulator: Any) -> None:
         SimulatorWorker.__init__(self, env, seed=seed, **simulator)
         PolicyWorker.__init__(self, policy, seed=seed, weights=weights)
 
@@ -38,7 +38,7 @@ class RolloutWorker(SimulatorWorker, PolicyWorker):
         PolicyWorker.onload(self)
         SimulatorWorker.onload(self)
 
-    def roll_out(self, trajectories: Outbox[Trajectory], weights: WeightStore) -> None:
+    def roll_out(self, trajectories: Outbox[Trajectory], weights: Weights) -> None:
         """``n_steps`` steps of every environment with the newest of ``weights``; then one `Trajectory` per slot."""
         self._update(weights)
         rows = self.n_steps // (self.chunk_size or 1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlinf_lab.errors import WorkflowError, said, shown
@@ -88,30 +88,64 @@ def _number(who: str, name: str, value: Any) -> float | None:
         ) from None
 
 
+Plain = float | bool | str
+
+
 @dataclass(frozen=True)
 class SampleFields:
     """What is said of samples, by their ids; see `SampleLog.log`."""
 
     ids: tuple[str, ...]
-    fields: dict[str, float | bool | str]
+    fields: dict[str, Plain]
+    """of all of them"""
+    columns: dict[str, list[Plain]] = field(default_factory=dict)
+    """of each"""
+    makes_rows: bool = True
+    """False: says something only of those that somebody else tells of"""
 
     @classmethod
-    def of(cls, who: str, ids: tuple[str, ...], fields: Mapping[str, Any]) -> SampleFields:
-        """Checked, and texts cut at `LONGEST_TEXT`. Raises `WorkflowError` for what is no number, text or bool."""
+    def of(cls, who: str, ids: tuple[str, ...], fields: Mapping[str, Any], makes_rows: bool = True) -> SampleFields:
+        """Checked, and texts cut at `LONGEST_TEXT`. A list has one value for each id. Raises `WorkflowError` for what
+        is no number, text or bool.
+        """
         for one in ids:
             if not isinstance(one, str):
                 raise WorkflowError(
                     f"{who}: sample_log.log({shown(one)}): an id is a text. Next: sample_log.log('7', reward=1.0)."
                 )
-        if not _PLAIN.issuperset(map(type, fields.values())) or not _OWN.isdisjoint(fields):
-            fields = {name: _field(who, name, value) for name, value in fields.items()}
-        for name, value in fields.items():
-            if type(value) is str and len(value) > LONGEST_TEXT:
-                fields = {**fields, name: value[: LONGEST_TEXT - 1] + "…"}
-        return cls(ids, dict(fields))
+        columns = {name: value for name, value in fields.items() if type(value) is list}
+        for name, values in columns.items():
+            if len(values) != len(ids):
+                raise WorkflowError(
+                    f"{who}: sample_log.log({name}=...) has {len(values)} values for {len(ids)} samples. Next: one for "
+                    "each id, or one for all."
+                )
+        shared = {name: value for name, value in fields.items() if name not in columns}
+        plain = _plain(who, tuple(shared), list(shared.values()))
+        return cls(
+            ids,
+            dict(zip(shared, plain, strict=True)),
+            {name: _plain(who, (name,), values) for name, values in columns.items()},
+            makes_rows,
+        )
+
+    def part(self, places: Sequence[int]) -> SampleFields:
+        """The same of some of the samples, by their places in ``ids``."""
+        columns = {name: [values[i] for i in places] for name, values in self.columns.items()}
+        return SampleFields(tuple(self.ids[i] for i in places), dict(self.fields), columns, self.makes_rows)
 
 
-def _field(who: str, name: str, value: Any) -> float | bool | str:
+def _plain(who: str, names: Sequence[str], values: list[Any]) -> list[Plain]:
+    """``values`` under ``names``, or all of them under the only name."""
+    if not _PLAIN.issuperset(map(type, values)) or not _OWN.isdisjoint(names):
+        values = [_field(who, names[i % len(names)], value) for i, value in enumerate(values)]
+    return [
+        value[: LONGEST_TEXT - 1] + "…" if type(value) is str and len(value) > LONGEST_TEXT else value
+        for value in values
+    ]
+
+
+def _field(who: str, name: str, value: Any) -> Plain:
     if name in SAMPLE_COLUMNS:
         raise WorkflowError(
             f"{who}: sample_log.log({name}=...) is a column of the run's own. Next: another name, such as 'my_{name}'."
@@ -144,19 +178,25 @@ class SampleLog:
         """Work on this sample begins; a second time nothing happens. It may run beside others, and across calls."""
         self._context.begin_sample(id)
 
-    def end(self, id: str, label: str = "sample", **fields: float | bool | str) -> None:
-        """Work on it is over: `log`, and a bar named ``label`` since `begin`, as a label of the timeline.
+    def end(self, ids: str | Sequence[str], label: str = "sample", **fields: Plain | list[Plain]) -> None:
+        """Work on one or several is over: `log`, and a bar named ``label`` since `begin`, as a label of the timeline.
 
         Of each rank up to sixteen bars lie side by side, beside those of the last four that run: the long tail.
         """
-        self._context.end_sample(SampleFields.of(self._who, (id,), fields), label)
+        every = (ids,) if isinstance(ids, str) else tuple(ids)
+        self._context.end_sample(SampleFields.of(self._who, every, fields), label)
 
-    def log(self, *ids: str, **fields: float | bool | str) -> None:
+    def log(self, *ids: str, **fields: Plain | list[Plain]) -> None:
         """Say something of samples: numbers, bools, texts (400 characters are kept), in the run's table ``samples``.
 
-        One row an id, whoever speaks of it and when; what is said later wins. Raises `WorkflowError` for other values.
+        A list has one value for each id: together they cost a fraction of what they cost one by one. One row an id,
+        whoever speaks of it and when; what is said later wins. Raises `WorkflowError` for other values.
         """
         self._context.log_sample(SampleFields.of(self._who, ids, fields))
+
+    def amend(self, *ids: str, **fields: Plain | list[Plain]) -> None:
+        """As `log`, of samples that others tell of, sooner or later: an id that nobody logs gets no row."""
+        self._context.log_sample(SampleFields.of(self._who, ids, fields, makes_rows=False))
 
     def __repr__(self) -> str:
         return f"SampleLog({self._who})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import rlinf_lab as lab
@@ -26,3 +27,10 @@ def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path) -> None:
     assert [loaded.answer(p, temperature=0.0) for p in prompts] == answers, "one by one as together"
     with pytest.raises(ConfigError, match="a prompt, or several"):
         loaded.answer([])
+    # What it said is there after the kernel, too, and what it says after that comes behind.
+    kept = pd.read_parquet(tmp_path / "run" / "samples.parquet")
+    assert kept["text"].tolist() == run.samples["text"].tolist() and (len(kept), kept.attrs["total"]) == (8, 8)
+    longer = lab.resume(tmp_path / "run", iterations=3, progress=False).wait()
+    new = {f"2.{p}/{s}" for p in range(2) for s in range(2)}
+    assert longer.samples["id"].tolist()[:8] == kept["id"].tolist() and set(longer.samples["id"][8:]) == new
+    assert set(longer.samples["learnt_in"]) == {0, 1, 2} and longer.samples.attrs["total"] == 12

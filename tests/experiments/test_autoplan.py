@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.experiments.autoplan.choice import choose
-from rlinf_lab.experiments.autoplan.phases import AutoPlan, Phase
-from rlinf_lab.experiments.autoplan.probes import probes, rank_counts
+from rlinf_lab.experiments.autoplan.choice import Choice, choose
+from rlinf_lab.experiments.autoplan.phases import AutoPlan, Phase, of_a_gpu
+from rlinf_lab.experiments.autoplan.probes import gpu_probe, probes, rank_counts
 from rlinf_lab.experiments.starting import all_devices, train
 from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -230,3 +231,65 @@ def test_training_goes_on_over_changes_of_the_plan(tmp_path: Path, monkeypatch: 
 def test_devices_are_for_plans_that_are_searched() -> None:
     with pytest.raises(ConfigError, match="plan='auto' only"):
         lab.train("ppo", "numpy/ReachArm-v0", plan=None, devices=["cpu:0"])
+
+
+@pytest.fixture
+def a_gpu_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine that says it has one, with a torch that cannot compute on it; a change of plans costs nothing."""
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlinf_lab.runtime.machine.devices.gpus", lambda: Gpus(1))
+    monkeypatch.setattr("rlinf_lab.experiments.autoplan.phases.CHANGE_S", 0.0)
+
+
+@pytest.mark.usefixtures("a_gpu_that_fails")
+def test_a_gpu_that_fails_while_it_is_tried_is_left_out() -> None:
+    done = train("ppo", "numpy/ReachArm-v0", num_envs=8, iterations=12, progress=False, folder=False, devices=["cpu:0", "cuda:0"]).wait()
+    assert done.state == "finished" and done.metrics["iteration"].tolist() == list(range(1, 13))
+    assert [phase.state for phase in done.phases] == ["finished", "finished", "failed", "finished"] and done.phases[2].plan.devices[1] == "cuda:0"
+    assert done.auto is not None and "cuda:0 failed, the run goes on without: " in done.auto.note and "CUDA" in done.auto.note
+
+
+@pytest.mark.usefixtures("a_gpu_that_fails")
+def test_a_chosen_plan_whose_gpu_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(flow: Workflow, runs: Any, shares: Any, devices: list[str], measured_s: float, *rest: Any) -> Choice:
+        new = gpu_probe(flow, devices, ("policy", "learner")).plan
+        return Choice(runs[0].plan, new, measured_s, measured_s / 2, True, "twice as fast")
+
+    monkeypatch.setattr("rlinf_lab.experiments.autoplan.phases.choose", chosen)
+    monkeypatch.setattr(AutoPlan, "_asks_the_gpu", lambda *asked: False)
+    done = train("ppo", "numpy/ReachArm-v0", num_envs=8, iterations=12, progress=False, folder=False, devices=["cpu:0", "cuda:0"]).wait()
+    assert done.state == "finished" and done.metrics["iteration"].tolist() == list(range(1, 13)) and done.plan.devices == ("cpu:0",)
+    assert done.auto is not None and "cuda:0 failed" in done.auto.note
+
+
+class Survivor(EveryTwo):
+    """Its second phase is said to have been on a GPU."""
+
+    def survives(self, error: BaseException) -> bool:
+        return of_a_gpu(error)
+
+    def after_failure(self, flow: Workflow, error: BaseException, remaining: int, setup_s: float) -> Phase:
+        return self.first(flow)._replace(plan=ExecutionPlan.temporal(flow, self.devices[:1], name=f"with {remaining} left"))
+
+
+@pytest.mark.parametrize("said, survives", [("CUDA error: out of memory", True), ("the arm is broken", False)])
+def test_what_a_failed_phase_trained_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, survives: bool) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlinf_lab.experiments.starting.AutoPlan", Survivor)
+    seen: list[int] = []
+
+    def fails_once(row: dict[str, float]) -> None:
+        seen.append(int(row["iteration"]))
+        if seen.count(4) == 1 and len(seen) == 4:
+            raise RuntimeError(said)
+
+    started = train("ppo", "numpy/ReachArm-v0", num_envs=8, iterations=7, progress=False, folder=False, devices=["cpu:0"], on_iteration=fails_once)
+    if not survives:
+        with pytest.raises(RuntimeError, match="the arm is broken"):
+            started.wait()
+        return
+    done = started.wait()
+    assert done.metrics["iteration"].tolist() == [1, 2, 3, 4, 5, 6, 7] and np.diff(done.metrics["env_steps"]).tolist() == [done.config.env_steps] * 6
+    assert seen == [1, 2, 3, 4, 3, 4, 5, 6, 7], "from the newest state, which was that of the second iteration"

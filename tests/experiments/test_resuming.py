@@ -84,9 +84,9 @@ def test_a_generator_goes_through_a_file_and_draws_the_same(tmp_path: Path) -> N
     rng = np.random.default_rng(3)
     rng.normal(size=5)
     state = plain({"rngs": [rng], "x": (np.arange(3), None, "a")})
-    from rlinf_lab.policies.weights import Weights
+    from rlinf_lab.policies.weights import PolicyWeights
 
-    Snapshot(1, {"weights": Weights({"w": np.zeros(1, np.float32)}, 1), "standing": state}).save(tmp_path / "state")
+    Snapshot(1, {"weights": PolicyWeights({"w": np.zeros(1, np.float32)}, 1), "standing": state}).save(tmp_path / "state")
     back = live(Snapshot.load(tmp_path / "state").state["standing"])
     assert np.array_equal(back["rngs"][0].normal(size=9), rng.normal(size=9)) and back["x"][1:] == (None, "a")
     with pytest.raises(TypeError, match=r"its state\['rngs'\]\[0\] is of type object"):

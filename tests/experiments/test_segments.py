@@ -15,7 +15,7 @@ from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.storage import segments
 from rlinf_lab.experiments.storage.folder import RunFolder
 from rlinf_lab.experiments.storage.snapshot import Snapshot, segments_of
-from rlinf_lab.policies.weights import Weights
+from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer
 
 CAPACITY, EACH = 100, 7
@@ -32,7 +32,7 @@ def buffer_after(states: int, kind: type[ReplayBuffer] = ReplayBuffer) -> Replay
 
 
 def snapshot(number: int, kind: type[ReplayBuffer] = ReplayBuffer) -> Snapshot:
-    return Snapshot(number, {"weights": Weights({"w": np.full(2, number, np.float32)}, number), "replay": buffer_after(number, kind).state_dict()})
+    return Snapshot(number, {"weights": PolicyWeights({"w": np.full(2, number, np.float32)}, number), "replay": buffer_after(number, kind).state_dict()})
 
 
 @pytest.fixture(autouse=True)

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from rlinf_lab.algorithms.moments import Moments
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.storage.snapshot import Snapshot
-from rlinf_lab.policies.weights import Weights
+from rlinf_lab.policies.weights import PolicyWeights
 
 STATE = {
-    "weights": Weights({"layer": np.arange(6.0).reshape(2, 3)[:, ::-1]}, 7),
+    "weights": PolicyWeights({"layer": np.arange(6.0).reshape(2, 3)[:, ::-1]}, 7),
     "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, dtype=torch.float64)}}, "betas": (0.9, 0.999)},
     "moments": Moments.of(np.random.default_rng(0).normal(size=(9, 2))),
     "rng": np.random.default_rng(3).bit_generator.state,
@@ -28,7 +30,7 @@ def equal(a: object, b: object) -> bool:
         return list(a) == list(b) and all(equal(a[k], b[k]) for k in a)  # type: ignore[arg-type,call-overload,index]
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(equal, a, b))  # type: ignore[arg-type]
-    if isinstance(a, (Weights, Moments)):
+    if isinstance(a, (PolicyWeights, Moments)):
         return equal(vars(a), vars(b))
     if isinstance(a, (np.ndarray, torch.Tensor)):
         return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())  # type: ignore[attr-defined]
@@ -39,6 +41,13 @@ def test_a_state_comes_back_to_the_last_bit(tmp_path: Path) -> None:
     Snapshot(5, STATE).save(tmp_path / "state")
     back = Snapshot.load(tmp_path / "state")
     assert back.iteration == 5 and equal(back.state, STATE)
+
+
+def test_a_file_names_weights_as_it_always_did(tmp_path: Path) -> None:
+    """Files from before `PolicyWeights` had its name open, and those of today open there."""
+    Snapshot(5, STATE).save(tmp_path / "state")
+    with safe_open(str(tmp_path / "state"), framework="numpy") as file:
+        assert json.loads(file.metadata()["tree"])["weights"]["type"] == "Weights"
 
 
 def test_what_is_no_data_is_refused_by_its_place_and_what_was_there_stays(tmp_path: Path) -> None:

@@ -200,3 +200,16 @@ def test_what_the_engine_cannot_do_is_said_at_once():
     with pytest.raises(ConfigError, match="one text"):
         Engine(model()).abort("0/0")
     assert repr(Engine(model(), slots=3)) == "Engine(3 slots of 96 tokens, float32 on cpu, version 0, 0 pending)"
+
+
+@pytest.mark.parametrize("backend", [Engine, TransformersGenerator])
+def test_what_there_is_so_far_is_what_abort_would_return(backend):
+    asked = requests(6, max_tokens=20)
+    here = backend(model(), slots=4)
+    for request in asked:
+        here.add(request)
+    over = [c for _ in range(5) for c in here.step()]
+    so_far = by_id(here.partials())
+    assert set(so_far) == {r.id for r in asked} - {c.id for c in over} and here.pending == len(so_far)
+    same(so_far, by_id(here.abort()))
+    assert here.partials() == []

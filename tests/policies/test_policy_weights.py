@@ -9,7 +9,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlinf_lab.policies import Weights, make_policy
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.policies import PolicyWeights, make_policy
 
 ARM = spaces.Box(-1, 1, (3,))
 
@@ -28,7 +29,7 @@ def test_weights_are_a_copy_and_survive_a_file_and_a_pickle(tmp_path):
     with torch.no_grad():
         policy.policy[-1].bias.add_(1)
         policy.preprocess.obs_mean.add_(1)
-    for back in (Weights.load(weights.save(tmp_path / "w.safetensors")), pickle.loads(pickle.dumps(weights))):
+    for back in (PolicyWeights.load(weights.save(tmp_path / "w.safetensors")), pickle.loads(pickle.dumps(weights))):
         assert back.version == 12 and back.arrays.keys() == weights.arrays.keys()
         fresh = made(seed=1)
         fresh.load(back)
@@ -47,3 +48,8 @@ def test_read_only_memory_can_be_loaded():
 def test_weights_of_another_shape_are_refused():
     with pytest.raises(RuntimeError, match="size mismatch"):
         made().load(made(6).weights())
+
+
+def test_the_old_name_says_the_new_one():
+    with pytest.raises(ConfigError, match="is called PolicyWeights now"):
+        from rlinf_lab.policies import Weights  # noqa: F401

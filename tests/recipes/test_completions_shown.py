@@ -66,14 +66,30 @@ def test_what_was_discarded_says_why():
     assert set(equal["discarded"].dropna()) == {"all rewards of its group are equal"} and "learnt_in" not in equal
 
 
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_whoever_was_not_needed_has_a_reason_too(executor):
+    """Dynamic sampling stops as soon as it has its groups: what its channels still hold is discarded wherever it is."""
+    run = run_of(GRPOConfig.preset("dapo", **SMALL | {"max_tokens": 6}, reward=ones, oversample=3.0), executor)
+    found = run.samples
+    assert (found["discarded"].notna() ^ found["learnt_in"].notna()).all()
+    assert (found["discarded"] == "enough groups were there").any()
+
+
 def test_only_the_latest_are_kept():
     table = SampleTable(most=3)
+    table.tell(0, SampleFields.of("maker[0]", ("1", "3"), {"later": ["never seen", "seen"]}, makes_rows=False))
+    assert len(table.frame()) == 0
     for k in range(5):
         table.tell(k, SampleFields.of("maker[0]", (str(k),), {"worker_says": "x" * 900}))
         table.tell(k, SampleFields((str(k),), {"worker": "maker", "rank": 0, "start_ns": 10 * k, "end_ns": 10 * k + 5}))
     kept = table.frame()
     assert kept["id"].tolist() == ["2", "3", "4"] and kept.attrs["total"] == 5 and kept["worker_says"].str.len().max() == 400
+    assert kept["later"].fillna("-").tolist() == ["-", "seen", "-"]
     assert table.of_bar("maker", 0, 0) is None and table.of_bar("maker", 0, 40)["id"] == "4"
+    with pytest.raises(lab.errors.WorkflowError, match="2 values for 1 samples"):
+        SampleFields.of("maker[0]", ("1",), {"reward": [1.0, 2.0]})
+    with pytest.raises(lab.errors.WorkflowError, match="no number, text or bool"):
+        SampleFields.of("maker[0]", ("1", "2"), {"reward": [1.0, None]})
     with pytest.raises(lab.errors.WorkflowError, match="column of the run's own"):
         SampleFields.of("maker[0]", ("1",), {"rank": 2})
     with pytest.raises(lab.errors.WorkflowError, match="no number, text or bool"):

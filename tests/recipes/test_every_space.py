@@ -211,9 +211,9 @@ def test_weights_that_are_not_finite_are_neither_published_nor_saved(tmp_path: P
     with pytest.raises(FloatingPointError, match=r"update 2 made weights that are not finite .*Next: a smaller learning_rate"):
         learner.train(Scripted(collected(simulator, cell)))
     learner.close()
-    from rlinf_lab.policies import Weights
+    from rlinf_lab.policies import PolicyWeights
 
-    assert Weights.load(kept).version == good.version == 1
+    assert PolicyWeights.load(kept).version == good.version == 1
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

@@ -10,6 +10,7 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError, WorkerError
+from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
 from rlinf_lab.recipes.grpo import GRPOConfig, build
 
@@ -115,6 +116,34 @@ def test_going_on_from_a_state_is_as_if_nothing_had_been():
         assert session.step("train") == expected
         test = session.step("evaluate")
     assert test["samples"] == 1000 and 0 <= test["reward"] <= 1 and test["failed"] == 0
+
+
+@pytest.mark.parametrize(("name", "how", "fields"), [
+    ("pace", "resume", {}), ("pace", "retract", {"longest_first": True}), ("recycle", "resume", {"concurrency": 3.0}), ("drop_oldest", "resume", {"oversample": 1.5}),
+])  # fmt: skip
+def test_answers_in_the_making_go_on_from_a_file(name, how, fields, tmp_path):
+    """As if nothing had been: what runs, what waits, what is not begun yet, and what is remembered of lengths."""
+    config = GRPOConfig(**SMALL, reward=ones, staleness=StalenessPolicy(name, bound=1, while_generating=how), **fields)
+    flow = build(config)
+    with lab.session(flow, temporal(flow)) as session:
+        session.step("train")
+        kept = session.step("checkpoint")
+        expected = [session.step("train") for _ in range(3)]
+    assert kept["rollouts"]["groups"]["open"] and any(len(c["token_ids"]) for c in kept["rollouts"]["partials"])
+    Snapshot(2, {**kept["state"], "rollouts": kept["rollouts"]}).save(tmp_path / "state.safetensors")
+    state = Snapshot.load(tmp_path / "state.safetensors").state
+    again = build(config, state)
+    with lab.session(again, temporal(again)) as session:
+        assert [session.step("train") for _ in range(3)] == expected
+    looked = build(config)
+    with lab.session(looked, temporal(looked)) as session:  # to look changes nothing
+        session.step("checkpoint")
+        assert session.step("state")["version"] == 1 and session.step("train")["groups"] == 4
+        assert [session.step("train") for _ in range(3)] == expected
+    two = build(config, state)  # dealt out to two generators
+    on = {"prompts": [0], "generator": [0, 1], "reward": [1], "learner": [1]}
+    with lab.session(two, lab.ExecutionPlan.spatial(two, CORES, on)) as session:
+        assert [session.step("train")["groups"] for _ in range(2)] == [4, 4]
 
 
 @pytest.mark.parametrize("variant", ["dr_grpo", "dapo", "rloo", "reinforce++"])

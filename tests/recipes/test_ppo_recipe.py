@@ -12,7 +12,7 @@ import torch
 
 from rlinf_lab.errors import ConfigError, RenamedError, UnknownNameError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.policies import Weights
+from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.recipes.ppo import OLD_NAMES, PRESETS, PPOConfig, build, build_evaluation, pooled
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.records import Episodes
@@ -146,7 +146,7 @@ def test_saved_weights_are_evaluated_by_a_workflow_of_their_own(tmp_path):
     path = tmp_path / "policy.safetensors"
     config = PPOConfig(LineEnv, max_episode_steps=5, num_envs=4, n_steps=10, batch_size=10, save_to=str(path))
     run(config, PLANS["temporal"], 1)
-    weights = Weights.load(path)
+    weights = PolicyWeights.load(path)
     assert weights.version == 2
     flow = build_evaluation(config, weights, episodes=8)
     executor = LocalExecutor(flow, ExecutionPlan.temporal(flow, DEVICES))

@@ -179,6 +179,7 @@ def test_little_is_told_from_much() -> None:
     assert not before._replace(read=(1 << 30) + (2 << 20)).is_next_to_nothing_since(before, 10.0)
     assert setups.Work.so_far().is_next_to_nothing_since(setups.Work(1e9, 0, 0), 1.0) is False
     assert not before._replace(received=(1 << 30) + (2 << 20)).is_next_to_nothing_since(before, 10.0)
+    assert not before._replace(queued=5.0).is_next_to_nothing_since(before, 10.0)  # it would work, and has no core
 
 
 def test_a_setup_that_does_not_last_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,6 @@ def test_a_run_with_a_mock_clock_has_the_depths_of_its_simulation() -> None:
         session.finish()
         executor.stop()
         timeline = Timeline(made.plan.devices)
-        for batch in executor.drain():
+        for batch in executor.news.drain():
             timeline.extend(batch)
         assert told(timeline) == told(simulated(made)) == counted(timeline) and len(timeline.depths()) > 20

@@ -152,6 +152,12 @@ def test_what_is_sound_passes(cls) -> None:
     check_env(cls)
 
 
+@pytest.mark.parametrize("id", ["CliffWalking-v1", "FrozenLake-v1"])
+def test_chance_and_one_beginning_are_no_fault(id: str) -> None:
+    """Ends where episodes begin; on ice two actions come to the same, sometimes."""
+    check_env(lambda: make_vec(id, 2, 6))
+
+
 @pytest.mark.parametrize(
     ("cls", "said"),
     [

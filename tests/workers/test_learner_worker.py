@@ -12,7 +12,7 @@ from line_env import MAKE, LineEnv
 
 from rlinf_lab.algorithms import ppo_loss
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.policies import Weights
+from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.records import TrainBatch
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
 from rlinf_lab.workers.learner import episode_metrics, number_of_minibatches
@@ -56,7 +56,7 @@ def trajectories(seed=None):
     return list(out)
 
 
-def same(a: Weights, b: Weights) -> bool:
+def same(a: PolicyWeights, b: PolicyWeights) -> bool:
     return all(np.array_equal(a.arrays[k], b.arrays[k]) for k in a.arrays)
 
 
@@ -164,7 +164,7 @@ def test_close_saves_the_weights(tmp_path):
     worker = learner(save_to=str(tmp_path / "w.safetensors"))
     weights = worker.train(Scripted(trajectories())).weights
     worker.close()
-    assert same(Weights.load(tmp_path / "w.safetensors"), weights)
+    assert same(PolicyWeights.load(tmp_path / "w.safetensors"), weights)
 
 
 def test_wrong_use_is_refused():

@@ -12,7 +12,7 @@ from rlinf_lab.algorithms import aggregate, grpo, policy_loss
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.generation import Completion, small_model, token_batch, token_log_probs
 from rlinf_lab.tasks import Problem, RewardResult
-from rlinf_lab.workers.reasoning import Asked, Gatherer, GradientAccumulator, Response, UpdateSettings
+from rlinf_lab.workers.reasoning import Asked, GradientAccumulator, Group, InTurn, Response, UpdateSettings
 
 VERSION = 7
 
@@ -124,19 +124,19 @@ def test_nothing_to_learn_is_no_step():
     assert all(torch.equal(v, before[k]) for k, v in accumulator.model.module.state_dict().items())
 
 
-@given(st.permutations([(p, g) for p in range(4) for g in range(3)]), st.booleans())
-def test_groups_are_whole_whoever_comes_when(order, in_order):
-    gatherer, came = Gatherer(3, in_order=in_order), []
-    for i, (prompt, sample) in enumerate(order):
-        for group in gatherer.add(response(prompt, sample, 1)):
-            came.append(group.prompt)
-            assert [r.asked.sample for r in group.responses] == [0, 1, 2]
-            assert {(group.prompt, g) for g in range(3)} <= set(order[: i + 1])
-    assert sorted(came) == [0, 1, 2, 3] and gatherer.incomplete == 0 and (not in_order or came == [0, 1, 2, 3])
+@given(st.permutations(range(5)), st.permutations(range(3)))
+def test_groups_are_learnt_from_in_turn_whoever_comes_when(order, samples):
+    in_turn, came = InTurn(), []
+    for i, prompt in enumerate(order):
+        group = Group.of([response(prompt, sample, 1) for sample in samples])
+        assert [r.asked.sample for r in group.responses] == [0, 1, 2]
+        came += [ready.number for ready in in_turn.add(group)]
+        assert set(came) <= set(order[: i + 1]) and len(in_turn.left()) == 3 * (i + 1 - len(came))
+    assert came == [0, 1, 2, 3, 4]
     with pytest.raises(WorkflowError, match=r"response 0\.1/2 came twice"):
-        again = Gatherer(3, in_order=in_order)
-        for _ in range(2):
-            list(again.add(response(1, 2, 1)))
+        Group.of([response(1, 2, 1), response(1, 2, 1)])
+    with pytest.raises(WorkflowError, match=r"the group of 0\.1/0 came twice"):
+        list(in_turn.add(Group.of([response(1, 0, 1)])))
 
 
 def test_policy_loss_is_what_is_used_by_default():

@@ -3,13 +3,14 @@
     temporal ──(enough seen, and a change could pay)──▶ temporal in parts ──▶ (networks on the GPU) ──choose──▶ the chosen plan ──(slower?)──▶ back
 
 `AutoPlan` decides only; whoever runs the phases asks it after each iteration whether the phase ends, and then for the next one. A run too short for a
-change stays in its first phase, and its workers are not set up a second time.
+change stays in its first phase, and its workers are not set up a second time. A GPU that fails while it is tried is left out: the run goes on on cores.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import html
+import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rlinf_lab.planning.fit.samples import Observed
 
 CHANGE_S = 6.0  # until processes with torch in them are there and warm, beside what the workers' own setup takes
+GPU_FAULT = re.compile(r"\b(CUDA|cuda|cuDNN|CUDNN|cuBLAS|CUBLAS|NVIDIA|NVML)")
 WORSE = 1.05  # times slower than the old plan: then back
 
 
@@ -108,6 +110,28 @@ class AutoPlan:
             self._probes.append(gpu_probe(flow, self.devices, self.networks))
         if self._number < len(self._probes):
             return self._probe(self._number)
+        return self._choose(flow, remaining, setup_s)
+
+    def survives(self, error: BaseException) -> bool:
+        """Whether a run goes on (`after_failure`) whose phase ended with ``error``: a GPU failed that was being tried."""
+        return bool(self._tried_gpus()) and of_a_gpu(error)
+
+    def after_failure(self, flow: Workflow, error: BaseException, remaining: int, setup_s: float) -> Phase:
+        """The phase in which it goes on: on cores."""
+        self.notes.append(f"{', '.join(self._tried_gpus())} failed, the run goes on without: {_reason(error)}")
+        self.devices = by_kind(self.devices)[0]
+        if self.choice is None:
+            return self._choose(flow, remaining, setup_s)
+        self._is_over = True
+        return Phase(self.choice.old, "local")
+
+    def _tried_gpus(self) -> list[str]:
+        """Of this phase, as long as it could turn out to be a mistake."""
+        if self._is_over:
+            return []
+        return by_kind((self._probes[self._number].plan if self.choice is None else self.choice.new).devices)[1]
+
+    def _choose(self, flow: Workflow, remaining: int, setup_s: float) -> Phase:
         change_s = CHANGE_S + setup_s
         self.choice = choose(flow, self._seen, self.shares, self.devices, self._measured_s, remaining, change_s, self.executor, self.staleness)
         self._is_over = not self.choice.changes
@@ -161,3 +185,13 @@ class AutoPlan:
 def _typical(seconds: Sequence[float]) -> float:
     """The first iteration of a phase warms up."""
     return statistics.median(seconds[1:] or seconds)
+
+
+def of_a_gpu(error: BaseException | None) -> bool:
+    """Whether torch, or a library below it, says that a GPU failed: no memory left, a driver that is too old, a kernel that cannot run there."""
+    return error is not None and bool(GPU_FAULT.search(str(error)) or of_a_gpu(error.__cause__))
+
+
+def _reason(error: BaseException) -> str:
+    """The line that names the fault, without the traceback."""
+    return next((line for line in str(error).splitlines() if GPU_FAULT.search(line)), str(error).splitlines()[0])[:200]

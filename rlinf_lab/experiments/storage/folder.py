@@ -4,6 +4,7 @@
     config.json          every setting
     plan.json            the plan
     metrics.parquet      a row for each iteration
+    samples.parquet      the latest ten thousand completions, if it is about any (`TrainingRun.samples`)
     timeline.parquet     every span
     policy.safetensors   the newest weights, normalisation inside
     best.safetensors     those of the best evaluation
@@ -35,7 +36,7 @@ from rlinf_lab.experiments.storage import segments
 from rlinf_lab.experiments.storage.snapshot import Snapshot, segments_of
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Flow
-from rlinf_lab.policies.weights import Weights
+from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.recipes.schedules import Schedule, linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.timeline.record.files import whole
@@ -97,9 +98,12 @@ class RunFolder:
         """States of the learner that were kept, oldest first."""
         return sorted((self.path / "checkpoints").glob("learner-*.safetensors"))
 
-    def write_tables(self, metrics: pd.DataFrame, timeline: Timeline | None) -> None:
+    def write_tables(self, metrics: pd.DataFrame, samples: pd.DataFrame | None = None, timeline: Timeline | None = None) -> None:
         with whole(self.path / "metrics.parquet") as part:
             metrics.to_parquet(part)
+        if samples is not None and len(samples):
+            with whole(self.path / "samples.parquet") as part:
+                samples.to_parquet(part)
         if timeline is not None:
             timeline.to_parquet(self.path / "timeline.parquet")
 
@@ -135,14 +139,14 @@ class RunFolder:
                     tried = tried or error
         raise tried or ConfigError(f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint. Next: lab.train(...) anew.")
 
-    def weights(self, best: bool = False) -> Weights:
+    def weights(self, best: bool = False) -> PolicyWeights:
         """Of the policy."""
         path = self.path / ("best.safetensors" if best else "policy.safetensors")
         if not path.exists():
             why = "no evaluation was asked for (eval_every=)" if best else "the run ended before its first checkpoint"
             raise ConfigError(f"{str(self.path)!r} has no {path.name}: {why}. Next: lab.runs() says what there is.")
         try:
-            return Weights.load(path)
+            return PolicyWeights.load(path)
         except Exception as error:  # safetensors' own are of several kinds
             raise ConfigError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}. Next: lab.resume(folder) and save it anew.") from error
 
@@ -155,9 +159,23 @@ class RunFolder:
         """A row for each iteration; empty where none was written."""
         import pandas as pd
 
-        path = self.path / "metrics.parquet"
+        found = self._table("metrics.parquet")
+        return pd.DataFrame({"iteration": []}) if found is None else found
+
+    def samples(self) -> pd.DataFrame:
+        """A row for each of the latest completions; empty where none was written."""
+        import pandas as pd
+
+        found = self._table("samples.parquet")
+        return pd.DataFrame({"id": []}) if found is None else found
+
+    def _table(self, name: str) -> pd.DataFrame | None:
+        """`ConfigError` where it is damaged; None where it is not there."""
+        import pandas as pd
+
+        path = self.path / name
         if not path.exists():
-            return pd.DataFrame({"iteration": []})
+            return None
         try:
             return pd.read_parquet(path)
         except (OSError, ValueError) as error:

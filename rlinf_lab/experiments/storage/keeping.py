@@ -38,11 +38,11 @@ class Keeper:
         """Whether a checkpoint is due."""
         return self.folder is not None and (self.asked or (self.seconds is not None and time.monotonic() >= self._due))
 
-    def checkpoint(self, snapshot: Snapshot, metrics: Callable[[], pd.DataFrame]) -> None:
-        """If one is due."""
+    def checkpoint(self, snapshot: Snapshot, tables: Callable[[], tuple[pd.DataFrame, pd.DataFrame]]) -> None:
+        """If one is due. ``tables``: metrics and samples."""
         if self.wants_state():
             self._due, self.asked = time.monotonic() + (self.seconds or 0), False
-            self.attempt(lambda folder: self._write(folder, snapshot, metrics()))
+            self.attempt(lambda folder: self._write(folder, snapshot, *tables()))
 
     def evaluated(self, found: Evaluation, snapshot: Snapshot) -> None:
         """Keep the weights if they are the best so far."""
@@ -52,16 +52,18 @@ class Keeper:
             self.attempt(lambda folder: snapshot.weights.save(folder.path / "best.safetensors"))
             self.attempt(lambda folder: folder.about(best=as_plain(found)))
 
-    def _write(self, folder: RunFolder, snapshot: Snapshot, metrics: pd.DataFrame) -> None:
+    def _write(self, folder: RunFolder, snapshot: Snapshot, metrics: pd.DataFrame, samples: pd.DataFrame) -> None:
         folder.write_state(snapshot, self.keep)
-        folder.write_tables(metrics, None)
+        folder.write_tables(metrics, samples)
         folder.about(iteration=snapshot.iteration)
 
-    def end(self, snapshot: Snapshot | None, metrics: Callable[[], pd.DataFrame], timeline: Timeline, **about: Any) -> None:
+    def end(
+        self, snapshot: Snapshot | None, tables: Callable[[], tuple[pd.DataFrame, pd.DataFrame]], timeline: Timeline, **about: Any
+    ) -> None:  # fmt: skip
         """The run has ended."""
         if snapshot is not None:
             self.attempt(lambda folder: folder.write_state(snapshot))
-        self.attempt(lambda folder: folder.write_tables(metrics(), timeline))
+        self.attempt(lambda folder: folder.write_tables(*tables(), timeline))
         self.attempt(lambda folder: folder.about(ended=time.time(), **about))
 
     def attempt(self, write: Callable[[RunFolder], object]) -> None:

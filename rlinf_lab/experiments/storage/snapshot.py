@@ -1,6 +1,6 @@
 """What a learner knew after an iteration, and how it becomes one file: safetensors, the tree around the arrays as JSON in its header. No pickle.
 
-    {"weights": Weights, "rng": {...}, "optimizer": {0: {"exp_avg": Tensor}}}  ⇄  arrays "0", "1", … + '{"weights": {"~": "Weights", …}}'
+    {"weights": PolicyWeights, "rng": {...}, "optimizer": {0: {"exp_avg": Tensor}}}  ⇄  arrays "0", "1", … + '{"weights": {"~": "Weights", …}}'
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import numpy as np
 from rlinf_lab.algorithms.moments import Moments
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.experiments.storage import segments
-from rlinf_lab.policies.weights import Weights
+from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.replay.history import History
 from rlinf_lab.timeline.record.files import whole
 from rlinf_lab.workers.returns import DiscountedReturns
 
 #: Dataclasses that a state may hold, by name: a file cannot name any other.
-RECORDS: dict[str, Any] = {record.__name__: record for record in (Weights, Moments, DiscountedReturns)}
+RECORDS: dict[str, Any] = {"Weights": PolicyWeights, "Moments": Moments, "DiscountedReturns": DiscountedReturns}
+_NAMES = {record: name for name, record in RECORDS.items()}
 _MARK = "~"  # a dict with this key stands for something that JSON has no word for
 FORMAT = "rlinf_lab state 1"
 
@@ -37,9 +38,9 @@ class Snapshot:
     """as the recipe's "state" request gives it"""
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> PolicyWeights:
         """The policy's."""
-        found: Weights = self.state["weights"]
+        found: PolicyWeights = self.state["weights"]
         return found
 
     def save(self, path: Path, rows: Path | None = None) -> None:
@@ -70,7 +71,7 @@ class Snapshot:
                     raise ConfigError(f"{str(path)!r} is no learner's state. Next: lab.resume() takes the folder of a run.")
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
             state = _unpacked(json.loads(about["tree"]), arrays, rows)
-            if not isinstance(state, dict) or not isinstance(state.get("weights"), Weights):
+            if not isinstance(state, dict) or not isinstance(state.get("weights"), PolicyWeights):
                 raise ValueError("it has no weights")
             return cls(int(about["iteration"]), state)
         except ConfigError:
@@ -127,9 +128,9 @@ def _packed(value: Any, arrays: dict[str, np.ndarray], where: str, rows: Path | 
             return dict(items)
         if all(isinstance(key, (str, int)) for key in value):
             return {_MARK: "dict", "items": [[key, part] for key, part in items]}
-    if type(value) in RECORDS.values():
+    if type(value) in _NAMES:
         fields = {f.name: _packed(getattr(value, f.name), arrays, f"{where}.{f.name}", rows) for f in dataclasses.fields(value)}
-        return {_MARK: "record", "type": type(value).__name__, "fields": fields}
+        return {_MARK: "record", "type": _NAMES[type(value)], "fields": fields}
     raise ConfigError(f"{where} is {shown(value)}: a state holds numbers, texts, arrays, tensors, {', '.join(RECORDS)}, and lists and dicts of them.")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.fit.own_batches import are_groups, asked_for, held_back
 from rlinf_lab.planning.fit.run_record import switch_ns
-from rlinf_lab.planning.fit.samples import Observed, giving_at_end, inputs, taking_all, together, within
+from rlinf_lab.planning.fit.samples import Observed, giving_at_end, inputs, refilling, taking_all, together, within
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan, execution_in
 from rlinf_lab.planning.profile.checks import MAX_SUB_BATCHES
 from rlinf_lab.planning.profile.fingerprint import Fingerprint
@@ -185,7 +185,14 @@ def fitted(
         ),
     ]
     notes = [*notes, *_shared_channels(runs)]
-    workers, taking, giving = {}, taking_all(runs), giving_at_end(runs)
+    workers, taking, giving, refill = {}, taking_all(runs), giving_at_end(runs), refilling(runs)
+    notes = [
+        *notes,
+        *(
+            f"{worker!r} takes more while what it took before is in the making: all that it takes counts as one batch."
+            for worker in sorted(refill)
+        ),
+    ]
     every = sum(run.iterations() for run in runs)
     for worker in graph.workers:
         seen = sum(run.iterations(worker) for run in runs)
@@ -199,7 +206,7 @@ def fitted(
         tokens = together(runs, cell) if cell else 1
         fed = [run for run in runs if run.was_fed(worker)] or runs  # whoever else reads the channel may have taken all
         each = [
-            (run.samples(worker, items, takes_all=worker in taking, tokens=tokens), run.peaks.get(worker))
+            (run.samples(worker, items, takes_all=worker in taking | refill, tokens=tokens), run.peaks.get(worker))
             for run in fed
         ]
         # where a rank of the head takes its items one after another, several make fewer steps, and the profile has one
@@ -232,7 +239,7 @@ def fitted(
     values = Values.of(graph)
     notes = [*notes, *(f"Not counted in plans: {what}." for what in values.left_out)]
     cells, doubts = _cells(runs, items)
-    asked, own = _own_batches(runs, items, workers, [w for w in graph.workers if w not in taking])
+    asked, own = _own_batches(runs, items, workers, [w for w in graph.workers if w not in taking | refill])
     return Profile(
         items, workers, runs[0].edges(items, taking, giving, asked), name, handovers=_handovers(runs, values),
         device_memory_gib=device_memory_gib,

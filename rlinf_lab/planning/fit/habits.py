@@ -6,6 +6,9 @@ gives everything at its end. Read off the order of gets, puts and computing of o
 batch held everything, it cannot be told whether the worker would have begun with a part, unless it saw the end of the
 stream before it worked: several runs are asked, and one that tells is enough (`agreed`).
 
+Whether a worker refills: it takes more while what it took before is in the making (`Inbox.get_nowait`). Then the time
+between two gets is no cost of the batch that it has just taken.
+
 How often the tokens of a cell go round in an iteration, where no keyed channel says so: read off the puts and gets of
 its head. The head begins the round: it puts before anything of the cell has come to it. What it has put and not yet got
 back is in flight; the most of that at a time are its tokens, and each goes round as often as items come back for one of
@@ -35,6 +38,9 @@ class Moments:
     put: dict[str, tuple[int, float]] = field(default_factory=dict)  # channel: of the first put
     # channel: (items, busy) of each get that brought items
     taken: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    given: dict[str, int] = field(default_factory=dict)  # channel: items put so far
+    # channel: (items taken, items put by channel) before each get that brought items after some work
+    hands: dict[str, list[tuple[int, dict[str, int]]]] = field(default_factory=dict)
 
     def computed(self, seconds: float) -> None:
         self.busy += seconds
@@ -42,14 +48,18 @@ class Moments:
     def got(self, channel: str, items: int) -> None:
         self.at += 1
         if items:
+            before = self.taken.setdefault(channel, [])
+            if before and self.busy > before[-1][1]:
+                self.hands.setdefault(channel, []).append((sum(n for n, _ in before), dict(self.given)))
             self.read[channel] = self.at, self.busy
-            self.taken.setdefault(channel, []).append((items, self.busy))
+            before.append((items, self.busy))
         else:
             self.over[channel] = self.at, self.busy
 
-    def gave(self, channel: str) -> None:
+    def gave(self, channel: str, items: int = 1) -> None:
         self.at += 1
         self.put.setdefault(channel, (self.at, self.busy))
+        self.given[channel] = self.given.get(channel, 0) + items
 
     def takes_all(self, channel: str, micro_batch: int) -> bool | None:
         """Whether all of a channel was taken before anything was done. None where nobody can tell. ``micro_batch``:
@@ -77,6 +87,17 @@ class Moments:
             return False
         several = any(len(self.taken[c]) > 1 or (c in self.over and self.over[c][0] < at) for c in fed)
         return True if several or not fed else None
+
+    def refills(self) -> bool:
+        """Whether it took more while some of what it took before was done, and some still in the making.
+
+        Told of a worker that puts as many items as it takes: what it has in hand is known then.
+        """
+        return any(
+            sum(n for n, _ in self.taken[channel]) == total and any(0 < given.get(out, 0) < had for had, given in every)
+            for channel, every in self.hands.items()
+            for out, total in self.given.items()
+        )
 
     def before_work(self, channel: str) -> list[int]:
         """How many batches were taken before each stretch of work, but the last one. Empty where there was only one

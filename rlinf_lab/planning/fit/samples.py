@@ -66,7 +66,7 @@ class Observed:
         self, worker: str, items: int, beside: tuple[str, ...] = (), takes_all: bool = False, tokens: int = 1
     ) -> list[Sample]:
         """Of one worker, in units of the profile's ``items`` of an iteration. ``takes_all``: all its batches are one,
-        for it works when it has them.
+        for it works when it has them, or takes more while it works on others.
         ``tokens``: more than one: so many circulate in its cell together when it has all items (`in_one_batch`)."""
         cell = next((c for c in self.graph.cells if worker in c), ())
         if cell:
@@ -370,6 +370,12 @@ def taking_all(runs: Sequence[Observed]) -> set[str]:
         for w, channels in fed.items()
         if all(agreed(t for run in runs for t in run.tells_taken(w, c)) for c in channels)
     }
+
+
+def refilling(runs: Sequence[Observed]) -> set[str]:
+    """Workers outside all cells that take more while what they took before is in the making."""
+    outside = [w for w in runs[0].graph.workers if not any(w in cell for cell in runs[0].graph.cells)]
+    return {w for w in outside if any(t.moments.refills() for run in runs for t in run.every_turn(w))}
 
 
 def together(runs: Sequence[Observed], cell: Sequence[str]) -> int:

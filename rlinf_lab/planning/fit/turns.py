@@ -111,7 +111,7 @@ def _see(turn: Turn, span: Span, graph: WorkflowGraph, inside: Collection[str]) 
         elif not turn.keyed:
             turn.rest += seconds
     elif span.kind == SpanKind.PUT:
-        turn.moments.gave(span.channel)
+        turn.moments.gave(span.channel, max(1, span.items))
         if span.channel in inside:
             turn.moves.append(max(1, span.items))
         since = (span.start_ns - turn.began) / 1e9 if turn.began >= 0 else 0.0

@@ -5,6 +5,9 @@ A phase is a channel read on its own (``for batch in inbox``, or one ``get_all()
 of the first one a get of each of the others (``for batch in left: right.get(len(batch))``). Gets in any other order are
 refused: what they wait for is not known.
 
+A call that takes more while what it took before is in the making (`Moments.refills`) counts as one batch of all that it
+took, which takes as long as its items do.
+
 Whether a get asked for the plan's micro-batch or for a number of its own is seen by its sizes. Where that number is the
 very micro-batch of the measured plan, it counts as the micro-batch.
 """
@@ -15,13 +18,14 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.fit.habits import Moments
 from rlinf_lab.planning.fit.run_record import Operation, Recorded, Records
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.planning.simulator.scripts import Script, Turn, get, put, run
@@ -194,6 +198,8 @@ Part = tuple[Operation, list[Operation]]
 def learn(step: Step, records: Records, recorded: Sequence[Recorded], measured: Layout) -> Consumption:
     """Raises `PlanError` naming the call where its gets follow no order that is understood."""
     name = f"{step.worker}.{step.call.method}"
+    if any(map(_refills, recorded)):
+        return _refilled(name, recorded)
     cuts = [cut(r.operations) for r in recorded]
     shapes = [tuple(tuple(channels) for channels, _ in components(parts)) for _, parts in cuts]
     # a rank that came too late says nothing
@@ -212,6 +218,35 @@ def learn(step: Step, records: Records, recorded: Sequence[Recorded], measured: 
         phases.append(_phase(name, step, channels, calls, records, measured, notes))
     lead = Work(_middle([_spent(ops) for ops, _ in cuts]), once=_counts([ops for ops, _ in cuts]))
     return Consumption(name, lead, tuple(phases), tuple(notes))
+
+
+def _refills(recorded: Recorded) -> bool:
+    """See `Moments.refills`."""
+    moments = Moments()
+    for kind, channel, items, ns in recorded.operations:
+        if kind == SpanKind.RUN:
+            moments.computed(ns / 1e9)
+        elif kind == SpanKind.GET:
+            moments.got(channel, items)
+        elif kind == SpanKind.PUT:
+            moments.gave(channel, items)
+    return moments.refills()
+
+
+def _refilled(name: str, recorded: Sequence[Recorded]) -> Consumption:
+    """Everything in one batch. How many items a rank gets depends on when it asks, so shares are not what is learnt."""
+    channels = dict.fromkeys(op[1] for r in recorded for op in r.operations if op[0] == SpanKind.GET and op[2])
+    if len(channels) > 1:
+        raise _irregular(name, f"more of {' and '.join(map(repr, channels))} while other items are in the making")
+    samples = [
+        (n, [op for op in r.operations if op[0] != SpanKind.GET])
+        for r in recorded
+        if (n := sum(op[2] for op in r.operations if op[0] == SpanKind.GET))
+    ]
+    work, total = _work(name, samples, []), sum(n for n, _ in samples)
+    work = replace(work, fixed=0.0, each=sum(_spent(ops) for _, ops in samples) / total)
+    note = f"{name}: takes more while other items are in the making; all of them count as one batch, in proportion"
+    return Consumption(name, Work(), (Phase(tuple(channels), (), (work,), False, ALL, (), (), Work()),), (note,))
 
 
 def cut(operations: Sequence[O]) -> tuple[list[O], list[tuple[O, list[O]]]]:

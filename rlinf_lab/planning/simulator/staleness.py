@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -125,6 +126,15 @@ class GroupQueue(Generic[T]):
             return [self._waiting.popleft() for _ in range(self.batch)], lost
         self._waiting = deque(w for w in self._waiting if w.number >= self.taken)
         return sorted(batch, key=lambda w: w.number), lost
+
+    @property
+    def waiting(self) -> tuple[Waiting[T], ...]:
+        """Those that wait, as they came."""
+        return tuple(self._waiting)
+
+    def put_back(self, waiting: Iterable[Waiting[T]], taken: int, dropped: int) -> None:
+        """Go on as another queue stood: who waited in it, and its counts."""
+        self._waiting, self.taken, self.dropped = deque(waiting), taken, dropped
 
     def may_begin(self, begun: int, version: int) -> bool:
         """Whether one more group may begin when ``begun`` have, and ``version`` updates are done."""

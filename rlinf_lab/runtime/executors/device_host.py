@@ -25,6 +25,7 @@ from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.unsent import LAST
 from rlinf_lab.runtime.machine.devices import cores, torch_device
 from rlinf_lab.runtime.machine.pinning import cores_of, has_own_cores
+from rlinf_lab.runtime.session.news import HostNews
 from rlinf_lab.runtime.session.session import Ended
 from rlinf_lab.runtime.transport.links import Address, Link, Ways
 from rlinf_lab.runtime.transport.listener import Listener
@@ -233,23 +234,14 @@ class DeviceHost:
 
     def push(self) -> None:
         self.host.write_down()
-        batch = self.recorder.drain()
         host, told = self.host, self.host.told
-        metrics = [told.metrics.popleft() for _ in range(len(told.metrics))]
+        spans, metrics = self.recorder.drain().to_bytes(), told.take_metrics()
         # one by one: workers go on writing
         frames = {source: told.frames.pop(source) for source in list(told.frames)}
-        news = (
-            self.name,
-            batch.to_bytes(),
-            metrics,
-            frames,
-            host.waits(),
-            host.statistics(),
-            host.is_quiet(),
-            host.transports(),
-            host.news_of_fillers(self._told),
-        )
-        self.links["driver"].send(("news", *news))
+        filled = host.news_of_fillers(self._told)
+        waits, queues, ways = host.waits(), host.statistics(), host.transports()
+        news = HostNews(self.name, spans, metrics, frames, waits, queues, host.is_quiet(), ways, filled)
+        self.links["driver"].send(("news", news))
 
     def _receive(self, message: tuple) -> None:
         if message[0] == "clock?":

@@ -183,7 +183,7 @@ class RayExecutor(HostsExecutor):
                     ray.kill(actor, no_restart=True)
             if self._reservation is not None:
                 self._reservation.remove()
-            self._wait_for_death()
+            self.driver.wait_for_deaths()
 
 
 def check_between_nodes(way: object) -> None:

@@ -29,6 +29,10 @@ class Told:
         self.metrics: deque[Logged] = deque()
         self.frames: dict[str, Any] = {}  # the latest picture of each source
 
+    def take_metrics(self) -> list[Logged]:
+        """What was logged since the last time."""
+        return [self.metrics.popleft() for _ in range(len(self.metrics))]
+
 
 class HostContext(Context):
     """See the module's docstring; `Worker` forwards to it."""
@@ -86,15 +90,22 @@ class HostContext(Context):
 
     def end_sample(self, sample: SampleFields, label: str) -> None:
         recorder, end = self._state.recorder, self._state.clock.now_ns()
-        (id,) = sample.ids
-        made = self._making.end(id, end)
-        if made is None:  # it never began: refused, or given up before
+        made = [self._making.end(id, end) for id in sample.ids]
+        begun = [i for i, one in enumerate(made) if one is not None]
+        if len(begun) < len(made):  # some never began: refused, or given up before
+            self.log_sample(sample.part([i for i, one in enumerate(made) if one is None]))
+            sample = sample.part(begun)
+        starts: list[float | bool | str] = []
+        for one in made:
+            if one is not None:
+                starts.append(one.start)
+                if one.has_bar:
+                    name = recorder.name(label)
+                    recorder.add(self._process.track, SpanKind.LABEL, name, one.start, end, self._logs_to)
+        if starts:
+            sample.columns["start_ns"] = starts
+            sample.fields.update(worker=self.name, rank=self.rank, end_ns=end)
             self.log_sample(sample)
-            return
-        if made.has_bar:
-            recorder.add(self._process.track, SpanKind.LABEL, recorder.name(label), made.start, end, self._logs_to)
-        sample.fields.update(worker=self.name, rank=self.rank, start_ns=made.start, end_ns=end)
-        self.log_sample(sample)
 
     def log_sample(self, sample: SampleFields) -> None:
         self._told.metrics.append((self.name, self.rank, self._logs_to, sample))

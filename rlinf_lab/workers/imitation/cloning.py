@@ -18,7 +18,7 @@ from torch import nn
 
 from rlinf_lab.algorithms import Moments
 from rlinf_lab.datasets import ChunkSampler, EpisodeSource
-from rlinf_lab.policies import ActorCritic, Weights
+from rlinf_lab.policies import ActorCritic, PolicyWeights
 from rlinf_lab.trees import Tree, length, map_tree, rows
 from rlinf_lab.workers.learner import LearnerWorker, Number, Update
 from rlinf_lab.workers.seeds import Purpose, stream
@@ -163,6 +163,6 @@ def _as_cloned(make: Callable[[], Any]) -> Any:
     return module
 
 
-def first_weights(state: dict[str, Any] | None) -> tuple[Weights | None, int]:
+def first_weights(state: dict[str, Any] | None) -> tuple[PolicyWeights | None, int]:
     """Of a learner's state the weights, and how many updates went into them."""
     return (None, 0) if state is None else (state["weights"], state["weights"].version)

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from rlinf_lab.algorithms import dagger_beta
 from rlinf_lab.errors import EnvError
-from rlinf_lab.policies import Actor, ActorCritic, Weights
+from rlinf_lab.policies import Actor, ActorCritic, PolicyWeights
 from rlinf_lab.records import Observation, Trajectory
 from rlinf_lab.trees import Tree, length, map_tree, rows
 from rlinf_lab.workers.imitation.cloning import CloneLearner, Demonstrated
 from rlinf_lab.workers.learner import Update, episode_metrics, flat
 from rlinf_lab.workers.policy import PolicyWorker
 from rlinf_lab.workers.seeds import Purpose, stream
-from rlinf_lab.workflow.weights import Weights as WeightStore
+from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
 
 
@@ -28,7 +28,7 @@ class DAggerPolicy(PolicyWorker):
     """Answers with the expert's action with probability ``decay ** iteration``, else with its own. Other arguments as in `PolicyWorker`."""
 
     def __init__(
-        self, policy: Callable[[], Actor], *, expert: Callable[[Tree], Tree], decay: float, seed: int = 0, weights: Weights | None = None
+        self, policy: Callable[[], Actor], *, expert: Callable[[Tree], Tree], decay: float, seed: int = 0, weights: PolicyWeights | None = None
     ) -> None:
         super().__init__(policy, seed=seed, weights=weights)
         self.expert, self.decay = expert, decay
@@ -64,7 +64,7 @@ class DAggerLearner(CloneLearner):
         super().__init__(policy, **settings)
         self.expert, self.steps = expert, steps
 
-    def imitate(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
+    def imitate(self, trajectories: Inbox[Trajectory], weights: Weights | None = None) -> Update:
         """One update from everything so far, published to ``weights``."""
         received = sorted((t for part in self.exchange(trajectories.get_all()) for t in part), key=lambda t: t.first_env)
         if not received:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlinf_lab.policies import Actor, Weights
+from rlinf_lab.policies import Actor, PolicyWeights
 from rlinf_lab.records import Observation
 from rlinf_lab.trees import length
 from rlinf_lab.workers.policy import PolicyWorker
@@ -22,7 +22,7 @@ class ExploringPolicyWorker(PolicyWorker):
     """
 
     def __init__(
-        self, policy: Callable[[], Actor], *, random_steps: int, seed: int = 0, weights: Weights | None = None
+        self, policy: Callable[[], Actor], *, random_steps: int, seed: int = 0, weights: PolicyWeights | None = None
     ) -> None:
         super().__init__(policy, seed=seed, weights=weights)
         self.random_steps = random_steps

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlinf_lab.algorithms import Moments
-from rlinf_lab.policies import Weights
+from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.records import Trajectory
 from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer
 from rlinf_lab.trees import rows
@@ -30,7 +30,7 @@ from rlinf_lab.workers.off_policy.stepping import GradientStep, Shared
 from rlinf_lab.workers.off_policy.transitions import transitions
 from rlinf_lab.workers.residence import Owner, TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
-from rlinf_lab.workflow.weights import Weights as WeightStore
+from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
 
 ALPHA, BETA = 0.6, 0.4  # of prioritised replay, as its paper has them for proportional priorities
@@ -42,8 +42,9 @@ class OffPolicyLearner(TorchWorker):
     ``step``: makes the `GradientStep`, ``step(learning_rate=..., device=...)``. ``settings``: numbers or schedules over
     the ``updates`` (`Number`): "learning_rate", "gamma", and what the step asks for. ``gradient_steps``: of an
     update; -1: as many as environment steps came, -20: twenty for each. Before ``learning_starts`` environment steps there are none.
-    ``prioritised``: transitions are drawn by their temporal difference. ``offline``: a buffer of demonstrations, of
-    which an ``offline_share`` of each minibatch is. ``state``: of another learner (`state_dict`), to go on from.
+    ``std_floor``: added to the deviations by which observations are divided. ``prioritised``: transitions are drawn by their
+    temporal difference. ``offline``: a buffer of demonstrations, of which an ``offline_share`` of each minibatch is.
+    ``state``: of another learner (`state_dict`), to go on from.
     ``save_to``: safetensors file of the actor, written when the run ends.
     """
 
@@ -57,6 +58,7 @@ class OffPolicyLearner(TorchWorker):
         gradient_steps: int = -1,
         learning_starts: int = 0,
         reward_scale: float = 1.0,
+        std_floor: float = 0.0,
         prioritised: bool = False,
         offline: ReplayBuffer | None = None,
         offline_share: float = 0.5,
@@ -68,10 +70,10 @@ class OffPolicyLearner(TorchWorker):
         self._make, self._state, self._save_to = step, state, save_to
         self.settings, self.updates, self.seed = dict(settings), updates, seed
         self.batch_size, self.gradient_steps, self.learning_starts = batch_size, gradient_steps, learning_starts
-        self.reward_scale, self.prioritised = reward_scale, prioritised
+        self.reward_scale, self.std_floor, self.prioritised = reward_scale, std_floor, prioritised
         self.buffer_size, self.offline, self.offline_share = buffer_size, offline, offline_share
         self.env_steps = 0
-        self._made: Weights | None = None
+        self._made: PolicyWeights | None = None
 
     def now(self) -> dict[str, float]:
         """The settings as they are in the next update."""
@@ -83,7 +85,7 @@ class OffPolicyLearner(TorchWorker):
             torch.set_num_threads(1)  # a CPU device of a plan is one core
         self.group = RankGroup(self)
         self.learnt = self._make(learning_rate=self.now()["learning_rate"], device=self.device)
-        self.moments = Moments.empty(self.learnt.actor.normalised_size)
+        self.moments = self._first_moments()
         draws, noise = (int(n) for n in stream(self.seed, Purpose.MINIBATCHES).generate_state(2))
         if self.prioritised:
             self.replay: ReplayBuffer = PrioritisedReplayBuffer(self.buffer_size, alpha=ALPHA, seed=draws)
@@ -95,11 +97,19 @@ class OffPolicyLearner(TorchWorker):
             self.load_state_dict(self._state)
             self._state = None  # it holds a whole buffer
 
+    def _first_moments(self) -> Moments:
+        """Of the demonstrations' observations: what is learnt from them is normalised as they are spread."""
+        actor = self.learnt.actor
+        moments = Moments.empty(actor.normalised_size)
+        if self.offline is None or not self.offline_share or not actor.normalised_size:
+            return moments
+        return moments.update(actor.numbers(self.offline.rows(self.offline.order)["obs"]))
+
     def residents(self) -> list[Owner]:
         return [self.learnt, *self.learnt.optimizers] if hasattr(self, "learnt") else []
 
     # --- an update --------------------------------------------------------------------------------------
-    def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
+    def train(self, trajectories: Inbox[Trajectory], weights: Weights | None = None) -> Update:
         """Keep everything of this iteration, take the gradient steps, publish the actor to ``weights``.
 
         Raises `ValueError` if nothing came, `FloatingPointError` where weights are not finite any more.
@@ -130,7 +140,7 @@ class OffPolicyLearner(TorchWorker):
             self.replay.add(found)
         if self.learnt.actor.normalised_size:
             self.moments = self.moments.update(self.learnt.actor.numbers(found["obs"]))
-            self.learnt.normalise(self.moments.mean, self.moments.std)
+            self.learnt.normalise(self.moments.mean, self.moments.std + self.std_floor)
         return count
 
     def _learn(self, steps: int) -> dict[str, float]:
@@ -171,7 +181,7 @@ class OffPolicyLearner(TorchWorker):
         mine = error_B.float().cpu().numpy()
         return mine if self.ranks == 1 else np.concatenate(self.exchange(mine))
 
-    def _finite(self, weights: Weights, losses: dict[str, float]) -> Weights:
+    def _finite(self, weights: PolicyWeights, losses: dict[str, float]) -> PolicyWeights:
         bad = next((name for name, array in weights.arrays.items() if not np.isfinite(array).all()), None)
         if bad is None and all(math.isfinite(value) for value in losses.values()):
             return weights

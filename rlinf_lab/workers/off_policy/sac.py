@@ -29,7 +29,8 @@ class SACStep(GradientStep):
 
     ``ent_coef``: where to begin the temperature; whether it is learnt says ``learns_temperature``, else it is the
     setting ``ent_coef`` of each update. ``target_critics``: over how many critics, drawn anew each step, a target's
-    minimum goes (REDQ); None: all. ``policy_delay``: critic steps for one of actor and temperature.
+    minimum goes, while the actor climbs the mean of all of them (REDQ); None: all, and the actor climbs their minimum.
+    ``policy_delay``: critic steps for one of actor and temperature.
     Sources: Haarnoja et al. (arXiv 1812.05905); for more than two critics Ball et al., RLPD (arXiv 2302.02948).
     """
 
@@ -99,7 +100,7 @@ class SACStep(GradientStep):
             self.descend(self.actors, self.actor_optimizer, found[0], shared)
             return found
         with torch.no_grad():
-            loss, log_prob_B = self.by_hand.actor_gradients(batch, noise_BK, alpha, shared.share)
+            loss, log_prob_B = self.by_hand.actor_gradients(batch, noise_BK, alpha, shared.share, self._climbs_mean)
             slope = -(log_prob_B.mean() + self.target_entropy) if self.learns_temperature else torch.zeros(())
             assert self.temperature.log_alpha.grad is not None
             self.temperature.log_alpha.grad.fill_(shared.share * slope)
@@ -118,8 +119,12 @@ class SACStep(GradientStep):
 
     def actor_loss(self, batch: Minibatch, noise_BK: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         action, log_prob_B = self.actor(batch.obs, noise_BK)
-        loss = sac_actor_loss(self.critic(batch.obs, action), log_prob_B, alpha)
+        loss = sac_actor_loss(self.critic(batch.obs, action), log_prob_B, alpha, average=self._climbs_mean)
         return loss + self._temperature_loss(log_prob_B), log_prob_B
+
+    @property
+    def _climbs_mean(self) -> bool:
+        return self.target_critics is not None
 
     def _temperature_loss(self, log_prob_B: Tensor) -> Tensor:
         if not self.learns_temperature:

@@ -1,12 +1,11 @@
 """The gradients of soft actor-critic written out, for perceptrons with relu: a third of the time of autograd at their usual sizes.
 
-They are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into the same memory; a test holds both against plain torch.
+Critics may normalise their layers, as RLPD's do. They are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into the
+same memory; a test holds both against plain torch.
 Legend: K critics, B batch, I inputs of the critics, A components of an action, X features, P parameters of the distribution.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +15,17 @@ from rlinf_lab.policies import Actor, QEnsemble
 from rlinf_lab.policies.encoders import CombinedEncoder
 from rlinf_lab.policies.fused import Layer, Perceptron, Squashed
 from rlinf_lab.policies.heads import STATE_LOG_STD, SquashedGaussianHead
-from rlinf_lab.policies.off_policy import LinearEnsemble
+from rlinf_lab.policies.off_policy import LinearEnsemble, NormEnsemble
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
 
 
 def works_for(actor: Actor, critic: QEnsemble) -> bool:
-    """Whether all that is learnt are affine layers with relu between them, and the actor is a squashed Gaussian."""
-    nets = (*actor.policy, *critic.net) if isinstance(actor.policy, nn.Sequential) else ()
-    plain = bool(nets) and {type(net) for net in nets} <= {nn.Linear, LinearEnsemble, nn.ReLU}
+    """Whether all that is learnt are affine layers with relu between them, the critics' perhaps normalised, and the actor is a squashed Gaussian."""
+    plain = isinstance(actor.policy, nn.Sequential) and {type(net) for net in actor.policy} <= {nn.Linear, nn.ReLU}
+    kinds = [type(net) for net in critic.net]
+    hidden = [LinearEnsemble, NormEnsemble, nn.ReLU] if NormEnsemble in kinds else [LinearEnsemble, nn.ReLU]
+    plain = plain and kinds == hidden * (len(kinds) // len(hidden)) + [LinearEnsemble]
+    plain = plain and all(net.kind == "layer" for net in critic.net if isinstance(net, NormEnsemble))
     fixed = all(isinstance(net.encoder, CombinedEncoder) and not len(net.encoder.images) for net in (actor, critic))
     head = actor.head
     return plain and fixed and isinstance(head, SquashedGaussianHead) and head.state_std and head.reach.is_cpu
@@ -36,7 +38,8 @@ class ByHand:
         self.actor, self.critic, self.head = actor, critic, actor.head
         self.policy = Perceptron(*_layers(actor.policy))
         self.values = Perceptron(*_layers(critic.net))
-        self.target_values = Perceptron(_layers(target.net)[0])
+        layers, _, norms, _ = _layers(target.net)
+        self.target_values = Perceptron(layers, norms=norms)
         self.log_reach = float(torch.as_tensor(self.head.reach).log().sum())
 
     def critic_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, subset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,19 +58,23 @@ class ByHand:
         self.values.backward((weighted_KB * (share / rows)).unsqueeze(-1), inputs)
         return (0.5 / rows) * torch.dot(error_KB.flatten(), weighted_KB.flatten()), q_KB, target_B
 
-    def actor_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """Write the actor's gradients, of ``share`` times the loss. Returns the loss and the log-probabilities (B)."""
+    def actor_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, average: bool) -> tuple[Tensor, Tensor]:
+        """Write the actor's gradients, of ``share`` times the loss (`sac_actor_loss`). Returns the loss and the log-probabilities (B)."""
         params_BP, hidden = self.policy.forward(self._features(self.actor, batch.obs))
         drawn = self._drawn(params_BP, noise_BA)
         q_KB1, inputs = self.values.forward(torch.cat([self._features(self.critic, batch.obs), drawn.action_BA], 1))
-        least, rows = q_KB1.min(0, keepdim=True), len(params_BP)
+        rows = len(params_BP)
+        if average:
+            value, pull_KB1 = q_KB1.mean(), torch.full_like(q_KB1, -share / (rows * len(q_KB1)))
+        else:
+            least = q_KB1.min(0, keepdim=True)
+            value, pull_KB1 = least.values.mean(), torch.zeros_like(q_KB1).scatter_(0, least.indices, -share / rows)
         log_prob_B = drawn.log_prob_BA.sum(1) - self.log_reach
-        pull_KB1 = torch.zeros_like(q_KB1).scatter_(0, least.indices, -share / rows)
         of_input_KBI = self.values.backward(pull_KB1, inputs, of_weights=False, of_input=True)
         assert of_input_KBI is not None
         of_action_BA = of_input_KBI[:, :, -drawn.action_BA.shape[1] :].sum(0)
         self.policy.backward(torch.cat(drawn.backward(of_action_BA, float(alpha) * share / rows), 1), hidden)
-        return (alpha * log_prob_B).mean() - least.values.mean(), log_prob_B
+        return (alpha * log_prob_B).mean() - value, log_prob_B
 
     def _drawn(self, params_BP: Tensor, noise_BA: Tensor) -> Squashed:
         mean_BA, log_std_BA = params_BP.chunk(2, dim=1)
@@ -79,12 +86,13 @@ class ByHand:
         return features_BX
 
 
-def _layers(nets: nn.Module) -> tuple[Sequence[Layer], Sequence[Layer]]:
-    """Weights and biases, and where their gradients are, if they have some: the very tensors, which a switch moves in place."""
-    layers, gradients = list[Layer](), list[Layer]()
+def _layers(nets: nn.Module) -> tuple[list[Layer], list[Layer], list[Layer], list[Layer]]:
+    """Weights and biases and where their gradients are, if they have some, of affine layers and of norms: the very tensors, which a switch moves in place."""
+    layers, of_layers, norms, of_norms = list[Layer](), list[Layer](), list[Layer](), list[Layer]()
     for net in nets.children():
-        if isinstance(net, (nn.Linear, LinearEnsemble)):
-            layers.append((net.weight, net.bias))
+        if isinstance(net, (nn.Linear, LinearEnsemble, NormEnsemble)):
+            values, gradients = (norms, of_norms) if isinstance(net, NormEnsemble) else (layers, of_layers)
+            values.append((net.weight, net.bias))
             if net.weight.grad is not None and net.bias.grad is not None:
                 gradients.append((net.weight.grad, net.bias.grad))
-    return layers, gradients
+    return layers, of_layers, norms, of_norms

@@ -2,7 +2,7 @@
 
 from rlinf_lab.workers.reasoning.agent import AgentGenerator
 from rlinf_lab.workers.reasoning.generator import ContinuingGenerator, GeneratorWorker
-from rlinf_lab.workers.reasoning.groups import Gatherer, Group
+from rlinf_lab.workers.reasoning.groups import Group, InTurn
 from rlinf_lab.workers.reasoning.learner import GroupLearner
 from rlinf_lab.workers.reasoning.lengths import LengthPredictor
 from rlinf_lab.workers.reasoning.making import GroupsInTheMaking
@@ -18,12 +18,12 @@ __all__ = [
     "AgentGenerator",
     "Asked",
     "ContinuingGenerator",
-    "Gatherer",
     "GeneratorWorker",
     "GradientAccumulator",
     "Group",
     "GroupLearner",
     "GroupsInTheMaking",
+    "InTurn",
     "LengthPredictor",
     "ModelWeights",
     "PromptWorker",

@@ -74,13 +74,16 @@ class AgentGenerator(GeneratorWorker):
                     for key, result in answers.take().results:
                         self._go_on(out.pop(key), result, responses)
                 steps += bool(self.generator.pending)
+                over = []
                 for completion in self.generator.step() if self.generator.pending else ():
                     call = self._call(completion)
                     if call is None:
-                        responses.put(self._response(completion))
+                        over.append(completion)
                     else:
                         out[completion.id] = completion
                         new.append((completion.id, call))
+                for response in self._responses(over):
+                    responses.put(response)
         finally:
             self.generator.abort()
             self.log(decode_steps=steps)
@@ -105,9 +108,8 @@ class AgentGenerator(GeneratorWorker):
             np.zeros(n, np.float32)]), np.concatenate([completion.versions, np.full(n, NOT_SAMPLED)]), "abort",
             completion.id, completion.params, completion.item, )  # fmt: skip
         if length >= self._params.max_tokens or length + len(completion.prompt_ids) >= self.generator.context:
-            responses.put(
-                self._response(dataclasses.replace(completion, finish_reason="length"))
-            )  # no room for what it said
+            for response in self._responses([dataclasses.replace(completion, finish_reason="length")]):
+                responses.put(response)  # no room for what it said
         else:
             self.generator.add(longer.resumed())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ import torch
 from rlinf_lab.errors import ConfigError, WorkflowError
 from rlinf_lab.generation import Completion, Generator, LanguageModel, Request, SamplingParams, generator
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
-from rlinf_lab.workers.reasoning.making import GroupsInTheMaking
+from rlinf_lab.workers.reasoning.making import GroupsInTheMaking, dealt
 from rlinf_lab.workers.reasoning.prompts import EVALUATION
-from rlinf_lab.workers.reasoning.records import Asked, ModelWeights, Response
+from rlinf_lab.workers.reasoning.records import Asked, ModelWeights, Response, live_completion, plain_completion
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
@@ -78,8 +78,8 @@ class GeneratorWorker(Worker):
                 for refused in self._begin_all(wanted):
                     responses.put(refused)
                 steps += bool(self.generator.pending)
-                for completion in self.generator.step():
-                    responses.put(self._response(completion))
+                for response in self._responses(self.generator.step()):
+                    responses.put(response)
                 free = self._room - self.generator.pending
                 wanted = []
                 if more is not None and free > 0:  # what runs waits for nobody
@@ -104,35 +104,39 @@ class GeneratorWorker(Worker):
             self.generator.add(Request(self.model.encode(one.problem.prompt), self._params, one.id, item=one))
         except ConfigError as error:
             refused = Completion.refused(Request(np.zeros(0, np.int64), self._params, one.id, item=one), str(error))
-            self._tell(refused, "")
+            self._tell([refused], [""])
             return Response(one, refused, "")
         return None
 
-    def _response(self, completion: Completion) -> Response:
-        text = self.model.decode(completion.token_ids)
-        self._tell(completion, text)
-        return Response(completion.item, completion, text)
+    def _responses(self, completions: Sequence[Completion]) -> list[Response]:
+        """Of those that are over together."""
+        texts = [self.model.decode(completion.token_ids) for completion in completions]
+        self._tell(completions, texts)
+        return [Response(c.item, c, text) for c, text in zip(completions, texts, strict=True)]
 
     # --- what a run shows of completions ------------------------------------------------------------------------
     def _has_begun(self, request: Request) -> None:
         if request.item.round != EVALUATION:
             self.sample_log.begin(request.id)
 
-    def _tell(self, completion: Completion, text: str, **more: str) -> None:
-        """A completion is over. Those of evaluations are not told: their ids come again."""
-        if not self._log_completions or completion.item.round == EVALUATION:
+    def _tell(self, completions: Sequence[Completion], texts: Sequence[str], **more: str) -> None:
+        """They are over. Those of evaluations are not told: their ids come again."""
+        if not self._log_completions:
             return
+        told = [(c, text) for c, text in zip(completions, texts, strict=True) if c.item.round != EVALUATION]
+        if not told:
+            return
+        every = [c for c, _ in told]
         self.sample_log.end(
-            completion.id, "completion", prompt=completion.item.problem.prompt, text=text, tokens=len(completion),
-            finish_reason=completion.finish_reason, oldest_version=completion.oldest,
-            newest_version=int(completion.versions.max(initial=-1)), **more,
+            [c.id for c in every], "completion", prompt=[c.item.problem.prompt for c in every], text=[t for _, t in
+            told], tokens=[len(c) for c in every], finish_reason=[c.finish_reason for c in every],
+            oldest_version=[c.oldest for c in every], newest_version=[c.newest for c in every], **more,
         )  # fmt: skip
 
     def _tell_discarded(self, broken_off: Iterable[Completion], why: str) -> None:
         """Of those that had begun."""
-        for completion in broken_off:
-            if len(completion):
-                self._tell(completion, self.model.decode(completion.token_ids), discarded=why)
+        begun = [completion for completion in broken_off if len(completion)]
+        self._tell(begun, [self.model.decode(c.token_ids) for c in begun], discarded=why)
 
     def _update(self, weights: Weights) -> bool:
         """Take the newest weights; whether they were new."""
@@ -159,6 +163,7 @@ class ContinuingGenerator(GeneratorWorker):
     ``batch``: groups that an iteration hands over. In the making are ``concurrency`` times as many; ``oversample``
     times as many are made whole, of which "drop_oldest" keeps the newest. A response's budget of tokens counts once,
     however often it goes on. `StalenessPolicy` says what is too stale, and what new weights do to what runs.
+    ``rollouts``: what `rollouts` gave in an earlier run, to go on from; of each rank, or of the only one.
     """
 
     def __init__(
@@ -171,9 +176,11 @@ class ContinuingGenerator(GeneratorWorker):
         concurrency: float = 2.0,
         oversample: float = 1.0,
         longest_first: bool = False,
+        rollouts: Any = None,
         **options: Any,
     ) -> None:
         super().__init__(model, params, **options)
+        self._rollouts = rollouts
         self.policy, self.batch, self.longest_first = policy, batch, longest_first
         self.concurrency, self.oversample = concurrency, oversample
         self._suspended: list[Request] = []
@@ -195,6 +202,8 @@ class ContinuingGenerator(GeneratorWorker):
             concurrency=math.ceil(share * self.concurrency),
             longest_first=self.longest_first,
         )
+        if self._rollouts is not None:
+            self._go_on_from(self._rollouts if isinstance(self._rollouts, list) else [self._rollouts])
 
     def generate(self, asked: Inbox[Asked], responses: Outbox[Response], weights: Weights) -> None:
         """Hand over the groups of this iteration."""
@@ -218,7 +227,7 @@ class ContinuingGenerator(GeneratorWorker):
             if not ready and not self.generator.pending and not groups.satisfied:
                 raise WorkflowError(f"{self!r} has nothing to answer: {groups!r}. Next: do the prompts reach it?")
             steps += bool(self.generator.pending)
-            ready += [self._response(c) for c in (self.generator.step() if self.generator.pending else ())]
+            ready += self._responses(self.generator.step() if self.generator.pending else [])
             for response in ready:
                 for group in groups.finished(response):
                     place += self._hand_over(group, place, responses)
@@ -228,6 +237,43 @@ class ContinuingGenerator(GeneratorWorker):
         if self._log_completions and groups.lost:
             self.sample_log.log(*groups.lost, discarded=groups.why_lost)
 
+    # --- a checkpoint -------------------------------------------------------------------------------------------
+    def rollouts(self) -> dict[str, Any]:
+        """What goes on in the next iteration: groups in the making, and the tokens of answers so far.
+
+        Nothing is changed by it. {"why": in words} where problems hold what no file does: who goes on begins them anew.
+        """
+        assert self.generator is not None
+        running = [*self.generator.partials(), *(Completion.broken_off(r) for r in self._suspended)]
+        try:
+            partials = [plain_completion(c) for c in running if c.item.round != EVALUATION]
+            return {"version": self.generator.version, "groups": self._groups.state(), "partials": partials}
+        except TypeError as error:
+            return {"why": str(error)}
+
+    def _go_on_from(self, rollouts: list[dict[str, Any]]) -> None:
+        """With as many ranks as there were each goes on with its own; else they are dealt out anew."""
+        assert self.generator is not None
+        known = [r for r in rollouts if "why" not in r]
+        if len(known) == self.ranks or self.ranks < 2:
+            mine = known if self.ranks < 2 else [known[self.rank]]
+            self._groups.load([r["groups"] for r in mine], self._params)
+        else:
+            self._groups.load([dealt(r["groups"], self.rank, self.ranks) for r in known], self._params)
+        running = {one.id for one in self._groups.running}
+        partials = [live_completion(c, self._params) for r in known for c in r["partials"]]
+        self._suspended = [c.resumed() for c in partials if c.id in running]
+        older = any(r["version"] != self.generator.version for r in known)
+        if older and self.policy.while_generating == "retract":
+            self._retract()
+
+    def _retract(self) -> None:
+        """What is suspended begins anew, under the weights of now."""
+        assert self.generator is not None
+        self._suspended = [dataclasses.replace(r, prefix=None) for r in self._suspended]
+        self._groups.renewed(self.generator.version)
+
+    # --- parts --------------------------------------------------------------------------------------------------
     def _hand_over(self, group: list[Response], place: int, responses: Outbox[Response]) -> int:
         responses.put_all([dataclasses.replace(r, place=place) for r in group])
         return 1
@@ -243,8 +289,7 @@ class ContinuingGenerator(GeneratorWorker):
         if new and published is not None:
             self.generator.load_weights(published.state, published.version)
         if new and how == "retract":
-            self._suspended = [dataclasses.replace(r, prefix=None) for r in self._suspended]
-            self._groups.renewed(self.generator.version)
+            self._retract()
         for request in self._suspended:
             self.generator.add(request)
         self._suspended = []

@@ -1,8 +1,12 @@
-"""Groups put together at the reader: whoever judged them, in whatever order they come. Legend: G responses of a prompt."""
+"""Groups of responses, which the channel puts together, and their turn to be learnt from.
+
+Legend: G responses of a prompt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +20,21 @@ from rlinf_lab.workers.reasoning.records import Response
 class Group:
     """All responses to one prompt."""
 
-    prompt: int
+    number: int
+    """among those of its iteration"""
     responses: tuple[Response, ...]
     """in the order of their sample numbers"""
+
+    @classmethod
+    def of(cls, responses: Sequence[Response]) -> Group:
+        """In whatever order they came. Raises `WorkflowError` for one that came twice."""
+        ordered = tuple(sorted(responses, key=lambda r: r.asked.sample))
+        for one, other in itertools.pairwise(ordered):
+            if one.asked.sample == other.asked.sample:
+                raise WorkflowError(
+                    f"response {one.asked.id} came twice. Next: does one worker alone read each response?"
+                )
+        return cls(ordered[0].group, ordered)
 
     @property
     def reward_G(self) -> NDArray[np.float64]:
@@ -33,42 +49,25 @@ class Group:
         return len(self.responses)
 
 
-class Gatherer:
-    """Collects responses until groups of ``size`` are whole.
+class InTurn:
+    """Hands on groups in the order of their numbers, from 0: each as soon as all before it have been there."""
 
-    ``in_order``: groups come in the order of their prompts, from prompt 0; else as soon as they are whole.
-    """
-
-    def __init__(self, size: int, *, in_order: bool) -> None:
-        self.size, self.in_order = size, in_order
-        self._open: dict[int, dict[int, Response]] = {}
-        self._whole: dict[int, Group] = {}
+    def __init__(self) -> None:
+        self._waiting: dict[int, Group] = {}
         self._next = 0
 
-    def add(self, response: Response) -> Iterator[Group]:
-        """Take one response; the groups that may be used now. Raises `WorkflowError` for one that came twice."""
-        asked, number = response.asked, response.group
-        members = self._open.setdefault(number, {})
-        if asked.sample in members or number in self._whole or (self.in_order and number < self._next):
-            raise WorkflowError(f"response {asked.id} came twice. Next: does one worker alone read each response?")
-        members[asked.sample] = response
-        if len(members) == self.size:
-            ordered = tuple(members[k] for k in sorted(members))
-            self._whole[number] = Group(number, ordered)
-            del self._open[number]
-        while self._whole:
-            first = self._next if self.in_order else next(iter(self._whole))
-            if first not in self._whole:
-                return
-            yield self._whole.pop(first)
-            self._next = first + 1
+    def add(self, group: Group) -> Iterator[Group]:
+        """One more; those whose turn it is now. Raises `WorkflowError` for one that came twice."""
+        if group.number < self._next or group.number in self._waiting:
+            raise WorkflowError(
+                f"the group of {group.responses[0].asked.id} came twice. Next: does every prompt of an iteration have a "
+                "number of its own?"
+            )
+        self._waiting[group.number] = group
+        while (ready := self._waiting.pop(self._next, None)) is not None:
+            self._next += 1
+            yield ready
 
     def left(self) -> list[Response]:
-        """What came and was in no group that was used."""
-        whole = [r for group in self._whole.values() for r in group.responses]
-        return whole + [r for members in self._open.values() for r in members.values()]
-
-    @property
-    def incomplete(self) -> int:
-        """Groups that have begun and are not whole."""
-        return len(self._open)
+        """Of those whose turn did not come."""
+        return [r for group in self._waiting.values() for r in group.responses]

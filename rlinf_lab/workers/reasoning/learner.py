@@ -1,6 +1,6 @@
-"""The worker that learns from groups of responses: gathers, weighs, steps, publishes.
+"""The worker that learns from groups of responses: weighs, steps, publishes.
 
-    responses ──gather──> groups ──advantage──> forward, backward (each group as it is whole) ──step──> weights
+    groups (of the channel) ──advantage──> forward, backward (each group as it is whole) ──step──> weights
 
 Legend: P prompts, G responses of each.
 """
@@ -8,6 +8,7 @@ Legend: P prompts, G responses of each.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +18,9 @@ import torch
 from rlinf_lab.algorithms import informative, overlong_penalty
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.generation import LanguageModel
-from rlinf_lab.policies import Weights as PolicyWeights
+from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.workers.reasoning.critic import CriticAccumulator
-from rlinf_lab.workers.reasoning.groups import Gatherer, Group
+from rlinf_lab.workers.reasoning.groups import Group, InTurn
 from rlinf_lab.workers.reasoning.records import ModelWeights, Response
 from rlinf_lab.workers.reasoning.settings import UpdateSettings
 from rlinf_lab.workers.reasoning.update import GradientAccumulator
@@ -34,7 +35,8 @@ MOST_STALE = 4
 class GroupLearner(TorchWorker):
     """Group-relative policy optimisation and its relatives, on one rank.
 
-    ``model`` constructs the language model. ``prompts``: groups of an iteration that are learnt from.
+    ``model`` constructs the language model. ``prompts``: groups of an iteration that are learnt from, ``asked``: that are
+    asked for (None: as many).
     ``state``: of another learner (`state_dict`), to go on from.
     """
 
@@ -47,10 +49,11 @@ class GroupLearner(TorchWorker):
         group_size: int,
         max_tokens: int,
         temperature: float = 1.0,
+        asked: int | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
         self._make, self.settings, self._state = model, settings, state
-        self.prompts, self.group_size = prompts, group_size
+        self.prompts, self.group_size, self.asked = prompts, group_size, prompts if asked is None else asked
         self.max_tokens, self.temperature = max_tokens, temperature
         self.version = 0
 
@@ -74,11 +77,14 @@ class GroupLearner(TorchWorker):
             self.load_state_dict(self._state)
 
     # --- the workflow's methods -----------------------------------------------------------------------------
-    def train(self, judged: Inbox[Response], weights: Weights) -> dict[str, float]:
-        """One iteration: learn from its groups, publish; the metrics. Raises `WorkflowError` when groups are missing."""
+    def train(self, judged: Inbox[list[Response]], weights: Weights) -> dict[str, float]:
+        """One iteration: learn from its groups, publish; the metrics. Raises `WorkflowError` when groups are missing.
+
+        A group is an item of the channel; of groups of one, the response itself.
+        """
         learnt = _Iteration(self)
         for batch in judged:
-            if learnt.take(batch):
+            if learnt.take([Group.of(one if isinstance(one, list) else [one]) for one in batch]):
                 break  # dynamic sampling has enough; what is left is discarded by the channel
         metrics = learnt.end()
         self.version += 1
@@ -132,17 +138,18 @@ class _Iteration:
 
     def __init__(self, learner: GroupLearner) -> None:
         self.learner, self.settings = learner, learner.settings
-        self._gatherer = Gatherer(learner.group_size, in_order=self.settings.in_order)
+        self._in_turn = InTurn()
+        self._told_of: set[str] = set()
         self._seen: list[Group] = []
         self._waiting: list[Group] = []
         self._used = 0
         self._told: list[dict[str, float]] = []
         self._uninformative = 0
 
-    def take(self, batch: list[Response]) -> bool:
-        """Learn from what is whole; whether that is enough for this iteration."""
-        for response in batch:
-            for group in self._gatherer.add(response):
+    def take(self, batch: list[Group]) -> bool:
+        """Learn from those whose turn it is; whether that is enough for this iteration."""
+        for came in batch:
+            for group in self._in_turn.add(came) if self.settings.in_order else [came]:
                 if self._used + len(self._waiting) < self.learner.prompts:
                     self._group(group)
                 if self.settings.dynamic_sampling and self._used + len(self._waiting) >= self.learner.prompts:
@@ -202,25 +209,42 @@ class _Iteration:
             self._learn(waiting)
         missing = self.learner.prompts - self._used
         if missing and not (self.settings.dynamic_sampling and self._seen):
-            incomplete = self._gatherer.incomplete
             self.learner._accumulator.forget()
             raise WorkflowError(
-                f"{self.learner!r}: {missing} of {self.learner.prompts} groups did not come, {incomplete} of them in part. "
+                f"{self.learner!r}: {missing} of {self.learner.prompts} groups did not come. "
                 "Next: does every response reach the learner?"
             )
-        self._tell_discarded(self._gatherer.left(), "enough groups were there")
+        self._tell_discarded(self._in_turn.left(), "enough groups were there")
+        self._tell_not_needed()
         if missing:
             self._step()  # dynamic sampling found fewer than it wanted, perhaps none
         return self._metrics()
 
     def _tell_learnt(self, groups: list[Group]) -> None:
-        if self.settings.log_completions:
-            ids = (r.asked.id for group in groups for r in group.responses)
-            self.learner.sample_log.log(*ids, learnt_in=self.learner.version)
+        self._tell([r for group in groups for r in group.responses], learnt_in=self.learner.version)
 
     def _tell_discarded(self, responses: Sequence[Response], why: str) -> None:
+        self._tell(responses, discarded=why)
+
+    def _tell(self, responses: Sequence[Response], **fields: int | str) -> None:
         if self.settings.log_completions and responses:
-            self.learner.sample_log.log(*(r.asked.id for r in responses), discarded=why)
+            ids = [r.asked.id for r in responses]
+            self._told_of.update(ids)
+            self.learner.sample_log.log(*ids, **fields)
+
+    def _tell_not_needed(self) -> None:
+        """What this iteration asked for and did not come here goes with its channel, wherever it is by now."""
+        if not (self.settings.log_completions and self.settings.dynamic_sampling and self._seen):
+            return
+        one = self._seen[0].responses[0].asked
+        every = (
+            dataclasses.replace(one, prompt=p, sample=k).id
+            for p in range(self.learner.asked)
+            for k in range(self.learner.group_size)
+        )
+        unread = [id for id in every if id not in self._told_of]
+        if unread:
+            self.learner.sample_log.amend(*unread, discarded="enough groups were there")
 
     def _metrics(self) -> dict[str, float]:
         responses = [r for group in self._seen for r in group.responses]

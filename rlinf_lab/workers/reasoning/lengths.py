@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rlinf_lab.tasks import Problem
 
 MEMORY = 0.05
@@ -25,6 +27,19 @@ class LengthPredictor:
     def of(self, problem: Problem) -> float:
         """Tokens that an answer to ``problem`` will have."""
         return self._means.get(self._key(problem), self._levels.get(problem.level, float("inf")))
+
+    def state(self) -> list[list[float]]:
+        """What is remembered: level, characters of the prompt (-1: whatever they are), tokens."""
+        of_levels = [[float(level), -1.0, mean] for level, mean in self._levels.items()]
+        return [[float(level), float(n), mean] for (level, n), mean in self._means.items()] + of_levels
+
+    def load(self, state: Iterable[Iterable[float]]) -> None:
+        """Remember what `state` gave."""
+        for level, characters, mean in state:
+            if characters < 0:
+                self._levels[int(level)] = mean
+            else:
+                self._means[int(level), int(characters)] = mean
 
     def _key(self, problem: Problem) -> tuple[int, int]:
         return problem.level, len(problem.prompt)

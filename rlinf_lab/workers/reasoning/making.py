@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from rlinf_lab.planning.simulator.staleness import GroupQueue, StalenessPolicy
+from rlinf_lab.generation import SamplingParams
+from rlinf_lab.planning.simulator.staleness import GroupQueue, StalenessPolicy, Waiting
 from rlinf_lab.workers.reasoning.lengths import LengthPredictor
-from rlinf_lab.workers.reasoning.records import Asked, Response
+from rlinf_lab.workers.reasoning.records import (
+    Asked,
+    Response,
+    live_asked,
+    live_completion,
+    plain_asked,
+    plain_completion,
+)
 
 
 @dataclass
@@ -160,6 +169,33 @@ class GroupsInTheMaking:
     def running(self) -> list[Asked]:
         return [one for group in self._open.values() for one in self._missing(group)]
 
+    # --- a checkpoint -----------------------------------------------------------------------------------------
+    def state(self) -> dict[str, Any]:
+        """Everything that goes on in the next iteration, but what `running` has so far."""
+        waiting = self._queue.waiting
+        return {
+            "open": [_plain(group) for group in self._open.values()],
+            "waiting": [{**_plain(w.group), "version": w.version} for w in waiting],
+            "backlog": [[plain_asked(one) for one in group] for group in self._backlog],
+            "counts": [self._begun, self.learning, self._queue.taken, self._queue.dropped],
+            "tokens": [*self._tokens, *self._responses],
+            "lengths": None if self._lengths is None else self._lengths.state(),
+        }
+
+    def load(self, states: Sequence[Mapping[str, Any]], params: SamplingParams) -> None:
+        """Go on from what `state` gave: of one, or of several whose groups come together here."""
+        self._open = {group.key: group for s in states for group in (_live(g, params) for g in s["open"])}
+        waiting = [Waiting(_live(g, params), g["version"], g["number"]) for s in states for g in s["waiting"]]
+        self._backlog = deque([live_asked(one) for one in group] for s in states for group in s["backlog"])
+        begun, learning, taken, dropped = (sum(s["counts"][i] for s in states) for i in range(4))
+        self._begun, self.learning = begun, learning // max(1, len(states))
+        self._queue.put_back(waiting, taken, dropped)
+        counts = [sum(s["tokens"][i] for s in states) for i in range(4)]
+        self._tokens, self._responses = counts[:2], counts[2:]
+        for s in states:
+            if self._lengths is not None and s["lengths"] is not None:
+                self._lengths.load(s["lengths"])
+
     def told(self) -> dict[str, float]:
         """Of this iteration; the bias since the beginning."""
         bias = 1.0
@@ -204,3 +240,27 @@ class GroupsInTheMaking:
 
     def __repr__(self) -> str:
         return f"GroupsInTheMaking({self.policy.name}, {len(self._open)} open, {len(self._backlog)} not begun, {self._queue!r})"
+
+
+def dealt(state: Mapping[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+    """The part of `GroupsInTheMaking.state` that one of several goes on with; counts are kept by the first."""
+    groups = {name: state[name][rank::ranks] for name in ("open", "waiting", "backlog")}
+    begun, learning, taken, dropped = state["counts"]
+    if rank:
+        begun, taken, dropped = 0, 0, 0
+    tokens = [0 if rank else n for n in state["tokens"]]
+    return {**groups, "counts": [begun, learning, taken, dropped], "tokens": tokens, "lengths": state["lengths"]}
+
+
+def _plain(group: Making) -> dict[str, Any]:
+    done = [{**plain_completion(r.completion), "text": r.text} for r in group.done]
+    asked = [plain_asked(one) for one in group.asked]
+    return {"asked": asked, "number": group.number, "version": group.version, "done": done}
+
+
+def _live(state: Mapping[str, Any], params: SamplingParams) -> Making:
+    group = Making([live_asked(one) for one in state["asked"]], state["number"], state["version"])
+    for one in state["done"]:
+        completion = live_completion(one, params)
+        group.done.append(Response(completion.item, completion, one["text"]))
+    return group

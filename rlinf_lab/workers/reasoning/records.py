@@ -1,4 +1,7 @@
-"""What travels between the stations: asked -> response -> response with its reward, and weights back."""
+"""What travels between the stations: asked -> response -> response with its reward, and weights back.
+
+`plain_asked` and `plain_completion` say one in numbers, texts, arrays and dicts, for a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_lab.generation import Completion
+import numpy as np
+
+from rlinf_lab.generation import Completion, SamplingParams
 from rlinf_lab.tasks import Problem, RewardResult
+from rlinf_lab.workers.standing import plain
 
 
 @dataclass(frozen=True)
@@ -73,3 +79,34 @@ class ModelWeights:
 
     def __repr__(self) -> str:
         return f"ModelWeights(version {self.version}, {len(self.state)} tensors)"
+
+
+def plain_asked(asked: Asked) -> dict[str, Any]:
+    """`TypeError` for a problem whose ``detail`` no file holds."""
+    problem = asked.problem
+    detail = plain(dict(problem.detail), f"the detail of problem {problem.prompt!r}")
+    return {
+        "problem": {"prompt": problem.prompt, "answer": problem.answer, "level": problem.level, "detail": detail},
+        "place": [asked.round, asked.prompt, asked.sample, asked.attempt],
+    }
+
+
+def live_asked(state: Mapping[str, Any]) -> Asked:
+    """What `plain_asked` was given."""
+    return Asked(Problem(**state["problem"]), *map(int, state["place"]))
+
+
+def plain_completion(completion: Completion) -> dict[str, Any]:
+    """Without its parameters, which are those of its generator."""
+    names = ("prompt_ids", "token_ids", "log_probs", "versions", "finish_reason", "error")
+    return {"asked": plain_asked(completion.item), **{name: getattr(completion, name) for name in names}}
+
+
+def live_completion(state: Mapping[str, Any], params: SamplingParams) -> Completion:
+    """What `plain_completion` was given."""
+    asked = live_asked(state["asked"])
+    prompt, tokens, log_probs, versions = (
+        np.asarray(state[name]) for name in ("prompt_ids", "token_ids", "log_probs", "versions")
+    )
+    reason, error = state["finish_reason"], state["error"]
+    return Completion(prompt, tokens, log_probs, versions, reason, asked.id, params, asked, error)

@@ -18,13 +18,15 @@ class RewardWorker(Worker):
 
     ``reward``: of a problem and a completion's text, instead of the task's own in training; evaluations ask the task.
     ``timeout_s``: in a child process with this limit; None: here, where nothing bounds it.
-    ``log_completions``: rewards are in the run's ``samples``.
+    ``log_completions``: rewards are in the run's ``samples``. ``group_size``: more than 1: the channel of verdicts puts
+    so many of a group together, whoever judges them.
     """
 
     def __init__(
         self, task: Task, *, reward: Callable[[Problem, str], Any] | None = None, timeout_s: float | None = None,
-        log_completions: bool = True,
+        log_completions: bool = True, group_size: int = 1,
     ) -> None:  # fmt: skip
+        self._group_size = group_size
         self._log_completions = log_completions
         self._own: Callable[[Problem, str], Any] = task.reward
         self._reward = reward or self._own
@@ -34,11 +36,15 @@ class RewardWorker(Worker):
     def score(self, responses: Inbox[Response], judged: Outbox[Response]) -> None:
         """Until the responses end. The weight of one is its tokens."""
         for batch in responses:
-            for response in batch:
-                verdict = self._verdict(response)
-                if self._log_completions:
-                    self.sample_log.log(response.asked.id, reward=verdict.value, **_words_of(verdict))
-                judged.put(dataclasses.replace(response, reward=verdict), weight=len(response))
+            told: list[tuple[str, RewardResult]] = []
+            try:
+                for response in batch:
+                    verdict = self._verdict(response)
+                    told.append((response.asked.id, verdict))
+                    group = {} if self._group_size == 1 else {"key": response.group}
+                    judged.put(dataclasses.replace(response, reward=verdict), weight=len(response), **group)
+            finally:  # a put may end the call: nobody wants more
+                self._tell(told)
 
     def evaluate(self, responses: Inbox[Response]) -> dict[str, float]:
         """Judge everything: mean reward, mean length, shares of what failed and of what was cut off."""
@@ -53,6 +59,16 @@ class RewardWorker(Worker):
             "cut_off": float(np.mean([r.completion.finish_reason == "length" for r in every])),
             "failed": float(np.mean([v.failed for v in verdicts])),
         }
+
+    def _tell(self, told: list[tuple[str, RewardResult]]) -> None:
+        if not self._log_completions or not told:
+            return
+        self.sample_log.log(
+            *(id for id, _ in told), reward=[v.value for _, v in told], why=[v.detail for _, v in told]
+        )
+        for id, verdict in told:
+            if verdict.error:
+                self.sample_log.log(id, error=verdict.error)
 
     def _verdict(self, response: Response, trains: bool = True) -> RewardResult:
         verdict = self._judged(response, trains)
@@ -74,6 +90,3 @@ class RewardWorker(Worker):
         for isolated in self._isolated.values():
             isolated.close()
 
-
-def _words_of(verdict: RewardResult) -> dict[str, str]:
-    return {name: text for name, text in (("why", verdict.detail), ("error", verdict.error)) if text}

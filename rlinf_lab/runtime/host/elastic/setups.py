@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from rlinf_lab.errors import ExecutorError, WorkerError
@@ -121,12 +122,13 @@ def _can_leave(residence: Residence) -> bool:
 
 class Work(NamedTuple):
     """``seconds``: of processors, by this process and those it has started; ``read``, ``received``: bytes, the latter
-    by the machine.
+    by the machine; ``queued``: seconds for which a thread of this process could have run and had no core.
     """
 
     seconds: float
     read: int
     received: int
+    queued: float = 0.0
 
     @classmethod
     def so_far(cls) -> Work:
@@ -141,15 +143,31 @@ class Work(NamedTuple):
             seconds += times.user + times.system
         files = me.io_counters() if hasattr(me, "io_counters") else None  # there is none on a Mac
         received = sum(found.bytes_recv for name, found in psutil.net_io_counters(pernic=True).items() if name != "lo")
-        return cls(seconds, 0 if files is None else files.read_bytes + getattr(files, "read_chars", 0), received)
+        read = 0 if files is None else files.read_bytes + getattr(files, "read_chars", 0)
+        return cls(seconds, read, received, _queued())
 
     def is_next_to_nothing_since(self, before: Work, elapsed: float) -> bool:
-        """A child that has ended takes its seconds along: less than before is no idleness."""
+        """A child that has ended takes its seconds along: less than before is no idleness. Nor is to stand in line for
+        a core, on a machine where others have them all.
+        """
         done = self.seconds - before.seconds
+        most = IDLE_SHARE * max(1.0, elapsed)
         return (
-            0 <= done <= IDLE_SHARE * max(1.0, elapsed)
+            0 <= done <= most
+            and self.queued - before.queued <= most
             and max(self.read - before.read, self.received - before.received) <= IDLE_BYTES
         )
+
+
+def _queued() -> float:
+    """Seconds that threads of this process have waited for a core. 0.0 where the system does not say: not on Linux."""
+    found = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            found += int(path.read_text().split()[1])
+        except (OSError, IndexError, ValueError):  # it has ended meanwhile
+            continue
+    return found / 1e9
 
 
 class Idleness:
