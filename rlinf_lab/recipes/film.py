@@ -15,6 +15,8 @@ from rlinf_lab.vecenv.stepping import is_chunk
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 FRAMES_PER_SECOND = 25
+LEAST_PIXELS = 240  # of the shorter side of a film: small pictures are enlarged, pixel by pixel
+MACRO_BLOCK = 8  # sides of a film are multiples of it
 LONGEST = 1000  # steps of a film of an episode that nothing limits
 
 
@@ -30,10 +32,18 @@ def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> 
         frames = [frame for e in range(episodes) for frame in _episode(config, weights, env, first + e)]
         if not frames:
             return f"none, {config.factory.id} gave no picture."
-        imageio.imwrite(path, np.stack(frames), fps=FRAMES_PER_SECOND, macro_block_size=8, quality=7)
+        imageio.imwrite(path, for_video(np.stack(frames)), fps=FRAMES_PER_SECOND, macro_block_size=MACRO_BLOCK, quality=7)
     finally:
         env.close()
     return f"{path.name}: {episodes} episodes of the learnt policy"
+
+
+def for_video(frames_THWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Large enough to be seen, and of sides that a video may have: what is missing repeats the border."""
+    factor = -(-LEAST_PIXELS // min(frames_THWC.shape[1:3]))
+    large = frames_THWC.repeat(factor, axis=1).repeat(factor, axis=2)
+    missing = [-side % MACRO_BLOCK for side in large.shape[1:3]]
+    return np.pad(large, ((0, 0), *((0, m) for m in missing), (0, 0)), mode="edge")
 
 
 def _episode(config: Any, weights: PolicyWeights, env: VecEnv, seed: int) -> Iterator[NDArray[np.uint8]]:
