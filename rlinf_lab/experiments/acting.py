@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.trees import leaves, map_tree, rows
 from rlinf_lab.vecenv.spaces import Native
 from rlinf_lab.workers.seeds import Purpose, environment_seed
+
+if TYPE_CHECKING:
+    from rlinf_lab.recipes.film import Film
 
 
 class TrainedPolicy:
@@ -64,8 +67,8 @@ class TrainedPolicy:
 
         return export(self, Path(path))
 
-    def film(self, path: str | os.PathLike[str], episodes: int = 2) -> str:
-        """Greedy episodes as an MP4, on seeds of their own. Returns what was written, or why nothing was."""
+    def film(self, path: str | os.PathLike[str], episodes: int = 2) -> Film:
+        """Greedy episodes as an MP4, on seeds of their own. Returns what was written, or why nothing was; in a notebook it plays."""
         from rlinf_lab.recipes.film import film
 
         return film(self.config, self.module.weights(), Path(path), episodes)

@@ -30,22 +30,33 @@ def applies(x: Tensor) -> bool:
 
 # --- perceptrons --------------------------------------------------------------------------------------------------
 class Perceptron:
-    """Affine layers with relu between them, without autograd. ``gradients``: where those of each layer are written."""
+    """Affine layers with relu between them, without autograd. ``gradients``: where those of each layer are written.
 
-    def __init__(self, layers: Sequence[Layer], gradients: Sequence[Layer] = ()) -> None:
-        self.layers, self.gradients = layers, gradients
+    ``norms``: factors and offsets, (K, 1, U), of an ensemble whose hidden layers are normalised before relu; ``norm_gradients`` likewise.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], gradients: Sequence[Layer] = (), norms: Sequence[Layer] = (), norm_gradients: Sequence[Layer] = ()
+    ) -> None:
+        self.layers, self.gradients, self.norms, self.norm_gradients = layers, gradients, norms, norm_gradients
         self.is_ensemble = layers[0][0].dim() == 3
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The last layer's outputs, and the inputs of all, which `backward` needs. ``x``: (B, I), or (K, B, I)."""
+        """The last layer's outputs, and what `backward` needs: the inputs of all. ``x``: (B, I), or (K, B, I)."""
         if self.is_ensemble and x.dim() == 2:
             x = x.expand(self.layers[0][0].shape[0], -1, -1)
-        inputs = [x]
+        inputs, normal = [x], list[Tensor]()
         for i, (weight, bias) in enumerate(self.layers):
             x = torch.baddbmm(bias, x, weight) if self.is_ensemble else torch.addmm(bias, x, weight.t())
-            if i < len(self.layers) - 1:
-                inputs.append(x.relu_())
-        return x, inputs
+            if i == len(self.layers) - 1:
+                break
+            if self.norms:
+                factor, offset = self.norms[i]
+                unit, _, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, 1e-5)
+                normal += [unit, scale]
+                x = torch.addcmul(offset, unit, factor)
+            inputs.append(x.relu_())
+        return x, inputs + normal
 
     def backward(self, gradient: Tensor, inputs: list[Tensor], *, of_weights: bool = True, of_input: bool = False) -> Tensor | None:
         """From the outputs' ``gradient`` to that of the inputs, (B, I) or (K, B, I), if it is wanted."""
@@ -64,7 +75,20 @@ class Perceptron:
             gradient = torch.bmm(gradient, weight.transpose(1, 2)) if self.is_ensemble else torch.mm(gradient, weight)
             if i:  # in place: nobody else has it
                 torch.ops.aten.threshold_backward.grad_input(gradient, x, 0, grad_input=gradient)
+                if self.norms:
+                    unit, scale = inputs[len(self.layers) + 2 * (i - 1) :][:2]
+                    gradient = self._through_norm(i - 1, gradient, unit, scale, of_weights)
         return gradient
+
+    def _through_norm(self, i: int, gradient: Tensor, unit: Tensor, scale: Tensor, of_weights: bool) -> Tensor:
+        """From behind a normalisation to before it. Source: Ba et al., Layer Normalization (arXiv 1607.06450), equation 4."""
+        if of_weights:
+            of_factor, of_offset = self.norm_gradients[i]
+            torch.sum(gradient * unit, 1, keepdim=True, out=of_factor)
+            torch.sum(gradient, 1, keepdim=True, out=of_offset)
+        pull = gradient.mul_(self.norms[i][0])
+        along = (pull * unit).mean(-1, keepdim=True)
+        return pull.sub_(pull.mean(-1, keepdim=True)).addcmul_(unit, along, value=-1.0).mul_(scale)
 
 
 def relu_perceptron(x: Tensor, layers: Sequence[Layer]) -> Tensor:

@@ -64,7 +64,9 @@ class OffPolicyConfig(SimulatedConfig):
     layer_norm: bool = False
     """whether the critics normalise each hidden layer"""
     normalize_obs: bool = False
-    """whether numbers of observations are normalised by their running mean and deviation; images and categories never are"""
+    """whether numbers of observations are normalised by their running mean and deviation, demonstrations included; images and categories never are"""
+    std_floor: float = 0.0
+    """added to the standard deviations by which observations are divided, so that what hardly varies is not blown up to noise"""
     reward_scale: float = 1.0
     """factor on rewards before learning; returns are reported without it"""
     prioritized_replay: bool = False
@@ -83,6 +85,7 @@ class OffPolicyConfig(SimulatedConfig):
         for name in ("tau", "gamma"):
             self._require_number(name, lambda value: 0 <= value <= 1, "a number between 0 and 1")
         self._require("reward_scale", real(self.reward_scale) and self.reward_scale > 0, "a number greater than 0")
+        self._require("std_floor", real(self.std_floor) and self.std_floor >= 0, "a number of at least 0")
         self._require_units("(256, 256)")
         self._require_flags("layer_norm", "normalize_obs", "prioritized_replay")
         maker = self.encoder is None or (callable(self.encoder) and not isinstance(self.encoder, nn.Module))
@@ -150,8 +153,8 @@ def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = Non
     learner = flow.worker(
         OffPolicyLearner, config.make_step(), name="learner",
         settings=config.step_settings(), buffer_size=config.buffer_size, batch_size=config.batch_size, gradient_steps=config.gradient_steps,
-        learning_starts=config.learning_starts, reward_scale=config.reward_scale, prioritised=config.prioritized_replay, offline=offline,
-        offline_share=share, updates=config.updates, seed=config.seed, save_to=config.save_to, state=state,
+        learning_starts=config.learning_starts, reward_scale=config.reward_scale, std_floor=config.std_floor, prioritised=config.prioritized_replay,
+        offline=offline, offline_share=share, updates=config.updates, seed=config.seed, save_to=config.save_to, state=state,
     )  # fmt: skip
 
     @flow.iteration

@@ -154,6 +154,26 @@ def test_sac_steps_are_those_of_plain_torch(by_hand, target_critics):
     torch.testing.assert_close(step.temperature.log_alpha[0], log_alpha, rtol=1e-4, atol=1e-6)
 
 
+def test_normalised_critics_have_the_gradients_of_autograd():
+    """The same steps with and without autograd, of five critics."""
+    rng, steps = np.random.default_rng(3), []
+    critic = partial(make_q_ensemble, OBS, ACTION, norm="layer", critics=5, **NETS)
+    for by_hand in (True, False):
+        step = SACStep(partial(make_actor, OBS, ACTION, **NETS), critic, learning_rate=1e-2, target_entropy=-1.0, target_critics=2)
+        assert step.by_hand is not None
+        step.by_hand = step.by_hand if by_hand else None
+        steps.append(step)
+    for _ in range(5):
+        batch, noise = batch_of(rng), torch.from_numpy(rng.standard_normal((2, 16, 1)).astype(np.float32))
+        found = [step.step(batch, noise, {"tau": 0.1}, Shared()) for step in steps]
+        for name, value in found[0].items():
+            torch.testing.assert_close(value.reshape(()), found[1][name].reshape(()), rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+    for part in ("actors", "critics", "targets"):
+        one, other = (getattr(step, part).vector for step in steps)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    assert (steps[0].critics.gradient != 0).float().mean() > 0.5
+
+
 def _flat(nets):
     return leaves_of(nets) if isinstance(nets[0], list) else leaves_of([nets])
 
@@ -240,6 +260,22 @@ def test_half_of_each_minibatch_are_demonstrations():
     alone = [batch for batch, _ in Minibatches(ReplayBuffer(9), 8, "cpu", offline, 0.5).draw(2, 0.9, 1.0)]
     assert all((batch.reward > 900).all() for batch in alone)
     assert all(((batch.discount == 0) | (batch.discount == 0.9)).all() for batch in alone)
+
+
+def test_a_floor_keeps_what_hardly_varies_small():
+    made = learner(std_floor=0.5)
+    made.train(Scripted(played()))
+    np.testing.assert_allclose(made.learnt.actor.preprocess.obs_std, transitions(played())["obs"].std(0) + 0.5, rtol=1e-5)
+
+
+def test_demonstrations_are_normalised_as_they_are_spread():
+    offline = ReplayBuffer(36, seed=2)
+    rows = transitions(played())
+    offline.add(rows | {"obs": rows["obs"] + 3})
+    made = learner(offline=offline)
+    made.train(Scripted(played()))
+    both = np.concatenate([rows["obs"] + 3, rows["obs"]])
+    np.testing.assert_allclose(made.learnt.actor.preprocess.obs_mean, both.mean(0), rtol=1e-5)
 
 
 def test_leaving_the_device_changes_nothing():

@@ -42,8 +42,9 @@ class OffPolicyLearner(TorchWorker):
     ``step``: makes the `GradientStep`, ``step(learning_rate=..., device=...)``. ``settings``: numbers or schedules over
     the ``updates`` (`Number`): "learning_rate", "gamma", and what the step asks for. ``gradient_steps``: of an
     update; -1: as many as environment steps came, -20: twenty for each. Before ``learning_starts`` environment steps there are none.
-    ``prioritised``: transitions are drawn by their temporal difference. ``offline``: a buffer of demonstrations, of
-    which an ``offline_share`` of each minibatch is. ``state``: of another learner (`state_dict`), to go on from.
+    ``std_floor``: added to the deviations by which observations are divided. ``prioritised``: transitions are drawn by their
+    temporal difference. ``offline``: a buffer of demonstrations, of which an ``offline_share`` of each minibatch is.
+    ``state``: of another learner (`state_dict`), to go on from.
     ``save_to``: safetensors file of the actor, written when the run ends.
     """
 
@@ -57,6 +58,7 @@ class OffPolicyLearner(TorchWorker):
         gradient_steps: int = -1,
         learning_starts: int = 0,
         reward_scale: float = 1.0,
+        std_floor: float = 0.0,
         prioritised: bool = False,
         offline: ReplayBuffer | None = None,
         offline_share: float = 0.5,
@@ -68,7 +70,7 @@ class OffPolicyLearner(TorchWorker):
         self._make, self._state, self._save_to = step, state, save_to
         self.settings, self.updates, self.seed = dict(settings), updates, seed
         self.batch_size, self.gradient_steps, self.learning_starts = batch_size, gradient_steps, learning_starts
-        self.reward_scale, self.prioritised = reward_scale, prioritised
+        self.reward_scale, self.std_floor, self.prioritised = reward_scale, std_floor, prioritised
         self.buffer_size, self.offline, self.offline_share = buffer_size, offline, offline_share
         self.env_steps = 0
         self._made: PolicyWeights | None = None
@@ -83,7 +85,7 @@ class OffPolicyLearner(TorchWorker):
             torch.set_num_threads(1)  # a CPU device of a plan is one core
         self.group = RankGroup(self)
         self.learnt = self._make(learning_rate=self.now()["learning_rate"], device=self.device)
-        self.moments = Moments.empty(self.learnt.actor.normalised_size)
+        self.moments = self._first_moments()
         draws, noise = (int(n) for n in stream(self.seed, Purpose.MINIBATCHES).generate_state(2))
         if self.prioritised:
             self.replay: ReplayBuffer = PrioritisedReplayBuffer(self.buffer_size, alpha=ALPHA, seed=draws)
@@ -94,6 +96,14 @@ class OffPolicyLearner(TorchWorker):
         if self._state is not None:
             self.load_state_dict(self._state)
             self._state = None  # it holds a whole buffer
+
+    def _first_moments(self) -> Moments:
+        """Of the demonstrations' observations: what is learnt from them is normalised as they are spread."""
+        actor = self.learnt.actor
+        moments = Moments.empty(actor.normalised_size)
+        if self.offline is None or not self.offline_share or not actor.normalised_size:
+            return moments
+        return moments.update(actor.numbers(self.offline.rows(self.offline.order)["obs"]))
 
     def residents(self) -> list[Owner]:
         return [self.learnt, *self.learnt.optimizers] if hasattr(self, "learnt") else []
@@ -130,7 +140,7 @@ class OffPolicyLearner(TorchWorker):
             self.replay.add(found)
         if self.learnt.actor.normalised_size:
             self.moments = self.moments.update(self.learnt.actor.numbers(found["obs"]))
-            self.learnt.normalise(self.moments.mean, self.moments.std)
+            self.learnt.normalise(self.moments.mean, self.moments.std + self.std_floor)
         return count
 
     def _learn(self, steps: int) -> dict[str, float]:

@@ -1,12 +1,11 @@
 """The gradients of soft actor-critic written out, for perceptrons with relu: a third of the time of autograd at their usual sizes.
 
-They are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into the same memory; a test holds both against plain torch.
+Critics may normalise their layers, as RLPD's do. They are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into the
+same memory; a test holds both against plain torch.
 Legend: K critics, B batch, I inputs of the critics, A components of an action, X features, P parameters of the distribution.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +15,17 @@ from rlinf_lab.policies import Actor, QEnsemble
 from rlinf_lab.policies.encoders import CombinedEncoder
 from rlinf_lab.policies.fused import Layer, Perceptron, Squashed
 from rlinf_lab.policies.heads import STATE_LOG_STD, SquashedGaussianHead
-from rlinf_lab.policies.off_policy import LinearEnsemble
+from rlinf_lab.policies.off_policy import LinearEnsemble, NormEnsemble
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
 
 
 def works_for(actor: Actor, critic: QEnsemble) -> bool:
-    """Whether all that is learnt are affine layers with relu between them, and the actor is a squashed Gaussian."""
-    nets = (*actor.policy, *critic.net) if isinstance(actor.policy, nn.Sequential) else ()
-    plain = bool(nets) and {type(net) for net in nets} <= {nn.Linear, LinearEnsemble, nn.ReLU}
+    """Whether all that is learnt are affine layers with relu between them, the critics' perhaps normalised, and the actor is a squashed Gaussian."""
+    plain = isinstance(actor.policy, nn.Sequential) and {type(net) for net in actor.policy} <= {nn.Linear, nn.ReLU}
+    kinds = [type(net) for net in critic.net]
+    hidden = [LinearEnsemble, NormEnsemble, nn.ReLU] if NormEnsemble in kinds else [LinearEnsemble, nn.ReLU]
+    plain = plain and kinds == hidden * (len(kinds) // len(hidden)) + [LinearEnsemble]
+    plain = plain and all(net.kind == "layer" for net in critic.net if isinstance(net, NormEnsemble))
     fixed = all(isinstance(net.encoder, CombinedEncoder) and not len(net.encoder.images) for net in (actor, critic))
     head = actor.head
     return plain and fixed and isinstance(head, SquashedGaussianHead) and head.state_std and head.reach.is_cpu
@@ -36,7 +38,8 @@ class ByHand:
         self.actor, self.critic, self.head = actor, critic, actor.head
         self.policy = Perceptron(*_layers(actor.policy))
         self.values = Perceptron(*_layers(critic.net))
-        self.target_values = Perceptron(_layers(target.net)[0])
+        layers, _, norms, _ = _layers(target.net)
+        self.target_values = Perceptron(layers, norms=norms)
         self.log_reach = float(torch.as_tensor(self.head.reach).log().sum())
 
     def critic_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, subset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,12 +86,13 @@ class ByHand:
         return features_BX
 
 
-def _layers(nets: nn.Module) -> tuple[Sequence[Layer], Sequence[Layer]]:
-    """Weights and biases, and where their gradients are, if they have some: the very tensors, which a switch moves in place."""
-    layers, gradients = list[Layer](), list[Layer]()
+def _layers(nets: nn.Module) -> tuple[list[Layer], list[Layer], list[Layer], list[Layer]]:
+    """Weights and biases and where their gradients are, if they have some, of affine layers and of norms: the very tensors, which a switch moves in place."""
+    layers, of_layers, norms, of_norms = list[Layer](), list[Layer](), list[Layer](), list[Layer]()
     for net in nets.children():
-        if isinstance(net, (nn.Linear, LinearEnsemble)):
-            layers.append((net.weight, net.bias))
+        if isinstance(net, (nn.Linear, LinearEnsemble, NormEnsemble)):
+            values, gradients = (norms, of_norms) if isinstance(net, NormEnsemble) else (layers, of_layers)
+            values.append((net.weight, net.bias))
             if net.weight.grad is not None and net.bias.grad is not None:
                 gradients.append((net.weight.grad, net.bias.grad))
-    return layers, gradients
+    return layers, of_layers, norms, of_norms
