@@ -117,17 +117,13 @@ class ChannelEnds:
         else:
             self._spans.found_nothing(process, _GET_SPAN)
         try:
-<<<<<<< HEAD
             items = opened(pieces)
             if process.own_stream:
                 # torch gives memory that nobody has any more to the stream that it is from, which may be ahead of this
                 process.held = items.copy()
             return items
-=======
-            return opened(pieces)
         except WorkflowError:  # an item was changed
             raise
->>>>>>> main
         except BaseException as error:
             here = self._state.name
             origin = next((p.parcel.origin for p in pieces if p.parcel.origin != here), here)
