@@ -291,7 +291,7 @@ def test_a_tensor_without_a_byte_has_nothing_to_release() -> None:
 
 
 def test_a_death_is_told_whatever_cannot_be_released() -> None:
-    from rlinf_lab.runtime.executors.processes import ProcessExecutor
+    from rlinf_lab.runtime.executors.driver import Driver
 
     class Link:
         def peer_died(self) -> None:
@@ -305,9 +305,9 @@ def test_a_death_is_told_whatever_cannot_be_released() -> None:
         def lost(self, host: str) -> None:
             told.append(host)
 
-    host, driver = object.__new__(DeviceHost), object.__new__(ProcessExecutor)
+    host, driver = object.__new__(DeviceHost), object.__new__(Driver)
     host.links, host.host = {"other": Link()}, Telling()  # type: ignore[dict-item, assignment]
-    driver._links, driver.driver_host = {"other": Link()}, Telling()  # type: ignore[dict-item, assignment]
+    driver.links, driver.host = {"other": Link()}, Telling()  # type: ignore[dict-item, assignment]
     for end in (host, driver):
         with pytest.raises(TypeError):
             end._broken("other")
