@@ -48,7 +48,7 @@ class RayExecutor(HostsExecutor):
 
     ``emulate``: the plan may have more CPU slots than a node has cores. ``fillers``: work for the bubbles.
     ``between_nodes``: ``"stream"`` (TCP from host to host), or torch's ``"gloo"``, which then carries arrays of a MiB
-    and more. ``between_gpus``: see `HostsExecutor`.
+    and more. ``between_gpus``, ``check_items``: see `HostsExecutor`.
     """
 
     _process_seconds = 120.0  # a cluster may have to start a node
@@ -57,10 +57,11 @@ class RayExecutor(HostsExecutor):
         self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False,
         fillers: Sequence[Filler] = (),
         absent: Mapping[str, Sequence[int]] | None = None, between_nodes: str = "stream", between_gpus: str = "ipc",
+        check_items: bool = False,
     ) -> None:  # fmt: skip
         check_address(address)
         check_between_nodes(between_nodes)
-        super().__init__(flow, plan, emulate, fillers, absent, between_gpus)
+        super().__init__(flow, plan, emulate, fillers, absent, between_gpus, check_items)
         refuse_missing(plan, emulate, ("cpu",))  # Ray counts the GPUs
         self._address, self._between_nodes = address, between_nodes
         self._actors: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from rlinf_lab.runtime.host.state.messages import Put
 from rlinf_lab.runtime.host.state.queues import Queue
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.machine.devices import finish_work
-from rlinf_lab.runtime.transport.item_batches import Parcel, opened
+from rlinf_lab.runtime.transport.item_batches import CheckedParcel, Parcel, opened
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.runtime.transport.routing import QueueId, StreamId
 from rlinf_lab.runtime.transport.traffic import Transit
@@ -82,6 +82,9 @@ class ChannelEnds:
         process.goods, process.count, large = items, len(items), False
         if queue.stub:  # now, for the caller is free to change the items when put() has returned
             process.goods, large = Packed.of_items(items, queue.name.channel)
+        elif self._state.check_items:
+            who = f"{process.label}: channel {queue.name.channel!r}"
+            process.goods = CheckedParcel(self._state.name, items, who)
         process.queue, process.getting, process.tags = queue, False, tags
         process.machine.weights, process.machine.ranks = (None, None) if tags is None else tags
         self._step(process, _PUT, queue.index, len(items), queue.room)
@@ -113,6 +116,8 @@ class ChannelEnds:
             self._spans.found_nothing(process, _GET_SPAN)
         try:
             return opened(pieces)
+        except WorkflowError:  # an item was changed
+            raise
         except BaseException as error:
             here = self._state.name
             origin = next((p.parcel.origin for p in pieces if p.parcel.origin != here), here)
@@ -131,7 +136,9 @@ class ChannelEnds:
         elif queue.abandoned:
             self._unwanted.came(queue)
         else:
-            queue.store(Parcel(process.count, self._state.name, process.goods), process.tags)
+            goods = process.goods
+            parcel = goods if isinstance(goods, Parcel) else Parcel(process.count, self._state.name, goods)
+            queue.store(parcel, process.tags)
             queue.within[0] += 1
             queue.within[1] += process.count
 

@@ -12,7 +12,7 @@ from rlinf_lab.planning.engine.engine import Process as EngineProcess
 from rlinf_lab.runtime.host.state.queues import Queue
 from rlinf_lab.runtime.threads.gate import Gate
 from rlinf_lab.runtime.threads.lookout import Lookout
-from rlinf_lab.runtime.transport.item_batches import Piece
+from rlinf_lab.runtime.transport.item_batches import Parcel, Piece
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.workflow.specs import CallSpec, Tags
 from rlinf_lab.workflow.worker import Worker
@@ -68,7 +68,7 @@ class Process:
     woken: bool = False
     error: BaseException | None = None  # raised in the thread when it wakes
     heard: BaseException | None = None  # in this call: the failure of one whose value it wanted
-    goods: list[Any] | Packed = field(default_factory=list)  # the items of its put
+    goods: list[Any] | Packed | Parcel = field(default_factory=list)  # the items of its put
     count: int = 0  # of them
     tags: Tags | None = None  # of them
     pieces: list[Piece] = field(default_factory=list)  # what its get has been given
