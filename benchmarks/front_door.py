@@ -298,15 +298,15 @@ PIXELS: dict[str, Any] = {"n_steps": 64, "batch_size": 128, "n_epochs": 4, "gamm
 PICTURES = 8  # environments
 
 
-def our_pictures(iterations: int) -> float:
+def our_pictures(iterations: int, precision: str) -> float:
     """Steps a CPU second, after the first iteration."""
     from pixels import CatchPixels
 
     import rlinf_lab as lab
 
     marks: list[float] = []
-    run = lab.train("ppo", CatchPixels, iterations=iterations + 1, num_envs=PICTURES, learning_rate=1e-3, folder=False, progress=False,
-                    on_iteration=lambda row: marks.append(time.process_time()), **PIXELS).wait()  # fmt: skip
+    run = lab.train("ppo", CatchPixels, iterations=iterations + 1, num_envs=PICTURES, learning_rate=1e-3, precision=precision, folder=False,
+                    progress=False, on_iteration=lambda row: marks.append(time.process_time()), **PIXELS).wait()  # fmt: skip
     return iterations * run.config.env_steps / (marks[-1] - marks[0])
 
 
@@ -325,22 +325,24 @@ def sb3_pictures(iterations: int) -> float:
     return iterations * once / (time.process_time() - began)
 
 
-def pixels_learnt(seed: int) -> float:
+def pixels_learnt(seed: int, precision: str) -> float:
     from pixels import CatchPixels
 
     import rlinf_lab as lab
 
-    run = lab.train("ppo", CatchPixels, total_timesteps=20_480, num_envs=PICTURES, learning_rate=1e-3, seed=seed, folder=False, progress=False,
-                    eval_every=2_048, eval_episodes=50, eval_seed=EVAL_SEED, until={"success_rate": 0.95}, **PIXELS)  # fmt: skip
+    run = lab.train("ppo", CatchPixels, total_timesteps=20_480, num_envs=PICTURES, learning_rate=1e-3, seed=seed, precision=precision, folder=False,
+                    progress=False, eval_every=2_048, eval_episodes=50, eval_seed=EVAL_SEED, until={"success_rate": 0.95}, **PIXELS)  # fmt: skip
     return float(run.wait().metrics["eval_success_rate"].max())
 
 
-def pictures(smoke: bool) -> Case:
+def pictures(smoke: bool, precision: str) -> Case:
     from harness import Case
 
     few = 1 if smoke else 4
     note = "64×64 pixels drawn with numpy (pixels.py), a convolutional net of the same layers, the same settings, one core each; steps per CPU second"
-    return Case("ppo_pixels", "steps/s", partial(our_pictures, few), {"stable-baselines3": partial(sb3_pictures, few)}, ">= 1.5", runs=1 if smoke else 5, note=note)
+    name = "ppo_pixels" if precision == "float32" else f"ppo_pixels, {precision}"
+    peers = {"stable-baselines3, float32": partial(sb3_pictures, few)}
+    return Case(name, "steps/s", partial(our_pictures, few, precision), peers, ">= 1.5", runs=1 if smoke else 5, note=note)
 
 
 def cases(smoke: bool) -> list[Case]:
@@ -360,10 +362,11 @@ def cases(smoke: bool) -> list[Case]:
                              note=note, curve=same.curve))  # fmt: skip
             rows.append(Case(f"{task} of stable-baselines3's defaults", "s", ours.seconds(), {"stable-baselines3, its defaults": defaults.seconds()},
                              runs=runs, note=note, curve=defaults.curve))  # fmt: skip
-    rows.append(pictures(smoke))
-    if not smoke:
-        rows += [Case(f"ppo_pixels, success of seed {seed}", "share", partial(pixels_learnt, seed), target=">= 0.9", target_of="value", runs=1,
-                      note="best of the evaluations, 50 episodes, within 20,480 steps") for seed in range(3)]  # fmt: skip
+    for precision in ("float32",) if smoke else ("float32", "bfloat16"):
+        rows.append(pictures(smoke, precision))
+        if not smoke:
+            rows += [Case(f"ppo_pixels, {precision}, success of seed {seed}", "share", partial(pixels_learnt, seed, precision), target=">= 0.9",
+                          target_of="value", runs=1, note="best of the evaluations, 50 episodes, within 20,480 steps") for seed in range(3)]  # fmt: skip
     cheetah = "HalfCheetah-v5"
     rows.append(Case("ppo_halfcheetah", "steps/s", partial(our_steps_per_second, cheetah, few // 5 or 1),
                      {"stable-baselines3, our settings": partial(sb3_steps_per_second, cheetah, 2048 * (few // 5 or 1))}, ">= 2", runs=runs))  # fmt: skip

@@ -21,8 +21,8 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.forecast.forecast import device_names, graph_of
 from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.placement.colocation import settled as with_those_there
-from rlinf_lab.planning.placement.cost_table import APART
 from rlinf_lab.planning.placement.device_ranges import seatings
+from rlinf_lab.planning.placement.free_memory import APART
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Arrangement, Setting
 from rlinf_lab.planning.placement.to_execution_plan import execution_plan

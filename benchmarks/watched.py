@@ -34,7 +34,7 @@ with lab.session(flow, plan) as s:
         rank.since = spans._now() if rank.waited else rank.bound_ns or rank.since
 
     watchers = [
-        (spans, "end_run", ended), (spans, "resumed", resumed), (s._executor.recorder, "counter", nothing), (s._observer, "collect", nothing),
+        (spans, "end_run", ended), (spans, "resumed", resumed), (s._executor.driver_host.recorder, "counter", nothing), (s._observer, "collect", nothing),
         (s._observer, "glance", lambda: True), (board, "push_spans", nothing), (s._observer, "_update", nothing),
         (s._observer, "_afterwards", nothing), (psutil, "cpu_percent", nothing),
         (psutil, "virtual_memory", lambda: no_memory), (psutil.Process, "memory_info", lambda self: no_memory),

@@ -90,5 +90,5 @@ def test_a_notebook_runs_in_jupyterlab(jupyterlab: Any, path: Path) -> None:
     assert len(boards) == 2 * sum(map(dashboards, code)), "each run that is shown leaves a dashboard, in both themes"
     assert len(explorers) == 2 * sum("lab.PlanExplorer(" in source for source in code) and all(explorers)
     assert all("finished" in board and "NaN" not in board for board in boards)
-    assert all(n > 200 for n in spans)
+    assert all(n > 50 for n in spans), spans
     assert not failures

@@ -32,6 +32,6 @@ def hold_up_threads(monkeypatch: pytest.MonkeyPatch, seed: int, share: float, se
 def recorded(plan: ExecutionPlan, executor: LocalExecutor) -> Timeline:
     """What a stopped executor has recorded."""
     timeline = Timeline(plan.devices)
-    for batch in executor.drain():
+    for batch in executor.news.drain():
         timeline.extend(batch)
     return timeline

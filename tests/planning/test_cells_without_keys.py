@@ -182,8 +182,8 @@ def test_ranks_of_the_head_each_have_their_tokens() -> None:
         "two", DEVICES, {"sim": [[0], [1]], "critic": [[2]], "policy": [[2]], "learner": [[2]]}, micro_batches={"obs": 2, "feats": 1, "acts": 1}
     )
     run_ = Observed.of(flow.graph, plan, ran(flow, plan, one_at_a_time))
-    cell = flow.graph.cells[0]
-    assert (run_.head(cell), run_.tokens(cell), run_.steps(cell)) == ("sim", 2, STEPS)
+    cell = run_.cell(flow.graph.cells[0])
+    assert (cell.head, cell.tokens, cell.steps) == ("sim", 2, STEPS)
     profile = fitted([run_])
     assert busy(profile, "critic") == pytest.approx(0.002 * STEPS)
     assert [(s.items, s.seconds) for s in profile.workers["policy"].samples] == [(profile.items / 2, pytest.approx(0.003))]  # it was asked one by one

@@ -45,7 +45,7 @@ def executed(flow: Workflow, plan: ExecutionPlan, iterations: int = 3, arguments
     finally:
         executor.stop()
     timeline = Timeline(plan.devices)
-    for batch in executor.drain():
+    for batch in executor.news.drain():
         timeline.extend(batch)
     return timeline
 

@@ -71,7 +71,7 @@ def execute(made: Scenario, delays: int) -> Timeline:
     finally:
         assert executor.stop() == Ended()
     timeline = recorded(made.plan, executor)
-    told = {f.rank: f.steps for f in executor.fillers()}
+    told = {f.rank: f.steps for f in executor.news.fillers()}
     assert told == {r: sum(s.track.rank == r for s in steps(timeline)) for r in told}
     return timeline
 

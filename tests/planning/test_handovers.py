@@ -159,7 +159,7 @@ def by_hand(handovers: tuple[Handover, ...]) -> Profile:
 
 def test_a_handover_takes_what_the_slowest_rank_takes_in_each_iteration_that_has_one() -> None:
     turns = [{0: {"load": 1.0, "other": 9.0}, 1: {"load": 3.0}}, {0: {"other": 9.0}}, {1: {"load": 2.0}}]
-    seen: Any = SimpleNamespace(_iterations=lambda worker: [{r: SimpleNamespace(handed=h) for r, h in ranks.items()} for ranks in turns])
+    seen: Any = SimpleNamespace(turns_by_rank=lambda worker: [{r: SimpleNamespace(handed=h) for r, h in ranks.items()} for ranks in turns])
     assert Observed.handover_seconds(seen, "w", "load") == [3.0, 2.0]
 
 

@@ -65,7 +65,7 @@ def measured(flow: lab.Workflow, plan: lab.ExecutionPlan, iterations: int = 3) -
     for _ in range(iterations):
         session.step()
     timeline = Timeline(plan.devices)
-    for batch in executor.drain():
+    for batch in executor.news.drain():
         timeline.extend(batch)
     executor.stop()
     return timeline

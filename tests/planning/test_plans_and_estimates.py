@@ -151,7 +151,7 @@ def measured(flow: Workflow, plan: ExecutionPlan, iterations: int) -> Timeline:
         session.step()
     executor.stop()
     timeline = Timeline(plan.devices)
-    for batch in executor.drain():
+    for batch in executor.news.drain():
         timeline.extend(batch)
     return timeline
 

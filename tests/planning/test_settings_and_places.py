@@ -11,7 +11,7 @@ from random_profiles import random_profile
 from sweeps import sweep
 
 from rlinf_lab.errors import ConfigError, PlanError, UnknownNameError
-from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Forms
+from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Forms
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.planner import plan

@@ -88,6 +88,10 @@ class MeshExecutor:
             box.put(None)
         return ended
 
+    @property
+    def news(self) -> MeshExecutor:
+        return self
+
     def drain(self) -> list[Any]:
         return [r.drain() for r in self.recorders.values()]
 

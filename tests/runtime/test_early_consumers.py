@@ -471,7 +471,7 @@ def test_the_simulator_ends_calls_where_an_executor_does(relay: bool, n: int, ma
         one.submit()
     one.finish()
     timeline = Timeline(plan.devices)
-    for batch in executor.drain():
+    for batch in executor.news.drain():
         timeline.extend(batch)
     assert executor.stop() == Ended()
     simulated = Simulator(flow.graph, plan).simulate(calls_of(relay, n), 3)

@@ -128,10 +128,10 @@ def test_results_are_the_same_with_endless_fillers_between_several_hosts(index: 
     finally:
         assert executor.stop().late == []
     timeline = Timeline(plan.devices)
-    for batch in executor.drain():
+    for batch in executor.news.drain():
         timeline.extend(batch)
     assert timeline.bubble_sum_error_ns() == 0
-    assert {f.name: f.error for f in executor.fillers()} == {"counts": None}
+    assert {f.name: f.error for f in executor.news.fillers()} == {"counts": None}
 
 
 class Empty(Worker):

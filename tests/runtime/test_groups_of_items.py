@@ -128,7 +128,7 @@ def test_the_graph_the_profile_and_the_plan_know_groups() -> None:
     for _ in range(3):
         session.step([p for p in range(4) for _ in range(GROUP)])
     timeline = lab.Timeline(plan.devices)
-    for batch in executor.drain():
+    for batch in executor.news.drain():
         timeline.extend(batch)
     executor.stop()
     profile = lab.planning.profile_from_run(flow, plan, timeline)

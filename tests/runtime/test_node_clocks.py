@@ -111,7 +111,7 @@ def test_processes_that_are_taken_for_other_nodes_are_asked_and_found_to_have_ou
     errors = s.timeline.clock_errors
     assert len(errors) == 2 and min(errors.values()) > 0
     executor: Any = s._executor
-    for clock in executor._clocks._clocks.values():
+    for clock in executor.driver.clocks._clocks.values():
         offset, error = clock.offset.at(time.monotonic_ns())
         assert clock.offset.answers >= AT_ONCE and not clock.offset.jumps and abs(offset) <= error, "the truth is 0"
     assert s.timeline.bubble_sum_error_ns() == 0

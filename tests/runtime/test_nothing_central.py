@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.multi_process import HostsExecutor
+from rlinf_lab.runtime.executors.driver import Driver
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -53,13 +53,13 @@ def flow_of() -> tuple[Workflow, ExecutionPlan]:
 @pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
 def test_the_driver_hears_and_says_as_much_of_two_thousand_items_as_of_two_hundred(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: Counter[str] = Counter()
-    receive = HostsExecutor._receive
+    receive = Driver.receive
 
-    def counted(self: HostsExecutor, message: tuple) -> None:
+    def counted(self: Driver, message: tuple) -> None:
         heard[message[0]] += message[0] not in TIMED
         receive(self, message)
 
-    monkeypatch.setattr(HostsExecutor, "_receive", counted)
+    monkeypatch.setattr(Driver, "receive", counted)
     flow, plan = flow_of()
     found = []
     with session(flow, plan, executor=executor, emulate=True) as s:
@@ -77,13 +77,13 @@ def test_the_driver_hears_and_says_as_much_of_two_thousand_items_as_of_two_hundr
 def test_the_count_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the loop itself reads, items do come to the driver."""
     heard: Counter[str] = Counter()
-    receive = HostsExecutor._receive
+    receive = Driver.receive
 
-    def counted(self: HostsExecutor, message: tuple) -> None:
+    def counted(self: Driver, message: tuple) -> None:
         heard[message[0]] += 1
         receive(self, message)
 
-    monkeypatch.setattr(HostsExecutor, "_receive", counted)
+    monkeypatch.setattr(Driver, "receive", counted)
     flow = Workflow("to the loop")
     items, maker = flow.channel("items"), flow.worker(Maker, name="maker")
 

@@ -84,9 +84,9 @@ def test_a_session_shows_what_a_run_shows_and_waits_for_nobody_to_look() -> None
             time.sleep(0.01)
         assert list(s.metrics["x"]) == list(s.metrics["result"]) == [float(i) for i in range(50)]
         executor = s._executor
-        while (executor.driver_host.told.metrics or len(executor.recorder)) and time.monotonic() < deadline:
+        while (executor.driver_host.told.metrics or executor.news.undrained()) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not executor.driver_host.told.metrics and not len(executor.recorder)
+        assert not executor.driver_host.told.metrics and not executor.news.undrained()
         while s._observer.table._ranks and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not s._observer.table._ranks  # all of them are settled
@@ -339,9 +339,9 @@ def test_how_often_the_own_thread_looks(monkeypatch: pytest.MonkeyPatch, glanced
 def test_somebody_glances_for_longer_than_the_own_thread_is_away_once_nothing_goes_on(monkeypatch: pytest.MonkeyPatch, is_open: bool) -> None:
     """What begins right after that was seen half a second later."""
     away = observer.IDLE_SECONDS + observer.SELDOM_SECONDS
-    executor = SimpleNamespace(rows=lambda _: (b"", b"", 0), driver_host=SimpleNamespace(loop=SimpleNamespace(is_open=lambda: is_open)))
+    news, executor = SimpleNamespace(rows=lambda _: (b"", b"", 0)), SimpleNamespace(driver_host=SimpleNamespace(loop=SimpleNamespace(is_open=lambda: is_open)))
     watching, now = Observer.__new__(Observer), [0.0]
-    watching.__dict__.update(_over=False, problem=None, moved_at=0.0, _lock=threading.Lock(), _executor=executor)
+    watching.__dict__.update(_over=False, problem=None, moved_at=0.0, _lock=threading.Lock(), _news=news, _executor=executor)
     monkeypatch.setattr(observer, "time", SimpleNamespace(monotonic=lambda: now[0]))
     glances = []
     for now[0] in (0.0, away, away + 2 * observer.LOOK_SECONDS):
@@ -470,14 +470,14 @@ def test_the_dashboard_is_told_what_diverged() -> None:
 def test_the_dashboard_has_every_number_when_wait_returns_also_those_that_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
     flow, plan = made(lambda h, i: h["w"].go(i))
     started, board = run(flow, plan, inputs=range(300)), Board()
-    said = started._executor.metrics
+    said = started._executor.news.metrics
     late: list[Any] = []
 
     def delayed() -> list[Any]:  # as of a host whose news take one more round
         late[:], now = said(), list(late)
         return [*now, *late] if started._executor._ended else now
 
-    monkeypatch.setattr(started._executor, "metrics", delayed)
+    monkeypatch.setattr(started._executor.news, "metrics", delayed)
     started.on_update(_Feeder(started, board, None))
     started.wait(60)
     assert board.ended.wait(60)

@@ -235,7 +235,7 @@ def test_an_answer_that_cannot_travel_is_the_error_of_its_call() -> None:
 def test_stopping_ends_a_worker_that_computes_and_leaves_no_process() -> None:
     executor = ProcessExecutor(*fragile())
     executor.start()
-    children = [psutil.Process(pid) for pid in executor._pids.values()]
+    children = [psutil.Process(pid) for pid in executor.driver.pids.values()]
     assert len(children) == 2 and [p.cpu_affinity() for p in children] == [[c] for c in sorted(os.sched_getaffinity(0))[:2]]
     assert Session(executor).step() == (5, 100)
     assert executor.stop() == Ended() and executor.stop() == Ended()
@@ -270,7 +270,7 @@ def test_the_death_of_the_driver_ends_its_children_also_when_it_has_forked(tmp_p
         executor.start()
         assert Session(executor).step() == (5, 100)
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,)).start()
-        print(*executor._pids.values(), flush=True)
+        print(*executor.driver.pids.values(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """)
     )
@@ -358,7 +358,7 @@ def test_a_process_that_does_not_answer_between_iterations_is_named_itself(tmp_p
     flow, plan = hogs_of(tmp_path)
     executor = ProcessExecutor(flow, plan, absent={"hogs": [1]})
     executor.start()
-    os.kill(executor._pids["host0"], signal.SIGSTOP)
+    os.kill(executor.driver.pids["host0"], signal.SIGSTOP)
     assert executor.stop() == Ended(["host0 (hogs[0], idle[0])"])
 
 

@@ -81,7 +81,7 @@ def test_a_killed_host_ends_the_iteration() -> None:
     try:
         s = Session(executor)
         assert s.step(1) == 2
-        os.kill(executor._pids["host1"], signal.SIGKILL)
+        os.kill(executor.driver.pids["host1"], signal.SIGKILL)
         with pytest.raises(ExecutorError, match=r"Host 'host1' died.*bad\[0\] lived there"):
             s.step(1)
     finally:

@@ -48,7 +48,7 @@ def within(session: Session, do: Callable[[], Any], seconds: float = SECONDS) ->
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
-    assert found, "it hangs:\n" + "\n".join(WaitGraph(tuple(session._executor.waits())).lines())
+    assert found, "it hangs:\n" + "\n".join(WaitGraph(tuple(session._executor.news.waits())).lines())
     value, error = found[0]
     if error is not None:
         raise error

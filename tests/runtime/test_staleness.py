@@ -85,7 +85,7 @@ def test_a_collector_goes_ahead_as_far_as_the_plan_allows(staleness: int, millis
     assert [one.wait() for one in started] == [result(i) for i in range(4)] and s.iteration == 4
     executor.stop()
     timeline = Timeline(plan.devices)
-    for batch in executor.drain():
+    for batch in executor.news.drain():
         timeline.extend(batch)
     rows = timeline.iterations()
     assert timeline.elapsed_ns == milliseconds * 1_000_000

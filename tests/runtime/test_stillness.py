@@ -138,7 +138,7 @@ class Watched(Observed):
         self.now, self.goes_on = 0.0, True
         iterations, under_way = SimpleNamespace(goes_on=lambda: self.goes_on), SimpleNamespace(labels=lambda: ["maker[0].make"])
         loop = SimpleNamespace(is_open=lambda: self.goes_on, iterations=iterations, under_way=under_way)
-        self._executor = cast(Any, SimpleNamespace(driver_host=SimpleNamespace(loop=loop), waits=lambda: []))
+        self._executor = cast(Any, SimpleNamespace(driver_host=SimpleNamespace(loop=loop), news=SimpleNamespace(waits=lambda: [])))
         self._observer = cast(Any, SimpleNamespace(stillness=Stillness(), moved_at=0.0))
         self._listeners = []
 

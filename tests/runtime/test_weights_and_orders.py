@@ -197,7 +197,7 @@ def test_the_simulator_takes_the_same_by_weight(values: Any, weight: int, order:
     executor = LocalExecutor(flow, plan, MockClock())
     executed(executor, values, weight, 0.001)
     timeline = Timeline(plan.devices)
-    for batch in executor.drain():
+    for batch in executor.news.drain():
         timeline.extend(batch)
 
     def make(turn: Any) -> Any:
@@ -263,7 +263,7 @@ def test_who_waits_at_a_channel_is_told(far: bool) -> None:
         a.fill(items)
         looked = b.look(items, other)
         if executor:  # not in the dry run
-            while not (rows := {r["channel"]: r for r in executor[0].channels()}) or len(rows) < 2 or not rows["items"]["waiting_putters"]:
+            while not (rows := {r["channel"]: r for r in executor[0].news.channels()}) or len(rows) < 2 or not rows["items"]["waiting_putters"]:
                 time.sleep(0.001)
             seen.append(rows)
         other.put(1)

@@ -148,7 +148,7 @@ def test_nothing_of_a_stopped_executor_is_left() -> None:
     executor = RayExecutor(flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], "taker": [1]}))
     before = set(threading.enumerate())
     executor.start()
-    hosts = [psutil.Process(pid) for pid in executor._pids.values()]
+    hosts = [psutil.Process(pid) for pid in executor.driver.pids.values()]
     assert len(hosts) == 2 and [p.cpu_affinity() for p in hosts] == [[c] for c in sorted(os.sched_getaffinity(0))[:2]]
     assert Session(executor).step() == (5, 1)
     assert executor.stop() == Ended() and executor.stop() == Ended()
@@ -354,7 +354,7 @@ def test_stopping_a_run_that_is_being_set_up() -> None:
         return worker.go()
 
     starting = run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray")
-    while not starting._executor._links:  # type: ignore[attr-defined]
+    while not starting._executor.driver.links:  # type: ignore[attr-defined]
         time.sleep(0.05)
     start = time.monotonic()
     with warnings.catch_warnings(action="ignore"):  # that it was left behind, if it had begun

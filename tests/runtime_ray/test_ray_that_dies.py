@@ -60,7 +60,7 @@ for part in [*sys.argv[1:], None]:
         if part is None:
             break
         all_of_ray = psutil.Process().children(recursive=True)
-        hosts = [psutil.Process(pid) for pid in s._executor._pids.values()]
+        hosts = [psutil.Process(pid) for pid in s._executor.driver.pids.values()]
         next(p for p in all_of_ray if part in p.name()).kill()
         time.sleep(0.5)
         second = s.step(10)

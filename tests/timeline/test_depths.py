@@ -13,6 +13,7 @@ import pytest
 
 from rlinf_lab.planning.engine.fast_path import AtOnce
 from rlinf_lab.planning.simulator.simulator import Simulator
+from rlinf_lab.planning.simulator.state import State
 from rlinf_lab.planning.simulator.virtual_host import VirtualHost
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.session.session import Session
@@ -94,19 +95,20 @@ def queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, dict[int, int]
     seen: dict[str, dict[int, int]] = defaultdict(dict)
 
     def looking(original: Any) -> Any:
-        def look(host: VirtualHost, *args: Any) -> Any:
-            answer, now = original(host, *args), defaultdict(int)
-            for (channel, *_), number in host._queues.items():
-                now[channel] += host._engine.depth(number)
-            for channel in host.layout.graph_channels():
-                seen[channel][host.now] = now[channel]
+        def look(part: VirtualHost | State, *args: Any) -> Any:
+            answer, now = original(part, *args), defaultdict(int)
+            state = part if isinstance(part, State) else part.state
+            for (channel, *_), number in state.queues.items():
+                now[channel] += state.engine.depth(number)
+            for channel in state.layout.graph_channels():
+                seen[channel][state.now] = now[channel]
             return answer
 
         return look
 
     monkeypatch.setattr(AtOnce, "puts_at_once", lambda *_: 0)  # each by itself: what is done in a row is not looked at in between
-    for method in ("_apply", "_retire"):
-        monkeypatch.setattr(VirtualHost, method, looking(getattr(VirtualHost, method)))
+    for part, method in ((VirtualHost, "_apply"), (State, "retire")):
+        monkeypatch.setattr(part, method, looking(getattr(part, method)))
     yield seen
 
 
@@ -138,6 +140,6 @@ def test_a_run_with_a_mock_clock_has_the_depths_of_its_simulation() -> None:
         session.finish()
         executor.stop()
         timeline = Timeline(made.plan.devices)
-        for batch in executor.drain():
+        for batch in executor.news.drain():
             timeline.extend(batch)
         assert told(timeline) == told(simulated(made)) == counted(timeline) and len(timeline.depths()) > 20

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.profile.profile import Profile
-from rlinf_lab.planning.simulator.span_buffer import SIMULATED
+from rlinf_lab.planning.simulator.state import SIMULATED
 from rlinf_lab.timeline.account.tables import whole_iterations
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline

@@ -213,14 +213,14 @@ def fitted(
         # number of them
         if cell and tokens == 1:
             each = [
-                ([s.scaled(run.steps(cell) / runs[0].steps(cell)) for s in some], peak)
+                ([s.scaled(run.cell(cell).steps / runs[0].cell(cell).steps) for s in some], peak)
                 for run, (some, peak) in zip(fed, each, strict=True)
             ]
         samples = _merged([sample for some, peak in each for sample in _peaked(some, peak)])
         on, off = (switches or {}).get(worker, (0.0, 0.0))
         workers[worker] = WorkerProfile(
             samples, _kind(runs[0], worker, generators or {}),
-            (max(1.0, runs[0].steps(cell)) if cell else 1.0) * seen / every,
+            (max(1.0, runs[0].cell(cell).steps) if cell else 1.0) * seen / every,
             ranks=(rules or {}).get(worker, RankRule(counts=tuple(sorted({r.plan.ranks(worker) for r in runs})))),
             memory=(memory or {}).get(worker, Memory()), onload_s=on, offload_s=off,
             resource="host" if not runs[0].devices(worker) else "device",
@@ -310,9 +310,9 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
     """
     found, notes = [], []
     for cell in runs[0].graph.cells:
-        if not runs[0].is_counted(cell):
+        if not runs[0].cell(cell).is_counted:
             continue
-        seen, head, who = runs[0].circulation(cell), runs[0].head(cell), listing(list(cell))
+        seen, head, who = runs[0].cell(cell).circulation, runs[0].cell(cell).head, listing(list(cell))
         tokens = together(runs, cell)
         if seen.doubt:
             notes.append(f"{head!r} begins the rounds of the cell {who}, in which no channel is keyed; {seen.doubt}.")
@@ -337,8 +337,8 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
                 f"{runs[0].plan.micro_batches.get(slow.channel, 1)} ({slow.channel!r}): plans have it all at once. "
                 "Next: a run of such a plan, or lab.profile."
             )
-        alone = next((run.circulation(cell).tokens for run in runs if run.plan.tokens(head) == 1), None)
-        if alone == 1 and any(run.follows_plan(cell) for run in runs):
+        alone = next((run.cell(cell).circulation.tokens for run in runs if run.plan.tokens(head) == 1), None)
+        if alone == 1 and any(run.cell(cell).follows_plan for run in runs):
             continue  # it keeps as many as a plan says
         # also where one run cannot tell whose number that is
         own = seen.tokens if not seen.waits and seen.tokens <= min(items, MAX_SUB_BATCHES) else 1
@@ -348,7 +348,7 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
 
 def _one_by_one(run: Observed, cell: Sequence[str]) -> Edge | None:
     """A channel of a cell on which the tokens of several ranks did not come together."""
-    inside = (e for e in run.graph.edges if e.producer == run.head(cell) and e.consumer in cell)
+    inside = (e for e in run.graph.edges if e.producer == run.cell(cell).head and e.consumer in cell)
     return next(
         (
             e
@@ -373,7 +373,7 @@ def _kind(run: Observed, worker: str, generators: Mapping[str, float]) -> str:
     batches.
     """
     cell = next((c for c in run.graph.cells if worker in c), ())
-    return "simulator" if cell and run.head(cell) == worker else "generation" if worker in generators else "batch"
+    return "simulator" if cell and run.cell(cell).head == worker else "generation" if worker in generators else "batch"
 
 
 def _lengths(worker: str, samples: Sequence[Sample], items: int, generators: Mapping[str, float]) -> Lengths | None:

@@ -17,12 +17,11 @@ from functools import lru_cache
 import numpy as np
 
 from rlinf_lab.errors import PlanError, shown
-from rlinf_lab.planning.costs import Stream
-from rlinf_lab.planning.costs.base import ROUNDING
 from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.forecast.bundles import Bundles
 from rlinf_lab.planning.forecast.message_costs import message_of
-from rlinf_lab.planning.forecast.per_rank import bundles_of_a_rank, by_rank, seconds_of_a_rank, separable
-from rlinf_lab.planning.forecast.stream_estimate import follow, stream_of
+from rlinf_lab.planning.forecast.per_rank import seconds_of_a_rank
+from rlinf_lab.planning.forecast.stream_estimate import follow
 from rlinf_lab.planning.forecast.transfer_workers import Links
 from rlinf_lab.planning.placement.budget import Budget
 from rlinf_lab.planning.placement.cell_order import order, rounds
@@ -34,7 +33,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Message, Profile
 from rlinf_lab.planning.schema.arguments import MAX_ITERATIONS, number, whole
-from rlinf_lab.planning.search.plan_tree import TEMPORAL, Leaf, leaf_of, meeting
+from rlinf_lab.planning.search.plan_tree import Leaf, leaf_of
 from rlinf_lab.planning.simulator.scripts import Outage, Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.simulator.simulator import Simulator
 from rlinf_lab.timeline.timeline import Timeline
@@ -42,8 +41,6 @@ from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
 from rlinf_lab.workflow.specs import ChannelSpec
 
 BUNDLES = 1024  # see `forecast`
-MAX_BUNDLES = 2048  # where bundles shall be whole items
-ATOMS = 512  # points of a generator's stream
 MOVED_PARTS = 16  # parts in which what the consumer wants whole is moved
 METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
 
@@ -171,13 +168,8 @@ class _Forecast:
         self.edges = (*self.profile.edges, *gates(self.profile))
         self.names = tuple(devices) or device_names(placement)
         self.noise, self.random = noise, np.random.default_rng(seed)
-        self.one_by_one = one_by_one
-        self.streams: dict[tuple[str, int], Stream] = {}
-        self.by_rank = frozenset(
-            name for name in (separable if one_by_one else by_rank)(placement) if not self._streams(name)
-        )
-        self.items = self._bundles(detail)
-        self.links = Links.of(self.profile, self._moving(), self.items)
+        self.bundles = Bundles(placement, self.edges, detail, one_by_one)
+        self.links = Links.of(self.profile, self._moving(), self.bundles.count)
 
     def run(self, iterations: int, outages: Sequence[Outage]) -> Timeline:
         graph = self.links.inserted(graph_of(self.profile))
@@ -239,84 +231,14 @@ class _Forecast:
                 total += message.busy_s + (message.latency_s if edge.consumer == name else 0.0)
         return total
 
-    def _bundles(self, detail: int) -> int:
-        """Of an iteration, as many as divide by the plan's micro-batches. A bundle is no part of two items, or at least
-        of two calls, if that is possible without many more."""
-        seats, whole = self.placement.seats.values(), self.setting.in_whole_calls
-        step = max([1, *(s.micro_batches for s in seats if s.worker not in whole)])
-        for parts in self._whole_parts(detail):
-            if (both := math.lcm(step, parts)) <= MAX_BUNDLES:
-                step = both
-                break
-        else:
-            step = max(s.micro_batches for s in seats)
-        if step == self.profile.items and self._unequal_shares():
-            return int(step)
-        ranks = max(
-            [
-                1,
-                *(
-                    s.ranks * (s.micro_batches if s.worker in self.by_rank else 1)
-                    for s in seats
-                    if self._independent(s.worker)
-                ),
-            ]
-        )
-        return step * math.ceil(max(detail, ranks) / step)
-
-    def _unequal_shares(self) -> bool:
-        """Whether the ranks of somebody are handed shares of everything that are not equal: then a bundle is an item,
-        so that they are those of a run.
-        """
-        ranks = [
-            self.placement.seats[e.consumer].ranks
-            for e in self.edges
-            if e.consumer in self.by_rank and e.group == 1 and self.setting.whole(e)
-        ]
-        return any(n <= self.profile.items and self.profile.items % n for n in ranks)
-
-    def _whole_parts(self, detail: int) -> Iterator[int]:
-        """Into how many equal parts the items come that are no part of two items, and then none of two calls."""
-        items = self.profile.items
-        if items == math.ceil(items):
-            if self.by_rank or items <= detail:
-                yield int(items)
-            seats = [s for s in self.placement.seats.values() if s.worker in self.setting.in_whole_calls]
-            yield int(items) // math.gcd(
-                int(items),
-                *(int(self.placement.calls(s).full) // (s.ranks if s.worker in self.by_rank else 1) for s in seats),
-            )
-
     # --- the plan ----------------------------------------------------------------------------------------------
-    def _streams(self, name: str) -> bool:
-        """Whether a worker's ranks stream: a generator whose lengths are known."""
-        return self._stream(name, 1) is not None
-
-    def _independent(self, name: str) -> bool:
-        """Whether a worker's ranks go on by themselves."""
-        return name in self.by_rank or self._streams(name)
-
-    def _stream(self, name: str, group: int) -> Stream | None:
-        """When bundles of complete groups leave a generator."""
-        if self.profile.workers[name].kind != "generation" or len(self._mates(name)) > 1:
-            return None
-        key = name, group
-        if key not in self.streams:
-            made = stream_of(self.placement, leaf_of(self.placement.tree, self.setting.home[name]), ATOMS, group)
-            if made is None:
-                return None
-            self.streams[key] = made
-        return self.streams[key]
-
-    def _mates(self, name: str) -> tuple[str, ...]:
-        return self.setting.stages[self.setting.home[name]].members
-
     def _plan(self, graph: WorkflowGraph) -> ExecutionPlan:
-        placements = {}
-        for name, seat in self.placement.seats.items():
-            placements[name] = ranks_of(self.placement, name) if self._independent(name) else (tuple(seat.devices),)
+        placements = {
+            name: ranks_of(self.placement, name) if self.bundles.independent(name) else (tuple(seat.devices),)
+            for name, seat in self.placement.seats.items()
+        }
         placements.update(self.links.placements())
-        micro_batches = {e.channel: self._micro_batch(e) for e in self.edges}
+        micro_batches = {e.channel: self.bundles.micro_batch(e) for e in self.edges}
         # What is wanted whole is moved while it is made; a batch is moved when it is complete.
         micro_batches.update(
             {self.links.source(e.channel): self._moved_at_once(e, micro_batches[e.channel]) for e in self._moving()}
@@ -334,31 +256,8 @@ class _Forecast:
 
     def _moved_at_once(self, edge: EdgeProfile, micro_batch: int) -> int:
         """Bundles: batches of all ranks together."""
-        ranks = self.placement.seats[edge.consumer].ranks if edge.consumer in self.by_rank else 1
-        return min(self.items, micro_batch * ranks) or max(1, self.items // MOVED_PARTS)
-
-    def _micro_batch(self, edge: EdgeProfile) -> int:
-        """Bundles of one batch of the consumer, or of a rank of it; 0: everything."""
-        stages = self.setting.home[edge.producer], self.setting.home[edge.consumer]
-        if stages[0] == stages[1]:
-            return 1
-        node = meeting(self.placement.tree, *stages)
-        if self.setting.whole(edge) or edge.group == self.profile.items:
-            return 0
-        if edge.consumer in self.by_rank:
-            return bundles_of_a_rank(self.placement, edge, self.items)
-        if node.kind == TEMPORAL and node.grain == 0:
-            return 0
-        seat = self.placement.seats[edge.consumer]
-        if edge.consumer not in self.setting.in_whole_calls:
-            return self.items // seat.micro_batches
-        return self._bundles_of_a_call(seat)
-
-    def _bundles_of_a_call(self, seat: Seat) -> int:
-        """Over all ranks."""
-        return min(
-            self.items, math.ceil(float(self.placement.calls(seat).full) * self.items / self.profile.items - ROUNDING)
-        )
+        ranks = self.placement.seats[edge.consumer].ranks if edge.consumer in self.bundles.by_rank else 1
+        return min(self.bundles.count, micro_batch * ranks) or max(1, self.bundles.count // MOVED_PARTS)
 
     def _switches(self) -> dict[str, tuple[int, int]]:
         return {
@@ -369,14 +268,13 @@ class _Forecast:
 
     # --- scripts -------------------------------------------------------------------------------------------------
     def _call(self, name: str, call: Call) -> SimCall:
-        seat, stage = self.placement.seats[name], self.setting.home[name]
-        leaf = leaf_of(self.placement.tree, stage)
-        if len(self._mates(name)) > 1:
+        seat = self.placement.seats[name]
+        if len(self.bundles.mates(name)) > 1:
             script = self._in_cell(name, seat)
-        elif self._streams(name):
+        elif self.bundles.streams(name):
             script = self._generator(name, seat)
         else:
-            script = self._batch(name, seat, leaf)
+            script = self._batch(name, seat, leaf_of(self.placement.tree, self.setting.home[name]))
         return SimCall(name, call.method, script, call.reads, call.writes, (), call.starts_on_device)
 
     def _handover(self, handover: Handover, step: Step) -> SimCall:
@@ -390,8 +288,8 @@ class _Forecast:
         they are complete.
         """
         inputs, outputs = self._edges(name)
-        streams = [self._times(name, 1)] + [
-            self._times(name, e.group) for e in self.edges if self.links.source(e.channel) in outputs
+        streams = [self.bundles.times(name, 1)] + [
+            self.bundles.times(name, e.group) for e in self.edges if self.links.source(e.channel) in outputs
         ]
 
         def script(turn: Turn) -> Script:
@@ -412,29 +310,23 @@ class _Forecast:
 
         return script
 
-    def _times(self, name: str, group: int) -> np.ndarray:
-        stream = self._stream(name, group)
-        assert stream is not None
-        part = np.arange(1, self.items + 1) / self.items
-        return np.interp(part, np.arange(1, ATOMS + 1) / ATOMS, stream.times)
-
     def _batch(self, name: str, seat: Seat, leaf: Leaf) -> Callable[[Turn], Script]:
         inputs, outputs = self._edges(name)
         code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
         seconds = float(self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code])
-        whole = [e.channel for e in self.edges if e.channel in inputs and self._micro_batch(e) == 0]
+        whole = [e.channel for e in self.edges if e.channel in inputs and self.bundles.micro_batch(e) == 0]
         streamed = [c for c in inputs if c not in whole]
         turns = self._inputs_in_turn(name, inputs)
         above = _generator_above(self.profile, name)
-        source = above if above is not None and above != name and self._streams(above) else None
-        made = self._as_taken(name, seat) if not inputs else []
-        in_calls = not made and name in self.by_rank | self.setting.in_whole_calls
-        ranks = seat.ranks if name in self.by_rank else 1
+        source = above if above is not None and above != name and self.bundles.streams(above) else None
+        made = self.bundles.as_taken(name, seat) if not inputs else []
+        in_calls = not made and name in self.bundles.by_rank | self.setting.in_whole_calls
+        ranks = seat.ranks if name in self.bundles.by_rank else 1
         lead = self.setting.leads.get(name, 0.0)
         if in_calls and name not in self.setting.sources:
             each = self._of_a_call(name, seconds)
         else:  # in proportion
-            most = self._share(name, 0, ranks) if not inputs else self.items
+            most = self.bundles.share(name, 0, ranks) if not inputs else self.bundles.count
 
             def each(n: int) -> float:
                 return seconds * n * seat.micro_batches / most
@@ -443,7 +335,7 @@ class _Forecast:
         made_by: dict[tuple[int, int], int] = {}  # bundles that are put at the end, by iteration and rank
 
         def work(turn: Turn, first: int, n: int, part: float = 1.0, last: bool = True) -> Script:
-            yield run(self._noisy(each(n) * part * self._weight(name, source, first, n)))
+            yield run(self._noisy(each(n) * part * self.bundles.weight(name, source, first, n)))
             if last and late:
                 made_by[turn.iteration, turn.rank] = made_by.get((turn.iteration, turn.rank), 0) + n
             for channel in outputs if last else ():
@@ -470,8 +362,9 @@ class _Forecast:
 
         def script(turn: Turn) -> Script:
             if not inputs:
-                share = self._share(name, turn.position, turn.count)
-                parts = _divided(share, share) if self.one_by_one else made or _divided(share, seat.micro_batches)
+                share = self.bundles.share(name, turn.position, turn.count)
+                at_once = share if self.bundles.one_by_one else seat.micro_batches
+                parts = made if made and not self.bundles.one_by_one else _divided(share, at_once)
                 if lead:
                     yield run(self._noisy(lead * seconds * seat.micro_batches))
                 for first, some in _parts(0, parts):
@@ -492,43 +385,16 @@ class _Forecast:
 
         return whole_turn
 
-    def _share(self, name: str, position: int, count: int) -> int:
-        """Bundles that a rank of a source makes: whole items, in whole groups, where no bundle is a part of two of
-        them.
-        """
-        groups = self.profile.items / self.profile.group_size(name)
-        whole = int(groups) if groups == int(groups) and self.items % int(groups) == 0 else self.items
-        return (whole // count + (position < whole % count)) * (self.items // whole)
-
-    def _as_taken(self, name: str, seat: Seat) -> list[int]:
-        """Bundles of the parts in which a source with one rank hands over its items, where its micro-batches are no
-        whole calls of who takes them: then the first of these has what it needs with the first part, as in a run. Its
-        seconds are in proportion."""
-        takers = [e for e in self.edges if e.producer == name and e.consumer in self.setting.in_whole_calls]
-        takers = [e for e in takers if self.placement.seats[e.consumer].micro_batches == seat.micro_batches]
-        if seat.ranks > 1 or not any(
-            self._bundles_of_a_call(self.placement.seats[e.consumer]) * seat.micro_batches > self.items for e in takers
-        ):
-            return []
-        asked = (
-            self._micro_batch(e)
-            if e.consumer in self.by_rank
-            else self._bundles_of_a_call(self.placement.seats[e.consumer])
-            for e in takers
-        )
-        size = max(asked) or self.items
-        return [min(size, self.items - first) for first in range(0, self.items, size)]
-
     def _of_a_call(self, name: str, micro_batch_s: float) -> Callable[[int], float]:
         """Seconds that a rank, or a worker group, takes for so many bundles."""
-        seconds = seconds_of_a_rank(self.placement, name, micro_batch_s, None if name in self.by_rank else 1)
-        return lru_cache(maxsize=None)(lambda n: seconds(n / self.items * self.profile.items))
+        seconds = seconds_of_a_rank(self.placement, name, micro_batch_s, None if name in self.bundles.by_rank else 1)
+        return lru_cache(maxsize=None)(lambda n: seconds(n / self.bundles.count * self.profile.items))
 
     def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
         """Step by step, slot by slot: what comes from members before it in the step, its own work, what goes on;
         answers of the last step by key.
         """
-        mates = self._mates(name)
+        mates = self.bundles.mates(name)
         at = order(self.profile, mates).index
         inner = [e for e in self.edges if e.producer in mates and e.consumer in mates]
         answers = {e.channel for e in inner if at(e.producer) > at(e.consumer)}
@@ -540,10 +406,10 @@ class _Forecast:
         inputs, outputs = self._edges(name)
         late = {self.links.source(e.channel) for e in self.edges if e.producer == name and e.at_end}
         slots = range(seat.sub_batches)
-        whole = {e.channel for e in self.edges if e.channel in inputs and self._micro_batch(e) == 0}
+        whole = {e.channel for e in self.edges if e.channel in inputs and self.bundles.micro_batch(e) == 0}
 
         def script(turn: Turn) -> Script:
-            parts = [self.items // seat.micro_batches] * seat.micro_batches
+            parts = [self.bundles.count // seat.micro_batches] * seat.micro_batches
             for channel in inputs:
                 if channel in whole:
                     parts = _divided((yield get(channel, ALL)), seat.micro_batches)
@@ -567,14 +433,14 @@ class _Forecast:
                         yield put(channel, n)
             for channel in outputs:
                 if channel in late:
-                    yield put(channel, self.items)
+                    yield put(channel, self.bundles.count)
 
         return script
 
     # --- small things --------------------------------------------------------------------------------------------
     def _edges(self, name: str) -> tuple[list[str], list[str]]:
         """Channels from and to other stages."""
-        mates = self._mates(name)
+        mates = self.bundles.mates(name)
         inputs = [e for e in self.edges if e.consumer == name and e.producer not in mates]
         return [e.channel for e in inputs], [
             self.links.source(e.channel) for e in self.edges if e.producer == name and e.consumer not in mates
@@ -589,21 +455,6 @@ class _Forecast:
             (channels[producer], part) for producer, part in self.profile.workers[name].in_turn if producer in channels
         ]
         return found if len(found) == len(inputs) else []
-
-    def _weight(self, name: str, source: str | None, first: int, n: int) -> float:
-        """Mean weight of ``n`` bundles from number ``first`` of a channel on: they entered it in the order in which
-        they were completed, and whoever has them, whenever it begins with them, has these."""
-        if source is None or self.profile.weights != "tokens":
-            return 1.0
-        group = max([1, *(e.group for e in self.edges if e.consumer == name)])
-        stream = self._stream(source, group)
-        assert stream is not None
-        ends = np.interp(
-            [first / self.items, (first + n) / self.items],
-            np.arange(ATOMS + 1) / ATOMS,
-            np.concatenate([[0.0], np.cumsum(stream.weights)]),
-        )
-        return float((ends[1] - ends[0]) * self.items / n / ATOMS)
 
     def _noisy(self, seconds: float) -> int:
         factor = math.exp(self.noise * self.random.standard_normal() - self.noise**2 / 2) if self.noise else 1.0

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlinf_lab.planning.cancellation import check
 from rlinf_lab.planning.costs import GenerationModel, Stream
-from rlinf_lab.planning.placement.cost_table import Colocated
+from rlinf_lab.planning.placement.free_memory import Colocated
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.profile.handovers import handed_over
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, Composed, Leaf, Tree, nodes, numbers
@@ -275,6 +275,6 @@ def stream_of(placement: Placement, leaf: Leaf, atoms: int, group: int) -> Strea
     if not isinstance(model, GenerationModel):
         return None
     colocated = Colocated(placement.beside[leaf.worker], placement.arrangement.forms, (name,))
-    cap = setting.tables.running(name, kind, n, items, colocated)
+    cap = setting.tables.free_memory.running(name, kind, n, items, colocated)
     stream = model.stream(int(n[0]), items, atoms, group, None if cap is None else float(cap[0]))
     return Stream(worker.calls * stream.times, stream.weights)

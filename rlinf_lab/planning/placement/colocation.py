@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlinf_lab.planning.placement.cost_table import APART, Forms, Window, allowed
 from rlinf_lab.planning.placement.device_ranges import seatings, spread
+from rlinf_lab.planning.placement.free_memory import APART, Forms, Window, allowed
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Arrangement, Setting
 from rlinf_lab.planning.profile import memory
@@ -308,7 +308,7 @@ def _halves(placement: Placement, used: Arrangement, some: Collection[str] | Non
         if seat.stays and seat.devices and (some is None or name in some):
             worker, count = setting.profile.workers[name], len(seat.devices)
             real = float(memory.kept(worker, np.array([count]), setting.profile.items)[0])
-            counted = setting.tables.kept((name,), placement.kind(seat), used.forms)
+            counted = setting.tables.free_memory.kept((name,), placement.kind(seat), used.forms)
             if real > counted + ROUNDING:
                 found.append((real - counted, name, count))
     if not found:

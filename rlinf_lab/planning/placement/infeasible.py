@@ -10,7 +10,7 @@ import numpy as np
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.placement.budget import Budget, Stage
-from rlinf_lab.planning.placement.cost_table import allowed
+from rlinf_lab.planning.placement.free_memory import allowed
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.memory import ROUNDING
 from rlinf_lab.planning.schema.arguments import MAX_DEVICES

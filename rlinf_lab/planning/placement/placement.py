@@ -13,8 +13,8 @@ import numpy as np
 
 from rlinf_lab.planning.costs import CostEstimate
 from rlinf_lab.planning.placement.calls import Calls
-from rlinf_lab.planning.placement.cost_table import APART, Colocated
 from rlinf_lab.planning.placement.device_ranges import order_of, starts
+from rlinf_lab.planning.placement.free_memory import APART, Colocated
 from rlinf_lab.planning.placement.search_space import Arrangement, Setting
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.memory import ROUNDING

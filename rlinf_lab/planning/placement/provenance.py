@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlinf_lab.planning.placement.cost_table import APART, SINGLE, Forms, Window
 from rlinf_lab.planning.placement.device_ranges import ways
+from rlinf_lab.planning.placement.free_memory import APART, SINGLE, Forms, Window
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Arrangement, Setting
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, nodes

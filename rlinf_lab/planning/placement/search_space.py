@@ -17,7 +17,8 @@ import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.placement.budget import DEFAULT_MICRO_BATCHES, Budget, Stage
-from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Forms, Tables
+from rlinf_lab.planning.placement.cost_table import Tables
+from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Forms
 from rlinf_lab.planning.placement.infeasible import Unplaceable, refusal
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.handovers import is_closed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.costs.base import ROUNDING
 from rlinf_lab.planning.placement.cell_order import head
-from rlinf_lab.planning.placement.cost_table import APART
+from rlinf_lab.planning.placement.free_memory import APART
 from rlinf_lab.planning.placement.memory_units import Turns, priorities
 from rlinf_lab.planning.placement.placement import Placement, Seat
 from rlinf_lab.planning.placement.provenance import origin_of

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlinf_lab.planning.forecast.stream_estimate import Streamed, follow
 from rlinf_lab.planning.placement.colocation import Search, branched, counted
-from rlinf_lab.planning.placement.cost_table import Forms
+from rlinf_lab.planning.placement.free_memory import Forms
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Arrangement, Setting
 from rlinf_lab.planning.search.effort import is_exact

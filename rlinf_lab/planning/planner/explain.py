@@ -16,7 +16,7 @@ import numpy as np
 from rlinf_lab.planning.costs.base import of_a_rank
 from rlinf_lab.planning.forecast.per_rank import by_rank
 from rlinf_lab.planning.placement.budget import Stage
-from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Forms, allowed
+from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Forms, allowed
 from rlinf_lab.planning.placement.infeasible import on_each
 from rlinf_lab.planning.placement.placement import Placement, Seat
 from rlinf_lab.planning.placement.search_space import Setting

@@ -1,6 +1,4 @@
-"""A plan that somebody gives, as one that the search could have found, with the batches that it cuts.
-
-A plan by hand may cut what circulates in a cell into other batches than the search: what its members take in those.
+"""A plan that somebody gives, as one that the search could have found.
 
 Such a plan is made by hand, edited, or read from a file. A plan that the search wrote and nobody edited says how it was
 found (`planning.placement.provenance`). Of any other one, who sits where, in which batches and who is offloaded is read
@@ -20,69 +18,22 @@ from functools import cached_property
 import numpy as np
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.costs import fit_worker
-from rlinf_lab.planning.costs.base import ROUNDING
 from rlinf_lab.planning.forecast.stream_estimate import follow
-from rlinf_lab.planning.placement.cell_order import head
-from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Forms, Window
+from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Forms, Window
 from rlinf_lab.planning.placement.memory_units import priorities
 from rlinf_lab.planning.placement.placement import Placement, Seat
 from rlinf_lab.planning.placement.provenance import found_by
 from rlinf_lab.planning.placement.search_space import DEFAULT_MICRO_BATCHES, Arrangement, Setting
-from rlinf_lab.planning.placement.to_execution_plan import batch_of_tokens, execution_plan, micro_batch_between
+from rlinf_lab.planning.placement.to_execution_plan import execution_plan, micro_batch_between
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.candidates import Candidate
-from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.planner.given_batches import GivenBatches, in_given_batches
+from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.planning.schema.arguments import MAX_MICRO_BATCHES
 from rlinf_lab.planning.schema.json_schema import listing
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, nodes
 from rlinf_lab.planning.search.problem import Cut, Cuts, Problem
 from rlinf_lab.workflow.graph import WorkflowGraph
-
-
-def in_given_batches(setting: Setting, graph: WorkflowGraph, plan: ExecutionPlan) -> Profile:
-    """The profile, in which a member of a cell takes for all items of a step what it takes for them in the batches of
-    the plan.
-    """
-    profile = setting.profile
-    changed = {name: _in_parts(setting, name, part) for name, part in _parts(setting, graph, plan)}
-    return profile.replace(workers={**profile.workers, **changed}) if changed else profile
-
-
-def _parts(setting: Setting, graph: WorkflowGraph, plan: ExecutionPlan) -> Iterator[tuple[str, float]]:
-    """(worker, which part of the cell's items a batch of all its ranks is), of those that the search would give other
-    batches.
-    """
-    for i, stage in enumerate(setting.stages):
-        tokens = setting.cell(i).tokens
-        for name in stage.members if tokens > 1 else ():
-            inside = [e for e in graph.edges if e.consumer == name and e.producer in stage.members and not e.keyed]
-            if name == head(setting.profile, stage.members) or not inside:
-                continue
-            ranks = plan.ranks(name)
-            found = batch_of_tokens(tokens, ranks, is_head=False)
-            given = min(plan.micro_batches.get(e.channel, 0) or tokens for e in inside)
-            if given < found:
-                yield name, min(1.0, given * ranks / tokens)
-
-
-def _in_parts(setting: Setting, name: str, part: float) -> WorkerProfile:
-    """As if all items of a step took what they take in batches of a part of them, on each number of devices that was
-    measured, beside whom it was.
-    """
-    worker, items = setting.profile.workers[name], float(setting.profile.items)
-    groups: dict[tuple[str, tuple[str, ...]], list[Sample]] = {}
-    for sample in worker.samples:
-        groups.setdefault((sample.kind, sample.beside), []).append(sample)
-    made = []
-    for same in groups.values():
-        model = fit_worker(replace(worker, samples=tuple(same)), setting.profile.group_size(name))
-        largest = {s.devices: s for s in sorted(same, key=lambda s: s.items)}  # its peak counts
-        for devices, sample in largest.items():
-            seconds = float(model.seconds(np.array([devices]), items * part)[0]) / part
-            made.append(replace(sample, items=items, seconds=seconds, outputs=()))
-    return replace(worker, samples=tuple(made))
-
 
 MAX_TREES = 64  # of a part that are looked at
 MAX_CANDIDATES = 4096  # of trees and micro-batches together
@@ -115,7 +66,7 @@ def as_given(
     if (changed := in_given_batches(setting, graph, plan)) is not profile:
         profile, setting = changed, Setting.of(changed, devices, DEFAULT_MICRO_BATCHES, rule, plan.staleness)
     reader = _Reader(setting, graph, plan)
-    if not reader.is_coarse():
+    if not reader.batches.is_coarse():
         reader = _Reader(
             Setting.of(profile, devices, min(MAX_MICRO_BATCHES, profile.items), rule, plan.staleness), graph, plan
         )
@@ -157,15 +108,7 @@ class _Reader:
             n: self._neighbours(n, sorted(place[d] for d in set(itertools.chain(*plan.placements[n]))))
             for n in self.profile.workers
         }
-        self.edges = {(e.producer, e.consumer): e for e in graph.edges}
-
-    def is_coarse(self) -> bool:
-        """Whether no batch is finer than the micro-batches of the setting."""
-        return all(
-            self._micro_batch_at(e, self.setting.granularities - 1) <= max(1, c)
-            for e in self.profile.edges
-            if (c := self._asked(e))
-        )
+        self.batches = GivenBatches(setting, graph, plan)
 
     def candidate(self) -> tuple[Candidate, tuple[str, ...]]:
         """Of all trees and micro-batches that the plan may stand for those with which it is that plan, and of these the
@@ -203,12 +146,11 @@ class _Reader:
 
     def _missed(self, placement: Placement) -> int:
         """Channels whose batches would be others than the plan's, and whether who comes first would be."""
-        asked = [
-            (self.edges[e.producer, e.consumer], n) for e in self.profile.edges if (n := self._asked(e)) is not None
-        ]
-        return sum(micro_batch_between(placement, edge) != n for edge, n in asked) + (
-            priorities(placement, self.graph) != self.plan.priorities
-        )
+        edges, asked = self.batches.edges, {e: self.batches.asked(e) for e in self.profile.edges}
+        return sum(
+            n is not None and micro_batch_between(placement, edges[e.producer, e.consumer]) != n
+            for e, n in asked.items()
+        ) + (priorities(placement, self.graph) != self.plan.priorities)
 
     def _refused(self, placement: Placement) -> str:
         """Nothing fits, or the models tell no seconds."""
@@ -320,71 +262,6 @@ class _Reader:
             )
         return not leaving
 
-    # --- in which batches --------------------------------------------------------------------------------------
-    def _asked(self, edge: EdgeProfile) -> int | None:
-        """Items or groups of one batch of a rank of the consumer, 0 for everything. None where batches do not say into
-        how many calls it divides its work.
-        """
-        setting, there = self.setting, self.edges.get((edge.producer, edge.consumer))
-        if (
-            setting.home[edge.producer] == setting.home[edge.consumer]
-            or setting.begins_with_all(edge.consumer)
-            or edge.value
-            or there is None
-        ):
-            return None
-        return self.plan.micro_batches.get(there.channel, 0) or (None if edge.whole else 0)
-
-    def _micro_batch_at(self, edge: EdgeProfile, grain: int) -> int:
-        """What the search's plans have there, as `to_execution_plan.micro_batch_between`."""
-        part = 2.0**-grain
-        if edge.consumer in self.setting.in_whole_calls:
-            part = (
-                float(self.setting.calls(edge.consumer, 2**grain, len(self.plan.placements[edge.consumer])).full)
-                / self.profile.items
-            )
-        return self._share(edge, part)
-
-    def _share(self, edge: EdgeProfile, part: float = 1.0) -> int:
-        """What each rank of the consumer has of a part of all."""
-        items = self.profile.items if edge.items is None else edge.items
-        passing = items / self.edges[edge.producer, edge.consumer].group
-        return max(1, math.ceil(passing * part / len(self.plan.placements[edge.consumer]) - ROUNDING))
-
-    def _grains(self, stage: int) -> list[int]:
-        """The work of an iteration is divided into 2^grain micro-batches: those that make the calls that are asked for;
-        of who is handed nothing in batches all.
-        """
-        found: dict[EdgeProfile, list[int]] = {}
-        for edge in self.profile.edges:
-            if self.setting.home[edge.consumer] == stage and (asked := self._asked(edge)) is not None:
-                found[edge] = self._grains_of(edge, asked)
-        common = (
-            set.intersection(*map(set, found.values())) if found else set(range(self.setting.finest_call[stage] + 1))
-        )
-        if not common:
-            calls = ", ".join(f"{2 ** grains[0]} of what {e.producer} makes" for e, grains in found.items())
-            raise PlanError(
-                f"Plan {self.plan.name!r}: the micro-batches of what {self.setting.stages[stage].name!r} takes make "
-                f"different numbers of calls: {calls}. "
-                f"Next: micro-batches that make as many of each."
-            )
-        return sorted(common)
-
-    def _grains_of(self, edge: EdgeProfile, asked: int) -> list[int]:
-        finest = self.setting.finest_call[self.setting.home[edge.consumer]]
-        sizes = {g: self._micro_batch_at(edge, g) for g in range(finest + 1)}
-        if not asked or asked >= self._share(edge):
-            return [0]
-        if asked not in sizes.values():
-            near = sorted(sorted(set(sizes.values()), key=lambda n: abs(n - asked))[:2])
-            raise PlanError(
-                f"Plan {self.plan.name!r}: micro_batches[{self.edges[edge.producer, edge.consumer].channel!r}] is "
-                f"{asked}; from a profile plans are simulated "
-                f"in 1, 2, 4, ... micro-batches. Next: {' or '.join(map(str, near))}."
-            )
-        return [g for g, size in sizes.items() if size == asked]
-
     def _seat(self, name: str, grain: int, stays: bool) -> Seat:
         worker, devices = self.profile.workers[name], self.where[name]
         ranks = len(devices) // worker.ranks.devices_per_rank if devices else 1
@@ -432,7 +309,7 @@ class _Reader:
         others have; turns once, or for each micro-batch.
         """
         stages = range(len(self.setting.stages))
-        asked = {u: grains for u in stages if len(grains := self._grains(u)) <= self.setting.finest_call[u]}
+        asked = {u: grains for u in stages if len(grains := self.batches.grains(u)) <= self.setting.finest_call[u]}
         some = {g for grains in asked.values() for g in (grains[0], grains[-1])}
         choices = [
             sorted(

@@ -12,7 +12,7 @@ import numpy as np
 from rlinf_lab.planning.costs import GenerationModel
 from rlinf_lab.planning.costs.base import INTERPOLATED, MEASURED
 from rlinf_lab.planning.placement.cell_order import is_ring, order, rounds
-from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Colocated, Forms
+from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Colocated, Forms
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.profile.handovers import tail
 from rlinf_lab.planning.profile.profile import EdgeProfile
@@ -178,7 +178,7 @@ def _occupied(setting: Setting, stage: int, name: str) -> np.ndarray:
                 np.unique(np.geomspace(1, setting.counts[axis], GRID_COUNTS).astype(int)),
             )
             if isinstance(model, GenerationModel):
-                slots = setting.tables.running(
+                slots = setting.tables.free_memory.running(
                     name, kind, counts, setting.profile.items, Colocated(0, Forms(()), (name,))
                 )
                 means = [

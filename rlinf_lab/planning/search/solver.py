@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlinf_lab.planning.cancellation import check
-from rlinf_lab.planning.search.pareto import ParetoFront, lower, spread, undominated, within
+from rlinf_lab.planning.search.bounds import Bounds
+from rlinf_lab.planning.search.pareto import ParetoFront, lower, spread, undominated
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
 
@@ -37,7 +38,6 @@ MODERATE = 256  # device counts of a leaf up to which a coarse search alone give
 MANY = 2_000  # more points than these are sorted out at once
 # points of each number of devices that are kept of so many, where leaves are cut in groups
 SPREAD = 2
-AT_ONCE = 8_000  # points of one granularity or another that are compared together
 ALL = 10_000  # pairs of points that are all looked at
 LEAF = -1
 BOTH = (TEMPORAL, SPATIAL)
@@ -181,34 +181,30 @@ class _Solver:
     def __init__(self, problem: Problem, ceiling: float, only: Only) -> None:
         self.problem, self.ceiling, self.kinds, self.last = problem, ceiling * EXACT, only.kinds, only.last
         self._among = only.among
-        self.cuts = Cuts.shared(problem)
+        self.cuts = cuts = Cuts.shared(problem)
         self._kept = MANY if self.cuts.is_grouped else None
-        self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._numbers = functools.cache(problem.numbers)
+        self._switches = functools.cache(
+            lambda cut: tuple(
+                problem.switch(*ends, cuts) for ends in ((cut.before, cut.after), (cut.after, cut.before))
+            )
+        )
         self._fronts: dict[_Key, ParetoFront] = {}
         self._least: dict[_Key, np.ndarray] = {}
         self._falling: dict[_Key, np.ndarray] = {}
         self._ways: dict[int, list[_Way]] = {}
         self._options: list[_Way] = []
         self._option_numbers: dict[_Way, int] = {}
-        self._beside: dict[int, tuple[int, float]] = {}
-        self._neighbours: dict[int, tuple[int, ...]] = {}
-        self._least_of: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        self._shortest: dict[int, tuple[np.ndarray, np.ndarray, float]] = {}
-        self._seconds: dict[Cut, tuple[float, float]] = {}
         self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
-        # micro-batches of a granularity (second axis) in one of another
-        self._times = np.maximum(self._scale / self._scale[:, None], 1.0)
-        # inf where the first is finer
-        self._finer = np.where(np.tri(problem.granularities, k=-1, dtype=bool), np.inf, 0.0)
-        self._areas, self._fewest = zip(*(self._least_needs(v) for v in range(len(problem.names))), strict=True)
+        self._bounds = Bounds(problem, self.ceiling, self.kinds, self._numbers)
 
     # --- the whole ---------------------------------------------------------------------------------------
     def plans(self) -> list[Found]:
         """The best plan of each last composition (kind and cut)."""
         problem = self.problem
         everyone = problem.everyone
-        if np.isinf(self._areas).any() or sum(self._areas) > problem.totals[-1] * self.ceiling:
+        if self._bounds.exclude_all():
             return []
         if everyone.bit_count() == 1:
             return self._alone()
@@ -313,7 +309,7 @@ class _Solver:
         grain = np.minimum.accumulate(at_once[::-1])[::-1]
         code = np.flatnonzero(lower(best, self.problem.shape))
         seconds = best.reshape(-1)[code]
-        useful = self._useful(leaves, code, seconds, seconds)
+        useful = self._bounds.useful(leaves, code, seconds, seconds)
         code, seconds = code[useful], seconds[useful]
         return ParetoFront.of(code, seconds, seconds, LEAF, 0, 0, grain.reshape(-1)[code])
 
@@ -350,7 +346,7 @@ class _Solver:
         )
 
     def _best_of(self, leaves: int, front: ParetoFront) -> ParetoFront:
-        useful = self._useful(leaves, front.code, front.fill, front.period)
+        useful = self._bounds.useful(leaves, front.code, front.fill, front.period)
         best = useful[undominated(front.code[useful], front.fill[useful], front.period[useful], self.problem.shape)]
         return front.take(
             best[spread(front.code[best], SPREAD)] if self._kept is not None and len(best) > self._kept else best
@@ -368,12 +364,12 @@ class _Solver:
 
     def _spatial(self, leaves: int, way: _Way, context: int) -> list[ParetoFront]:
         option, found, codes = self._option(way), list[ParetoFront](), self.problem.codes
-        for before, after, i, j, g in self._pairs(way, context, self._others(leaves)[0]):
+        for before, after, i, j, g in self._pairs(way, context, self._bounds.others(leaves)[0]):
             fill, period = _side_by_side(before, after, i, j, way.cut.linked)
             code = before.code[i] + after.code[j] - g * codes
             made = ParetoFront.of(code, fill, period, option, i, j, g)
             # few are looked at together
-            found.append(made.take(self._useful(leaves, code, fill, period)) if len(made) > MANY else made)
+            found.append(made.take(self._bounds.useful(leaves, code, fill, period)) if len(made) > MANY else made)
         return found
 
     def _pairs(
@@ -389,7 +385,7 @@ class _Solver:
             return
         g = before.code // problem.codes
         if len(problem.devices) > 1:
-            pairs = self._pairs_of_kinds(before, after)
+            pairs = _fitting_of_kinds(problem, before, after)
         elif len(before) * len(after) <= ALL:
             pairs = _fitting(before, after, problem.most, g * problem.codes)
         else:
@@ -410,157 +406,6 @@ class _Solver:
         yield _largest(before, after, most, chosen, codes)
         chosen = np.flatnonzero((one & ~other)[after.code // codes])
         yield _largest(after, before, most, chosen, codes)[::-1]
-
-    def _pairs_of_kinds(self, before: ParetoFront, after: ParetoFront) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        shape, codes = self.problem.shape, self.problem.codes
-        a, b = (np.array(np.unravel_index(f.code % codes, shape)) for f in (before, after))
-        g, h = before.code // codes, after.code // codes
-        most = np.array(self.problem.devices)[:, None, None]
-        rows = max(1, BLOCK // len(after))
-        for start in range(0, len(before), rows):
-            some = slice(start, start + rows)
-            i, j = np.nonzero(np.all(a[:, some, None] + b[:, None, :] <= most, axis=0) & (g[some, None] == h))
-            yield i + start, j
-
-    # --- what is worth keeping -----------------------------------------------------------------------------
-    def _useful(self, leaves: int, code: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
-        """Points that may be part of a plan as good as the best so far."""
-        if self.ceiling == np.inf:
-            return np.arange(len(code))
-        problem, g = self.problem, code // self.problem.codes
-        limit, elsewhere = self._others(leaves)
-        least = np.minimum(fill, period)
-        # A part holds its devices for as long as it works, and everybody else needs device seconds as well.
-        devices = problem.totals[code - g * problem.codes]
-        good = (
-            np.where(devices <= limit, devices, problem.totals[-1]) * (self._scale[g] * least) + elsewhere
-            <= problem.totals[-1] * self.ceiling
-        )
-        if TEMPORAL not in self.kinds:  # nobody has all
-            good &= devices <= limit
-        good &= problem.at_least(g, fill, period) <= self.ceiling
-        found = np.asarray(good.nonzero()[0])
-        linked = self._linked(leaves)
-        together = linked and len(found) * len(linked) * problem.granularities <= AT_ONCE
-        ways = {
-            some: float(self._of_leaves(leaves, some)[2].max())
-            for some in ([linked] if together else [(v,) for v in linked])
-        }
-        turns = fill[found] + (self._scale[g[found]] - 1) * least[found]
-        kept, hard = np.ones(len(found), bool), np.arange(len(found))
-        for some, alone in sorted(ways.items(), key=lambda way: -way[1]):
-            # Most points are good enough where all time-share, and then beside all who take less as well.
-            hard = hard[~((turns[hard] + alone) / (1 + problem.staleness) <= self.ceiling)]
-            if not len(hard):
-                break
-            near = (
-                self._least_with(leaves, some, *(column[found[hard]] for column in (code, g, fill, period)))
-                <= self.ceiling
-            )
-            kept[hard[~near]] = False
-            hard = hard[near]
-        return np.asarray(found[kept])
-
-    def _linked(self, leaves: int) -> tuple[int, ...]:
-        """Leaves from which a way of edges leads to one of a set, or from one of it to them, and that are not in it.
-        What cuts make holds all leaves of such a way, so wherever the two ends are cut apart an edge is, too. Without
-        this bound a search on 1,024 devices with a fixed cost for each call takes 316 ms instead of 42."""
-        if leaves not in self._neighbours:
-            reached = 0
-            for pairs in (self.problem.edges, [edge[::-1] for edge in self.problem.edges]):
-                there, found = 0, leaves
-                while there != found:
-                    there = found
-                    found |= sum(1 << v for v in {b for a, b in pairs if there >> a & 1} if not there >> v & 1)
-                reached |= found
-            self._neighbours[leaves] = members(reached & ~leaves)
-        return self._neighbours[leaves]
-
-    def _least_with(
-        self, part: int, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray
-    ) -> np.ndarray:
-        """Seconds between iterations of any plan with a part of these numbers and these leaves, each of which is linked
-        to it.
-
-        Either the two time-share, somewhere above: then their seconds add up. Or they have devices of their own, and
-        meet in a composition of granularity h, not finer than the part's: there their fills add up, and 2^h
-        micro-batches follow each other no closer than the slower one of the two allows.
-        """
-        problem, scale = self.problem, self._scale
-        fills, followed, alone = self._of_leaves(part, leaves)
-        least, beside = np.minimum(fill, period), problem.most - code % problem.codes
-        found = fill + (scale[g] - 1) * least + alone
-        some = max(1, AT_ONCE // fills[..., 0].size)  # points that are looked at together
-        for first in range(0, len(code), some):
-            block = slice(first, first + some)
-            times, there = self._times.take(g[block], axis=-1), beside[block]  # shape (granularities, points)
-            together = fills.take(there, axis=-1)  # shape (leaves, granularities, points)
-            together += (scale[:, None] - 1) * (times * least[block])
-            np.maximum(together, followed.take(there, axis=-1), out=together)
-            together += fill[block] + (times - 1) * least[block] + self._finer.take(g[block], axis=-1)
-            np.minimum(found[:, block], together.min(axis=1), out=found[:, block])
-        return np.asarray(found.max(axis=0) / (1 + problem.staleness))
-
-    def _of_leaves(self, part: int, leaves: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`_least_beside` of some leaves together."""
-        if (part, leaves) not in self._least_of:
-            fills, followed, alone = zip(*(self._least_beside(part, v) for v in leaves), strict=True)
-            self._least_of[part, leaves] = np.array(fills), np.array(followed), np.array(alone)[:, None]
-        return self._least_of[part, leaves]
-
-    def _least_beside(self, part: int, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """`_least_numbers` by the devices that a part leaves: in streams alone nobody time-shares, and all others need
-        some of them, too.
-        """
-        fills, followed, alone = self._least_numbers(leaf)
-        if TEMPORAL in self.kinds:
-            return fills, followed, alone
-        if len(self.problem.devices) == 1:
-            others = members(self.problem.everyone & ~part & ~(1 << leaf))
-            left = np.maximum(np.arange(self.problem.codes) - int(sum(self._fewest[v] for v in others)), 0)
-            fills, followed = fills[:, left], followed[:, left]
-        return fills, followed, np.inf
-
-    def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """Of a leaf on at most so many devices, in its own micro-batches or in finer ones, of shape (granularities,
-        codes): the shortest fill, and the shortest in which its last micro-batch can have left; and the shortest period
-        of a whole iteration."""
-        if leaf not in self._shortest:
-            fill, period = self._numbers(leaf, 0)
-            least = np.minimum(fill, period)
-            some = np.isfinite(least).any(axis=(0, 1)).nonzero()[0]  # few numbers of devices, mostly
-            fill, least = fill[:, None, :, some], least[:, :, some]
-            # no micro-batches of inf seconds times zero
-            more = np.where(np.isfinite(least), least, 0.0)[:, None] * (self._times[..., None] - 1)
-            fills, periods = np.full((2, *period.shape[1:]), np.inf)
-            fills[:, some] = (fill + more + self._finer[..., None]).min(axis=(0, 2))
-            micro_batches = self._scale[:, None]
-            # powers of two: nothing is rounded
-            periods[:, some] = np.minimum.accumulate((micro_batches * least.min(axis=0))[::-1])[::-1] / micro_batches
-            fills, periods = within(fills, self.problem.shape), within(periods, self.problem.shape)
-            followed = fills.copy()
-            followed[1:] += (self._scale[1:, None] - 1) * periods[1:]  # one micro-batch is followed by none
-            self._shortest[leaf] = fills, followed, float(periods[0, -1])
-        return self._shortest[leaf]
-
-    def _others(self, leaves: int) -> tuple[int, float]:
-        """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody
-        else has devices beside it, in streams alone everybody else."""
-        if leaves not in self._beside:
-            others = [v for v in range(len(self._areas)) if not leaves >> v & 1]
-            fewest = [self._fewest[v] for v in others]
-            taken = min(fewest, default=0) if TEMPORAL in self.kinds else sum(fewest)
-            self._beside[leaves] = int(self.problem.totals[-1] - taken), sum(self._areas[v] for v in others)
-        return self._beside[leaves]
-
-    def _least_needs(self, leaf: int) -> tuple[float, float]:
-        """(fewest device seconds, fewest devices) of a leaf in an iteration that is as short as the best so far."""
-        fill, period = self._numbers(leaf, 0)
-        # least seconds that it holds its devices, shape (granularities, codes)
-        busy = np.minimum(fill, period).min(axis=0) * self._scale[:, None]
-        possible = np.isfinite(busy) & (busy <= self.ceiling)
-        totals = np.broadcast_to(self.problem.totals, busy.shape)[possible]
-        return float((busy[possible] * totals).min(initial=np.inf)), float(totals.min()) if len(totals) else np.inf
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, way: _Way) -> int:
@@ -589,14 +434,6 @@ class _Solver:
             return context, context
         return context | way.cut.after & self.problem.staying, context | way.cut.before & self.problem.staying
 
-    def _switches(self, cut: Cut) -> tuple[float, float]:
-        if cut not in self._seconds:
-            self._seconds[cut] = (
-                self.problem.switch(cut.before, cut.after, self.cuts),
-                self.problem.switch(cut.after, cut.before, self.cuts),
-            )
-        return self._seconds[cut]
-
     def _least_fills(self, way: _Way, context: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Of both parts, of shape (granularities, codes); None where one of them cannot be."""
         keys = self._parts(way, context)
@@ -612,12 +449,6 @@ class _Solver:
         if key not in self._falling:
             self._falling[key] = self._front(*key).falling(self.problem.granularities, self.problem.codes)
         return self._falling[key]
-
-    def _numbers(self, leaf: int, context: int) -> tuple[np.ndarray, np.ndarray]:
-        key = (leaf, context)
-        if key not in self._tables:
-            self._tables[key] = self.problem.numbers(leaf, context)
-        return self._tables[key]
 
     def _option(self, way: _Way) -> int:
         if way not in self._option_numbers:
@@ -673,6 +504,21 @@ def _fitting(
         i = np.repeat(points[at:to], some)
         yield i, np.arange(len(i)) + np.repeat(start[at:to] - np.cumsum(some) + some, some)
         at = to
+
+
+def _fitting_of_kinds(
+    problem: Problem, before: ParetoFront, after: ParetoFront
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The same on devices of several kinds."""
+    shape, codes = problem.shape, problem.codes
+    a, b = (np.array(np.unravel_index(f.code % codes, shape)) for f in (before, after))
+    g, h = before.code // codes, after.code // codes
+    most = np.array(problem.devices)[:, None, None]
+    rows = max(1, BLOCK // len(after))
+    for start in range(0, len(before), rows):
+        some = slice(start, start + rows)
+        i, j = np.nonzero(np.all(a[:, some, None] + b[:, None, :] <= most, axis=0) & (g[some, None] == h))
+        yield i + start, j
 
 
 def _largest(

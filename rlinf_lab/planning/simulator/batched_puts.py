@@ -5,35 +5,22 @@ instant's round after another would have written."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_lab.planning.simulator.ranks import Rank
+from rlinf_lab.planning.simulator.state import Rank, State
 from rlinf_lab.timeline.record.batch import SPAN_DTYPE, SPAN_STRUCT
 from rlinf_lab.timeline.record.span import SpanKind
-
-if TYPE_CHECKING:
-    from rlinf_lab.planning.engine.engine import Engine
 
 _KIND_PUT, _pack = int(SpanKind.PUT), SPAN_STRUCT.pack
 
 
 class PutsInARow:
-    """``pending``: events, ``ready``: who goes on, ``spans``: what is written, all of one host, whose ``ranks`` these
-    are.
-    """
+    """Of one host; writes what is pending, who goes on, and the spans of its `State`."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        ranks: Sequence[Rank],
-        pending: list[tuple[int, int, int, int]],
-        ready: list[Rank],
-        spans: bytearray,
-    ) -> None:
-        self._engine, self._ranks, self._pending, self._ready, self._write = engine, ranks, pending, ready, spans.extend
+    def __init__(self, state: State) -> None:
+        self._engine, self._ranks, self._pending, self._ready = state.engine, state.ranks, state.pending, state.ready
+        self._write = state.rows.data.extend
 
     def done(self, now: int) -> bool:
         """Puts of one item each are pending, and nothing else. Whether they are done now, and with them as many that

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import checked_layout
-from rlinf_lab.runtime.host.context import Logged
 from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.host.host import Host
-from rlinf_lab.runtime.host.liveness.wait_graph import Wait
-from rlinf_lab.runtime.host.state.rank import Filled
 from rlinf_lab.runtime.machine.devices import refuse_missing, torch_device
+from rlinf_lab.runtime.session.news import News
 from rlinf_lab.runtime.session.session import Ended
-from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.clock import Clock, MonotonicClock
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.workflow.filler import Filler, specs_of
@@ -29,13 +25,14 @@ class LocalExecutor:
 
     ``emulate``: the plan may have more CPU slots than this machine has cores. With a ``clock`` of its own it may have
     any devices: time is made up.
-    ``fillers``: work for the bubbles; ``absent``: ranks that are not there at first (`Session.join`), by worker.
+    ``fillers``: work for the bubbles; ``absent``: ranks that are not there at first (`Session.join`), by worker;
+    ``check_items``: an item that is changed between its put and its get fails the call that gets it.
     """
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None, emulate: bool = False,
         fillers: Sequence[Filler] = (),
-        absent: Mapping[str, Sequence[int]] | None = None,
+        absent: Mapping[str, Sequence[int]] | None = None, check_items: bool = False,
     ) -> None:  # fmt: skip
         self.flow = flow
         self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
@@ -50,11 +47,12 @@ class LocalExecutor:
             refuse_missing(plan, emulate)
         self.clock = clock or MonotonicClock()
         place = dict.fromkeys(self.layout.members, "local")
-        self.recorder = Recorder("local", self.clock)
         self._stopping = threading.Lock()
         self._ended: Ended | None = None
-        self._rounds = 0
-        self.driver_host = Host("local", self.layout, place, self.clock, self.recorder)
+        self.driver_host = Host(
+            "local", self.layout, place, self.clock, Recorder("local", self.clock), check_items=check_items
+        )
+        self.news = News(self.driver_host)
 
     def __repr__(self) -> str:
         return (
@@ -63,38 +61,6 @@ class LocalExecutor:
 
     def start(self) -> None:
         self.driver_host.start(self._declarations, torch_device)
-
-    def drain(self) -> list[SpanBatch]:
-        return list(self.recorder.batches(as_it_is=True))
-
-    def rows(self, most: int) -> tuple[str, int, bytearray] | None:
-        found = self.recorder.take_rows(most)
-        return None if found is None else (self.recorder.source, *found)
-
-    def undrained(self) -> int:
-        return len(self.recorder)
-
-    def metrics(self) -> list[Logged]:
-        queue, self._rounds = self.driver_host.told.metrics, self._rounds + 1
-        return [queue.popleft() for _ in range(len(queue))]
-
-    def rounds(self) -> int:
-        return self._rounds
-
-    def frames(self) -> dict[str, Any]:
-        return dict(self.driver_host.told.frames)
-
-    def fillers(self) -> list[Filled]:
-        return self.driver_host.filled()
-
-    def waits(self) -> list[Wait]:
-        return self.driver_host.waits()
-
-    def channels(self) -> list[dict[str, Any]]:
-        return self.driver_host.statistics()
-
-    def transports(self) -> list[dict[str, Any]]:
-        return self.driver_host.transports()
 
     def stop(self) -> Ended:
         with self._stopping:

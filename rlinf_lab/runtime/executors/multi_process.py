@@ -11,15 +11,11 @@ process comes into being, is asked and ends, the kinds of executor know: `ray_ex
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -29,24 +25,15 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
 from rlinf_lab.runtime.executors.device_host import pack
-from rlinf_lab.runtime.executors.node_clocks import NodeClocks
-from rlinf_lab.runtime.host.context import Logged
-from rlinf_lab.runtime.host.elastic.fillers import declarations_of, opened
-from rlinf_lab.runtime.host.host import Host
-from rlinf_lab.runtime.host.liveness.wait_graph import Wait
-from rlinf_lab.runtime.host.state.rank import Filled
+from rlinf_lab.runtime.executors.driver import Driver
+from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.session.session import Ended
-from rlinf_lab.runtime.transport.links import Link, Ways
-from rlinf_lab.runtime.transport.listener import Listener
-from rlinf_lab.timeline.record.batch import SpanBatch
-from rlinf_lab.timeline.record.clock import MonotonicClock
-from rlinf_lab.timeline.record.recorder import Recorder
+from rlinf_lab.runtime.transport.links import Address, Ways
 from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
 
 STOP_SECONDS = 10
-DEATH_SECONDS = 3
 BETWEEN_GPUS = ("ipc", "nccl", "host")
 
 
@@ -58,41 +45,27 @@ class HostsExecutor:
     there at first (`Session.join`), by worker; their hosts are, so that they come without a new connection.
     ``between_gpus``: how tensors on a GPU get to another process: ``"ipc"`` (they stay there, where it sees that GPU,
     else copies through host memory), ``"nccl"`` (from GPU to GPU where it does not) or ``"host"`` (always copies).
+    ``check_items``: an item that is changed between its put and its get fails the call that gets it, where both ends
+    are in one process; others get a copy.
     """
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
-        absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc",
+        absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc", check_items: bool = False,
     ) -> None:  # fmt: skip
         if between_gpus not in BETWEEN_GPUS:
             known = " or ".join(map(repr, BETWEEN_GPUS))
             raise ConfigError(
                 f"between_gpus={shown(between_gpus)}: how tensors on a GPU get to other processes. Next: {known}."
             )
-        self.flow, self._between_gpus = flow, between_gpus
+        self.flow, self._between_gpus, self._check_items = flow, between_gpus, check_items
         self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
         self._emulate = emulate
         self._declarations = ship({**flow.workers, **declarations_of(fillers)})
         self.place = place_hosts(self.layout)
         self.hosts = sorted(set(self.place.values()) - {"driver"})
-        self.recorder = Recorder("driver", MonotonicClock())
-        self.driver_host = Host(
-            "driver", self.layout, self.place, MonotonicClock(), self.recorder, self._send, self._sent
-        )
-        self._links: dict[str, Link] = {}
-        self._pids: dict[str, int] = {}
-        self._clocks = NodeClocks(time.monotonic_ns, self._ask_the_time)
-        self._news: list[SpanBatch] = []
-        self._metrics: list[Logged] = []
-        self._rounds = dict.fromkeys(self.hosts, 0)
-        self._waits: dict[str, list[Wait]] = {}
-        self._channels: dict[str, list[dict[str, Any]]] = {}
-        self._filled = {
-            (f.name, r): Filled(f.name, r, device) for f in self.layout.fillers for r, device in enumerate(f.on)
-        }
-        self._transports: dict[str, list[dict[str, Any]]] = {}
-        self._lock = threading.Lock()
-        self._listener: Listener | None = None
+        self.driver = Driver(self.layout, self.place, self.hosts, check_items)
+        self.driver_host, self.news = self.driver.host, self.driver.news
         self._connected = False  # to the driver, all hosts
         self._stopping = threading.Lock()
         self._ended: Ended | None = None
@@ -155,16 +128,12 @@ class HostsExecutor:
         try:
             self._refuse_when_stopped()
             self._prepare()
-            driver, ip = self.driver_host, self._ip()
-            driver.state.address = ip
-            self._listener = Listener(
-                "driver", self._receive, self._broken, driver.unreadable, ip, driver.heard_all, outlives=True
-            )
-            payload = pack(self.layout, self.place, self._is_one_node())
+            address = self.driver.listen(self._ip())
+            payload = pack(self.layout, self.place, self._is_one_node(), self._check_items)
             for name in self.hosts:
                 self._refuse_when_stopped()
                 self._launch(name, payload)
-            self._connect_all(self._listener)
+            self._connect_all(address)
             problem = self._set_up()
         except BaseException as error:
             stopped = self.driver_host.stopping
@@ -180,9 +149,9 @@ class HostsExecutor:
             self.stop()
             raise problem
 
-    def _connect_all(self, listener: Listener) -> None:
+    def _connect_all(self, driver: Address) -> None:
         try:
-            self._connect(listener)
+            self._connect(driver)
         except OSError as error:
             if self.driver_host.stopping or self._is_of_processes(error):
                 raise
@@ -192,26 +161,25 @@ class HostsExecutor:
                 f"(ulimit -n; each needs some ten for every other one), or a plan with fewer hosts."
             ) from error
 
-    def _connect(self, listener: Listener) -> None:
+    def _connect(self, driver: Address) -> None:
         """Everybody learns where everybody listens."""
         ways = self._ways()
-        addresses = [dataclasses.replace(listener.address, ray_node=ways.ray_node)]
-        for name, asked in {name: self._ask(name, "address") for name in self.hosts}.items():
+        addresses = [dataclasses.replace(driver, ray_node=ways.ray_node)]
+        for asked in [self._ask(name, "address") for name in self.hosts]:
             self._refuse_when_stopped()
-            address, self._pids[name] = self._answer(asked, self._process_seconds)
-            if address.node != addresses[0].node:
-                self._clocks.add(name)
+            address, pid = self._answer(asked, self._process_seconds)
+            self.driver.found(address, pid)
             addresses.append(address)
-        for address in addresses[1:]:
-            self._links[address.host] = Link(address, "driver", ways)
+        self.driver.connect(addresses[1:], ways)
         self._refuse_when_stopped()
         self._ask_all("connect", addresses, ways)
         self._connected = True
         # once this way, so that no span comes before the first answer; then over the link, which is faster
-        for name in self._clocks.hosts():
+        clocks = self.driver.clocks
+        for name in clocks.hosts():
             before = time.monotonic_ns()
-            self._clocks.heard(name, before, self._answer(self._ask(name, "clock")))
-            self._clocks.ask(name)
+            clocks.heard(name, before, self._answer(self._ask(name, "clock")))
+            clocks.ask(name)
 
     def _set_up(self) -> BaseException | None:
         """All hosts build their workers at once. The first problem is told when it comes: others may take minutes to
@@ -282,116 +250,13 @@ class HostsExecutor:
             ended.late += theirs.late
             ended.errors += theirs.errors
             answered.add(name)
-        if self._listener is not None and asked and self._connected:
-            self._listener.wait_for_farewells(answered, 5)  # the last spans are on their way
+        if asked and self._connected:
+            self.driver.wait_for_farewells(answered, 5)
 
     def _release(self) -> None:
         """End processes and links; harmless when they have ended."""
         self._end_processes()
-        for link in list(self._links.values()):
-            link.close()
-        if self._listener is not None:
-            self._listener.close()
-
-    def _wait_for_death(self) -> None:
-        """Of the processes of this node: they are gone when `stop` returns. One that has not ended by `DEATH_SECONDS`
-        is killed.
-        """
-        here = [self._pids[name] for name, link in self._links.items() if link.transport == "unix"]
-        deadline = time.monotonic() + DEATH_SECONDS
-        while (left := [pid for pid in here if _runs(pid)]) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for pid in left:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-
-    # --- messages --------------------------------------------------------------------------------------------
-    def _send(self, host: str, message: tuple) -> None:
-        link = self._links.get(host)
-        if link is None:
-            if self.driver_host.stopping:
-                return
-            raise ExecutorError(
-                f"Host {host!r} is not connected: the executor was not started. Next: executor.start() first."
-            )
-        link.gather(message)
-
-    def _sent(self) -> None:
-        for link in list(self._links.values()):
-            link.reclaim()
-            with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
-                link.flush()
-
-    def _ask_the_time(self, host: str, asked_ns: int) -> None:
-        with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
-            self._links[host].send(("clock?", asked_ns))
-
-    def _receive(self, message: tuple) -> None:
-        if message[0] == "clock":
-            self._clocks.heard(*message[1:])
-            return
-        if message[0] != "news":
-            self.driver_host.receive(message)
-            return
-        _, host, spans, metrics, frames, waits, channels, quiet, transports, filled = message
-        batch = self._clocks.aligned(SpanBatch.from_bytes(spans))
-        with self._lock:
-            self._news.append(batch)
-            self._metrics += metrics
-            self._rounds[host] += 1
-            self._waits[host], self._channels[host], self._transports[host] = waits, channels, transports
-            self._filled.update({(f.name, f.rank): opened(f) for f in filled})
-        self.driver_host.told.frames.update(frames)
-        self.driver_host.hear_news(host, quiet)
-
-    def _broken(self, host: str) -> None:
-        try:
-            if host in self._links:
-                self._links[host].peer_died()
-        finally:  # whatever that raises: the run has to hear of the death
-            if not self.driver_host.stopping:
-                self.driver_host.lost(host)
-
-    # --- looking -----------------------------------------------------------------------------------------
-    def drain(self) -> list[SpanBatch]:
-        with self._lock:
-            news, self._news = self._news, []
-        return [*self.recorder.batches(), *news]
-
-    def rows(self, most: int) -> tuple[str, int, bytearray] | None:
-        return None
-
-    def undrained(self) -> int:
-        with self._lock:
-            return len(self.recorder) + sum(map(len, self._news))
-
-    def metrics(self) -> list[Logged]:
-        with self._lock:
-            found, self._metrics = self._metrics, []
-        return found
-
-    def rounds(self) -> int:
-        with self._lock:
-            return min(self._rounds.values(), default=0)
-
-    def frames(self) -> dict[str, Any]:
-        return dict(self.driver_host.told.frames)
-
-    def fillers(self) -> list[Filled]:
-        with self._lock:
-            return list(self._filled.values())
-
-    def waits(self) -> list[Wait]:
-        with self._lock:
-            return [*self.driver_host.waits(), *(wait for waits in self._waits.values() for wait in waits)]
-
-    def channels(self) -> list[dict[str, Any]]:
-        with self._lock:
-            return [row for rows in self._channels.values() for row in rows]
-
-    def transports(self) -> list[dict[str, Any]]:
-        with self._lock:
-            return [*self.driver_host.transports(), *(row for rows in self._transports.values() for row in rows)]
+        self.driver.close()
 
     def _device_names(self, host: str) -> list[str]:
         return sorted(
@@ -401,14 +266,6 @@ class HostsExecutor:
     def __repr__(self) -> str:
         hosts = ", ".join(f"{h} on {self._device_names(h)}" for h in self.hosts)
         return f"{type(self).__name__}({self.flow.name!r}, {len(self.hosts)} hosts: {hosts})"
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process is there. One that has ended is, where nobody takes note of that."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def ship(declarations: dict[str, Declaration]) -> bytes:

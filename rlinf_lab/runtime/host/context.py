@@ -29,6 +29,10 @@ class Told:
         self.metrics: deque[Logged] = deque()
         self.frames: dict[str, Any] = {}  # the latest picture of each source
 
+    def take_metrics(self) -> list[Logged]:
+        """What was logged since the last time."""
+        return [self.metrics.popleft() for _ in range(len(self.metrics))]
+
 
 class HostContext(Context):
     """See the module's docstring; `Worker` forwards to it."""

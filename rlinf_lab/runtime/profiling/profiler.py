@@ -190,7 +190,7 @@ class _Measuring:
         may have a share each, or as much as one alone: a batch is no larger than a share, and all are filled."""
         graph, micro_batches, in_flight = self.flow.graph, dict(plan.micro_batches), dict(plan.in_flight)
         for cell in graph.cells:
-            tokens, head = first.in_one_batch(cell), first.head(cell)
+            tokens, head = first.cell(cell).in_one_batch, first.cell(cell).head
             parts = self._parts(first, plan, head) * plan.ranks(head)
             if tokens > 1 and tokens % parts == 0:
                 share = tokens // parts
@@ -231,7 +231,7 @@ class _Measuring:
     def _double(self, first: Observed) -> ExecutionPlan:
         """The tokens of a cell one by one: half a batch for whoever answers."""
         cells = self.flow.graph.cells
-        heads = {first.head(cell): 2 for cell in cells}
+        heads = {first.cell(cell).head: 2 for cell in cells}
         single = {
             e.channel: 1
             for e in self.flow.graph.edges

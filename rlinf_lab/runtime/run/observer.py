@@ -71,6 +71,7 @@ class Observer:
         self.is_relieved: Callable[[], bool] = lambda: False  # somebody else glances at the spans for all who are told
         self.moved_at = time.monotonic()
         self.stillness = Stillness()
+        self._news = executor.news
         self._executor, self._update, self._broken, self._afterwards = executor, update, broken, afterwards
         self._loop_name = f"The iteration function of workflow {executor.flow.name!r}"
         self._stopped = False
@@ -154,7 +155,7 @@ class Observer:
         numbers = returned(self._loop_name, result)
         self.table.finished(iteration, seconds, numbers)
         self._note(numbers)
-        self._unsettled.append((self._executor.rounds(), iteration))
+        self._unsettled.append((self._news.rounds(), iteration))
 
     # --- collecting -------------------------------------------------------------------------------------
     def _pumping(self) -> None:
@@ -212,11 +213,11 @@ class Observer:
             return False
         if self._lock.acquire(blocking=False):  # else they are being taken
             try:
-                rows = self._executor.rows(FEW_SPANS)
+                rows = self._news.rows(FEW_SPANS)
                 if rows is None:
                     # Else the disk is to be waited for, or they are many: the own thread does that.
-                    if not self._executor.driver_host.recorder.at_disk() and self._executor.undrained() <= FEW_SPANS:
-                        self._take_spans(self._executor.rounds())
+                    if not self._executor.driver_host.recorder.at_disk() and self._news.undrained() <= FEW_SPANS:
+                        self._take_spans(self._news.rounds())
                 elif rows[2]:
                     self.moved_at = time.monotonic()
                     self.timeline.extend_by_rows(*rows)
@@ -229,8 +230,8 @@ class Observer:
     def collect(self) -> None:
         """Take what was recorded and logged since the last time."""
         with self._lock:
-            rounds = self._executor.rounds()
-            for worker, rank, iteration, values in self._executor.metrics():
+            rounds = self._news.rounds()
+            for worker, rank, iteration, values in self._news.metrics():
                 self.moved_at = time.monotonic()
                 if isinstance(values, FailedSample):
                     self.table.failed(worker, rank, iteration, values)
@@ -242,7 +243,7 @@ class Observer:
                 self._note({f"{worker}[{rank}].{name}": value for name, value in values.items()})
             if not self._stopped and time.monotonic() >= self._depths_due:
                 self._depths_due = time.monotonic() + DEPTH_SECONDS
-                self._note(depths(self._executor.channels()))
+                self._note(depths(self._news.channels()))
             self._take_spans(rounds)
             # The news under way when it ended may lack what was logged last; those after them do not.
             while self._unsettled and (self._unsettled[0][0] + 2 <= rounds or self._stopped):
@@ -252,7 +253,7 @@ class Observer:
 
     def _take_spans(self, rounds: int) -> None:
         """The caller holds the lock, and has asked for ``rounds`` before."""
-        for batch in self._executor.drain():
+        for batch in self._news.drain():
             if len(batch):
                 self.moved_at = time.monotonic()
             self._mark(batch, rounds)
@@ -374,7 +375,7 @@ class Observed:
     @property
     def frames(self) -> dict[str, Any]:
         """The latest picture of each source, uint8, H×W×3."""
-        return self._executor.frames()
+        return self._executor.news.frames()
 
     @property
     def counters(self) -> dict[str, float]:
@@ -396,7 +397,7 @@ class Observed:
         """Depth, capacity, puts, gets and how many ranks wait at either end, of every live queue."""
         import pandas as pd
 
-        return pd.DataFrame(self._executor.channels())
+        return pd.DataFrame(self._executor.news.channels())
 
     def transports(self) -> pd.DataFrame:
         """How items of each channel have come from host to host, so far: transport, messages, items and bytes.
@@ -407,9 +408,8 @@ class Observed:
         """
         import pandas as pd
 
-        return pd.DataFrame(
-            self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"]
-        )
+        columns = ["channel", "from", "to", "transport", "messages", "items", "bytes"]
+        return pd.DataFrame(self._executor.news.transports(), columns=columns)
 
     def on_update(
         self,
@@ -492,12 +492,12 @@ class Observed:
         """What each rank of a filler has done so far: ``steps``, ``seconds``, ``result`` (the latest), ``is_done``,
         ``error``.
         """
-        return self._executor.fillers()
+        return self._executor.news.fillers()
 
     # --- who waits for whom -----------------------------------------------------------------------------
     def waits(self) -> list[Wait]:
         """Which ranks wait now, for what and for whom."""
-        return [] if self._is_over() else self._executor.waits()
+        return [] if self._is_over() else self._executor.news.waits()
 
     def status(self) -> str:
         """In words: the state, who waits for what, who computes, the cycle if they wait for each other, and how long

@@ -15,15 +15,12 @@ from typing import Any, Protocol
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.layout import Layout
-from rlinf_lab.runtime.host.context import Logged
 from rlinf_lab.runtime.host.driver.loop import StreamsOpen, short
 from rlinf_lab.runtime.host.host import Host
-from rlinf_lab.runtime.host.liveness.wait_graph import Wait
 from rlinf_lab.runtime.host.state.messages import ReadersOf, Retire, ValuesWanted, moved
-from rlinf_lab.runtime.host.state.rank import Filled
 from rlinf_lab.runtime.session.body import IterationBody
+from rlinf_lab.runtime.session.news import News
 from rlinf_lab.runtime.threads.main_thread_guard import Servant, aside
-from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.record.store import FAILED, ITERATION
 from rlinf_lab.workflow.calls import bind
@@ -55,31 +52,9 @@ class Executor(Protocol):
     flow: Workflow
     layout: Layout
     driver_host: Host
+    news: News
 
     def start(self) -> None: ...
-    def drain(self) -> list[SpanBatch]: ...
-    def rows(self, most: int) -> tuple[str, int, bytearray] | None:
-        """(source, number of the batch, rows of `NARROW_DTYPE`) of the spans that wait, where nothing else does but
-        samples, and no more than ``most``.
-
-        None elsewhere, and where there are several hosts: ask `drain`.
-        """
-        ...
-
-    def undrained(self) -> int:
-        """How many spans `drain` would bring now."""
-        ...
-
-    def metrics(self) -> list[Logged]: ...
-    def rounds(self) -> int:
-        """How often every host has told what was logged there."""
-        ...
-
-    def frames(self) -> dict[str, Any]: ...
-    def fillers(self) -> list[Filled]: ...
-    def waits(self) -> list[Wait]: ...
-    def channels(self) -> list[dict[str, Any]]: ...
-    def transports(self) -> list[dict[str, Any]]: ...
     def stop(self) -> Ended: ...
 
 
