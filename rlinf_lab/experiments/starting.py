@@ -98,7 +98,7 @@ def resume(
 
 
 def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:
-    """Why a workflow that goes on from a state does not go on exactly there, under the plan; "" where it does."""
+    """Why a workflow does not go on exactly from its state; "" where it does."""
     for name, declaration in workflow.workers.items():
         if issubclass(declaration.cls, SimulatorWorker):
             context = Context()
