@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 NAMES = (
     "import_time", "engine", "simulator", "planner_optimality", "planner_search", "planner_regret", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
     "switching", "simulators", "asynchronous", "socket_cost", "channels", "recorder", "timeline_fps", "event_to_screen",
-    "front_door", "auto_plan", "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "grpo_small_model",
+    "front_door", "auto_plan", "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "dispatch", "grpo_small_model",
     "cloning", "clone_then_rl", "off_policy", "async_collect",
 )  # fmt: skip
 WITH_GPU = ("gpu",)

@@ -46,7 +46,7 @@ def run(
     latest; for a run without end, or one that returns weights. Metrics and timeline are kept in any case: 8 bytes a number, 56 a
     span. ``options`` go to the executor: ``address`` of a Ray cluster; ``emulate=True`` for more CPU slots than cores; ``between_nodes`` of Ray: what large
     arrays take, ``"stream"`` (TCP), or ``"gloo"``; ``between_gpus`` of different processes: ``"ipc"`` (CUDA's
-    memory handles), ``"nccl"`` or ``"host"``.
+    memory handles), ``"nccl"`` or ``"host"``; ``check_items=True``: an item that is changed between its put and its get is an error.
 
     Raises `PlanError`, `WorkflowError` or `ConfigError` before anything starts; a worker's own exception comes from `Run.wait`.
     """

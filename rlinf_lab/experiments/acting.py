@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.trees import leaves, map_tree, rows
 from rlinf_lab.vecenv.spaces import Native
 from rlinf_lab.workers.seeds import Purpose, environment_seed
+from rlinf_lab.workers.simulator import LONGEST
+
+if TYPE_CHECKING:
+    from rlinf_lab.recipes.film import Film
 
 
 class TrainedPolicy:
@@ -64,8 +69,8 @@ class TrainedPolicy:
 
         return export(self, Path(path))
 
-    def film(self, path: str | os.PathLike[str], episodes: int = 2) -> str:
-        """Greedy episodes as an MP4, on seeds of their own. Returns what was written, or why nothing was."""
+    def film(self, path: str | os.PathLike[str], episodes: int = 2) -> Film:
+        """Greedy episodes as an MP4, on seeds of their own. Returns what was written, or why nothing was; in a notebook it plays."""
         from rlinf_lab.recipes.film import film
 
         return film(self.config, self.module.weights(), Path(path), episodes)
@@ -83,12 +88,19 @@ class TrainedPolicy:
             env.close()
 
     def evaluate(self, episodes: int = 50, seed: int | None = None) -> Evaluation:
-        """Play whole episodes greedily on environments of its own; ``seed``: of these, None: the run's."""
+        """Play whole episodes greedily on environments of its own; ``seed``: of these, None: the run's.
+
+        Where nothing limits an episode it is cut after 10,000 steps, with a warning.
+        """
         seed = self.config.seed if seed is None else seed
         check_counts("evaluate", episodes, seed)
         first = environment_seed(seed, Purpose.EVALUATION)
-        steps = self.config.max_episode_steps
-        return play(lambda n: self.config.factory(n, steps), self._greedy, episodes, first, Told(self.version, seed))
+        factory, steps = self.config.factory, self.config.max_episode_steps
+        is_endless = steps is None and factory.spec().max_episode_steps is None
+        found = play(lambda n: factory(n, LONGEST if is_endless else steps), self._greedy, episodes, first, Told(self.version, seed))
+        if is_endless and (cut := int((found.lengths_E >= LONGEST).sum())):
+            warnings.warn(f"{factory.id}: {cut} of {episodes} evaluated episodes were cut after {LONGEST:,} steps. Next: max_episode_steps=.", stacklevel=2)
+        return found
 
     def __repr__(self) -> str:
         return f"TrainedPolicy({self.config.factory.id!r}, after {self.version} updates)"

@@ -35,6 +35,7 @@ from rlinf_lab.workflow.workflow import Workflow
 if TYPE_CHECKING:
     import pandas as pd
 
+    from rlinf_lab.recipes.film import Film
     from rlinf_lab.timeline.timeline import Timeline
 
 ROOT = Path("runs")
@@ -206,8 +207,8 @@ class TrainingRun:
         """
         return self.policy(best).evaluate(episodes, seed)
 
-    def film(self, path: str | os.PathLike[str], episodes: int = 2, best: bool = False) -> str:
-        """Greedy episodes of the newest policy as an MP4. Returns what was written, or why nothing was."""
+    def film(self, path: str | os.PathLike[str], episodes: int = 2, best: bool = False) -> Film:
+        """Greedy episodes of the newest policy as an MP4. Returns what was written, or why nothing was; in a notebook it plays."""
         return self.policy(best).film(path, episodes)
 
     def export(self, path: str | os.PathLike[str], best: bool = False) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,25 @@ from rlinf_lab.workers.seeds import Purpose, environment_seed
 FRAMES_PER_SECOND = 25
 LEAST_PIXELS = 240  # of the shorter side of a film: small pictures are enlarged, pixel by pixel
 MACRO_BLOCK = 8  # sides of a film are multiples of it
+MOST_EMBEDDED = 4_000_000  # bytes of a film that is kept in a notebook
+ATTRIBUTES = 'controls muted loop autoplay style="max-width: 480px; width: 100%"'
 LONGEST = 1000  # steps of a film of an episode that nothing limits
 
 
-def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> str:
+class Film(str):
+    """What was written, or why nothing was; in a notebook it plays."""
+
+    path: Path | None = None
+
+    def _repr_html_(self) -> str | None:
+        if self.path is None or not self.path.is_file() or self.path.stat().st_size > MOST_EMBEDDED:
+            return None
+        from IPython.display import Video
+
+        return f"{Video(str(self.path), embed=True, html_attributes=ATTRIBUTES)._repr_html_()}<div>{html.escape(self)}</div>"
+
+
+def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> Film:
     """Greedy episodes as an MP4, each up to one second after its success. Returns what was written, or why nothing was."""
     import imageio.v3 as imageio
 
@@ -28,14 +44,16 @@ def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> 
     first = environment_seed(config.seed, Purpose.FILM)
     try:
         if not env.spec.renders:
-            return f"none, {config.factory.id} cannot draw on this machine. Next: rlinf-lab doctor says what is missing."
+            return Film(f"none, {config.factory.id} cannot draw on this machine. Next: rlinf-lab doctor says what is missing.")
         frames = [frame for e in range(episodes) for frame in _episode(config, weights, env, first + e)]
         if not frames:
-            return f"none, {config.factory.id} gave no picture."
+            return Film(f"none, {config.factory.id} gave no picture.")
         imageio.imwrite(path, for_video(np.stack(frames)), fps=FRAMES_PER_SECOND, macro_block_size=MACRO_BLOCK, quality=7)
     finally:
         env.close()
-    return f"{path.name}: {episodes} episodes of the learnt policy"
+    made = Film(f"{path.name}: {episodes} episodes of the learnt policy")
+    made.path = path
+    return made
 
 
 def for_video(frames_THWC: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -152,7 +152,8 @@ class GRPOConfig:
     concurrency: float = 2.0
     """groups in the making over ``prompts``, for all but "bound" """
     longest_first: bool = False
-    """begin with those whose prompts had long answers, for all but "bound" """
+    """begin with those whose like had long answers, as a moving mean by level and length of the prompt tells: of a
+    generator's share, or with answers that go on of the next groups"""
     tools: tuple[Tool | str, ...] = ()
     """that answers may call, in several turns: "calculator", "python", or a `tasks.Tool`"""
     tool_concurrency: int = 8
@@ -239,9 +240,9 @@ class GRPOConfig:
         tools_of(self.tools)
         self._require("tools", not (self.tools and policy.name != "bound"), f"empty with staleness={policy.name!r}")
         self._require("patience_s", isinstance(self.patience_s, (int, float)) and self.patience_s >= 0, "0 s or more")
-        if policy.name == "bound":
-            self._require("longest_first", not self.longest_first, "False with staleness='bound'")
-        else:
+        refuses = self.dispatch == "shortest_queue" or self.tools
+        self._require("longest_first", not (self.longest_first and refuses), "False with shortest_queue or tools")
+        if policy.name != "bound":
             self._require("dynamic_sampling", not self.dynamic_sampling, f"False with staleness={policy.name!r}")
             self._require("dispatch", self.dispatch == "even", f"'even' with staleness={policy.name!r}")
         buffer = self.overlong_buffer
@@ -424,14 +425,14 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         kind = ContinuingGenerator
         options |= {
             "policy": config.policy, "batch": config.prompts, "concurrency": config.concurrency, "oversample":
-            config.oversample, "longest_first": config.longest_first, "rollouts": (state or {}).get("rollouts"),
+            config.oversample, "rollouts": (state or {}).get("rollouts"),
         }  # fmt: skip
     if config.tools:
         kind = AgentGenerator
         options |= {"max_calls": config.max_calls, "patience_s": config.patience_s}
     generator = flow.worker(
         kind, model, params, name="generator", engine=config.engine, weights=start, dispatch=config.dispatch,
-        log_completions=config.log_completions, **options,
+        longest_first=config.longest_first, log_completions=config.log_completions, **options,
     )  # fmt: skip
     generate: Callable[[], Any] = partial(generator.generate, asked, responses, weights)
     if config.tools:

@@ -38,8 +38,7 @@ class Timeline(SpanStore):
 
     def snapshot(self) -> Self:
         copy = super().snapshot()
-        copy._ledger = self._ledger  # one that grows with the timeline
-        copy.rerun = self.rerun
+        copy.rerun = self.rerun  # it may have been set since
         return copy
 
     # --- tables -----------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ from typing import Any, NoReturn, Protocol
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.workflow.specs import RefArg
 
+DEEPEST = 16
+"""parts of parts of a value over which somebody may iterate: who goes on takes numbers apart, which has no end"""
+
 
 class Asked(Protocol):
     """Who traces: it says which way a branch goes, and which number stands for one that is not known yet."""
@@ -90,6 +93,12 @@ class Symbol:
         """As many parts as ``a, b = symbol`` asks for. Else one, so that the body of a loop is seen (none in the second
         dry run).
         """
+        if self._text.count("[0]") > DEEPEST:
+            raise WorkflowError(
+                f"Something iterates over a value of the dry run, over its parts, and over theirs, without an end: "
+                f"{self._text[:60]}... (numpy.random.default_rng([number, 1]) does). Next: let a worker do that, or "
+                "give it int(number)."
+            )
         asked = _unpacked(sys._getframe(1))
         count = self._live().number() if asked is None else asked
         return iter([Symbol(self._tracer, f"{self._text}[{i}]", self._source) for i in range(count)])

@@ -95,8 +95,9 @@ def test_staleness_is_a_policy_of_the_recipe(name, fields):
         assert session.step("evaluate")["samples"] == 1000 and session.step("train")["groups"] == 4
 
 
-def test_generators_take_what_they_have_room_for():
-    config, one = GRPOConfig(**SMALL | {"slots": 2}, reward=ones, dispatch="shortest_queue"), GRPOConfig(**SMALL, reward=ones)
+@pytest.mark.parametrize("how", [{"dispatch": "shortest_queue"}, {"longest_first": True}])
+def test_who_takes_what_and_in_which_order_changes_no_answer(how):
+    config, one = GRPOConfig(**SMALL | {"slots": 2}, reward=ones, **how), GRPOConfig(**SMALL, reward=ones)
     flow = build(config)
     on = {"prompts": [0], "generator": [0, 1], "reward": [1], "learner": [1]}
     with lab.session(flow, lab.ExecutionPlan.spatial(flow, CORES, on)) as session:
@@ -243,7 +244,7 @@ def test_an_advantage_of_another_shape_is_named():
     ("group_size", 1, "at least 2"), ("minibatches", 3, "divisor of prompts=4"), ("oversample", 2.0, "1 without dynamic_sampling"),
     ("aggregation", "mean", "token_mean"), ("correction", "off", "'truncated'"), ("level", 9, "between 1 and 3"),
     ("model", "/nowhere/model", "neither 'small' nor a folder"), ("dual_clip", 0.5, "greater than 1"), ("overlong_buffer", 99, "max_tokens"),
-    ("staleness", "drop", "StalenessPolicy.name is 'drop'"), ("concurrency", 0.5, "at least 1"), ("longest_first", True, "False with staleness='bound'"),
+    ("staleness", "drop", "StalenessPolicy.name is 'drop'"), ("concurrency", 0.5, "at least 1"),
     ("lora", 4, "left out with model='small'"), ("dispatch", "random", "'even' or 'shortest_queue'"), ("temperature", float("nan"), "greater than 0"), ("env", 3, "a task's name"),
 ])  # fmt: skip
 def test_a_field_that_cannot_work_is_named(field, value, says):
@@ -258,5 +259,7 @@ def test_unknown_names_suggest_the_nearest():
         GRPOConfig(**SMALL, advantage="rlo")
     with pytest.raises(UnknownNameError, match="Did you mean 'dapo'"):
         GRPOConfig.preset("dappo", env="remainder")
+    with pytest.raises(ConfigError, match="longest_first is True; it must be False with shortest_queue"):
+        GRPOConfig(**SMALL, longest_first=True, dispatch="shortest_queue")
     with pytest.raises(ConfigError, match="needs a task"):
         GRPOConfig.preset("dapo")

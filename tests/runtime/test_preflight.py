@@ -134,7 +134,7 @@ def test_several_processes_are_asked_for_pickling_packages_and_ports() -> None:
     flow = robot()
     report = lab.check(flow, plan_of(flow, 2), "ray", emulate=True)
     assert report.ok, str(report)
-    assert [c.name for c in report.checks] == ["plan", "workers", "devices", "pickling", "packages of node 0", "memory", "ports"]
+    assert [c.name for c in report.checks] == ["plan", "workers", "devices", "pickling", "packages of node 0", "memory", "ports", "items"]
     flow = lab.Workflow("locked")
     locked = flow.worker(Locked, threading.Lock(), name="locked")
     flow.iteration(lambda: locked.go())

@@ -484,3 +484,9 @@ def test_leaves_of_structures() -> None:
     marker = Elsewhere(2)
     assert marker in list(leaves([{"x": (marker, 3)}, inner]))
     assert list(leaves(loop)) == [loop[0]]
+
+
+def test_taking_a_value_apart_without_an_end_is_refused() -> None:
+    """numpy's seeds do so, in C: without an end the process died."""
+    with pytest.raises(WorkflowError, match="over its parts, and over theirs"):
+        np.random.default_rng([symbol(), 1])

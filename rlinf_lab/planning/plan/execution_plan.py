@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol, Self
 
 from rlinf_lab.errors import PlanError, PlanNameError, refuse_old_names
 from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.plan.device import whole
 from rlinf_lab.planning.plan.fields import NUMBERS, Fields, Ranks, shown, some
 from rlinf_lab.planning.schema.files import json_in, read_text, write_text
 from rlinf_lab.workflow.graph import Edge, WorkflowGraph, counted
@@ -38,6 +39,7 @@ class ExecutionPlan:
     """Where, and how finely.
 
     ``devices``: names (``"cpu:0"`` is one core, ``"cuda:0"`` one GPU); an index below is a position in this tuple.
+    ``"cuda:0.1"`` and ``"cuda:0.2"`` are streams of one GPU, which work at the same time.
     ``placements``: for each worker, for each rank, the indices of its devices (rank 0 of ``((0,), (1,))`` is on device
     0).
     ``micro_batches``: for each channel, how many items one batch of its consumer holds at most (0: everything of the
@@ -282,7 +284,26 @@ class ExecutionPlan:
                     "its consumer waits for "
                     f"everything, so nothing may bound it. Next: leave it out."
                 )
+        self._validate_shares()
         self._validate_cells(graph)
+
+    def _validate_shares(self) -> None:
+        """What is on shares of one device is there at the same time."""
+        if self.device_memory is None:
+            return
+        largest: dict[str, dict[int, int]] = {}  # by device, of each share
+        for worker, ranks in self.placements.items():
+            for number in {number for rank in ranks for number in rank}:
+                of_device = largest.setdefault(whole(self.devices[number]), {})
+                need = self.memory.get(worker, 0) + self.working.get(worker, 0)
+                of_device[number] = max(of_device.get(number, 0), need)
+        for device, needs in largest.items():
+            if len(needs) > 1 and sum(needs.values()) > self.device_memory:
+                raise PlanError(
+                    f"Plan {self.name!r}: the shares of {device} need {' + '.join(map(str, needs.values()))} units of "
+                    f"memory at the same time (memory + working), and it has {self.device_memory} (device_memory). "
+                    f"Next: the whole device, where workers take turns."
+                )
 
     def _validate_worker(self, worker: str) -> None:
         if worker not in self.placements:

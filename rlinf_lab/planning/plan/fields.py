@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rlinf_lab.errors import PlanError, PlanNameError
-from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.planning.plan.device import Device, whole
 
 Ranks = tuple[tuple[int, ...], ...]
 MAX_ITEMS = 2**31 - 1  # items; counts travel as 32-bit integers
@@ -110,6 +110,12 @@ class Fields:
             raise PlanError(
                 f"Plan {self.name!r} names a device twice: devices is {list(names)}. Next: name each device once."
             )
+        for device in names:
+            if (all_of_it := whole(device)) != device and all_of_it in names:
+                raise PlanError(
+                    f"Plan {self.name!r} has {all_of_it} and a share of it, {device}: devices is {list(names)}. "
+                    f"Next: shares only, '{all_of_it}.1' and '{all_of_it}.2', or all of it."
+                )
         return tuple(names)
 
     def placements(self, value: Any, devices: Sequence[str]) -> dict[str, Ranks]:

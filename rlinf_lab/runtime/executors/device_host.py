@@ -51,14 +51,14 @@ class DeviceHost:
         paths, packed = pickle.loads(payload)
         # A module beside the notebook is importable there; it must be here too.
         sys.path += [p for p in paths if p not in sys.path]
-        layout, place, one_node = pickle.loads(packed)
+        layout, place, one_node, check_items = pickle.loads(packed)
         self.name, self.layout, self.place = name, layout, place
         self.recorder = Recorder(name, MonotonicClock())
         self._gpus = self._see_gpus()
         self._sampler = self._new_sampler()  # before it leaves the other cores
         own_cores = has_own_cores(layout, place, name, cores())
         self._pin()
-        self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send, self._sent)
+        self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send, self._sent, check_items)
         self.links: dict[str, Link] = {}
         ip = self.host.state.address = "127.0.0.1" if one_node else self._ip()
         self._listener = Listener(
@@ -282,13 +282,13 @@ class DeviceHost:
 
 
 def gpus_of(names: set[str]) -> list[str]:
-    """The GPUs among devices, in order, without their node."""
-    return [d.local for d in sorted(map(Device.parse, names)) if d.kind == "cuda"]
+    """The GPUs among devices, in order, without their node, each once."""
+    return list(dict.fromkeys(d.local for d in sorted(map(Device.parse, names)) if d.kind == "cuda"))
 
 
-def pack(layout: Layout, place: dict[tuple[str, int], str], one_node: bool) -> bytes:
+def pack(layout: Layout, place: dict[tuple[str, int], str], one_node: bool, check_items: bool = False) -> bytes:
     """What a `DeviceHost` is made from. The import path comes first, for what follows may need it."""
-    return pickle.dumps((import_path(), cloudpickle.dumps((layout, place, one_node))))
+    return pickle.dumps((import_path(), cloudpickle.dumps((layout, place, one_node, check_items))))
 
 
 def import_path() -> list[str]:

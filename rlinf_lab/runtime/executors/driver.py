@@ -26,9 +26,12 @@ DEATH_SECONDS = 3
 class Driver:
     """See the module's docstring. ``others``: the hosts of workers."""
 
-    def __init__(self, layout: Layout, place: dict[tuple[str, int], str], others: Sequence[str]) -> None:
+    def __init__(
+        self, layout: Layout, place: dict[tuple[str, int], str], others: Sequence[str], check_items: bool
+    ) -> None:
         clock = MonotonicClock()
-        self.host = Host("driver", layout, place, clock, Recorder("driver", clock), self._send, self._sent)
+        recorder = Recorder("driver", clock)
+        self.host = Host("driver", layout, place, clock, recorder, self._send, self._sent, check_items)
         self.news = News(self.host, others)
         self.links: dict[str, Link] = {}
         self.pids: dict[str, int] = {}

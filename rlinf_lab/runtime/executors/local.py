@@ -25,13 +25,14 @@ class LocalExecutor:
 
     ``emulate``: the plan may have more CPU slots than this machine has cores. With a ``clock`` of its own it may have
     any devices: time is made up.
-    ``fillers``: work for the bubbles; ``absent``: ranks that are not there at first (`Session.join`), by worker.
+    ``fillers``: work for the bubbles; ``absent``: ranks that are not there at first (`Session.join`), by worker;
+    ``check_items``: an item that is changed between its put and its get fails the call that gets it.
     """
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None, emulate: bool = False,
         fillers: Sequence[Filler] = (),
-        absent: Mapping[str, Sequence[int]] | None = None,
+        absent: Mapping[str, Sequence[int]] | None = None, check_items: bool = False,
     ) -> None:  # fmt: skip
         self.flow = flow
         self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
@@ -48,7 +49,9 @@ class LocalExecutor:
         place = dict.fromkeys(self.layout.members, "local")
         self._stopping = threading.Lock()
         self._ended: Ended | None = None
-        self.driver_host = Host("local", self.layout, place, self.clock, Recorder("local", self.clock))
+        self.driver_host = Host(
+            "local", self.layout, place, self.clock, Recorder("local", self.clock), check_items=check_items
+        )
         self.news = News(self.driver_host)
 
     def __repr__(self) -> str:

@@ -45,24 +45,26 @@ class HostsExecutor:
     there at first (`Session.join`), by worker; their hosts are, so that they come without a new connection.
     ``between_gpus``: how tensors on a GPU get to another process: ``"ipc"`` (they stay there, where it sees that GPU,
     else copies through host memory), ``"nccl"`` (from GPU to GPU where it does not) or ``"host"`` (always copies).
+    ``check_items``: an item that is changed between its put and its get fails the call that gets it, where both ends
+    are in one process; others get a copy.
     """
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
-        absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc",
+        absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc", check_items: bool = False,
     ) -> None:  # fmt: skip
         if between_gpus not in BETWEEN_GPUS:
             known = " or ".join(map(repr, BETWEEN_GPUS))
             raise ConfigError(
                 f"between_gpus={shown(between_gpus)}: how tensors on a GPU get to other processes. Next: {known}."
             )
-        self.flow, self._between_gpus = flow, between_gpus
+        self.flow, self._between_gpus, self._check_items = flow, between_gpus, check_items
         self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
         self._emulate = emulate
         self._declarations = ship({**flow.workers, **declarations_of(fillers)})
         self.place = place_hosts(self.layout)
         self.hosts = sorted(set(self.place.values()) - {"driver"})
-        self.driver = Driver(self.layout, self.place, self.hosts)
+        self.driver = Driver(self.layout, self.place, self.hosts, check_items)
         self.driver_host, self.news = self.driver.host, self.driver.news
         self._connected = False  # to the driver, all hosts
         self._stopping = threading.Lock()
@@ -127,7 +129,7 @@ class HostsExecutor:
             self._refuse_when_stopped()
             self._prepare()
             address = self.driver.listen(self._ip())
-            payload = pack(self.layout, self.place, self._is_one_node())
+            payload = pack(self.layout, self.place, self._is_one_node(), self._check_items)
             for name in self.hosts:
                 self._refuse_when_stopped()
                 self._launch(name, payload)

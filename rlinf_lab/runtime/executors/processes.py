@@ -26,14 +26,14 @@ from rlinf_lab.workflow.workflow import Workflow
 class ProcessExecutor(HostsExecutor):
     """See the module's docstring. ``emulate``: the plan may have more CPU slots than this machine has cores;
     ``fillers``: work for the bubbles;
-    ``between_gpus``: see `HostsExecutor`.
+    ``between_gpus``, ``check_items``: see `HostsExecutor`.
     """
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
-        absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc",
+        absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc", check_items: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(flow, plan, emulate, fillers, absent, between_gpus)
+        super().__init__(flow, plan, emulate, fillers, absent, between_gpus, check_items)
         elsewhere = [d for d in plan.devices if Device.parse(d).node]
         if elsewhere:
             raise PlanError(

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, ExecutorError, PlanError, shown
-from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.planning.plan.device import Device, whole
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.multi_process import HostsExecutor
 from rlinf_lab.runtime.executors.placement_group import Reservation
@@ -48,7 +48,7 @@ class RayExecutor(HostsExecutor):
 
     ``emulate``: the plan may have more CPU slots than a node has cores. ``fillers``: work for the bubbles.
     ``between_nodes``: ``"stream"`` (TCP from host to host), or torch's ``"gloo"``, which then carries arrays of a MiB
-    and more. ``between_gpus``: see `HostsExecutor`.
+    and more. ``between_gpus``, ``check_items``: see `HostsExecutor`.
     """
 
     _process_seconds = 120.0  # a cluster may have to start a node
@@ -57,10 +57,11 @@ class RayExecutor(HostsExecutor):
         self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False,
         fillers: Sequence[Filler] = (),
         absent: Mapping[str, Sequence[int]] | None = None, between_nodes: str = "stream", between_gpus: str = "ipc",
+        check_items: bool = False,
     ) -> None:  # fmt: skip
         check_address(address)
         check_between_nodes(between_nodes)
-        super().__init__(flow, plan, emulate, fillers, absent, between_gpus)
+        super().__init__(flow, plan, emulate, fillers, absent, between_gpus, check_items)
         refuse_missing(plan, emulate, ("cpu",))  # Ray counts the GPUs
         self._address, self._between_nodes = address, between_nodes
         self._actors: dict[str, Any] = {}
@@ -104,7 +105,7 @@ class RayExecutor(HostsExecutor):
             node = self._reservation.on(number)
         else:
             node = NodeAffinitySchedulingStrategy(self._nodes[number], soft=False)
-        gpus = sum(Device.parse(d).kind == "cuda" for d in names)
+        gpus = len({whole(d) for d in names if Device.parse(d).kind == "cuda"})
         # A method of setting up at a time is enough; `stop` must get through while `start` still waits.
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "max_concurrency": 4, "scheduling_strategy": node}
         if not has_one_thread_each():

@@ -52,7 +52,7 @@ class Host:
     """See the module's docstring. For executors, sessions and those who look on; no part of it is given this.
 
     ``place``: host name of every (worker, rank). ``send(host, message)``: how to reach the others, ``sent()``: those
-    are all for now; neither is called under the mutex.
+    are all for now; neither is called under the mutex. ``check_items``: see `HostState`.
     """
 
     def __init__(
@@ -64,8 +64,9 @@ class Host:
         recorder: Recorder,
         send: Callable[[str, tuple], None] | None = None,
         sent: Callable[[], None] | None = None,
+        check_items: bool = False,
     ) -> None:
-        state = self.state = HostState(name, layout, place, clock, recorder, layout.new_engine())
+        state = self.state = HostState(name, layout, place, clock, recorder, layout.new_engine(), check_items)
         for worker, rank in layout.members:
             if place[worker, rank] == name:
                 state.add_rank(worker, rank)

@@ -5,10 +5,11 @@ would something hang?
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from rlinf_lab.errors import PlanError, RlinfLabError, said
-from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.errors import ConfigError, PlanError, RlinfLabError, said, shown
+from rlinf_lab.planning.plan.device import Device, whole
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.fields import some
 from rlinf_lab.planning.plan.layout import Layout, checked_layout
@@ -23,7 +24,7 @@ from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.host.elastic.unfit import refuse_unfit_workers
 from rlinf_lab.runtime.machine.devices import devices_here, refuse_missing
 from rlinf_lab.runtime.run.checklist import BROKEN, OK, OPTIONAL, Check, Report
-from rlinf_lab.runtime.run.run import check_executor, check_workflow
+from rlinf_lab.runtime.run.run import check_executor, check_workflow, run
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.graph import counted
@@ -40,9 +41,15 @@ def check(
     emulate: bool = False,
     fillers: Sequence[Filler] = (),
     absent: Mapping[str, Sequence[int]] | None = None,
+    iterations: int = 0,
+    inputs: Iterable[Any] | None = None,
 ) -> Report:
-    """Look at everything that can be known before a launch. Starts no worker; with executor="ray", a Ray or the
-    connection to one.
+    """Look at everything that can be known before a launch. Starts no worker, unless it shall run ``iterations``.
+
+    With executor="ray" it starts a Ray, or the connection to one. ``iterations`` with ``inputs``, as in `run`: how many
+    to run when all else is well. An item that is changed between its put and its get fails them
+    (``check_items``): it would arrive changed where both ends are in one process, and unchanged elsewhere, so under
+    one plan and not under another. With executor="local" all are.
 
     ``profile``: says what workers occupy, so that memory is checked too. ``address``, ``emulate``, ``fillers``,
     ``absent``: as in `run`. Returns a `Report` of plan, workers, devices, memory, and for other processes pickling,
@@ -56,10 +63,14 @@ def check(
         raise PlanError(f"check(profile={profile!r}): a Profile. Next: profile=lab.profile(flow), or leave it out.")
     wanted = plan.execution if isinstance(plan, Planned) else plan or ExecutionPlan.temporal(flow, devices_here())
     specs_of(fillers)
+    if not isinstance(iterations, int) or iterations < 0:
+        raise ConfigError(f"check(iterations={shown(iterations)}): how many to run. Next: iterations=1, or 0 for none.")
     looking = _Looking(flow, wanted, profile, emulate, executor, fillers, absent)
     checks = [looking.plan()]
     if checks[0].status != BROKEN:
         checks += [looking.workers(), *(looking.cluster(address) if executor == "ray" else looking.here())]
+    if all(one.status != BROKEN for one in checks):
+        checks.append(looking.items(iterations, inputs, {} if address is None else {"address": address}))
     return Report(f"workflow {flow.name!r} under plan {wanted.name!r}, executor {executor!r}", tuple(checks))
 
 
@@ -108,6 +119,18 @@ class _Looking:
             return "every worker accepts its ranks and sub-batches"
 
         return _tried("workers", look)
+
+    def items(self, iterations: int, inputs: Iterable[Any] | None, options: dict[str, Any]) -> Check:
+        """Whether any is changed between its put and its get."""
+        if not iterations:
+            return Check("items", OPTIONAL, "not looked at: no iteration was run", "lab.check(..., iterations=1)")
+        options |= {"emulate": self.emulate, "fillers": self.fillers, "absent": self.absent, "check_items": True}
+
+        def look() -> str:
+            run(self.flow, self.wanted, iterations, self.executor, inputs, False, **options).wait()
+            return f"none was changed after its put in {counted(iterations, 'iteration')}"
+
+        return _tried("items", look)
 
     # --- this machine ---------------------------------------------------------------------------------------------
     def here(self) -> list[Check]:
@@ -261,7 +284,7 @@ class _Looking:
             for rank in range(self.layout.ranks(worker)):
                 for name in self.wanted.device_names(worker, rank):
                     device = Device.parse(name)
-                    place = name if device.kind == "cuda" else f"host memory of node {device.node}"
+                    place = whole(name) if device.kind == "cuda" else f"host memory of node {device.node}"
                     leaves = turns and place in self.wanted.devices and self.wanted.memory.get(worker, 0) > 0
                     shared = 0.0 if (name, memory.shared_as) in held else memory.shared_gib
                     if memory.shared_as and not leaves:

@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.engine.queue_order import Groups
 from rlinf_lab.runtime.transport.pickling import Packed
+from rlinf_lab.runtime.transport.unchanged import Unchanged
 
 
 class Parcel:
@@ -45,6 +47,27 @@ class Parcel:
             f"Parcel({self.count} items of host {self.origin!r}, {self.taken} "
             f"taken{', packed' if self._packed is not None else ''})"
         )
+
+
+class CheckedParcel(Parcel):
+    """One of this process whose items must be what they were when they were put. ``who``: put them, and where."""
+
+    __slots__ = ("_put", "_who")
+
+    def __init__(self, origin: str, items: list[Any], who: str) -> None:
+        super().__init__(len(items), origin, items)
+        self._put, self._who = [Unchanged(item, whole=True) for item in items], who
+
+    def open(self, lo: int, hi: int) -> list[Any]:
+        """Raises `WorkflowError` for an item that has changed since."""
+        for i in range(lo, hi):
+            if field := self._put[i].changed():
+                raise WorkflowError(
+                    f"{self._who}: an item was changed after it was put, and before it was taken: {field}. Whoever "
+                    f"takes it in this process gets the change, in another one not. Next: put a copy (array.copy(), "
+                    f"tensor.clone()), or make a new item for each put."
+                )
+        return super().open(lo, hi)
 
 
 class Gathered(Parcel):

@@ -14,7 +14,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import pickle
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -38,9 +40,12 @@ class Parts(NamedTuple):
 class Unchanged:
     """The tensors and arrays of nested dicts, lists, tuples, dataclasses and torch's modules, how often each had been
     changed, and samples of them.
+
+    ``whole``: all of each, and of whatever else can be pickled, instead of samples: as checksums, which takes longer.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: Any, whole: bool = False) -> None:
+        self._seen_of = _digest if whole else _sample
         self._counts = list[tuple[Any, Any, int]]()
         self._samples = list[tuple[Any, Any, Any]]()
         self._held = list[tuple[Any, Any, Parts]]()  # what can get other parts, and those that it had
@@ -73,7 +78,7 @@ class Unchanged:
             (way for way, tensor, count in self._counts if tensor._version != count and not _is_a_part(tensor)), None
         )
         if found is None:
-            found = next((way for way, whole, sample in self._samples if not _same(_sample(whole), sample)), None)
+            found = next((way for way, part, sample in self._samples if not _same(self._seen_of(part), sample)), None)
         if found is None:
             found = next(
                 (
@@ -101,7 +106,11 @@ class Unchanged:
                         self._counts.append(((way, key), part, part._version))
                     if type(part) in (torch.Tensor, torch.nn.Parameter):
                         self._add_sample((way, key), part)
-                elif id(part) not in seen and (held := _parts(part)) is not None:
+                elif id(part) in seen:
+                    continue
+                elif (held := _parts(part)) is None:
+                    self._add_sample((way, key), part)
+                else:
                     seen.add(id(part))
                     if not isinstance(part, tuple):
                         self._held.append(((way, key), part, held))
@@ -110,9 +119,9 @@ class Unchanged:
             else:
                 open_.pop()
 
-    def _add_sample(self, way: Any, whole: Any) -> None:
-        if (sample := _sample(whole)) is not None:
-            self._samples.append((way, whole, sample))
+    def _add_sample(self, way: Any, part: Any) -> None:
+        if (sample := self._seen_of(part)) is not None:
+            self._samples.append((way, part, sample))
 
 
 def _is_there(torch: Any) -> bool:
@@ -160,7 +169,7 @@ def _alike(part: Any, old: Any, deep: int = 8) -> bool:
         return False
     if type(part) in _SIMPLE:
         return bool(part == old)
-    if isinstance(part, (np.ndarray, np.generic, getattr(sys.modules.get("torch"), "Tensor", np.ndarray))):
+    if _is_array(part):
         array: Any = part
         return (
             array.shape == old.shape
@@ -188,6 +197,8 @@ def _sample(whole: Any) -> Any:
     """Some of its elements, bit for bit; None where there are none to look at: what is not in host memory, Python's
     objects.
     """
+    if not _is_array(whole):
+        return None
     if isinstance(whole, (np.ndarray, np.generic)):
         if whole.dtype.hasobject or not whole.size:
             return None
@@ -195,6 +206,29 @@ def _sample(whole: Any) -> Any:
             return whole.tobytes()
         places = _places(whole.size)
         return np.asarray(whole)[np.unravel_index(places, whole.shape)].tobytes()
+    if (bits := _bits(whole)) is None or whole.numel() <= MOST:
+        return None if bits is None else bits.clone()
+    return sys.modules["torch"].take(bits, sys.modules["torch"].from_numpy(_places(whole.numel())))
+
+
+def _digest(part: Any) -> int | None:
+    """Of all its bytes, or of its pickle; None for a tensor elsewhere than in host memory, and what does not pickle."""
+    if isinstance(part, np.ndarray) and not part.dtype.hasobject:
+        return zlib.crc32(part.tobytes())
+    if _is_array(part) and not isinstance(part, (np.ndarray, np.generic)):
+        return None if (bits := _bits(part)) is None else zlib.crc32(bits.numpy().tobytes())
+    try:
+        return zlib.crc32(pickle.dumps(part))
+    except (Exception, SystemExit):
+        return None
+
+
+def _is_array(part: Any) -> bool:
+    return isinstance(part, (np.ndarray, np.generic, getattr(sys.modules.get("torch"), "Tensor", np.ndarray)))
+
+
+def _bits(whole: Any) -> Any:
+    """A tensor in host memory as integers; None for what has no such."""
     torch = sys.modules["torch"]
     if (
         whole.device.type != "cpu"
@@ -211,8 +245,7 @@ def _sample(whole: Any) -> Any:
     kind = _SAME_SIZE.get(whole.element_size())
     if kind is None:
         return None
-    bits = whole.detach().view(getattr(torch, kind))
-    return bits.clone() if whole.numel() <= MOST else torch.take(bits, torch.from_numpy(_places(whole.numel())))
+    return whole.detach().view(getattr(torch, kind))
 
 
 @functools.lru_cache(maxsize=256)
@@ -224,7 +257,7 @@ def _places(size: int) -> NDArray[np.int64]:
 def _same(now: Any, before: Any) -> bool:
     """What has no sample any more is not compared."""
     return now is None or (
-        now == before if isinstance(before, bytes) else bool(sys.modules["torch"].equal(now, before))
+        now == before if isinstance(before, (bytes, int)) else bool(sys.modules["torch"].equal(now, before))
     )
 
 

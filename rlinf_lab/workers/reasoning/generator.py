@@ -13,6 +13,7 @@ import torch
 from rlinf_lab.errors import ConfigError, WorkflowError
 from rlinf_lab.generation import Completion, Generator, LanguageModel, Request, SamplingParams, generator
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
+from rlinf_lab.workers.reasoning.lengths import LengthPredictor
 from rlinf_lab.workers.reasoning.making import GroupsInTheMaking, dealt
 from rlinf_lab.workers.reasoning.prompts import EVALUATION
 from rlinf_lab.workers.reasoning.records import Asked, ModelWeights, Response, live_completion, plain_completion
@@ -28,7 +29,8 @@ class GeneratorWorker(Worker):
 
     ``model`` constructs the language model (called in `setup`, where the worker lives), ``weights`` replace its own.
     ``engine`` names the generator, ``options`` go to it. Noise is keyed by seed, round, prompt, sample and position:
-    what is sampled does not depend on the plan, nor on which rank answers (own engine, float32). ``log_completions``:
+    what is sampled does not depend on the plan, nor on which rank answers (own engine, float32). ``longest_first``: of
+    what a rank has been given, answers begin first whose like were long before. ``log_completions``:
     each completion of training is a bar of the timeline and a row of the run's ``samples``.
     """
 
@@ -40,10 +42,12 @@ class GeneratorWorker(Worker):
         engine: str = "own",
         weights: ModelWeights | None = None,
         dispatch: str = "even",
+        longest_first: bool = False,
         log_completions: bool = True,
         **options: Any,
     ) -> None:
-        self._log_completions = log_completions
+        self._log_completions, self.longest_first = log_completions, longest_first
+        self._lengths = LengthPredictor()
         self._make, self._params, self._engine, self._options = model, params, engine, options
         self._start, self.dispatch = weights, dispatch
         self.generator: Generator | None = None
@@ -95,6 +99,8 @@ class GeneratorWorker(Worker):
 
     def _begin_all(self, asked: list[Asked]) -> list[Response]:
         """Have them answered; the answers of those that cannot be."""
+        if self.longest_first:
+            asked = sorted(asked, key=lambda one: -self._lengths.of(one.problem))  # among equals as they came
         return [r for r in map(self._begin, asked) if r is not None]
 
     def _begin(self, one: Asked) -> Response | None:
@@ -111,6 +117,9 @@ class GeneratorWorker(Worker):
     def _responses(self, completions: Sequence[Completion]) -> list[Response]:
         """Of those that are over together."""
         texts = [self.model.decode(completion.token_ids) for completion in completions]
+        for completion in completions if self.longest_first else ():
+            if completion.item.round != EVALUATION:
+                self._lengths.tell(completion.item.problem, len(completion))
         self._tell(completions, texts)
         return [Response(c.item, c, text) for c, text in zip(completions, texts, strict=True)]
 
@@ -181,7 +190,7 @@ class ContinuingGenerator(GeneratorWorker):
     ) -> None:
         super().__init__(model, params, **options)
         self._rollouts = rollouts
-        self.policy, self.batch, self.longest_first = policy, batch, longest_first
+        self.policy, self.batch, self.groups_longest_first = policy, batch, longest_first
         self.concurrency, self.oversample = concurrency, oversample
         self._suspended: list[Request] = []
 
@@ -200,7 +209,7 @@ class ContinuingGenerator(GeneratorWorker):
             batch=share,
             whole=math.ceil(share * self.oversample),
             concurrency=math.ceil(share * self.concurrency),
-            longest_first=self.longest_first,
+            longest_first=self.groups_longest_first,
         )
         if self._rollouts is not None:
             self._go_on_from(self._rollouts if isinstance(self._rollouts, list) else [self._rollouts])

@@ -51,8 +51,8 @@ class GroupsInTheMaking:
     """The groups of one generator across iterations.
 
     ``batch``: groups that an iteration hands over; ``whole``: that it makes whole for that (more with "drop_oldest");
-    ``concurrency``: that are in the making at once. ``longest_first``: those whose prompts had long answers begin
-    first.
+    ``concurrency``: that are in the making at once. ``longest_first``: of the next ``batch`` groups those whose prompts
+    had long answers begin first; all of them begin before any later one, so none is left out for being short.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class GroupsInTheMaking:
         self.streams = policy.name != "drop_oldest"  # which of them are newest is known at the end
         self._queue: GroupQueue[Making] = GroupQueue(policy, 1 if self.streams else batch)
         self._backlog: deque[list[Asked]] = deque()
+        self._next_up: list[list[Asked]] = []  # with longest_first: these before the backlog
         self._open: dict[tuple[int, int], Making] = {}
         self._begun = 0
         self._lengths = LengthPredictor() if longest_first else None
@@ -110,7 +111,7 @@ class GroupsInTheMaking:
     def begin(self, version: int) -> list[Asked]:
         """What may begin now, under the weights of ``version``."""
         found: list[Asked] = []
-        while self._backlog and len(self._open) < self.concurrency:
+        while (self._next_up or self._backlog) and len(self._open) < self.concurrency:
             group = self._next()
             self._open[group[0].round, group[0].prompt] = Making(group, self._begun, version)
             self._begun += 1
@@ -176,6 +177,7 @@ class GroupsInTheMaking:
         return {
             "open": [_plain(group) for group in self._open.values()],
             "waiting": [{**_plain(w.group), "version": w.version} for w in waiting],
+            "next_up": [[plain_asked(one) for one in group] for group in self._next_up],
             "backlog": [[plain_asked(one) for one in group] for group in self._backlog],
             "counts": [self._begun, self.learning, self._queue.taken, self._queue.dropped],
             "tokens": [*self._tokens, *self._responses],
@@ -186,6 +188,7 @@ class GroupsInTheMaking:
         """Go on from what `state` gave: of one, or of several whose groups come together here."""
         self._open = {group.key: group for s in states for group in (_live(g, params) for g in s["open"])}
         waiting = [Waiting(_live(g, params), g["version"], g["number"]) for s in states for g in s["waiting"]]
+        self._next_up = [[live_asked(one) for one in group] for s in states for group in s["next_up"]]
         self._backlog = deque([live_asked(one) for one in group] for s in states for group in s["backlog"])
         begun, learning, taken, dropped = (sum(s["counts"][i] for s in states) for i in range(4))
         self._begun, self.learning = begun, learning // max(1, len(states))
@@ -213,10 +216,10 @@ class GroupsInTheMaking:
     def _next(self) -> list[Asked]:
         if self._lengths is None:
             return self._backlog.popleft()
-        best = max(range(len(self._backlog)), key=lambda i: (self._lengths.of(self._backlog[i][0].problem), -i))  # type: ignore[union-attr]
-        group = self._backlog[best]
-        del self._backlog[best]
-        return group
+        if not self._next_up:
+            self._next_up = [self._backlog.popleft() for _ in range(min(self.batch, len(self._backlog)))]
+        predicted = [self._lengths.of(group[0].problem) for group in self._next_up]
+        return self._next_up.pop(predicted.index(max(predicted)))
 
     def _missing(self, group: Making) -> list[Asked]:
         there = {r.asked.sample for r in group.done}
@@ -244,7 +247,7 @@ class GroupsInTheMaking:
 
 def dealt(state: Mapping[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     """The part of `GroupsInTheMaking.state` that one of several goes on with; counts are kept by the first."""
-    groups = {name: state[name][rank::ranks] for name in ("open", "waiting", "backlog")}
+    groups = {name: state[name][rank::ranks] for name in ("open", "waiting", "next_up", "backlog")}
     begun, learning, taken, dropped = state["counts"]
     if rank:
         begun, taken, dropped = 0, 0, 0

@@ -34,11 +34,13 @@ def predicted_rollouts(
     concurrency: float = 2.0,
     oversample: float = 1.0,
     longest_first: bool = False,
+    refill_share: int = REFILL_SHARE,
     problem: Callable[[int, int], Problem] = lambda round_, prompt: Problem("", ""),
 ) -> pd.DataFrame:
     """A row for each response that is learnt from: iteration, id, tokens, staleness, decode_steps of its iteration.
 
-    ``tokens``: how long each answer is. One update after each iteration (a plan of staleness 0), one generator. The
+    ``tokens``: how long each answer is. ``refill_share``: an engine begins requests as soon as this part of its slots is
+    free; 16 is that of the own one. One update after each iteration (a plan of staleness 0), one generator. The
     fields are those of `GRPOConfig`; ``asked`` prompts come in each iteration.
     """
     import pandas as pd
@@ -47,7 +49,7 @@ def predicted_rollouts(
         policy, batch=prompts, whole=int(np.ceil(prompts * oversample)), concurrency=int(np.ceil(prompts *
         concurrency)), longest_first=longest_first,
     )  # fmt: skip
-    engine, rows = _Slots(slots, tokens), []
+    engine, rows = _Slots(slots, tokens, refill_share), []
     for iteration in range(iterations):
         new = [Asked(problem(iteration, p), iteration, p, k) for p in range(asked) for k in range(group_size)]
         engine.give_up(groups.enter(new, iteration))
@@ -73,8 +75,8 @@ def predicted_rollouts(
 class _Slots:
     """The own engine, of which only lengths and versions are known."""
 
-    def __init__(self, slots: int, tokens: Callable[[Asked], int]) -> None:
-        self.slots, self._tokens = slots, tokens
+    def __init__(self, slots: int, tokens: Callable[[Asked], int], refill_share: int) -> None:
+        self.slots, self._tokens, self._refill = slots, tokens, max(1, slots // refill_share)
         self.waiting: deque[Asked] = deque()
         self.running: list[Asked] = []  # by slot
         self._versions: dict[str, list[int]] = {}  # of the tokens so far
@@ -97,7 +99,7 @@ class _Slots:
 
     def step(self, version: int) -> list[Response]:
         free = self.slots - len(self.running)
-        if free >= min(len(self.waiting), max(1, self.slots // REFILL_SHARE)):
+        if free >= min(len(self.waiting), self._refill):
             for _ in range(min(free, len(self.waiting))):
                 self.running.append(self.waiting.popleft())
         over: list[Response] = []

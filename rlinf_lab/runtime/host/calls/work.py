@@ -152,7 +152,8 @@ class Calls:
             control.post(process, Event.START, call.iteration, int(call.starts_on_device), "its devices")
             control.spans.resumed(process)
             value = getattr(process.instance, call.method)(*args, **kwargs)
-            finish_work(process.device)
+            finish_work(process.device, process.own_stream)
+            process.held = []
             for port in process.ports:
                 port.refuse_incomplete()
         except NobodyReads:

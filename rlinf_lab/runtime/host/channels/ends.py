@@ -18,7 +18,7 @@ from rlinf_lab.runtime.host.state.messages import Put
 from rlinf_lab.runtime.host.state.queues import Queue
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.machine.devices import finish_work
-from rlinf_lab.runtime.transport.item_batches import Parcel, opened
+from rlinf_lab.runtime.transport.item_batches import CheckedParcel, Parcel, opened
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.runtime.transport.routing import QueueId, StreamId
 from rlinf_lab.runtime.transport.traffic import Transit
@@ -77,11 +77,16 @@ class ChannelEnds:
             _refuse_out_of_turn(process, queue)
         if self._unwanted.discarded:
             self._unwanted.end_call(process)
-        if process.on_gpu and process.shares_gpu and not self._engine.has_room(queue.index, len(items)):
+        if process.own_stream:
+            finish_work(process.device, True)  # who takes the items has another stream, which would not wait for it
+        elif process.on_gpu and process.shares_gpu and not self._engine.has_room(queue.index, len(items)):
             finish_work(process.device)  # it gives its device away
         process.goods, process.count, large = items, len(items), False
         if queue.stub:  # now, for the caller is free to change the items when put() has returned
             process.goods, large = Packed.of_items(items, queue.name.channel)
+        elif self._state.check_items:
+            who = f"{process.label}: channel {queue.name.channel!r}"
+            process.goods = CheckedParcel(self._state.name, items, who)
         process.queue, process.getting, process.tags = queue, False, tags
         process.machine.weights, process.machine.ranks = (None, None) if tags is None else tags
         self._step(process, _PUT, queue.index, len(items), queue.room)
@@ -98,8 +103,8 @@ class ChannelEnds:
         call = process.call
         if process.thread != threading.get_ident() or call is None or call.iteration != queue.iteration:
             _refuse_out_of_turn(process, queue)
-        if process.on_gpu and process.shares_gpu:
-            finish_work(process.device)
+        if process.on_gpu and (process.own_stream or process.shares_gpu):
+            finish_work(process.device, process.own_stream)
         process.pieces, process.queue, process.getting = [], queue, True
         if self._post.unsent:
             # what it has put goes before its device does: who gets the device could keep this thread from its core
@@ -112,7 +117,13 @@ class ChannelEnds:
         else:
             self._spans.found_nothing(process, _GET_SPAN)
         try:
-            return opened(pieces)
+            items = opened(pieces)
+            if process.own_stream:
+                # torch gives memory that nobody has any more to the stream that it is from, which may be ahead of this
+                process.held = items.copy()
+            return items
+        except WorkflowError:  # an item was changed
+            raise
         except BaseException as error:
             here = self._state.name
             origin = next((p.parcel.origin for p in pieces if p.parcel.origin != here), here)
@@ -131,7 +142,9 @@ class ChannelEnds:
         elif queue.abandoned:
             self._unwanted.came(queue)
         else:
-            queue.store(Parcel(process.count, self._state.name, process.goods), process.tags)
+            goods = process.goods
+            parcel = goods if isinstance(goods, Parcel) else Parcel(process.count, self._state.name, goods)
+            queue.store(parcel, process.tags)
             queue.within[0] += 1
             queue.within[1] += process.count
 

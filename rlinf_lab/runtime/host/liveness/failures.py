@@ -6,7 +6,7 @@ import errno
 import pickle
 import traceback
 
-from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError
+from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.workflow.specs import CallSpec
@@ -27,9 +27,9 @@ def misunderstood(state: HostState, peer: str, error: BaseException) -> Executor
 
 
 def not_understood(here: str, peer: str, error: BaseException) -> ExecutorError:
-    """The same, both hosts in words. What did not arrive at all says so itself."""
-    if isinstance(error, ExecutorError):
-        return error
+    """The same, both hosts in words. What did not arrive at all, or was changed, says so itself."""
+    if isinstance(error, (ExecutorError, WorkflowError)):
+        return error if isinstance(error, ExecutorError) else ExecutorError(str(error))
     number = getattr(error, "errno", None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
         return ExecutorError(

@@ -28,7 +28,7 @@ class HostState:
     """Of one host. Read and written under ``mutex``, except where a field says otherwise."""
 
     name: str
-    "Of the host. Never written again, as the next seven."
+    "Of the host. Never written again, as the next eight."
     layout: Layout
     "Of the plan: which ranks, queues and devices there are."
     place: dict[tuple[str, int], str]
@@ -39,6 +39,8 @@ class HostState:
     "Spans and names; by any thread."
     engine: Engine
     "Who may go on. Its state is changed by the scheduler's `apply`, and by parts that open or close streams."
+    check_items: bool = False
+    "Whether items that stay in this process are compared with what they were at their put."
     mutex: threading.RLock = field(default_factory=threading.RLock)
     "Guards all this. User code never runs under it, and nothing is sent under it."
     ready: threading.Condition = field(default_factory=threading.Condition)

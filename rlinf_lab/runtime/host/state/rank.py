@@ -12,7 +12,7 @@ from rlinf_lab.planning.engine.engine import Process as EngineProcess
 from rlinf_lab.runtime.host.state.queues import Queue
 from rlinf_lab.runtime.threads.gate import Gate
 from rlinf_lab.runtime.threads.lookout import Lookout
-from rlinf_lab.runtime.transport.item_batches import Piece
+from rlinf_lab.runtime.transport.item_batches import Parcel, Piece
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.workflow.specs import CallSpec, Tags
 from rlinf_lab.workflow.worker import Worker
@@ -68,7 +68,7 @@ class Process:
     woken: bool = False
     error: BaseException | None = None  # raised in the thread when it wakes
     heard: BaseException | None = None  # in this call: the failure of one whose value it wanted
-    goods: list[Any] | Packed = field(default_factory=list)  # the items of its put
+    goods: list[Any] | Packed | Parcel = field(default_factory=list)  # the items of its put
     count: int = 0  # of them
     tags: Tags | None = None  # of them
     pieces: list[Piece] = field(default_factory=list)  # what its get has been given
@@ -90,6 +90,8 @@ class Process:
     method: int = -1  # number of the name of its call, in the recorder
     device: str = ""  # what torch calls its first device
     on_gpu: bool = False  # whether that is one
+    own_stream: bool = False  # it has a share of that only, see `planning.plan.device`
+    held: list[Any] = field(default_factory=list)  # items that its stream may still read
     thread: int = 0  # identity of the thread that runs the rank
     call: CallSpec | None = None
     blocked_at: str = ""  # what it waits for, in words, for status()

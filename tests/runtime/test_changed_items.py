@@ -1,0 +1,128 @@
+"""An item that is changed between its put and its get would arrive changed under one plan and not under another: `check_items` tells it.
+
+The oracle is the copy: under a plan that keeps the ends apart the same code gives what the check asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf_lab.errors import WorkerError
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.preflight import check
+from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.transport.unchanged import Unchanged
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+
+@dataclass
+class Sample:
+    obs: np.ndarray
+    note: Any = None
+
+
+class Holder:
+    """No container that is known: looked at by its pickle."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Maker(Worker):
+    def make(self, count: int, is_new: bool, items: Outbox[Sample]) -> None:
+        sample = Sample(np.zeros(100_000))
+        for i in range(count):
+            if is_new:
+                sample = Sample(np.zeros(100_000))
+            sample.obs[-1] = i
+            items.put(sample)
+
+
+class Taker(Worker):
+    def take(self, items: Inbox[Sample]) -> list[float]:
+        return [float(sample.obs[-1]) for sample in items.get_all()]
+
+
+def made(apart: bool, group: int = 1) -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("changes")
+    items = flow.channel("items")
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration(count: int, is_new: bool) -> Any:
+        maker.make(count, is_new, items)
+        return taker.take(items)
+
+    return flow, ExecutionPlan("two", ("cpu:0", "cpu:1"), {"maker": ((0,),), "taker": ((int(apart),),)})
+
+
+@pytest.mark.parametrize(("executor", "apart"), [("local", True), ("processes", False)])
+def test_an_item_that_is_changed_after_its_put_fails_its_reader(executor: str, apart: bool) -> None:
+    flow, plan = made(apart)
+    with session(flow, plan, executor, emulate=True, check_items=True) as s:
+        assert s.step(4, True) == [0.0, 1.0, 2.0, 3.0]
+        with pytest.raises(WorkerError, match=r"maker\[0\]: channel 'items': an item was changed .*: \['obs'\]") as told:
+            s.step(4, False)
+        assert told.value.worker == "taker"
+        assert s.step(1, False) == [0.0], "the session goes on"
+
+
+def test_ends_apart_have_copies_and_nothing_to_be_told() -> None:
+    flow, plan = made(apart=True)
+    with session(flow, plan, "processes", emulate=True, check_items=True) as s:
+        assert s.step(4, False) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    flow, plan = made(apart=True)
+    with session(flow, plan, emulate=True) as s:
+        assert s.step(4, False) == [3.0] * 4
+
+
+def test_check_runs_iterations_with_it() -> None:
+    flow, plan = made(apart=True)
+    assert check(flow, plan, emulate=True)["items"].status == "optional"
+    assert not check(flow, plan, emulate=True, iterations=1, inputs=[1]).ok, "the iteration function takes two arguments"
+
+    def one(is_new: bool) -> Any:
+        flow, plan = made(apart=True)
+        body = flow.body
+        assert body is not None
+        flow.iteration(lambda count: body(count, is_new))
+        return check(flow, plan, emulate=True, iterations=1, inputs=[3])["items"]
+
+    assert one(True).found == "none was changed after its put in 1 iteration"
+    changed = one(False)
+    assert changed.status == "broken" and "channel 'items'" in changed.found and "copy" in changed.mend
+
+
+@pytest.mark.parametrize(
+    ("item", "change", "field"),
+    [
+        (np.zeros(100_000), lambda x: x.__setitem__(77_777, 1), "the whole of it"),  # between all samples of 256
+        ({"a": [0.0, 1.0]}, lambda x: x["a"].__setitem__(1, 2.0), "['a'][1]"),
+        ({"a": bytearray(3)}, lambda x: x["a"].__setitem__(1, 2), "['a']"),
+        (Sample(np.zeros(2), Holder(1.0)), lambda x: setattr(x.note, "value", 2.0), "['note']"),
+        (Sample(np.array([Holder(1.0)])), lambda x: setattr(x.obs[0], "value", 2.0), "['obs']"),
+        ([{1, 2}], lambda x: x[0].add(3), "[0]"),
+    ],
+)  # fmt: skip
+def test_all_of_an_item_is_looked_at(item: Any, change: Any, field: str) -> None:
+    was = Unchanged(item, whole=True)
+    assert not was.changed()
+    change(item)
+    assert was.changed() == field
+
+
+def test_tensors_too() -> None:
+    torch = pytest.importorskip("torch")
+    item = {"half": torch.zeros(5000, dtype=torch.bfloat16), "part": torch.zeros(4, 6)[:, 1:3], "lock": __import__("threading").Lock()}
+    was = Unchanged(item, whole=True)
+    assert not was.changed()
+    item["half"].data[1234] = 1  # torch does not count it
+    assert was.changed() == "['half']"
