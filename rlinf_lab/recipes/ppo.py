@@ -236,7 +236,7 @@ BY_DEVICE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "Pendulum-v1": {
+    "gymnasium/Pendulum-v1": {
         "n_steps": 256, "batch_size": 256, "n_epochs": 10, "gamma": 0.9, "gae_lambda": 0.95, "learning_rate": linear(2e-3, 2e-4), "normalize_reward": True,
     },
     "numpy/ReachArm-v0": {
