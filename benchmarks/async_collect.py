@@ -1,6 +1,7 @@
 """SAC with a collector beside the learner on two cores, against turns on one: time, the planner's prediction, and what it costs in return.
 
-The wall clock, for two processes share the work: run it on a machine of its own.
+Simulator and policy are one worker where a plan has them together, as `lab.train` makes them. The wall clock, for two processes share the work: run it on a
+machine of its own.
 
     python benchmarks/async_collect.py return 1 0 40960     one run by itself: asynchronous or not, seed, environment steps
 """
@@ -47,10 +48,12 @@ def side_by_side(asynchronous: bool, iterations: int) -> Callable[[], float]:
 
     def measure() -> float:
         import rlinf_lab as lab
-        from rlinf_lab.recipes.sac import SACConfig, build
+        from rlinf_lab.recipes.sac import SACConfig, build, fuse
 
-        flow = build(SACConfig(ENV, iterations=iterations, render=False, **{**TURNS, "learning_starts": 0}))
+        config = SACConfig(ENV, iterations=iterations, render=False, **{**TURNS, "learning_starts": 0})
+        flow = build(config)
         plan = planned().best.execution if asynchronous else lab.ExecutionPlan.temporal(flow, ["cpu:0"])
+        flow, plan = fuse(config, plan) or (flow, plan)
         run = lab.run(flow, plan, iterations, "processes" if asynchronous else "local")
         run.wait()
         ends = run.timeline.iterations()["end_ns"].sort_values().iloc[WARM:]

@@ -88,7 +88,8 @@ def _is_spare(recipe: Recipe, name: str, value: Any) -> bool:
 
 
 def gone_on_from(given: Any, env: Any = None) -> Any:
-    """A run, a loaded policy or a run's folder as `StartingPolicy`, also one from a file; what makes a module stays as it is.
+    """A run, a loaded policy or a run's folder as `StartingPolicy`. Also one from a file; what makes a module stays as
+    it is.
 
     ``env``: of the run that goes on, where the other one's was an object. `ConfigError` for a policy of which nobody knows how it is made.
     """

@@ -52,7 +52,10 @@ def train(
     auto = auto_plan(plan, devices if devices is not None or plan != "auto" else home, recipe, config, executor, workflow)
     first = auto.first(workflow) if auto is not None else None
     finds_itself = plan is None or (first is not None and not first.measures)
-    plan = checked_plan(plan if first is None else first.plan, workflow, home)
+    plan = plan if first is None else first.plan
+    if isinstance(plan, ExecutionPlan) and set(plan.placements) != set(workflow.graph.workers):  # perhaps of a run that found its plan itself
+        workflow, plan = recipe.fused(config, workflow, plan)
+    plan = checked_plan(plan, workflow, home)
     if finds_itself:
         workflow, plan = recipe.fused(config, workflow, plan)
     kept = folder_of(folder, recipe, config)
@@ -95,7 +98,7 @@ def resume(
 
 
 def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:
-    """Why a workflow that goes on from a state does not go on exactly there, under the plan; "" where it does."""
+    """Why a workflow does not go on exactly from its state; "" where it does."""
     for name, declaration in workflow.workers.items():
         if issubclass(declaration.cls, SimulatorWorker):
             context = Context()

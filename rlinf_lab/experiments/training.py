@@ -201,7 +201,8 @@ class TrainingRun:
         return self.recipe.policy(self.config, self._best().weights if best else self._between.snapshot().weights)
 
     def evaluate(self, episodes: int = 50, seed: int | None = None, best: bool = False) -> Evaluation:
-        """Play whole episodes greedily with the newest weights (or the ``best``), on environments of its own; the run goes on.
+        """Play whole episodes greedily with the newest weights (or the ``best``). On environments of its own; the run
+        goes on.
 
         ``seed``: of the environments, never one of training; None: the run's own, as ``eval_every`` uses.
         """

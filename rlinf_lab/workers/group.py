@@ -333,7 +333,8 @@ class RankGroup:
 
     # --- what newcomers take over -----------------------------------------------------------------------------
     def handed_over(self, value: T) -> T:
-        """``value`` of the first rank that had worked when the group was formed, on all ranks: what they keep and must agree on. All must ask.
+        """``value`` of the first rank that had worked, on all ranks. It is what they keep and must agree on
+        since the group was formed. All must ask.
 
         Others get a copy; its tensors come by a collective, onto their own devices. Where nobody has worked yet it is that of the first rank.
         """

@@ -305,7 +305,7 @@ def _put_onto(tensors: list[torch.Tensor], block: torch.Tensor) -> None:
 
 
 class TorchWorker(Worker):
-    """A worker whose torch modules and optimisers leave the device and return by themselves when the plan switches it.
+    """A worker whose torch modules and optimisers leave the device and return by themselves. When the plan switches it.
 
     They are found among the worker's attributes, also in lists, tuples and dicts there. Override `residents` to say which. Whoever keeps
     numpy views of parameters makes them anew when their ``data_ptr()`` has changed.

@@ -30,7 +30,8 @@ LONGEST = 10_000  # steps of an episode in an evaluation that nothing else limit
 
 
 class SimulatorWorker(Worker):
-    """Steps ``num_envs`` environments (over all ranks and slots together) for ``n_steps`` steps per call of `collect`.
+    """Steps ``num_envs`` environments for ``n_steps`` steps per call of `collect`. So many over all ranks and slots
+    together.
 
     ``env``: whatever `vecenv.environment` takes: an id, a class, a function that makes one or several, a gymnasium VectorEnv.
     ``max_episode_steps``: steps after which an episode is cut (None: the environment's own limit). ``taken``: training steps of each

@@ -75,7 +75,8 @@ def choose(
     flow: Workflow, runs: Sequence[Observed], shares: Mapping[str, int], devices: Sequence[str], measured_s: float, remaining: int, change_s: float,
     executor: str, staleness: int = 0,
 ) -> Choice:  # fmt: skip
-    """The best plan on ``devices`` and whether ``remaining`` iterations repay a change that takes ``change_s`` seconds.
+    """The best plan on ``devices``, and whether a change to it is repaid. By ``remaining`` iterations, where it takes
+    ``change_s`` seconds.
 
     ``runs``: those of `probes`, the first one under the plan that the run would otherwise keep, ``measured_s`` an iteration; and of `gpu_probe`, if any:
     without it no GPU is used.

@@ -67,7 +67,7 @@ def read(about: dict[str, Any], rest: dict[str, NDArray], folder: Path) -> Histo
 
 
 def forget_others(folder: Path, named: Iterable[str]) -> None:
-    """Delete segments that no state names any more, and what a process that was killed has left of one."""
+    """Delete segments that no state names, and what a killed process left."""
     known = set(named)
     for path in folder.glob("*"):
         if path.name not in known and (path.name.startswith("rows-") or path.name.endswith(".part")):

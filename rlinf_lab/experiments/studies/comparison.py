@@ -78,7 +78,9 @@ class Comparison:
 
     @property
     def differences(self) -> pd.DataFrame:
-        """A row for each setting that is not the same in all groups, a column for each label; several values of one group stand side by side."""
+        """A row for each setting that differs between groups, a column for each label. Several values of one group
+        stand side by side.
+        """
         names = differing(self.groups.values())
         columns = {
             label: [", ".join(dict.fromkeys(brief(record.settings.get(name, "–")) for record in group)) for name in names]

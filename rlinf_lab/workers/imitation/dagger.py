@@ -53,7 +53,8 @@ def _along(mask_B: NDArray[np.bool_], leaf: Any) -> NDArray[np.bool_]:
 
 
 class DAggerLearner(CloneLearner):
-    """Clones what the ``expert`` would have done wherever a trajectory has led, in this and in all earlier iterations.
+    """Clones what the ``expert`` would have done wherever a trajectory has led. All trajectories count, also those of
+    earlier iterations.
 
     ``steps``: gradient steps of an update. Other arguments as in `CloneLearner`.
     """

@@ -20,7 +20,9 @@ from rlinf_lab.workers.off_policy.minibatches import Minibatch
 
 
 def works_for(actor: Actor, critic: QEnsemble) -> bool:
-    """Whether all that is learnt are affine layers with relu between them, the critics' perhaps normalised, and the actor is a squashed Gaussian."""
+    """Whether all that is learnt are affine layers with relu between them. The critics' are perhaps normalised, and
+    the actor is a squashed Gaussian.
+    """
     plain = isinstance(actor.policy, nn.Sequential) and {type(net) for net in actor.policy} <= {nn.Linear, nn.ReLU}
     kinds = [type(net) for net in critic.net]
     hidden = [LinearEnsemble, NormEnsemble, nn.ReLU] if NormEnsemble in kinds else [LinearEnsemble, nn.ReLU]

@@ -246,7 +246,7 @@ class GroupsInTheMaking:
 
 
 def dealt(state: Mapping[str, Any], rank: int, ranks: int) -> dict[str, Any]:
-    """The part of `GroupsInTheMaking.state` that one of several goes on with; counts are kept by the first."""
+    """The part of `GroupsInTheMaking.state` that one of several goes on with. Counts are kept by the first."""
     groups = {name: state[name][rank::ranks] for name in ("open", "waiting", "next_up", "backlog")}
     begun, learning, taken, dropped = state["counts"]
     if rank:
