@@ -121,7 +121,9 @@ class HostsExecutor:
 
     # --- life ------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Raises the `WorkerError` of a worker that cannot be set up, `ExecutorError` when a process cannot be had.
+        """Set up processes and workers.
+
+        Raises the `WorkerError` of a worker that cannot be set up, `ExecutorError` when a process cannot be had.
 
         `Cancelled` when it is stopped meanwhile.
         """

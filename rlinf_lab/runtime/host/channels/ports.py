@@ -275,7 +275,7 @@ class GroupedOutboxPort(OutboxPort):
 
 
 class KeyedOutboxPort(OutboxPort):
-    """The writing end where each item says its group, which is put together, or given its turn, where it is read."""
+    """The writing end where each item says its group. That is put together, or given its turn, where it is read."""
 
     def __init__(self, ports: Ports, process: Process, channel: str, iteration: int) -> None:
         super().__init__(ports, process, channel, iteration)
