@@ -49,7 +49,7 @@ class TrainedModel:
     def _completions(self, prompts: Sequence[str], temperature: float | None, seed: int) -> list[Completion]:
         temperature = self.config.temperature if temperature is None else temperature
         params = SamplingParams(max_tokens=self.config.max_tokens, temperature=temperature, seed=seed)
-        requests = [Request(self.model.encode(prompt), params, str(i)) for i, prompt in enumerate(prompts)]
+        requests = [Request(self.model.encode_prompt(prompt), params, str(i)) for i, prompt in enumerate(prompts)]
         found = {c.id: c for c in self._generator.sample(requests)}
         return [found[request.id] for request in requests]
 
