@@ -16,15 +16,15 @@ from rlinf_lab.generation.transformers_generator import TransformersGenerator
 from rlinf_lab.generation.vllm_generator import VLLMGenerator
 
 __all__ = [
-    "KNOWN_MODELS", "NOT_SAMPLED", "Completion", "Engine", "Generator", "KnownModel", "LanguageModel", "Request", "SamplingParams", "TokenBatch", "TransformersGenerator", "VLLMGenerator",
+    "GENERATORS", "KNOWN_MODELS", "NOT_SAMPLED", "Completion", "Engine", "Generator", "KnownModel", "LanguageModel", "Request", "SamplingParams", "TokenBatch", "TransformersGenerator", "VLLMGenerator",
     "generator", "known_model", "known_models", "load_model", "requests_for", "small_model", "token_batch", "token_log_probs", "token_log_probs_and_entropy", "warm_up",
 ]  # fmt: skip
 
-_BY_NAME: dict[str, type[Generator]] = {"own": Engine, "transformers": TransformersGenerator, "vllm": VLLMGenerator}
+GENERATORS: dict[str, type[Generator]] = {"own": Engine, "transformers": TransformersGenerator, "vllm": VLLMGenerator}
 
 
 def generator(name: str, model: Any, **options: Any) -> Generator:
     """The generator called ``name`` for ``model``: "own" (`Engine`), "transformers" or "vllm"; ``options`` go to it."""
-    if name not in _BY_NAME:
-        raise UnknownNameError.of("generator", name, _BY_NAME)
-    return _BY_NAME[name](model, **options)
+    if name not in GENERATORS:
+        raise UnknownNameError.of("generator", name, GENERATORS)
+    return GENERATORS[name](model, **options)

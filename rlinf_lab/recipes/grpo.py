@@ -19,7 +19,7 @@ import difflib
 import math
 import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from rlinf_lab import tasks
 from rlinf_lab.algorithms import advantage, loss
 from rlinf_lab.algorithms.aggregation import AGGREGATIONS
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
-from rlinf_lab.generation import KNOWN_MODELS, LanguageModel, SamplingParams, load_model, small_model
+from rlinf_lab.generation import GENERATORS, KNOWN_MODELS, LanguageModel, SamplingParams, load_model, small_model
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
 from rlinf_lab.tasks import Problem, Task, Tool
 from rlinf_lab.tasks.tools import tools_of
@@ -149,7 +149,9 @@ class GRPOConfig:
     engine: str = "own"
     """what generates: "own", "transformers", ... (`generation.generator`)"""
     slots: int = 256
-    """responses that an own engine works on at once"""
+    """responses that it works on at once"""
+    engine_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """of the engine, such as ``{"gpu_memory_utilization": 0.4}`` of vLLM's"""
     staleness: str | StalenessPolicy = "bound"
     """what becomes of stale responses: "bound" leaves it to the plan's ``staleness``, with iterations that finish what
     they begin. With "pace", "block", "drop_oldest", "drop_stale", "recycle" an iteration ends with its groups, and what
@@ -251,6 +253,8 @@ class GRPOConfig:
         if policy.name != "bound":
             self._require("dynamic_sampling", not self.dynamic_sampling, f"False with staleness={policy.name!r}")
             self._require("dispatch", self.dispatch == "even", f"'even' with staleness={policy.name!r}")
+        self._require("engine_options", isinstance(self.engine_options, Mapping), "names and values, as in a dict")
+        self._require("engine", self.engine in GENERATORS, " or ".join(map(repr, GENERATORS)))
         buffer = self.overlong_buffer
         self._require(
             "overlong_buffer",
@@ -436,7 +440,7 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     )  # fmt: skip
     params = SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
     start = None if state is None else ModelWeights(state["version"], state["weights"].arrays)
-    options: dict[str, Any] = {"slots": config.slots} if config.engine == "own" else {}
+    options: dict[str, Any] = {"slots": config.slots, **config.engine_options}
     kind: type[GeneratorWorker] = GeneratorWorker
     continuing = config.policy.name != "bound"
     if continuing:
