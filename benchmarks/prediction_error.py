@@ -222,10 +222,10 @@ def in_turn(flow: lab.Workflow, plans: Sequence[ExecutionPlan], rounds: int, exe
     return ran, {"iterations": counted, "messages": messages.costs(), "crowding": crowd.factors()}
 
 
-def compared(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iterations: int) -> list[Point]:
-    """Timed workers in threads. The first plan is measured and the estimate made from it; the others are predicted and run."""
+def compared(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iterations: int, **known: Any) -> list[Point]:
+    """In threads. The first plan is measured and the estimate made from it and what else is ``known``; the others are predicted and run."""
     first, *others = plans
-    estimate = lab.estimate(flow, first, executed(flow, first, iterations, "local")[0])
+    estimate = lab.estimate(flow, first, executed(flow, first, iterations, "local")[0], **known)
     return [Point(name, plan.name, estimate.iteration_seconds(plan), executed(flow, plan, iterations, "local")[1]) for plan in others]
 
 

@@ -23,6 +23,7 @@ from rlinf_lab.recipes.ppo import PPOConfig, build
 
 ON_GPU = torch.cuda.is_available()
 HOME = "cuda:0" if ON_GPU else "cpu:0"
+STREAMS = [f"{HOME}.1", f"{HOME}.2"]  # shares of it, which work at the same time
 SECONDS = 4.0
 SEEDS = 3
 GOAL = 0.9  # of the episodes that end in an iteration
@@ -97,11 +98,16 @@ def warp_ppo(smoke: bool) -> list[Case]:
 
 # --- ways to share one GPU --------------------------------------------------------------------------------------------------
 def plans(flow: lab.Workflow) -> list[ExecutionPlan]:
-    """Two halves of the environments: answered together, in turn, and by a policy that is one unit with the simulator. All others are predicted from the first."""
+    """Two halves of the environments: answered together; in turn; in turn on another stream; and by a policy that is one unit with the simulator.
+
+    All others are predicted from the first.
+    """
     halves = {"simulator": 2}
+    places = {"simulator": [0], "policy": [1], "learner": [1]}
     return [
         ExecutionPlan.temporal(flow, [HOME], sub_batches=halves, micro_batches={"obs": 2}),
         ExecutionPlan.temporal(flow, [HOME], name="hybrid", sub_batches=halves, micro_batches={"obs": 1}),
+        ExecutionPlan.spatial(flow, STREAMS, places, sub_batches=halves, micro_batches={"obs": 1}),
         ExecutionPlan.fused_cells(flow, [HOME], name="fused", sub_batches=halves, micro_batches={"obs": 1}),
     ]
 
@@ -110,7 +116,10 @@ def plans(flow: lab.Workflow) -> list[ExecutionPlan]:
 def points(smoke: bool) -> list[Point]:
     changed = {} if ON_GPU and not smoke else {"num_envs": 16, "n_steps": 4, "batch_size": 32}
     flow = build(PPOConfig.preset("warp/ArmPush-v0", render=False, **changed))
-    return compared("warp", flow, iter(plans(flow)), 2 if smoke else 12)
+    with lab.profiling.Crowd("local", STREAMS, flow) as crowd:  # how much two streams slow each other down
+        for _ in range(2 if smoke else 12):
+            crowd.round()
+    return compared("warp", flow, iter(plans(flow)), 2 if smoke else 12, crowding=crowd.factors())
 
 
 def error(smoke: bool) -> float:
@@ -126,7 +135,7 @@ def is_ordered(smoke: bool) -> float:
 
 
 def warp_plans(smoke: bool) -> list[Case]:
-    note = "push with PPO on one GPU: temporal measured; halves in turn and fused predicted from it, then run"
+    note = "push with PPO on one GPU: temporal measured; halves in turn, on two streams, and fused predicted from it, then run"
     return [
         Case("warp_plans_error", "%", lambda: error(smoke), target="<= 10", target_of="value", runs=1, note=note),
         Case("warp_plans_order", "", lambda: is_ordered(smoke), target=">= 1", target_of="value", runs=1, note=note),

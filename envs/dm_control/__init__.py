@@ -27,7 +27,18 @@ def _simulator() -> Any:
         from dm_control import suite
     except ImportError as error:
         raise MissingDependencyError.of("dm_control", "dm-control", "An environment of the Control Suite") from error
+    if not hasattr(np, "in1d"):
+        suite.quadruped.np = _OlderNumpy()
     return suite
+
+
+class _OlderNumpy:
+    """numpy, with what 2.4 has dropped and the quadruped of version 1.0.28 calls."""
+
+    in1d = staticmethod(np.isin)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
 
 
 def tasks() -> list[str]:

@@ -160,11 +160,11 @@ class _Pair:
         """
         if getattr(self.env, "begins_in_next_step", False):
             return
-        lost_N: np.ndarray | None = None
+        lost_N = np.zeros(self.n, bool)
         for attempt in range(ENDS):
             ended_N = self._until_an_end(self.seed + attempt, steps)
             counts_N = ended_N & self._differing()
-            lost_N = (ended_N if lost_N is None else lost_N) & ~counts_N
+            lost_N = (lost_N if attempt else ended_N) & ~counts_N
             if not lost_N.any():
                 return
         self.require(

@@ -260,12 +260,16 @@ def _by_id(id: str) -> EnvFactory:
     simulator, _, task = id.partition("/")
     if simulator in adapters() and task and simulator != GYMNASIUM:
         return EnvFactory(id, partial(_from_adapter, simulator, task))
-    task = task if simulator == GYMNASIUM and task else id
-    spec = _gymnasium_spec(task)
+    wanted = task if simulator == GYMNASIUM and task else id
+    spec = _gymnasium_spec(wanted)
     if spec is None:
         hint = "lab.envs.ids() lists what there is; a class or a function will do, too."
+        if task and simulator == "ALE":
+            hint += f" Of Atari: 'atari/{task}', preprocessed as usual, or 'ale_py:{id}', frame by frame."
+        elif task and simulator not in adapters():
+            hint += f" What a package registers with gymnasium is known when it is imported, or as 'package:{id}'."
         raise UnknownNameError.of("environment", id, _known_ids(simulator, "/" in id), hint)
-    return EnvFactory(f"{GYMNASIUM}/{task}", partial(_from_gymnasium, "from_spec", f"{GYMNASIUM}/{task}", spec))
+    return EnvFactory(f"{GYMNASIUM}/{wanted}", partial(_from_gymnasium, "from_spec", f"{GYMNASIUM}/{wanted}", spec))
 
 
 def _known_ids(simulator: str, simulator_given: bool) -> list[str]:

@@ -6,10 +6,12 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+import rlinf_lab as lab
 from rlinf_lab.experiments.evaluation import Told, mean_interval, play, student_t95, wilson
 
 
@@ -66,3 +68,19 @@ def test_intervals_are_those_of_the_tables() -> None:
     assert all(math.isclose(student_t95(v), t, abs_tol=2e-3) for v, t in printed.items())
     assert mean_interval(np.array([1.0, 2.0, 3.0])) == pytest.approx((2 - 4.30265 / math.sqrt(3), 2 + 4.30265 / math.sqrt(3)), abs=1e-4)
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4) and wilson(9, 10) == pytest.approx((0.5958, 0.9821), abs=1e-4)
+
+
+def test_an_episode_that_nothing_limits_is_cut_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(gymnasium.Env[Any, Any]):
+        observation_space, action_space = Box(-1, 1, (1,)), Box(-1, 1, (1,))
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(1, np.float32), 1.0, False, False, {}
+
+    monkeypatch.setattr("rlinf_lab.experiments.acting.LONGEST", 30)
+    policy = lab.train("ppo", Endless, iterations=1, num_envs=2, n_steps=4, batch_size=8, folder=False, progress=False, plan=None).wait().policy()
+    with pytest.warns(UserWarning, match=r"Endless: 3 of 3 evaluated episodes were cut after 30 steps. Next: max_episode_steps="):
+        assert policy.evaluate(episodes=3)["return"] == 30.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -127,6 +128,78 @@ def test_before_a_shared_gpu_is_given_away_its_work_is_done(cuda: list[tuple[str
     assert not any("finish" in what for _, what in run(shared, ("cpu:0",), capacities={"items": 1}))
 
 
+class Stream:
+    """One of a GPU; each thread has its own current one."""
+
+    current = threading.local()
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def synchronize(self) -> None:
+        note(f"finish its stream of {self.device}")
+
+
+@pytest.fixture
+def streams(cuda: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    def set_stream(stream: Stream) -> None:
+        Stream.current.stream = stream
+        note(f"use a stream of {stream.device}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "set_stream", set_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream.current.stream)
+    return cuda
+
+
+def test_shares_of_a_gpu_are_streams_that_do_not_wait_for_each_other(streams: list[tuple[str, str]]) -> None:
+    """What is put has been computed, for who takes it has another stream; nobody waits for all of the GPU."""
+    seen = run({"a": [[0]], "b": [[1]]}, ("cuda:1.1", "cuda:1.2"))
+    mine = {who: [what for other, what in seen if other == who] for who in ("a[0]", "b[0]")}
+    done = "finish its stream of cuda:1"
+    assert mine["a[0]"] == ["use a stream of cuda:1", "setup", done, *["launch", done] * 4, done]
+    assert mine["b[0]"][0] == "use a stream of cuda:1" and set(mine["b[0]"][1:]) == {done}
+    SEEN.clear()
+    assert not any("stream" in what for _, what in run({"a": [[0]], "b": [[1]]}, ("cpu:0.1", "cpu:0.2")))
+
+
+def test_what_was_taken_stays_until_the_stream_has_read_it(streams: list[tuple[str, str]]) -> None:
+    """Memory that nobody has any more goes to the stream that it is from, at once, while the other one may still read it."""
+    alive: list[list[bool]] = []
+
+    class Item:
+        pass
+
+    class MakesItems(lab.Worker):
+        def make(self, out: lab.Outbox) -> None:
+            for _ in range(3):
+                out.put(Item())
+
+    class Drops(lab.Worker):
+        def take(self, inbox: lab.Inbox) -> int:
+            dropped = []
+            for _ in range(3):
+                dropped.append(weakref.ref(inbox.take()))
+                alive.append([there() is not None for there in dropped])
+            return len(dropped)
+
+    made = lab.Workflow("dropped")
+    items = made.channel("items")
+    a, b = made.worker(MakesItems, name="a"), made.worker(Drops, name="b")
+
+    @made.iteration
+    def iteration() -> int:
+        a.make(items)
+        return b.take(items)
+
+    places = {"a": [[0]], "b": [[1]]}
+    for devices, kept in ((("cuda:0.1", "cuda:0.2"), True), (("cpu:0", "cpu:1"), False)):
+        alive.clear()
+        with session(LocalExecutor(made, lab.ExecutionPlan("p", devices, places, micro_batches={"items": 1}), emulate=True)) as s:
+            assert s.step() == 3
+        assert alive == [[kept], [False, kept], [False, False, kept]]
+
+
 def test_a_step_of_a_filler_is_over_when_its_device_is(cuda: list[tuple[str, str]]) -> None:
     steps = []
 
@@ -218,7 +291,7 @@ def test_a_tensor_without_a_byte_has_nothing_to_release() -> None:
 
 
 def test_a_death_is_told_whatever_cannot_be_released() -> None:
-    from rlinf_lab.runtime.executors.processes import ProcessExecutor
+    from rlinf_lab.runtime.executors.driver import Driver
 
     class Link:
         def peer_died(self) -> None:
@@ -232,9 +305,9 @@ def test_a_death_is_told_whatever_cannot_be_released() -> None:
         def lost(self, host: str) -> None:
             told.append(host)
 
-    host, driver = object.__new__(DeviceHost), object.__new__(ProcessExecutor)
+    host, driver = object.__new__(DeviceHost), object.__new__(Driver)
     host.links, host.host = {"other": Link()}, Telling()  # type: ignore[dict-item, assignment]
-    driver._links, driver.driver_host = {"other": Link()}, Telling()  # type: ignore[dict-item, assignment]
+    driver.links, driver.host = {"other": Link()}, Telling()  # type: ignore[dict-item, assignment]
     for end in (host, driver):
         with pytest.raises(TypeError):
             end._broken("other")

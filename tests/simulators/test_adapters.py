@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +47,7 @@ LONG = {
     "robotics/PointMaze_UMaze-v3": "gymnasium_robotics",
 }
 
+ENVS = Path(__file__).parents[2] / "envs"
 SWEPT = {"atari": "ale_py", "dm_control": "dm_control", "gymnasium": "mujoco", "metaworld": "metaworld", "numpy": "numpy", "panda": "panda_gym", "robotics": "gymnasium_robotics"}
 
 
@@ -94,6 +99,20 @@ def test_no_adapter_is_left_out() -> None:
         "warp": test_warp.test_both_engines_keep_the_contract,
     }
     assert {id.partition("/")[0] for id in (*CASES, *LONG)} | set(elsewhere) == set(adapters())
+
+
+APART = {"libero": pytest.mark.skipif(importlib.util.find_spec("libero") is None, reason="in an environment of its own"), "mjlab": pytest.mark.warp, "warp": pytest.mark.warp}
+
+
+@pytest.mark.parametrize("adapter", [pytest.param(name, marks=APART.get(name, pytest.mark.long)) for name in sorted(adapters())])
+def test_what_a_readme_shows_runs(adapter: str) -> None:
+    """In a process of its own, as a newcomer runs it: what one simulator does to its process is nothing to the others."""
+    text = (ENVS / adapter / "README.md").read_text()
+    shown = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert shown and "nstall" in text
+    told = "from gymnasium.envs.classic_control import CartPoleEnv as MyEnv"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", "\n".join([told, *shown])], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_goals_are_a_dict_with_success() -> None:

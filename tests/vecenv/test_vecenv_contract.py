@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import gymnasium
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from gymnasium.spaces import Box
 
 from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
-from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv, check_env, ids, make_vec, register
+from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv, check_env, environment, ids, make_vec, register
 
 SPEC = EnvSpec("mine/Walk", Box(-np.inf, np.inf, (2,), np.float32), Box(-1, 1, (2,)), 5, "near the origin")
 
@@ -124,6 +125,12 @@ def test_the_registry_suggests_and_refuses() -> None:
         check_env(3)  # type: ignore[arg-type]
     register("mine/Walk-v0", lambda num_envs: walk())
     assert make_vec("mine/Walk-v0", 3).num_envs == 3 and "mine/Walk-v0" in ids()
+
+
+@pytest.mark.parametrize("id, said", [("ALE/Nope-v5", "'atari/Nope-v5', preprocessed as usual, or 'ale_py:ALE/Nope-v5'"), ("pkg/A-v0", "or as 'package:pkg/A-v0'")])
+def test_ids_of_packages_that_were_not_imported_say_how(id: str, said: str) -> None:
+    with pytest.raises(UnknownNameError, match=re.escape(said)):
+        environment(id)
 
 
 @pytest.mark.parametrize("count", [True, 0, -1, "8", 2.5, None])

@@ -268,7 +268,7 @@ class Engine(AtOnce, Meeting):
         return self._flush()
 
     def cancel(self, process: int) -> list[tuple[int, int, int, int]]:
-        """Take a waiting process out of every queue and let it go on, without items and without devices."""
+        """Take a waiting process out of every queue: it goes on without items and devices."""
         p = self.processes[process]
         left = [c for c, q in self.channels.items() if q.leave(p)]
         if p.state == "lock":
@@ -287,9 +287,7 @@ class Engine(AtOnce, Meeting):
         return self._flush()
 
     def dismiss(self, process: int) -> list[tuple[int, int, int, int]]:
-        """A process that waits for items of a queue that lives here gets none, as at the end of the stream: others take
-        them.
-        """
+        """A process that waits at a queue here gets nothing, as at the end: others take its items."""
         p = self.processes[process]
         self._expect_running(p, "get")
         left = [c for c, q in self.channels.items() if q.leave(p)]
@@ -299,7 +297,7 @@ class Engine(AtOnce, Meeting):
         return self._flush()
 
     def vacate(self, process: int) -> None:
-        """A process that is idle has left its devices for good, or until it is built anew."""
+        """A process that is idle has left its devices, for good or until rebuilt."""
         p = self.processes[process]
         self._expect_running(p, "idle")
         p.offloadable = True
@@ -396,14 +394,13 @@ class Engine(AtOnce, Meeting):
         return any(q.getters or q.putters for q in self.channels.values()) or any(self._queue)
 
     def is_present(self, process: int) -> bool:
-        """Whether it is on its devices and stays there, or has them and is about to come."""
+        """Whether it is on its devices and stays there, or has them and comes."""
         p = self.processes[process]
         return p.granted or (p.resident and p not in self._evicting)
 
     def is_room_for_all(self, process: int) -> bool:
-        """Whether a process and all others of its devices fit there together, whoever of them works; what they share
-        counts once, as far as that is known.
-        """
+        """Whether a process and all others of its devices fit there together. Whoever of them works; what they share
+        counts once, as far as that is known."""
         p, fit = self.processes[process], self._overlaps.fit
         return all(fit([q for q in self._users[d] if not q.delays], p, self._memory) for d in p.devices)
 

@@ -50,9 +50,9 @@ class AtOnce:
         return first
 
     def put_to_waiting(self, process: int, channel: int, n: int) -> int:
-        """A put that finds room, of items that go to the only one who waits for some: its number. It goes on if its
-        ``state`` is "run", with the items from its ``lo`` to its ``hi``; else it waits for devices that others have.
-        Nothing else follows. -1: `settle` it."""
+        """A put that finds room, of items for the only one who waits: its number. It goes on if its ``state`` is "run",
+        with the items from its ``lo`` to its ``hi``; else it waits for devices that others have. Nothing else follows.
+        -1: `settle` it."""
         p, queue = self.processes[process], self.channels[channel]
         if (
             p.state != "run"
@@ -126,9 +126,9 @@ class AtOnce:
         raise NotImplementedError
 
     def puts_at_once(self, processes: Sequence[int], channels: Mapping[int, int], rounds: int) -> int:
-        """Puts of one item each by all these processes, so many into each of these channels, each of ``rounds`` settled
-        by itself: as many of the first rounds as nobody is given anything for are done, and nothing follows from them.
-        0: `settle` the first."""
+        """Puts of one item each by all these processes, in ``rounds`` that follow each other. So many go into each of
+        these channels, each round settled by itself: as many of the first rounds as nobody is given anything for are
+        done, and nothing follows from them. 0: `settle` the first."""
         if self._fillers.running:
             return 0
         for process in processes:
@@ -153,9 +153,8 @@ class AtOnce:
         return rounds
 
     def has_room(self, channel: int, n: int) -> bool:
-        """Whether a put of ``n`` items would be done at once, as far as it can be seen at a glance: others put and get,
-        and queues are forgotten meanwhile.
-        """
+        """Whether a put of ``n`` items would be done at once, at a glance: others put and get, and queues are forgotten
+        meanwhile."""
         queue = self.channels.get(channel)
         if queue is None:
             return True
@@ -215,9 +214,8 @@ class AtOnce:
         return NOBODY if q is None else q.index
 
     def arrival_at_once(self, channel: int, n: int) -> int:
-        """Items from another host that go to the only one who waits for them, and whose devices nobody else uses: its
-        number; it goes on with the items from its ``lo`` to its ``hi``, and nothing else follows. -1: `remote_put`
-        them."""
+        """Items from another host for the only one who waits, alone on its devices: its number; it goes on with the
+        items from its ``lo`` to its ``hi``, and nothing else follows. -1: `remote_put` them."""
         queue = self.channels[channel]
         if (
             len(queue.getters) != 1

@@ -70,9 +70,7 @@ class Fillers:
         return found
 
     def reserve(self) -> None:
-        """Who would have a device by now, were it not for a step, gets it first when that ends, whoever else has come
-        meanwhile.
-        """
+        """Who would have a device, were it not for a step, gets it first then. Whoever else has come meanwhile."""
         held = {d for p in self.running for d in p.devices}
         waiting = {p.index: p for d in held for p in self._queues[d]}.values()
         taken = {d for p in waiting if p.lock_key[0] < 0 for d in p.devices}

@@ -1,4 +1,5 @@
 """Cores that work at the same time slow each other down: threads of one core, shared caches, a shared clock budget.
+So do the streams of one GPU.
 
 A predicted timeline knows when how many of them work; its time is stretched there.
 """
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.errors import PlanError, shown
-from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.planning.plan.device import Device, whole
 from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind, Track
 from rlinf_lab.timeline.timeline import Timeline
@@ -35,10 +36,10 @@ def checked_factors(factors: Sequence[float]) -> tuple[float, ...]:
 
 
 def stretched(timeline: Timeline, factors: Sequence[float]) -> Timeline:
-    """The same timeline, with every moment as many times longer as the cores that work in it slow each other down.
+    """The same timeline, as slow as cores make each other that work at once. Every moment is as many times longer.
 
-    ``factors``: for 1, 2, ... busy cores of a machine; the last one for more. Of several machines the most crowded one
-    counts.
+    ``factors``: for 1, 2, ... busy cores of a machine, or shares of a GPU; the last one for more. Of several machines
+    and GPUs the most crowded one counts.
     """
     if len(factors) < 2 or not len(timeline):
         return timeline
@@ -58,7 +59,7 @@ def _crowd(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     spans, tracks = timeline.spans, timeline.tracks
     running = spans[spans["kind"] == SpanKind.RUN]
     cores = [_cores(track) for track in tracks]
-    busy: dict[int, list[_Stretches]] = {}  # by machine, for each of its cores
+    busy: dict[str, list[_Stretches]] = {}  # by machine, or GPU, for each of its cores or shares
     for core in sorted(set().union(*cores)):
         mine = running[np.isin(running["track"], [i for i, own in enumerate(cores) if core in own])]
         busy.setdefault(core[0], []).append(_Stretches.united(mine["start"], mine["end"]))
@@ -70,10 +71,10 @@ def _crowd(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return edges, crowd
 
 
-def _cores(track: Track) -> set[tuple[int, int]]:
-    """(machine, number) of each."""
+def _cores(track: Track) -> set[tuple[str, Device]]:
+    """(machine, core) and (GPU, share) of each."""
     devices = [Device.parse(name) for name in track.devices if Device.is_name(name)]
-    return {(d.node, d.index) for d in devices if d.kind == "cpu"}
+    return {(f"node{d.node}" if d.kind == "cpu" else whole(str(d)), d) for d in devices if d.kind == "cpu" or d.share}
 
 
 @dataclass(frozen=True)

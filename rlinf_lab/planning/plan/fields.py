@@ -7,12 +7,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rlinf_lab.errors import PlanError, PlanNameError
-from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.planning.plan.device import Device, whole
 
 Ranks = tuple[tuple[int, ...], ...]
 MAX_ITEMS = 2**31 - 1  # items; counts travel as 32-bit integers
 MAX_TOKENS = 65_536  # sub-batches of one rank
 MAX_STALENESS = 64  # iterations under way beside the newest: each holds its queues and values
+
+NUMBERS = {  # field: least, most, advice, example
+    "micro_batches": (0, MAX_ITEMS, "a number of items, 0 for everything of the iteration", "{'samples': 8}"),
+    "capacities": (1, MAX_ITEMS, "a number of items, or None for no bound", "{'samples': 64}"),
+    "sub_batches": (1, MAX_TOKENS, "1, or 2 for double buffering", "{'simulator': 2}"),
+    "in_flight": (
+        1,
+        MAX_TOKENS,
+        "items that are put into the cell at a time, by all ranks of its head together",
+        "{'simulator': 16}",
+    ),
+    "memory": (0, MAX_ITEMS, "whole units (GiB, say), 0 for none", "{'learner': 40}"),
+    "working": (0, MAX_ITEMS, "whole units beside those of memory, 0 for none", "{'learner': 10}"),
+    "priorities": (
+        0,
+        MAX_ITEMS,
+        "a number for each worker that shares devices, the smaller one goes first",
+        "{'reward': 0, 'critic': 1}",
+    ),
+}
 
 
 class Fixed(dict[str, Any]):
@@ -90,6 +110,12 @@ class Fields:
             raise PlanError(
                 f"Plan {self.name!r} names a device twice: devices is {list(names)}. Next: name each device once."
             )
+        for device in names:
+            if (all_of_it := whole(device)) != device and all_of_it in names:
+                raise PlanError(
+                    f"Plan {self.name!r} has {all_of_it} and a share of it, {device}: devices is {list(names)}. "
+                    f"Next: shares only, '{all_of_it}.1' and '{all_of_it}.2', or all of it."
+                )
         return tuple(names)
 
     def placements(self, value: Any, devices: Sequence[str]) -> dict[str, Ranks]:
@@ -137,57 +163,14 @@ class Fields:
             )
         return tuple(read)
 
-    def micro_batches(self, value: Any) -> dict[str, int]:
-        advice = "a number of items, 0 for everything of the iteration"
-        return self.by_name(
-            "micro_batches", value, lambda where, n: self.whole(where, n, 0, advice), "micro_batches={'samples': 8}"
-        )
+    def numbers(self, name: str, value: Any) -> dict[str, Any]:
+        """One of `NUMBERS`: whole numbers by the name of a worker or a channel."""
+        low, high, advice, example = NUMBERS[name]
 
-    def capacities(self, value: Any) -> dict[str, int | None]:
-        advice = "a number of items, or None for no bound"
-        return self.by_name(
-            "capacities",
-            value,
-            lambda where, n: None if n is None else self.whole(where, n, 1, advice),
-            "capacities={'samples': 64}",
-        )
+        def each(where: str, n: Any) -> int | None:
+            return None if n is None and name == "capacities" else self.whole(where, n, low, advice, high)
 
-    def sub_batches(self, value: Any) -> dict[str, int]:
-        advice = "1, or 2 for double buffering"
-        return self.by_name(
-            "sub_batches",
-            value,
-            lambda where, n: self.whole(where, n, 1, advice, MAX_TOKENS),
-            "sub_batches={'simulator': 2}",
-        )
-
-    def in_flight(self, value: Any) -> dict[str, int]:
-        advice = "items that are put into the cell at a time, by all ranks of its head together"
-        return self.by_name(
-            "in_flight",
-            value,
-            lambda where, n: self.whole(where, n, 1, advice, MAX_TOKENS),
-            "in_flight={'simulator': 16}",
-        )
-
-    def memory(self, value: Any) -> dict[str, int]:
-        advice = "whole units (GiB, say), 0 for none"
-        return self.by_name("memory", value, lambda where, n: self.whole(where, n, 0, advice), "memory={'learner': 40}")
-
-    def working(self, value: Any) -> dict[str, int]:
-        advice = "whole units beside those of memory, 0 for none"
-        return self.by_name(
-            "working", value, lambda where, n: self.whole(where, n, 0, advice), "working={'learner': 10}"
-        )
-
-    def priorities(self, value: Any) -> dict[str, int]:
-        advice = "a number for each worker that shares devices, the smaller one goes first"
-        return self.by_name(
-            "priorities",
-            value,
-            lambda where, n: self.whole(where, n, 0, advice),
-            "priorities={'reward': 0, 'critic': 1}",
-        )
+        return self.by_name(name, value, each, f"{name}={example}")
 
     def device_memory(self, value: Any) -> int | None:
         return (

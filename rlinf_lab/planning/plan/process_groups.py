@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from rlinf_lab.planning.plan.device import whole
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.workflow.graph import DRIVER
 
@@ -15,10 +16,14 @@ Place = Mapping[tuple[str, int], str]
 
 
 def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
-    """A host for every rank: ranks whose device sets overlap live in one process (a connected component)."""
+    """A host for every rank: ranks whose device sets overlap live in one process (a connected component), and so do
+    those on shares of one device: streams of several processes would take turns.
+    """
+    first: dict[str, int] = {}
+    one = [first.setdefault(whole(name), i) for i, name in enumerate(layout.plan.devices)]
     groups: list[tuple[set[int], list[tuple[str, int]]]] = []
     for member in layout.members[1:]:
-        mine, members = set(layout.devices(*member)), [member]
+        mine, members = {one[d] for d in layout.devices(*member)}, [member]
         for group in [g for g in groups if g[0] & mine]:
             groups.remove(group)
             mine |= group[0]

@@ -282,8 +282,8 @@ class DeviceHost:
 
 
 def gpus_of(names: set[str]) -> list[str]:
-    """The GPUs among devices, in order, without their node."""
-    return [d.local for d in sorted(map(Device.parse, names)) if d.kind == "cuda"]
+    """The GPUs among devices, in order, without their node, each once."""
+    return list(dict.fromkeys(d.local for d in sorted(map(Device.parse, names)) if d.kind == "cuda"))
 
 
 def pack(layout: Layout, place: dict[tuple[str, int], str], one_node: bool, check_items: bool = False) -> bytes:

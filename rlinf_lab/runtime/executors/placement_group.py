@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import Cancelled, ExecutorError
-from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.planning.plan.device import Device, whole
 from rlinf_lab.runtime.executors.ray_nodes import free_resources, nodes
 from rlinf_lab.runtime.machine.ray_library import load_ray
 
@@ -38,7 +38,7 @@ class Reservation:
         """
         there = nodes()
         wanted: dict[int, dict[str, float]] = {}
-        for device in map(Device.parse, devices):
+        for device in map(Device.parse, dict.fromkeys(map(whole, devices))):
             kind = {"cpu": "CPU", "cuda": "GPU"}[device.kind]
             of_node = wanted.setdefault(device.node, {})
             of_node[kind] = of_node.get(kind, 0.0) + 1.0

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, ExecutorError, PlanError, shown
-from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.planning.plan.device import Device, whole
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.multi_process import HostsExecutor
+from rlinf_lab.runtime.executors.multi_process import LOOPBACK, HostsExecutor
 from rlinf_lab.runtime.executors.placement_group import Reservation
 from rlinf_lab.runtime.executors.ray_host import RayHost
 from rlinf_lab.runtime.executors.ray_nodes import wait_for_nodes, why_gone
@@ -84,10 +84,7 @@ class RayExecutor(HostsExecutor):
             self._reservation.wait(lambda: self.driver_host.stopping)
 
     def _ip(self) -> str:
-        return "127.0.0.1" if is_private() else load_ray().util.get_node_ip_address()
-
-    def _is_one_node(self) -> bool:
-        return is_private()
+        return LOOPBACK if is_private() else load_ray().util.get_node_ip_address()
 
     def _ways(self) -> Ways:
         return (
@@ -105,7 +102,7 @@ class RayExecutor(HostsExecutor):
             node = self._reservation.on(number)
         else:
             node = NodeAffinitySchedulingStrategy(self._nodes[number], soft=False)
-        gpus = sum(Device.parse(d).kind == "cuda" for d in names)
+        gpus = len({whole(d) for d in names if Device.parse(d).kind == "cuda"})
         # A method of setting up at a time is enough; `stop` must get through while `start` still waits.
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "max_concurrency": 4, "scheduling_strategy": node}
         if not has_one_thread_each():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rlinf_lab.errors import Cancelled, WorkerError
+from rlinf_lab.planning.plan.device import whole
 from rlinf_lab.runtime.host.calls.work import Calls
 from rlinf_lab.runtime.host.context import HostContext, Told
 from rlinf_lab.runtime.host.control.instants import Instants
@@ -51,7 +52,7 @@ class Ranks:
 
     # --- starting and stopping ---------------------------------------------------------------------------------
     def start(self, declarations: dict[str, Declaration], torch_device: Callable[[tuple[str, ...]], str]) -> None:
-        """Build every worker of this host in its own thread, one after another, and wait until all are set up.
+        """Build every worker of this host, one after another, each in its own thread. Returns when all are set up.
 
         Not at the same time: what a setup does to its process (``torch.manual_seed`` above all) would change what the
         others draw, differently each time. Raises their `WorkerError`, `ExecutorError` for one that waits for a later
@@ -76,6 +77,7 @@ class Ranks:
         names = self._state.layout.device_names(process.worker, process.rank)
         device = process.device = self._torch_device(names)
         process.on_gpu = device.startswith("cuda")
+        process.own_stream = process.on_gpu and any(whole(name) != name for name in names)
         context = self._context(self._state, process)
         thread = threading.Thread(target=self._main, args=(process, context), name=process.label, daemon=True)
         thread.start()

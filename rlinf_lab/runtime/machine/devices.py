@@ -104,10 +104,15 @@ def torch_device(names: Sequence[str]) -> str:
     return first.local if first and first.kind == "cuda" else "cpu"
 
 
-def use_device(device: str) -> None:
+def use_device(device: str, own_stream: bool = False) -> None:
     """Of a rank's own thread: what names no GPU (``.cuda()``, NCCL, a tensor that comes in a message) goes to its own
-    one of several.
+    one of several. ``own_stream``: what it gives to the GPU does not queue behind what other threads have given to it.
     """
+    if own_stream:
+        import torch
+
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # makes the device the current one, too
+        return
     number = device.removeprefix("cuda:")
     if number == device or number == "0":  # which is the current one of every thread
         return
@@ -117,10 +122,13 @@ def use_device(device: str) -> None:
         torch.cuda.set_device(device)
 
 
-def finish_work(device: str) -> None:
+def finish_work(device: str, own_stream: bool = False) -> None:
     """Wait until a GPU has done what a call has given to it: only then the call is over, and its devices may be
-    somebody else's.
+    somebody else's. ``own_stream``: what others have given to other streams may go on.
     """
     torch = sys.modules.get("torch")
     if torch is not None and device.startswith("cuda"):
-        torch.cuda.synchronize(device)
+        if own_stream:
+            torch.cuda.current_stream(device).synchronize()
+        else:
+            torch.cuda.synchronize(device)

@@ -49,7 +49,8 @@ def crowding(
     Two threads of one core slow each other down; so do caches and a shared clock budget. How much depends on the work:
     ``flow`` is the workflow whose iterations are done, all of it on each device (default: some Python, small arrays and
     a small network, a second or two). Numbers between those that are tried are interpolated. ``options``: of the
-    executor. For ``lab.estimate(..., crowding=)``. Under ``"local"`` it is what threads of one interpreter lose.
+    executor. For ``lab.estimate(..., crowding=)``. Under ``"local"`` it is what threads of one interpreter lose, and
+    streams of one GPU: ``crowding("local", ["cuda:0.1", "cuda:0.2"], flow)``.
 
     What works together is compared with the same copies alone in the same round, just before: a machine that others
     use, too, is faster in one second than in the next by more than its cores slow each other down. See `Crowd` for

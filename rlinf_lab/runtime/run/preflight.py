@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, PlanError, RlinfLabError, said, shown
-from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.planning.plan.device import Device, whole
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.fields import some
 from rlinf_lab.planning.plan.layout import Layout, checked_layout
@@ -284,7 +284,7 @@ class _Looking:
             for rank in range(self.layout.ranks(worker)):
                 for name in self.wanted.device_names(worker, rank):
                     device = Device.parse(name)
-                    place = name if device.kind == "cuda" else f"host memory of node {device.node}"
+                    place = whole(name) if device.kind == "cuda" else f"host memory of node {device.node}"
                     leaves = turns and place in self.wanted.devices and self.wanted.memory.get(worker, 0) > 0
                     shared = 0.0 if (name, memory.shared_as) in held else memory.shared_gib
                     if memory.shared_as and not leaves:

@@ -77,7 +77,9 @@ class ChannelEnds:
             _refuse_out_of_turn(process, queue)
         if self._unwanted.discarded:
             self._unwanted.end_call(process)
-        if process.on_gpu and process.shares_gpu and not self._engine.has_room(queue.index, len(items)):
+        if process.own_stream:
+            finish_work(process.device, True)  # who takes the items has another stream, which would not wait for it
+        elif process.on_gpu and process.shares_gpu and not self._engine.has_room(queue.index, len(items)):
             finish_work(process.device)  # it gives its device away
         process.goods, process.count, large = items, len(items), False
         if queue.stub:  # now, for the caller is free to change the items when put() has returned
@@ -101,8 +103,8 @@ class ChannelEnds:
         call = process.call
         if process.thread != threading.get_ident() or call is None or call.iteration != queue.iteration:
             _refuse_out_of_turn(process, queue)
-        if process.on_gpu and process.shares_gpu:
-            finish_work(process.device)
+        if process.on_gpu and (process.own_stream or process.shares_gpu):
+            finish_work(process.device, process.own_stream)
         process.pieces, process.queue, process.getting = [], queue, True
         if self._post.unsent:
             # what it has put goes before its device does: who gets the device could keep this thread from its core
@@ -115,7 +117,11 @@ class ChannelEnds:
         else:
             self._spans.found_nothing(process, _GET_SPAN)
         try:
-            return opened(pieces)
+            items = opened(pieces)
+            if process.own_stream:
+                # torch gives memory that nobody has any more to the stream that it is from, which may be ahead of this
+                process.held = items.copy()
+            return items
         except WorkflowError:  # an item was changed
             raise
         except BaseException as error:

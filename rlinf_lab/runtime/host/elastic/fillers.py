@@ -150,7 +150,8 @@ class Fillers:
         assert filled is not None
         try:
             result = getattr(process.instance, method)()
-            finish_work(process.device)  # kernels that were only launched would pile up before who wants the device
+            # kernels that were only launched would pile up before who wants the device
+            finish_work(process.device, process.own_stream)
         except BaseException as error:
             if not (isinstance(error, Cancelled) and state.stopping):  # cut off at the end of the run
                 self._failed(filled, method, error, traceback.format_exc())

@@ -103,8 +103,8 @@ class Meetings:
                 if new and (home := state.place[process.worker, rank]) != state.name:
                     self._post.say(home, messages.Want(key, rank, meeting.iteration, state.name))
         process.queue, process.getting, process.advice = None, False, advice
-        if process.shares_gpu:
-            finish_work(process.device)
+        if process.shares_gpu or process.own_stream:
+            finish_work(process.device, process.own_stream)
         try:
             self._control.post(process, int(Event.ASIDE), -1, 0, what)
         finally:

@@ -25,7 +25,7 @@ from rlinf_lab.runtime.host.elastic.unfit import refuse_to_stay
 from rlinf_lab.runtime.host.state import parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
-from rlinf_lab.runtime.machine.devices import use_device
+from rlinf_lab.runtime.machine.devices import finish_work, use_device
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.worker import Context, Residence
@@ -47,10 +47,12 @@ class Setups:
         state, method, in_truth = self._state, "__init__", self._state.mock is None  # else in a made-up time
         try:
             if in_truth:
-                use_device(process.device)
+                use_device(process.device, process.own_stream)
             instance = process.instance = state.declarations[process.worker].build(context)
             method = "setup"
             instance.setup()
+            if in_truth and process.own_stream:
+                finish_work(process.device, True)  # others may be given what it has made
             method = "can_leave"
             refuse_to_stay(state.layout, state.declarations, process.worker, instance)
             method = "onload" if process.joining else "offload"
@@ -111,7 +113,7 @@ class Setups:
         return (p for p in self._state.ranks if 0 < p.stays_until <= self._state.built)
 
     def have_come(self, number: int) -> bool:
-        """Whether so many are set up, and those that stayed for the last of them have left; or the host is stopped."""
+        """Whether so many are set up, or the host is stopped. Those that stayed for the last of them have left then."""
         return self._state.stopping or (self._state.built >= number and next(self._leaving(), None) is None)
 
 

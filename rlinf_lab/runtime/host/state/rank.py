@@ -90,6 +90,8 @@ class Process:
     method: int = -1  # number of the name of its call, in the recorder
     device: str = ""  # what torch calls its first device
     on_gpu: bool = False  # whether that is one
+    own_stream: bool = False  # it has a share of that only, see `planning.plan.device`
+    held: list[Any] = field(default_factory=list)  # items that its stream may still read
     thread: int = 0  # identity of the thread that runs the rank
     call: CallSpec | None = None
     blocked_at: str = ""  # what it waits for, in words, for status()
