@@ -239,8 +239,8 @@ BY_DEVICE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "Pendulum-v1": {
-        "n_steps": 256, "batch_size": 256, "n_epochs": 10, "gamma": 0.9, "gae_lambda": 0.95, "learning_rate": linear(2e-3, 2e-4), "normalize_reward": True,
+    "gymnasium/Pendulum-v1": {
+        "n_steps": 256, "batch_size": 256, "n_epochs": 10, "gamma": 0.9, "gae_lambda": 0.95, "learning_rate": linear(2e-3, 2e-4), "normalize_reward": True, "log_std_init": 0.0,
     },
     "numpy/ReachArm-v0": {
         "max_episode_steps": 60, "num_envs": 32, "n_steps": 60, "iterations": 110, "batch_size": 320,

@@ -179,7 +179,7 @@ class Context:
         return False
 
     def compute(self, seconds: float) -> None:
-        """Occupy the device for ``seconds`` of the executor's clock (real sleep, or mock time in a test)."""
+        """Occupy the device for ``seconds`` of the executor's clock. That is a real sleep, or mock time in a test."""
         import time
 
         time.sleep(seconds)
@@ -378,8 +378,8 @@ class Worker:
         return self._context.wants_frame()
 
     def exchange(self, value: Any) -> list[Any]:
-        """The values that the ranks of this call give, in the order of the ranks, in the middle of it: all of them must
-        ask in the same order.
+        """The values that the ranks of this call give, in their order. In the middle of it: all of them must ask in the
+        same order.
 
         Values must pickle; a rank in the same process gets the very object, one in another what it is when that rank
         comes for it: give a copy of what you go on changing. Where another worker whose ranks meet shares the devices,
@@ -561,11 +561,11 @@ class Residence:
         return self._worker._switches()
 
     def shared(self, other: Worker) -> float:
-        """The part of its memory on the device, from 0 to 1, that is also the other worker's."""
+        """The share of its memory on the device that is also the other's. From 0 to 1."""
         return self._worker._shared(other)
 
     def shares_with_given(self, values: Iterable[Any]) -> bool:
-        """Whether memory of its own is also under these arguments of another worker, which is not built yet."""
+        """Whether its memory is also under these arguments of another worker. That one is not built yet."""
         return self._worker._shares_with_given(values)
 
     def nbytes(self) -> int:

@@ -99,7 +99,7 @@ class ObservedSession(Session, Observed):
 
 def left_behind(late: list[str], host: Host) -> str:
     """What to tell the user about ranks that did not end. ``host``: of this process."""
-    here = {process.label for process in host.ranks}
+    here = {process.label for process in host.state.ranks}
     own, others = [label for label in late if label in here], [label for label in late if label not in here]
     found = (
         [

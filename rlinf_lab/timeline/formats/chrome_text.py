@@ -43,7 +43,7 @@ class Loaded(NamedTuple):
 
 
 def load(path: Path) -> Loaded:
-    """Raises `TimelineError` for a file that holds no trace, or too little of one to be sure."""
+    """What a trace's file holds. Raises `TimelineError` where that is none, or too little to be sure."""
     text = _text_of(path)
     found = _whole(text) or _lines(text) or _by_event(text)
     if found is None and text.startswith(_BEGINS):

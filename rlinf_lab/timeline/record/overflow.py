@@ -23,7 +23,7 @@ class Overflow:
         self._starting = threading.Lock()
 
     def begin(self) -> None:
-        """Have what waits written, unless that is under way, or the disk has just refused it."""
+        """Have what waits written. Not while that is under way, or the disk has just refused it."""
         if self.is_writing or not self.spill.may_write:
             return
         with self._starting:

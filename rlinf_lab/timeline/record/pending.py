@@ -21,7 +21,7 @@ _PACKS = [
 
 
 class Waiting(NamedTuple):
-    """Rows that wait in memory, as copies, for a view would forbid others to append meanwhile: narrow ones, and wide
+    """Rows that wait in memory. As copies, for a view would forbid others to append meanwhile: narrow ones, and wide
     ones.
     """
 
@@ -110,7 +110,7 @@ class Pending:
 
 
 def cut_off(rows: bytearray, size: int, beyond: int) -> int:
-    """Take the last rows of ``size`` bytes away, as many as make up for ``beyond`` bytes; returns how many."""
+    """Take the last rows of ``size`` bytes away, for ``beyond`` bytes; returns how many."""
     lost = min(max(-(-beyond // size), 0), len(rows) // size)
     del rows[len(rows) - lost * size :]
     return lost

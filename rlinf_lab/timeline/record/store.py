@@ -285,7 +285,7 @@ class SpanStore:
                 self._add_spans(batch.spans, source, offset_ns)
 
     def extend_by_rows(self, source: str, seq: int, rows: bytes | bytearray) -> None:
-        """As `extend` by a ``checked`` batch that has nothing but these rows of `NARROW_DTYPE`, without making one: see
+        """As `extend` by a ``checked`` batch of these rows of `NARROW_DTYPE` only. Without making one: see
         `Recorder.take_rows`.
         """
         with self._lock:
@@ -330,8 +330,8 @@ class SpanStore:
             return len(self._spans.view) + len(self._waiting) // _ROW
 
     def waiting(self, since: int) -> bytes | None:
-        """The spans from number ``since`` on, as rows of `NARROW_DTYPE`, where they wait to be filled in; None where
-        some do not: read ``spans`` then.
+        """The spans from number ``since`` on, as rows of `NARROW_DTYPE`, or None. That where some do not wait to be
+        filled in: read ``spans`` then.
         """
         with self._lock:
             at = since - len(self._spans.view)
