@@ -20,7 +20,7 @@ class TrainedModel:
     def __init__(self, config: Any, weights: PolicyWeights) -> None:
         self.config, self.version = config, weights.version
         self.model = config.language_model()()
-        self._generator: Generator = generator(config.engine, self.model, **({"slots": config.slots} if config.engine == "own" else {}))
+        self._generator: Generator = generator(config.engine, self.model, slots=config.slots, **config.engine_options)
         self._generator.load_weights(weights.arrays, weights.version)
 
     def answer(self, prompts: str | Sequence[str], temperature: float | None = None, seed: int = 0) -> Any:
@@ -49,7 +49,7 @@ class TrainedModel:
     def _completions(self, prompts: Sequence[str], temperature: float | None, seed: int) -> list[Completion]:
         temperature = self.config.temperature if temperature is None else temperature
         params = SamplingParams(max_tokens=self.config.max_tokens, temperature=temperature, seed=seed)
-        requests = [Request(self.model.encode(prompt), params, str(i)) for i, prompt in enumerate(prompts)]
+        requests = [Request(self.model.encode_prompt(prompt), params, str(i)) for i, prompt in enumerate(prompts)]
         found = {c.id: c for c in self._generator.sample(requests)}
         return [found[request.id] for request in requests]
 
