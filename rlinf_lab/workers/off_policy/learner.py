@@ -104,7 +104,8 @@ class OffPolicyLearner(TorchWorker):
         moments = Moments.empty(actor.normalised_size)
         if self.offline is None or not self.offline_share or not actor.normalised_size:
             return moments
-        for part in np.array_split(self.offline.order, -(-len(self.offline) // BLOCK)):  # pictures beside the numbers may be large
+        parts = np.array_split(self.offline.order, -(-len(self.offline) // BLOCK))  # pictures may lie beside
+        for part in parts:
             moments = moments.update(actor.numbers(self.offline.rows(part)["obs"]))
         return moments
 
