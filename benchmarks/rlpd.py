@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kept import Kept
 
 TASKS = {"button-press": "envpool/MetaWorld/ButtonPress-v3"}
-SEEDS, LENGTH, MOST = (0, 1, 2), 100, 16_000
+SEEDS, LENGTH, MOST = (0, 1, 2), 100, 12_000
 GOAL, EVERY, EPISODES, EVAL_SEED = 0.9, 1_000, 50, 7
 SHARED: dict[str, Any] = {
     "reward": "success", "num_envs": 8, "train_freq": 5, "gradient_steps": -4, "net_arch": (64, 64), "batch_size": 128, "learning_rate": 1e-3, "gamma": 0.97,

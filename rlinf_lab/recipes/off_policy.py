@@ -21,14 +21,16 @@ from typing import Any
 
 from torch import nn
 
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import make_actor, make_q_ensemble
 from rlinf_lab.recipes.config import SimulatedConfig, answering, real, whole
+from rlinf_lab.recipes.fusing import as_one, together
 from rlinf_lab.replay import ReplayBuffer
 from rlinf_lab.workers import SimulatorWorker
 from rlinf_lab.workers.learner import Number
-from rlinf_lab.workers.off_policy import ExploringPolicyWorker, OffPolicyLearner
+from rlinf_lab.workers.off_policy import ExploringPolicyWorker, ExploringRolloutWorker, OffPolicyLearner
 from rlinf_lab.workers.off_policy.stepping import GradientStep
-from rlinf_lab.workflow.workflow import Workflow
+from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
 
 
 @dataclass(frozen=True)
@@ -142,20 +144,10 @@ def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = Non
     flow = Workflow(name)
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
     published = flow.weights("policy_weights")
-    weights, taken = (None, 0) if state is None else (state["weights"], state["env_steps"] // config.num_envs)
-    make = config.make_policy()
-    make()  # refuses a space here, not in a worker after the launch
-    simulator = flow.worker(SimulatorWorker, name="simulator", **config.simulating(config.train_freq, taken, state))
-    policy = flow.worker(
-        ExploringPolicyWorker, make, name="policy", random_steps=-(-config.learning_starts // config.num_envs), seed=config.seed, weights=weights
-    )
-    offline, share = config.demonstrations()
-    learner = flow.worker(
-        OffPolicyLearner, config.make_step(), name="learner",
-        settings=config.step_settings(), buffer_size=config.buffer_size, batch_size=config.batch_size, gradient_steps=config.gradient_steps,
-        learning_starts=config.learning_starts, reward_scale=config.reward_scale, std_floor=config.std_floor, prioritised=config.prioritized_replay,
-        offline=offline, offline_share=share, updates=config.updates, seed=config.seed, save_to=config.save_to, state=state,
-    )  # fmt: skip
+    simulating, exploring = _collecting(config, state)
+    simulator = flow.worker(SimulatorWorker, name="simulator", **simulating)
+    policy = flow.worker(ExploringPolicyWorker, config.make_policy(), name="policy", **exploring)
+    learner = _learner(flow, config, state)
 
     @flow.iteration
     @answering(learner, simulator=simulator)
@@ -165,6 +157,45 @@ def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = Non
         return learner.train(traj, published).metrics
 
     return flow
+
+
+def fuse(
+    name: str, config: OffPolicyConfig, plan: ExecutionPlan, state: dict[str, Any] | None = None
+) -> tuple[Workflow, ExecutionPlan] | None:
+    """The same training with simulator and policy as one `RolloutWorker`, where `together` finds that ``plan`` (of `build`, or of this) allows it; else None."""
+    if (places := together(plan)) is None:
+        return None
+    flow = Workflow(name)
+    traj, published = flow.channel("traj", whole=True), flow.weights("policy_weights")
+    simulating, exploring = _collecting(config, state)
+    rollout = flow.worker(ExploringRolloutWorker, policy=config.make_policy(), name="rollout", **{**simulating, **exploring})
+    learner = _learner(flow, config, state)
+
+    @flow.iteration
+    @answering(learner, simulator=rollout)
+    def iteration() -> Any:
+        rollout.roll_out(traj, published)
+        return learner.train(traj, published).metrics
+
+    return flow, as_one(plan, places)
+
+
+def _collecting(config: OffPolicyConfig, state: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of simulator and policy."""
+    weights, taken = (None, 0) if state is None else (state["weights"], state["env_steps"] // config.num_envs)
+    config.make_policy()()  # refuses a space here, not in a worker after the launch
+    random_steps = -(-config.learning_starts // config.num_envs)
+    return config.simulating(config.train_freq, taken, state), {"random_steps": random_steps, "seed": config.seed, "weights": weights}
+
+
+def _learner(flow: Workflow, config: OffPolicyConfig, state: dict[str, Any] | None) -> WorkerHandle:
+    offline, share = config.demonstrations()
+    return flow.worker(
+        OffPolicyLearner, config.make_step(), name="learner",
+        settings=config.step_settings(), buffer_size=config.buffer_size, batch_size=config.batch_size, gradient_steps=config.gradient_steps,
+        learning_starts=config.learning_starts, reward_scale=config.reward_scale, std_floor=config.std_floor, prioritised=config.prioritized_replay,
+        offline=offline, offline_share=share, updates=config.updates, seed=config.seed, save_to=config.save_to, state=state,
+    )  # fmt: skip
 
 
 shares = SimulatedConfig.shares

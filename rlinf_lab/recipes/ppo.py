@@ -29,6 +29,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import PolicyWeights, make_policy
 from rlinf_lab.policies.leaves import Kind, leaves_of
 from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, pooled, real, whole
+from rlinf_lab.recipes.fusing import as_one, together
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.vecenv import environment
@@ -238,8 +239,8 @@ BY_DEVICE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "Pendulum-v1": {
-        "n_steps": 256, "batch_size": 256, "n_epochs": 10, "gamma": 0.9, "gae_lambda": 0.95, "learning_rate": linear(2e-3, 2e-4), "normalize_reward": True,
+    "gymnasium/Pendulum-v1": {
+        "n_steps": 256, "batch_size": 256, "n_epochs": 10, "gamma": 0.9, "gae_lambda": 0.95, "learning_rate": linear(2e-3, 2e-4), "normalize_reward": True, "log_std_init": 0.0,
     },
     "numpy/ReachArm-v0": {
         "max_episode_steps": 60, "num_envs": 32, "n_steps": 60, "iterations": 110, "batch_size": 320,
@@ -303,13 +304,8 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
 
 
 def fuse(config: PPOConfig, plan: ExecutionPlan, state: dict[str, Any] | None = None) -> tuple[Workflow, ExecutionPlan] | None:
-    """The same training with simulator and policy as one worker, where ``plan`` (of `build`, or of this) has them together on cores, rank by rank.
-
-    None for another plan, and for one that says more of them than where they are. `RolloutWorker`: no thread waits for the other twice a step.
-    """
-    places = plan.placements.get("rollout") or plan.placements["simulator"]
-    told_more = plan.device_memory is not None or plan.working or plan.priorities or plan.in_flight or plan.capacities
-    if told_more or places != plan.placements.get("policy", places) or any(not plan.devices[i].startswith("cpu") for rank in places for i in rank):
+    """The same training with simulator and policy as one `RolloutWorker`, where `together` finds that ``plan`` (of `build`, or of this) allows it; else None."""
+    if (places := together(plan)) is None:
         return None
     flow = Workflow("ppo")
     traj, published = flow.channel("traj", whole=True), flow.weights("policy_weights")
@@ -326,8 +322,7 @@ def fuse(config: PPOConfig, plan: ExecutionPlan, state: dict[str, Any] | None = 
         rollout.roll_out(traj, published)
         return learner.train(traj, published).metrics
 
-    placements = {"rollout": places, "learner": plan.placements["learner"]}
-    return flow, ExecutionPlan(plan.name, plan.devices, placements, staleness=plan.staleness, origin=plan.origin)
+    return flow, as_one(plan, places)
 
 
 def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) -> WorkerHandle:

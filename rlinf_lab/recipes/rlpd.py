@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.errors import ConfigError
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes import off_policy
 from rlinf_lab.recipes.config import real, whole
 from rlinf_lab.recipes.off_policy import shares
@@ -25,7 +26,7 @@ from rlinf_lab.vecenv.spaces import sampled
 from rlinf_lab.workers.off_policy import SACStep
 from rlinf_lab.workflow.workflow import Workflow
 
-__all__ = ["RLPDConfig", "build", "shares"]
+__all__ = ["RLPDConfig", "build", "fuse", "shares"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +83,8 @@ class RLPDConfig(SACConfig):
 def build(config: RLPDConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow, see `off_policy.build`."""
     return off_policy.build("rlpd", config, state)
+
+
+def fuse(config: RLPDConfig, plan: ExecutionPlan, state: dict[str, Any] | None = None) -> tuple[Workflow, ExecutionPlan] | None:
+    """The same with fewer workers, see `off_policy.fuse`."""
+    return off_policy.fuse("rlpd", config, plan, state)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes import off_policy
 from rlinf_lab.recipes.config import real
 from rlinf_lab.recipes.off_policy import OffPolicyConfig, shares
@@ -18,7 +19,7 @@ from rlinf_lab.workers.learner import Number
 from rlinf_lab.workers.off_policy import SACStep
 from rlinf_lab.workflow.workflow import Workflow
 
-__all__ = ["SACConfig", "build", "shares"]
+__all__ = ["SACConfig", "build", "fuse", "shares"]
 AUTO = "auto"
 
 
@@ -74,3 +75,8 @@ class SACConfig(OffPolicyConfig):
 def build(config: SACConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow, see `off_policy.build`."""
     return off_policy.build("sac", config, state)
+
+
+def fuse(config: SACConfig, plan: ExecutionPlan, state: dict[str, Any] | None = None) -> tuple[Workflow, ExecutionPlan] | None:
+    """The same with fewer workers, see `off_policy.fuse`."""
+    return off_policy.fuse("sac", config, plan, state)

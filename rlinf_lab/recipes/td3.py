@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes import off_policy
 from rlinf_lab.recipes.config import real
 from rlinf_lab.recipes.off_policy import OffPolicyConfig, shares
@@ -16,7 +17,7 @@ from rlinf_lab.workers.learner import Number
 from rlinf_lab.workers.off_policy import TD3Step
 from rlinf_lab.workflow.workflow import Workflow
 
-__all__ = ["TD3Config", "build", "shares"]
+__all__ = ["TD3Config", "build", "fuse", "shares"]
 
 
 @dataclass(frozen=True)
@@ -55,3 +56,8 @@ class TD3Config(OffPolicyConfig):
 def build(config: TD3Config, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow, see `off_policy.build`."""
     return off_policy.build("td3", config, state)
+
+
+def fuse(config: TD3Config, plan: ExecutionPlan, state: dict[str, Any] | None = None) -> tuple[Workflow, ExecutionPlan] | None:
+    """The same with fewer workers, see `off_policy.fuse`."""
+    return off_policy.fuse("td3", config, plan, state)

@@ -38,8 +38,7 @@ class Timeline(SpanStore):
 
     def snapshot(self) -> Self:
         copy = super().snapshot()
-        copy._ledger = self._ledger  # one that grows with the timeline
-        copy.rerun = self.rerun
+        copy.rerun = self.rerun  # it may have been set since
         return copy
 
     # --- tables -----------------------------------------------------------------------------------------
@@ -56,8 +55,8 @@ class Timeline(SpanStore):
         return tables.to_pandas(self.snapshot())
 
     def sql(self, query: str) -> pd.DataFrame:
-        """A DuckDB query over the tables ``spans`` (as `to_pandas`), ``bubbles`` (every single one), ``iterations``,
-        ``counters`` and ``depths``.
+        """A DuckDB query over the timeline's tables. These are ``spans`` (as `to_pandas`), ``bubbles`` (every single
+        one), ``iterations``, ``counters`` and ``depths``.
 
         ``timeline.sql("select worker, sum(seconds) from spans where kind = 'run' group by all")``. Raises
         `TimelineError` for a query that DuckDB refuses, `MissingDependencyError` without DuckDB.
@@ -139,8 +138,8 @@ class Timeline(SpanStore):
         return bubbles.bubbles(self, self.accounting(), by)
 
     def critical_path(self, by: str | Sequence[str] | None = ("worker", "name", "kind")) -> pd.DataFrame:
-        """What the run's length consisted of, walking back from its end over every wait to who was waited for; largest
-        first.
+        """What the run's length consisted of, largest first. Found by walking back from its end over every wait to who
+        was waited for.
 
         ``by``: worker, rank, kind, name, iteration or a list of those; ``None``: every step in order, with its times.
         All ns sum to the elapsed time. The rule is in `rlinf_lab.timeline.critical.critical_path`.
@@ -167,8 +166,8 @@ class Timeline(SpanStore):
         return gains.gains(self.snapshot(), times, by, self.rerun, most)
 
     def summary(self) -> Summary:
-        """Lanes, busy devices, bubbles by cause, the critical path and what faster workers would gain, printable and as
-        JSON.
+        """The timeline in numbers, printable and as JSON. Lanes, busy devices, bubbles by cause, the critical path
+        and what faster workers would gain.
         """
         from rlinf_lab.timeline.draw.summary import summary
 
@@ -258,7 +257,7 @@ class Timeline(SpanStore):
 
     @classmethod
     def from_chrome(cls, path: str | Path) -> Self:
-        """Chrome trace JSON (also gzipped, or one event a line) of torch's profiler, Ray, RLinf's tracer, or of
+        """Chrome trace JSON, also gzipped, or one event a line. Of torch's profiler, Ray, RLinf's tracer, or of
         `to_perfetto`: then it is equal.
 
         Arrows of other tools, from any span to any other one, are left out; ``foreign_arrows`` says how many.

@@ -15,8 +15,8 @@ BLUE, OCHRE, INK = "#2f7fd0", "#a9822c", "#7c8591"  # they read on a light page 
 
 
 class Chart(Figure):
-    """A matplotlib figure that shows itself in any notebook, without pyplot and its choice of a backend. Its background
-    is transparent.
+    """A matplotlib figure that shows itself in any notebook. Without pyplot and its choice of a backend. Its
+    background is transparent.
     """
 
     def _repr_png_(self) -> bytes:

@@ -301,8 +301,8 @@ class Dashboard(PushedWidget):
         return fallback.dashboard_still(self.config, state, rows, timeline, text, as_of)
 
     def keep(self) -> bool:
-        """Make the stored picture that of now, where it lies above the view in an output of its own, and something has
-        happened since; says whether.
+        """Make the stored picture that of now; says whether. Only where it lies above the view in an output of its own,
+        and something has happened since.
 
         For a run that goes on, from any thread: a page that is loaded while a cell is busy, and a notebook saved
         meanwhile, have nothing else. Without the PNG, which takes most of the time: that comes with the end. What is

@@ -163,7 +163,7 @@ class Express:
 
 
 class Beat:
-    """Work that the thread that sends does every so many seconds, until it returns False or raises (``problem``)."""
+    """Work that the thread that sends does every so many seconds. Until it returns False or raises (``problem``)."""
 
     def __init__(self, loop: Any, seconds: float, work: Callable[[], bool]) -> None:
         self.problem: Exception | None = None
@@ -216,7 +216,7 @@ def _signer(key: bytes, digest: Callable[..., Any]) -> Callable[[bytes], bytes]:
 
 
 def attended() -> bool:
-    """Whether what runs this cell can show a widget, as far as that can be known: a program that runs a notebook for
+    """Whether what runs this cell can show a widget. As far as that can be known: a program that runs a notebook for
     its file takes no input.
     """
     if os.environ.get("SERVER_SOFTWARE", "").startswith("voila/"):  # runs them so, and shows the widgets

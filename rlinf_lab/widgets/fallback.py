@@ -67,8 +67,8 @@ class Still:
         return Still(self.html, self.text)
 
     def beside(self, bundle: Any, live: bool = True) -> Any:
-        """A widget's mimebundle (data, or data and metadata) with this picture beside the widget, as HTML and as PNG;
-        instead of it unless ``live``.
+        """A widget's mimebundle with this picture beside the widget, as HTML and PNG. The bundle is data, or data
+        and metadata; the picture is instead of it unless ``live``.
         """
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         if not live:
@@ -248,8 +248,8 @@ def is_possible() -> bool:
 
 
 def is_update() -> bool:
-    """Whether what asks for a picture now makes an output anew that is there, as ``display_handle.update(view)`` does:
-    IPython tells no repr of it.
+    """Whether what asks for a picture now makes an output anew. As ``display_handle.update(view)`` does: IPython
+    tells no repr of it.
     """
     from IPython.core.display_functions import display
 

@@ -34,8 +34,8 @@ BUSY = len(CAUSES)
 
 
 def pack_idle(bubbles: np.ndarray, origin_ns: int, devices: int, from_ns: int, until_ns: int) -> bytes:
-    """Bubbles of an `Accounting` (by device and start) within [from_ns, until_ns), and the busy time between them, as
-    wire rows.
+    """Bubbles within [from_ns, until_ns), and the busy time between them, as wire rows. Those of an `Accounting` are by
+    device and start.
 
     Busy plus bubbles fill the interval exactly on each of the ``devices``, so busy is what the bubbles leave.
     """
@@ -70,7 +70,7 @@ def pack_samples(samples: np.ndarray, origin_ns: int) -> bytes:
 
 
 def make_tables(origin_ns: int, store: SpanStore) -> Mapping[str, Any]:
-    """What the numbers in the rows mean, and how far they can be trusted, as plain JSON values."""
+    """What the numbers in the rows mean, and how far to trust them. As plain JSON values."""
     return {
         "origin": origin_ns,
         "devices": store.devices,

@@ -43,8 +43,8 @@ _NAMED = {str: "a text", Integral: "a whole number", Real: "a number"}
 
 
 def tidy(value: Any) -> Any:
-    """A number of torch, numpy or JAX without dimensions (a loss) as Python's, a decimal one as a float, pandas' NA as
-    None; anything else as it is.
+    """A number of torch, numpy or JAX without dimensions as Python's. A decimal one is a float, pandas' NA is None;
+    anything else is as it was.
     """
     if type(value) in _AS_IT_IS:
         return value
@@ -111,7 +111,7 @@ def check_config(title: object, plan: object, devices: object, iterations: objec
 def check_push(
     state: object, rows: list[Any], timeline: object, counters: object, frame: object, now_ns: object
 ) -> None:
-    """Raises `ConfigError` for what `Dashboard.push` cannot show, `UnknownNameError` for a field of the state that
+    """Raises `ConfigError` for what `Dashboard.push` cannot show. `UnknownNameError` for a field of the state that
     there is not.
     """
     if state is not None:

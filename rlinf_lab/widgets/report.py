@@ -45,8 +45,7 @@ def timeline_html(
     over: Timeline | None = None,
     labels: tuple[str, str] = ("measured", "predicted"),
 ) -> Path:
-    """Write ``timeline`` (and ``over``, laid over it) as an interactive page, the widget's own canvas, and return its
-    path.
+    """Write ``timeline`` as an interactive page, the widget's own canvas; returns its path. ``over`` is laid over it.
 
     ``labels`` names the two. Raises `ConfigError` for what is no timeline, title or label, `TimelineError` where the
     page cannot be written.
@@ -70,9 +69,7 @@ def timeline_html(
 
 
 def pair(who: str, timeline: object, over: object, labels: object) -> tuple[list[Timeline], list[str]]:
-    """A timeline, the one to lay over it if there is one, and a name for each. Raises `ConfigError` for
-    anything else.
-    """
+    """A timeline, the one to lay over it or None, and their names. Raises `ConfigError` for anything else."""
     both: list[Timeline] = []
     for given in (timeline, *([] if over is None else [over])):
         if not isinstance(given, Timeline):

@@ -28,7 +28,9 @@ def checked(precision: str) -> str:
 
 
 class Computing:
-    """The call of a module as its learner wants it. ``compile``: through `torch.compile`, anew where it is another module."""
+    """The call of a module as its learner wants it. ``compile``: through `torch.compile`, anew where it is another
+    module.
+    """
 
     def __init__(self, precision: str = "float32", compile: bool = False) -> None:
         self.precision, self.compile = checked(precision), compile

@@ -46,7 +46,7 @@ class Declaration:
         return self.cls.preflight is not Worker.preflight
 
     def build(self, context: Context) -> Worker:
-        """The worker, which knows its rank and device from the first line of its constructor on."""
+        """The worker. It knows its rank and device from the first line of its constructor on."""
         worker = self.cls.__new__(self.cls, *self.args, **self.kwargs)
         object.__setattr__(worker, "_context", context)  # whatever the class does about attributes
         worker.__init__(*self.args, **self.kwargs)  # type: ignore[misc]

@@ -179,7 +179,9 @@ class WorkflowGraph:
 
     @cached_property
     def cells(self) -> tuple[tuple[str, ...], ...]:
-        """Cycles of channel edges (a simulator and its policy), as strongly connected components of two or more."""
+        """Cycles of channel edges, as strongly connected components of two or more. A simulator and its policy are
+        one.
+        """
         return tuple(c for c in self._components if len(c) > 1)
 
     @cached_property

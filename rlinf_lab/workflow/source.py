@@ -47,7 +47,7 @@ class First(IntEnum):
 
 
 def computes_first(function: Callable[..., Any], cls: type) -> bool:
-    """Whether a method of a class computes, or may compute, before it first reads from an inbox, or never reads."""
+    """Whether a method computes, or may compute, before it first reads an inbox. True for one that never reads."""
     definition = _definition(function)
     if definition is None:
         return True

@@ -139,7 +139,7 @@ class ChannelSpec:
 
     @property
     def asks_group(self) -> bool:
-        """Whether a put says by ``key`` of which group its items are, and that travels with them."""
+        """Whether a put says by ``key`` of which group its items are. That travels with them."""
         return self.gathered > 1 or self.order == "oldest_group"
 
     @property
@@ -272,7 +272,7 @@ class CallSpec:
         return self.ranks or tuple(range(ranks))
 
     def place(self, rank: int, ranks: int) -> tuple[int, int]:
-        """Position of a rank, of so many, among those that take part, and how many of them began it: the position of
+        """Position of a rank, of so many, among those that take part. And how many of them began it: the position of
         who has come since is that or larger.
         """
         return (self.ranks.index(rank), self.began or len(self.ranks)) if self.ranks else (rank, ranks)

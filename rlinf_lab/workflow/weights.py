@@ -29,8 +29,8 @@ class Weights:
         self._newest = Published(0, None)
 
     def publish(self, state: Any, *, bucket_mib: float | None = None) -> int:
-        """Rank 0 of the learner hands out a new state (any value that travels; not to be changed any more). Returns its
-        version: 1, 2, ...
+        """Hand out a new state, from rank 0 of the learner. Any value that travels, not to be changed any more. Returns
+        its version: 1, 2, ...
 
         ``model.state_dict()`` is the model's own tensors: publish a copy, ``{k: v.clone() for k, v in
         model.state_dict().items()}``. What was changed in place after it was published, or while it was sent, fails

@@ -179,7 +179,7 @@ class Context:
         return False
 
     def compute(self, seconds: float) -> None:
-        """Occupy the device for ``seconds`` of the executor's clock (real sleep, or mock time in a test)."""
+        """Occupy the device for ``seconds`` of the executor's clock. That is a real sleep, or mock time in a test."""
         import time
 
         time.sleep(seconds)
@@ -378,8 +378,8 @@ class Worker:
         return self._context.wants_frame()
 
     def exchange(self, value: Any) -> list[Any]:
-        """The values that the ranks of this call give, in the order of the ranks, in the middle of it: all of them must
-        ask in the same order.
+        """The values that the ranks of this call give, in their order. In the middle of it: all of them must ask in the
+        same order.
 
         Values must pickle; a rank in the same process gets the very object, one in another what it is when that rank
         comes for it: give a copy of what you go on changing. Where another worker whose ranks meet shares the devices,
@@ -541,36 +541,9 @@ class Residence:
     """What the runtime asks of a worker about its device. The worker's own names are left to who writes it."""
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def switch(self, order: str, present: Sequence[Worker], absent: Sequence[Worker]) -> bool:
-        """See `Worker.onload`; whether anything had to move. ``present``: other workers of this process that are on
-        their devices or about to come; ``absent``: the rest of them."""
-        return self._worker._switch(order, present, absent)
-
-    def why_it_stays(self) -> str:
-        """Why it cannot leave its device; "" when it can."""
-        return self._worker._why_it_stays()
-
-    def leaves_at_once(self) -> bool:
-        """Whether it leaves as soon as it is built where others will need the place."""
-        return self._worker._leaves_at_once()
-
-    def does_switch(self) -> bool:
-        """Whether its class does anything about leaving and coming back."""
-        return self._worker._switches()
-
-    def shared(self, other: Worker) -> float:
-        """The part of its memory on the device, from 0 to 1, that is also the other worker's."""
-        return self._worker._shared(other)
-
-    def shares_with_given(self, values: Iterable[Any]) -> bool:
-        """Whether memory of its own is also under these arguments of another worker, which is not built yet."""
-        return self._worker._shares_with_given(values)
-
-    def nbytes(self) -> int:
-        """What of it lies on the device, as far as it knows."""
-        return self._worker._nbytes()
+        self.switch, self.does_switch = worker._switch, worker._switches
+        self.why_it_stays, self.leaves_at_once = worker._why_it_stays, worker._leaves_at_once
+        self.shared, self.shares_with_given, self.nbytes = worker._shared, worker._shares_with_given, worker._nbytes
 
 
 def may_share(cls: type[Worker]) -> bool:

@@ -118,7 +118,7 @@ class Workflow(LoopPart):
     def worker(
         self, what: type[Worker] | Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any
     ) -> WorkerHandle:
-        """Declare a worker from a `Worker` class with its constructor's arguments, or from a function on batches."""
+        """Declare a worker from a `Worker` class and arguments, or a function on batches."""
         if isinstance(what, type) and issubclass(what, Worker):
             cls, arguments, default = what, args, what.__name__.lower()
             check_constructor(what, args, kwargs)
@@ -208,7 +208,7 @@ class Workflow(LoopPart):
 
     @contextlib.contextmanager
     def dispatching(self, dispatcher: Dispatcher) -> Iterator[None]:
-        """Send the calls that this thread makes to this workflow to ``dispatcher`` for the duration of the block."""
+        """Send the calls that this thread makes in the block to ``dispatcher``."""
         token = _DISPATCHERS.set({**_DISPATCHERS.get(), id(self): dispatcher})
         try:
             yield

@@ -28,7 +28,8 @@ SMALL = PPOConfig(LineEnv, max_episode_steps=5, num_envs=4, n_steps=10, iteratio
 
 @pytest.mark.parametrize("env_id", PRESETS)
 def test_presets_are_valid(env_id):
-    assert PPOConfig.preset(env_id, seed=3).seed == 3
+    config = PPOConfig.preset(env_id, seed=3)
+    assert config.seed == 3 and all(getattr(config, name) == value for name, value in PRESETS[env_id].items())
 
 
 @pytest.mark.parametrize(("field", "value", "limit"), [

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from rlinf_lab.runtime.host.state.spans import SpanWriter
 from rlinf_lab.runtime.threads.clocks import MockClock
-from rlinf_lab.timeline.record import recorder as recorders
+from rlinf_lab.timeline.record import pending
 from rlinf_lab.timeline.record.batch import NARROW_DTYPE, SPAN_DTYPE
+from rlinf_lab.timeline.record.overflow import Overflow
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 
@@ -63,7 +64,7 @@ def test_a_mark_is_never_taken_without_what_was_written_before_it(monkeypatch):
     _leave(recorder, 1)
     recorder.add(0, SpanKind.MARK, 0, 0, 9)
     _leave(recorder, 2)
-    pack = recorders.packed
+    pack = pending.packed
 
     def packed_while_others_write(numbers):
         _leave(recorder, 3)
@@ -71,7 +72,7 @@ def test_a_mark_is_never_taken_without_what_was_written_before_it(monkeypatch):
         recorder.add(0, SpanKind.MARK, 0, 0, 99)
         return pack(numbers)
 
-    monkeypatch.setattr(recorders, "packed", packed_while_others_write)
+    monkeypatch.setattr(pending, "packed", packed_while_others_write)
     first = recorder.drain().spans[["kind", "start", "end"]].tolist()
     monkeypatch.undo()
     assert sorted(first) == [(SpanKind.RUN, 1, 2), (SpanKind.RUN, 2, 3), (SpanKind.MARK, 0, 9)]
@@ -94,9 +95,9 @@ def test_a_mark_of_a_long_iteration_is_not_taken_without_what_was_written_before
                 recorder.add(0, SpanKind.MARK, 0, 0, 1 << 40)
             return super().__len__()
 
-    recorder._wide = Wide()
-    with recorder._packing:
-        waiting = recorder._wait()
+    recorder._wide = recorder._pending.wide = Wide()
+    with recorder._pending.packing:
+        waiting = recorder._pending.waiting()
     assert (len(waiting.rows) // NARROW_DTYPE.itemsize, len(waiting.wide) // SPAN_DTYPE.itemsize) == (2, 1)
 
 
@@ -149,7 +150,7 @@ def test_every_row_of_many_threads_is_drained_once():
 
 @pytest.mark.parametrize("limit", [1, 2, 10, 1000, 5000])
 def test_what_finds_no_room_is_counted(monkeypatch, limit):
-    monkeypatch.setattr(Recorder, "_write_out", lambda self: None)  # a disk that never gets there
+    monkeypatch.setattr(Overflow, "_write", lambda self: None)  # a disk that never gets there
     recorder = Recorder(limit=limit)
     for i in range(3 * limit + 7):
         _leave(recorder, i)
@@ -164,7 +165,7 @@ def test_what_finds_no_room_is_counted(monkeypatch, limit):
 def test_rows_that_are_long_find_as_little_room_and_go_to_disk_too(monkeypatch, tmp_path, limit):
     """Stretches of more than 4.29 s are wide: they count, and are counted, like others."""
     with monkeypatch.context() as patched:
-        patched.setattr(Recorder, "_write_out", lambda self: None)  # a disk that never gets there
+        patched.setattr(Overflow, "_write", lambda self: None)  # a disk that never gets there
         recorder = Recorder(limit=limit)
         for i in range(3 * limit + 7):
             _leave(recorder, i, duration=(1 << 33) - (i % 3 == 0) * (1 << 33))
@@ -174,7 +175,7 @@ def test_rows_that_are_long_find_as_little_room_and_go_to_disk_too(monkeypatch, 
     recorder = Recorder(limit=10_000, spill=tmp_path)
     for i in range(6_000):
         _leave(recorder, i, duration=1 << 33)
-    while recorder._spilling or not recorder._spill:
+    while recorder._overflow.is_writing or not recorder._spill:
         time.sleep(0.01)
     assert [start for batch in recorder.batches() for start in batch.spans["start"]] == list(range(6_000)) and recorder.dropped == 0
 

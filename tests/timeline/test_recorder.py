@@ -188,7 +188,7 @@ def _filled(spill: Path, portions: int) -> Recorder:
         while len(recorder._spill) < 500 * i + 1:
             _add_many(recorder, i, 1)
             time.sleep(0.001)
-    while recorder._spilling:  # the file is there a moment before its spans leave the memory
+    while recorder._overflow.is_writing:  # the file is there a moment before its spans leave the memory
         time.sleep(0.001)
     return recorder
 
@@ -249,7 +249,7 @@ def test_a_disk_that_has_room_again_is_used_again(tmp_path: Path, monkeypatch: p
         def __init__(self, target: Callable[[], None], **_: object) -> None:
             self.start = target
 
-    monkeypatch.setattr("rlinf_lab.timeline.record.recorder.threading", SimpleNamespace(**{**vars(threading), "Thread": AtOnce}))  # of nobody else
+    monkeypatch.setattr("rlinf_lab.timeline.record.overflow.threading", SimpleNamespace(**{**vars(threading), "Thread": AtOnce}))  # of nobody else
     write, full = spill.write_arrow, True
 
     def into_a_full_disk(*what: Any) -> None:
@@ -325,7 +325,7 @@ def test_what_forked_children_add_is_counted_and_leaves_what_their_parent_has_to
     while len(recorder._spill) < 1:
         _add_many(recorder, 0, 1)
         time.sleep(0.001)
-    while recorder._spilling:
+    while recorder._overflow.is_writing:
         time.sleep(0.001)
     _add_many(recorder, 1, 7)
     waiting, timeline = len(recorder), Timeline()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.planning.simulator.state import SIMULATED
 from rlinf_lab.timeline.account.tables import whole_iterations
@@ -64,8 +65,6 @@ class Window:
     workers: Mapping[str, list[float]]
     handovers: Mapping[tuple[str, str], list[float]]
     elapsed: list[float]
-    _known: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-    _taken: dict[str, list[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, timeline: Timeline, profile: Profile, most: int) -> Window:
@@ -122,7 +121,7 @@ class Window:
         return self.elapsed
 
     def batches(self, worker: str) -> tuple[np.ndarray, np.ndarray]:
-        """(items, seconds) of the batches of one rank of a worker, the one with most of them; empty where it reads
+        """(items, seconds) of the batches of one rank of a worker. The one with most of them; empty where it reads
         none. What it computes after the last one belongs to none."""
         gets, channel = self._gets(worker)
         if not len(gets):
@@ -134,14 +133,10 @@ class Window:
         items = spans["items"][begins]
         return items[items > 0].astype(float), spent[items > 0]
 
+    @cached_method
     def taken(self, worker: str) -> list[np.ndarray]:
-        """For each iteration the batches of the rank that computed most, each as the part that it would be of all items
+        """For each iteration the batches of the rank that computed most. Each as the part that it would be of all items
         if every rank took as many. Empty where nothing was read."""
-        if worker not in self._taken:
-            self._taken[worker] = self._parts(worker)
-        return self._taken[worker]
-
-    def _parts(self, worker: str) -> list[np.ndarray]:
         gets, _ = self._gets(worker)
         spans, ranks = self._spans(worker), sum(track.worker == worker for track in self.timeline.tracks)
         busy = np.zeros((len(self.timeline.tracks), len(self.warm)))
@@ -170,12 +165,11 @@ class Window:
         """The channel that tells its batches."""
         return self.timeline.names[self._gets(worker)[1]]
 
+    @cached_method
     def _spans(self, worker: str) -> np.ndarray:
         """What a worker computed and took."""
-        if worker not in self._known:
-            own = [i for i, track in enumerate(self.timeline.tracks) if track.worker == worker]
-            self._known[worker] = self._recent[np.isin(self._recent["track"], own)]
-        return self._known[worker]
+        own = [i for i, track in enumerate(self.timeline.tracks) if track.worker == worker]
+        return np.asarray(self._recent[np.isin(self._recent["track"], own)])
 
     @cached_property
     def _recent(self) -> np.ndarray:

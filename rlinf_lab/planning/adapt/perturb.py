@@ -36,9 +36,9 @@ from rlinf_lab.planning.profile.profile import EdgeProfile, Profile
 
 
 def longer(profile: Profile, generator: str, length: float = 1.0, tail: float = 1.0) -> Profile:
-    """A profile in which a generator's responses are so many times as long, and their ratio to the median length is
-    taken to the power ``tail`` (`profile.Lengths.factor`, `.tail`). Where tokens are weights, whoever works on them has
-    more to do (`slower_with`)."""
+    """A profile with a generator's responses so many times as long. Their ratio to the median length is taken to the
+    power ``tail`` (`profile.Lengths.factor`, `.tail`). Where tokens are weights, whoever works on them has more to do
+    (`slower_with`)."""
     lengths = profile.workers[generator].lengths
     assert lengths is not None  # checked by the profile
     changed = profile.with_worker(

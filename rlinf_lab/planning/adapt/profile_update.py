@@ -54,7 +54,7 @@ class Readings:
 
 
 def as_taken(candidate: Candidate, window: Window, worker: str, planned: float) -> float | list[float]:
-    """Seconds of each iteration that its plan leads to expect of a worker's busiest rank, for the batches that came:
+    """Seconds that a plan leads to expect of a worker's busiest rank. Of each iteration, for the batches that came:
     ``planned`` is for those of the plan.
 
     Items are whole and ranks take them by themselves, so batches are fewer or smaller than a plan says, and one rank
@@ -93,7 +93,7 @@ def _in_turn_with_others(candidate: Candidate, window: Window, worker: str, plan
 
 @dataclass(frozen=True)
 class MoreBatches:
-    """A worker got many more batches than its plan says, and so took longer although it is no slower. ``got`` and
+    """A worker got many more batches than its plan says. So it took longer, although it is no slower. ``got`` and
     ``planned`` in an iteration, of the rank that computed most; ``seconds``: by which it takes longer for that."""
 
     worker: str

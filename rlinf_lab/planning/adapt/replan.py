@@ -157,7 +157,7 @@ def replan(
     restart_s: float | None = None,
     moments: int = DEFAULT_MOMENTS,
 ) -> Replan:
-    """Compare the last ``window`` iterations with what ``plan`` expected, and search again where that is off.
+    """Compare the last ``window`` iterations with what ``plan`` expected; where off, search again.
 
     ``threshold``: relative drift that counts. ``restart_s``: seconds that a change of plan costs beside bringing the
     workers to their devices (default: what setting up took in this timeline). ``moments`` of virtual time are simulated

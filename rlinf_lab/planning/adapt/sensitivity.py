@@ -58,10 +58,9 @@ class Look:
 
 @dataclass(frozen=True)
 class Range:
-    """The choice stands with an ``entry`` of ``owner`` (a worker, or what else `planning.adapt.perturb` names) at
-    ``low`` to ``high`` times the profile's value, at each of the `FACTORS` between. ``instead``: shapes that win at the
-    next factor below and above, "" where there is none.
-    """
+    """The choice stands with an ``entry`` at ``low`` to ``high`` times the profile's value. At each of the `FACTORS`
+    between; its ``owner`` is a worker, or what else `planning.adapt.perturb` names. ``instead``: shapes that win at the
+    next factor below and above, "" where there is none."""
 
     owner: str
     entry: str
@@ -163,7 +162,7 @@ def sensitivity(
     seconds: float | None = None,
     progress: bool = True,
 ) -> Sensitivity:
-    """How far entries of the profile may be off before the best of ``plans`` is no longer the best.
+    """How far entries of the profile may be off before another plan is best.
 
     ``entries``: some of those that `planning.adapt.perturb` names, or ``"all"``. ``of``: its ``"shape"`` or the very
     ``"plan"`` (the same devices and ranks for everybody, in whatever micro-batches).

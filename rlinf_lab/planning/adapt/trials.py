@@ -35,7 +35,7 @@ class Trial:
     timelines: tuple[Timeline, ...]
 
     def against(self, other: Trial) -> float:
-        """How many times as long as another plan it takes, under the profile that speaks most against it."""
+        """How many times as long as another plan it takes. Under the profile that speaks most against it."""
         return max(map(_ratio, self.seconds, other.seconds))
 
 
@@ -68,9 +68,8 @@ class Trials:
         return Trial(some, tuple(seconds), tuple(timelines))
 
     def among(self, plans: Sequence[tuple[Candidate, ...]], now: Trial) -> Tried:
-        """Plans against the present one, the most promising first, until the fastest one that was simulated is faster
-        than what the others promise.
-        """
+        """Plans against the present one, the most promising first. Until the fastest one that was simulated is faster
+        than what the others promise."""
         waiting = sorted(
             ((max(_ratio(c.seconds, s) for c, s in zip(p, now.seconds, strict=True)), i) for i, p in enumerate(plans))
         )

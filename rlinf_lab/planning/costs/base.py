@@ -76,15 +76,14 @@ class CostModel(Protocol):
         ...
 
     def reach(self) -> float:
-        """Most items of one device and call that the model will speak about (infinite when it extrapolates)."""
+        """Most items of one device and call that the model speaks about. Infinite when it extrapolates."""
         ...
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """The smallest and the largest of measured seconds over the model's, of all samples that it was fitted to; 1 where
-    it meets them.
-    """
+    """The smallest and the largest of measured seconds over the model's. Of all samples that it was fitted to; 1 where
+    it meets them."""
 
     low: float = 1.0
     high: float = 1.0

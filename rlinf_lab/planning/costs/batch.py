@@ -60,9 +60,8 @@ class BatchModel:
     def of_a_part(
         self, devices: np.ndarray, items: float, parts: float | np.ndarray, beside: frozenset[str] = NOBODY
     ) -> np.ndarray:
-        """Seconds of one of so many equal parts of all items, of which each rank makes its share by itself: they are
-        not divided anew for each part.
-        """
+        """Seconds of one of so many equal parts of all items. Each rank makes its share of it by itself: they are not
+        divided anew for each part."""
         return nearest_colocation(self.curves, beside).seconds(np.asarray(devices, float), items, parts)
 
     def always(self, devices: int, beside: frozenset[str] = NOBODY) -> float:

@@ -35,6 +35,6 @@ class Overlaps:
         )
 
     def fit(self, there: Sequence[Process], one: Process, memory: int | None) -> bool:
-        """Whether all of a device fit into its memory while another of them than ``one`` works."""
+        """Whether all of a device fit into its memory while another than ``one`` works."""
         working = max((p.working for p in there if p is not one), default=0)
         return memory is None or len(there) < 2 or sum(p.size for p in there) - self.saved(there) + working <= memory

@@ -36,7 +36,7 @@ def checked_factors(factors: Sequence[float]) -> tuple[float, ...]:
 
 
 def stretched(timeline: Timeline, factors: Sequence[float]) -> Timeline:
-    """The same timeline, with every moment as many times longer as the cores that work in it slow each other down.
+    """The same timeline, as slow as cores make each other that work at once. Every moment is as many times longer.
 
     ``factors``: for 1, 2, ... busy cores of a machine, or shares of a GPU; the last one for more. Of several machines
     and GPUs the most crowded one counts.

@@ -35,8 +35,8 @@ def profile_from_trace(
     devices: Mapping[str, int] | None = None,
     name: str = "imported",
 ) -> Profile:
-    """A profile from the timeline of any tool (`Timeline.open` reads Chrome traces of Ray, RLinf, verl, torch's
-    profiler).
+    """A profile from the timeline of any tool. `Timeline.open` reads Chrome traces of Ray, RLinf, verl, torch's
+    profiler.
 
     ``workers``: for each worker the name of its spans or of the lanes that it works on, or a pattern of these
     (``"generate*"``). Where some of its spans are on a GPU, only those count. ``items`` of an iteration. ``iterations``

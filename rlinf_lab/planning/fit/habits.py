@@ -89,7 +89,7 @@ class Moments:
         return True if several or not fed else None
 
     def refills(self) -> bool:
-        """Whether it took more while some of what it took before was done, and some still in the making.
+        """Whether it took more with part of its items done and part in the making.
 
         Told of a worker that puts as many items as it takes: what it has in hand is known then.
         """
@@ -119,8 +119,8 @@ Moves = Sequence[int]
 
 @dataclass(frozen=True)
 class Circulation:
-    """``tokens`` of each rank of the head, each of which goes round ``steps`` times in an iteration; ``waits``: for all
-    of them before it puts the next.
+    """``tokens`` of each rank of the head go round ``steps`` times in an iteration. ``waits``: for all of them before
+    it puts the next.
 
     ``doubt``: in words, what could not be told; empty where all could. ``rounds``: where it waits and puts the same
     number in each round, how many rounds each rank made in each iteration.
@@ -134,9 +134,8 @@ class Circulation:
 
     @property
     def together(self) -> bool:
-        """Whether the same number of items goes into the cell in each round of each rank, all of them the same number
-        of rounds.
-        """
+        """Whether the same number of items goes into the cell in each round. Of each rank, all of them the same number
+        of rounds."""
         return self.waits and not self.doubt and len(set(self.rounds)) == 1
 
     @classmethod

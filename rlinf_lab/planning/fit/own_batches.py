@@ -14,9 +14,8 @@ from rlinf_lab.planning.profile.profile import RankRule, WorkerProfile
 
 
 def asked_for(runs: Sequence[Observed], worker: str) -> int:
-    """Items that a worker asks for at a time, the same number in all runs, other than their plans' batches; 1 where it
-    takes what comes, or nobody can tell.
-    """
+    """Items that a worker asks for at a time. The same number in all runs, other than their plans' batches; 1 where it
+    takes what comes, or nobody can tell."""
     channel = _only_input(runs[0], worker)
     if not channel:
         return 1

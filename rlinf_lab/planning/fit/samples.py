@@ -126,9 +126,8 @@ class Observed:
         return [max(ranks) for ranks in took if ranks]
 
     def in_turn(self, worker: str) -> tuple[tuple[str, float], ...]:
-        """(producer, part of the seconds), in order, of a worker that reads each of several channels to its end before
-        it begins the next; else empty.
-        """
+        """(producer, part of the seconds) of a worker that reads channel after channel, in order. Each to its end
+        before it begins the next; else empty."""
         turns = [t for ranks in self.turns_by_rank(worker) for t in ranks.values() if t.gets]
         orders = {tuple(t.gets) for t in turns}
         channels, spent = max(orders, key=len, default=()), sum(sum(t.spent.values()) for t in turns)
@@ -156,12 +155,12 @@ class Observed:
 
     # --- edges -------------------------------------------------------------------------------------------
     def tells_taken(self, worker: str, channel: str) -> list[bool | None]:
-        """Of each turn of a worker, whether it took all of a channel before any work: see `Moments.takes_all`."""
+        """Of each turn, whether the worker took all of a channel before any work: see `Moments.takes_all`."""
         micro_batch = self.plan.micro_batches.get(channel, 0)
         return [t.moments.takes_all(channel, micro_batch) for t in self.every_turn(worker) if channel in t.gets]
 
     def tells_given(self, worker: str, channel: str) -> list[bool | None]:
-        """Of each turn of a worker, whether it put all of a channel at its end: see `Moments.gives_at_end`."""
+        """Of each turn, whether the worker put all of a channel at its end: see `Moments.gives_at_end`."""
         fed = inputs(self.graph, worker)
         return [t.moments.gives_at_end(channel, fed) for t in self.every_turn(worker) if channel in t.puts]
 
@@ -274,9 +273,8 @@ class ObservedCell:
 
     @property
     def in_one_batch(self) -> int:
-        """Items that the head's ranks put into a cell in each round and wait for, where batches of all of them come
-        together on every channel; else 0.
-        """
+        """Items that the head's ranks put into a cell in each round and wait for. 0 where batches of all of them do not
+        come together on every channel."""
         if not self.is_counted or not (seen := self.circulation).together:
             return 0
         inside = (e.channel for e in self.run.graph.edges if e.producer in self.members and e.consumer in self.members)
@@ -290,9 +288,7 @@ class ObservedCell:
 
     @property
     def follows_plan(self) -> bool:
-        """Whether the tokens that were counted are as many as the plan says, more than one, and go round by
-        themselves.
-        """
+        """Whether more than one token goes round by itself, as many as the plan says."""
         seen, said = self.circulation, self.run.plan.tokens(self.head)
         return seen.tokens == said > 1 and not seen.waits
 
@@ -354,7 +350,7 @@ class ObservedCell:
 
 
 def inputs(graph: WorkflowGraph, worker: str) -> list[str]:
-    """Channels on which others feed a worker, without those of its own cell and of the loop."""
+    """Channels on which others feed a worker. Without those of its own cell and of the loop."""
     mates = next((c for c in graph.cells if worker in c), ())
     return list(
         dict.fromkeys(e.channel for e in graph.edges if e.consumer == worker and e.producer not in (*mates, DRIVER))
@@ -373,15 +369,15 @@ def taking_all(runs: Sequence[Observed]) -> set[str]:
 
 
 def refilling(runs: Sequence[Observed]) -> set[str]:
-    """Workers outside all cells that take more while what they took before is in the making."""
+    """Workers outside all cells that take more while something is in the making."""
     outside = [w for w in runs[0].graph.workers if not any(w in cell for cell in runs[0].graph.cells)]
     return {w for w in outside if any(t.moments.refills() for run in runs for t in run.every_turn(w))}
 
 
 def together(runs: Sequence[Observed], cell: Sequence[str]) -> int:
-    """Items that circulate in a cell in one batch when it has all of an iteration, as in the first run; 1 where they do
-    not. Another run may have had parts of them, for the head was given its inputs in parts, or as many for each rank of
-    the head."""
+    """Items that circulate together in a cell that has all of an iteration. As in the first run; 1 where they do not.
+    Another run may have had parts of them, for the head was given its inputs in parts, or as many for each rank of the
+    head."""
     seen = [run.cell(cell).in_one_batch for run in runs]
     return (
         seen[0]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.costs import Stream
 from rlinf_lab.planning.costs.base import ROUNDING
 from rlinf_lab.planning.forecast.per_rank import bundles_of_a_rank, by_rank, separable
@@ -27,7 +28,6 @@ class Bundles:
     def __init__(self, placement: Placement, edges: Sequence[EdgeProfile], detail: int, one_by_one: bool) -> None:
         self.placement, self.setting, self.profile = placement, placement.setting, placement.setting.profile
         self.edges, self.one_by_one = edges, one_by_one
-        self._known: dict[tuple[str, int], Stream] = {}
         self.by_rank = frozenset(
             name for name in (separable if one_by_one else by_rank)(placement) if not self.streams(name)
         )
@@ -41,17 +41,12 @@ class Bundles:
         """Whether a worker's ranks go on by themselves."""
         return name in self.by_rank or self.streams(name)
 
+    @cached_method
     def stream(self, name: str, group: int) -> Stream | None:
         """When bundles of complete groups leave a generator."""
         if self.profile.workers[name].kind != "generation" or len(self.mates(name)) > 1:
             return None
-        key = name, group
-        if key not in self._known:
-            made = stream_of(self.placement, leaf_of(self.placement.tree, self.setting.home[name]), ATOMS, group)
-            if made is None:
-                return None
-            self._known[key] = made
-        return self._known[key]
+        return stream_of(self.placement, leaf_of(self.placement.tree, self.setting.home[name]), ATOMS, group)
 
     def mates(self, name: str) -> tuple[str, ...]:
         return self.setting.stages[self.setting.home[name]].members
@@ -136,9 +131,9 @@ class Bundles:
         return (whole // count + (position < whole % count)) * (self.count // whole)
 
     def as_taken(self, name: str, seat: Seat) -> list[int]:
-        """Bundles of the parts in which a source with one rank hands over its items, where its micro-batches are no
-        whole calls of who takes them: then the first of these has what it needs with the first part, as in a run. Its
-        seconds are in proportion."""
+        """Bundles of the parts in which a source with one rank hands over items. Where its micro-batches are no whole
+        calls of who takes them: then the first of these has what it needs with the first part, as in a run. Its seconds
+        are in proportion."""
         takers = [e for e in self.edges if e.producer == name and e.consumer in self.setting.in_whole_calls]
         takers = [e for e in takers if self.placement.seats[e.consumer].micro_batches == seat.micro_batches]
         if seat.ranks > 1 or not any(

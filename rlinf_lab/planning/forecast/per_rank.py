@@ -42,9 +42,9 @@ def separable(placement: Placement) -> frozenset[str]:
 
 
 def has_a_rest(placement: Placement, seat: Seat) -> bool:
-    """Whether the last call of a worker is of fewer items than the others, or shares of a source are not equal, so that
-    ranks end at different times. Where iterations overlap it is another rank that has less in each: a worker group
-    stands for their mean."""
+    """Whether ranks end at different times. The last call of a worker is of fewer items than the others, or shares of a
+    source are not equal. Where iterations overlap it is another rank that has less in each: a worker group stands for
+    their mean."""
     setting = placement.setting
     if setting.overlap:
         return False
@@ -61,9 +61,8 @@ def begins_unevenly(placement: Placement, seat: Seat) -> bool:
 
 
 def bundles_of_a_rank(placement: Placement, edge: EdgeProfile, bundles: int) -> int:
-    """Of ``bundles`` in an iteration, how many a rank of the consumer takes at a time in a run of the plan; 0: its
-    share of everything.
-    """
+    """Of ``bundles`` in an iteration, those that a rank takes at a time. A rank of the consumer in a run of the plan;
+    0: its share of everything."""
     micro_batch = micro_batch_between(placement, edge)
     return (
         min(bundles, max(1, math.ceil(bundles * micro_batch * edge.group / items_between(placement, edge) - ROUNDING)))
@@ -75,9 +74,8 @@ def bundles_of_a_rank(placement: Placement, edge: EdgeProfile, bundles: int) -> 
 def seconds_of_a_rank(
     placement: Placement, name: str, micro_batch_s: float, ranks: int | None = None
 ) -> Callable[[float], float]:
-    """Seconds that one rank takes for so many items, or all of them with ``ranks`` 1, when all together take
-    ``micro_batch_s`` for one of the plan's micro-batches.
-    """
+    """Seconds that one rank takes for so many items. Or all of them with ``ranks`` 1, when all together take
+    ``micro_batch_s`` for one of the plan's micro-batches."""
     setting, seat = placement.setting, placement.seats[name]
     model, on, times = (
         setting.models[name, placement.kind(seat)],

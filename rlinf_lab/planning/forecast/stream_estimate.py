@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.cancellation import check
 from rlinf_lab.planning.costs import GenerationModel, Stream
 from rlinf_lab.planning.placement.free_memory import Colocated
@@ -59,10 +60,7 @@ class _Follower:
         self.cuts = Cuts.shared(self.problem)
         self.atoms = 2 ** max(MIN_ATOMS_LOG2, *(n.grain for n in nodes(placement.tree)))
         self.leaves = {n.worker: n for n in nodes(placement.tree) if isinstance(n, Leaf)}
-        self.each: dict[int, float] = {}  # seconds of a micro-batch by stage: asked for as often as there are turns
-        self.sources: dict[int, int | None] = {}
         self.left: dict[int, np.ndarray] = {}  # when each atom has left a stage
-        self.grouped: dict[tuple[int, int], Stream] = {}  # of a generator, by size of group
         self.begun: dict[int, float] = {}
         self.calls: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         self.ends: dict[int, float] = {}
@@ -134,7 +132,7 @@ class _Follower:
 
     def _leaf(self, leaf: Leaf, first: int, stop: int, ready: float) -> float:
         stage = leaf.worker
-        if self.problem.once >> stage & 1 and self._stream(leaf, 1) is not None:
+        if self.problem.once >> stage & 1 and self._stream(stage, 1) is not None:
             return self._generate(leaf, self._arrivals(stage, 0, self.atoms)[0], ready)
         # before its end, for it waits for nothing: whatever the micro-batches of the turns
         if self.setting.unceasing >> stage & 1:
@@ -142,7 +140,7 @@ class _Follower:
                 return ready
             stop = self.atoms
         size = self.atoms >> leaf.grain
-        seconds = self._seconds(leaf)
+        seconds = self._seconds(stage)
         calls = (stop - first) // size
         turns = self._in_turn(stage)
         if calls == 1 == len(turns):  # as it is for each of many turns
@@ -199,13 +197,12 @@ class _Follower:
         own = self.setting.profile.workers[members[0]].in_turn if len(members) == 1 else ()
         return list(own) or [(None, 1.0)]
 
-    def _seconds(self, leaf: Leaf) -> float:
-        if leaf.worker not in self.each:
-            code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
-            self.each[leaf.worker] = float(
-                self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code]
-            )
-        return self.each[leaf.worker]
+    @cached_method
+    def _seconds(self, stage: int) -> float:
+        """Of a micro-batch: asked for as often as there are turns."""
+        leaf = self.leaves[stage]
+        code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
+        return float(self.problem.table(stage, self.placement.beside[stage])[leaf.grain, code])
 
     # --- streams ---------------------------------------------------------------------------------------------
     def _arrivals(
@@ -227,7 +224,7 @@ class _Follower:
             if source is None:
                 there = np.repeat(there.reshape(-1, size).max(axis=1), size) if size > 1 else there
             else:
-                stream = self._stream(self.leaves[source], edge.group)
+                stream = self._stream(source, edge.group)
                 assert stream is not None
                 # A group is complete when its last member is, wherever on the way it is asked for.
                 there = np.maximum(there, self.begun[source] + stream.times[lo:hi])
@@ -236,27 +233,20 @@ class _Follower:
             arrived = np.maximum(arrived, there.max() if self.setting.whole(edge) else there[first - lo : stop - lo])
         return arrived, weights
 
+    @cached_method
     def _generator(self, stage: int) -> int | None:
         """The streaming stage from which a stage's items come, if there is one."""
-        if stage not in self.sources:
-            if self.problem.once >> stage & 1:
-                self.sources[stage] = stage if self._stream(self.leaves[stage], 1) is not None else None
-            else:
-                above = [p for p, c in self.problem.edges if c == stage]
-                self.sources[stage] = next((g for g in (self._generator(p) for p in above) if g is not None), None)
-        return self.sources[stage]
+        if self.problem.once >> stage & 1:
+            return stage if self._stream(stage, 1) is not None else None
+        above = (self._generator(p) for p, c in self.problem.edges if c == stage)
+        return next((g for g in above if g is not None), None)
 
-    def _stream(self, leaf: Leaf, group: int) -> Stream | None:
-        key = leaf.worker, group
-        if key not in self.grouped:
-            made = stream_of(self.placement, leaf, self.atoms, group)
-            if made is None:
-                return None
-            self.grouped[key] = made
-        return self.grouped[key]
+    @cached_method
+    def _stream(self, stage: int, group: int) -> Stream | None:
+        return stream_of(self.placement, self.leaves[stage], self.atoms, group)
 
     def _generate(self, leaf: Leaf, arrived: np.ndarray, ready: float) -> float:
-        stream = self._stream(leaf, 1)
+        stream = self._stream(leaf.worker, 1)
         assert stream is not None
         start = max(ready, float(arrived[0]))
         times = np.maximum(start + stream.times, arrived)

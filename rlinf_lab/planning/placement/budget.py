@@ -100,9 +100,9 @@ class Budget:
 
     @cached_property
     def handed_all(self) -> frozenset[int]:
-        """Stages that a channel hands everything of an iteration at once, each rank its share, and those that nobody
-        feeds and that put everything at their end: one call, no micro-batches inside. Not who generates: its requests
-        are all there from the start, and its memory does not hold them all."""
+        """Stages that are handed everything of an iteration at once, each rank its share. By a channel; and those that
+        nobody feeds and that put everything at their end: one call, no micro-batches inside. Not who generates: its
+        requests are all there from the start, and its memory does not hold them all."""
         crossing = [e for e in self.profile.edges if self.home[e.producer] != self.home[e.consumer]]
         found = {self.home[e.consumer] for e in crossing if e.whole and not e.value}
         sources = {self.home[e.producer] for e in crossing} - {self.home[e.consumer] for e in crossing}
@@ -130,9 +130,8 @@ class Budget:
 
     @cached_property
     def in_whole_calls(self) -> frozenset[str]:
-        """Workers whose calls a run makes of whole items, or groups, that a channel hands them: who is fed, and no
-        member of a cell, which goes on in steps.
-        """
+        """Workers whose calls a run makes of whole items or groups, by channel: who is fed, and no member of a cell,
+        which goes on in steps."""
         fed = {e.consumer for e in self.profile.edges if not e.value and self.home[e.producer] != self.home[e.consumer]}
         return frozenset(
             n for n in fed if len(self.stages[self.home[n]].members) == 1 and self._has_calls(self.home[n])
@@ -140,9 +139,8 @@ class Budget:
 
     @cached_property
     def sources(self) -> frozenset[str]:
-        """Workers that nobody feeds, and whose ranks make their shares of an iteration by themselves, batch work that
-        is no part of a cell.
-        """
+        """Workers that nobody feeds, whose ranks make their shares by themselves. Batch work that is no part of a cell,
+        each rank its share of an iteration."""
         fed = {e.consumer for e in self.profile.edges}
         return frozenset(
             n
@@ -152,9 +150,8 @@ class Budget:
 
     @cached_property
     def leads(self) -> dict[str, float]:
-        """Of sources that stream, which part of their seconds is over when the first output begins to be made: they
-        read, or set up, and then go on evenly.
-        """
+        """Of sources that stream, the part of their seconds before the first output begins: they read, or set up, and
+        then go on evenly."""
         found = {
             name: _lead(self.profile.workers[name].samples, self.profile.items)
             for name in self.sources
@@ -195,7 +192,7 @@ class Budget:
         }
 
     def group(self, worker: str) -> int:
-        """The largest group in which a worker's outputs are needed together, by its consumers or theirs."""
+        """The largest group in which a worker's outputs are needed together. By its consumers or theirs."""
         after = {n: {e.consumer for e in self.profile.edges if e.producer == n} for n in self.profile.workers}
         downstream = {worker} | _reachable(worker, after)
         return max((e.group for e in self.profile.edges if e.producer in downstream), default=1)

@@ -45,9 +45,8 @@ class Calls(NamedTuple):
         )
 
     def counted(self, items: float | np.ndarray) -> np.ndarray:
-        """How many items a call would have that takes as long if the ranks divided them: one takes a whole batch,
-        however few are left for the others.
-        """
+        """Items of a call that takes as long if the ranks divided them evenly: one takes a whole batch, however few are
+        left for the others."""
         of_one = np.minimum(items, self.full / self.ranks)
         return np.asarray(np.maximum(items, self.ranks * (of_one - self.group_size) + self.group_size))
 

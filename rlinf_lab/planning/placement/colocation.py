@@ -43,9 +43,8 @@ Fits = list[tuple[Arrangement, Fitting]]
 def counted(
     setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None = None
 ) -> Fits:
-    """The best plan in which what everybody who stays keeps counts for all who time-share with them, none where all
-    take longer than ``ceiling``.
-    ``search``: instead of an exact one."""
+    """The best plan in which what is kept counts for all who time-share. What everybody who stays keeps; none where all
+    take longer than ``ceiling``. ``search``: instead of an exact one."""
     return _Counted(setting, only, search).best(arrangement, ceiling)
 
 
@@ -57,9 +56,9 @@ def branched(
     search: Search | None = None,
     branches: int | None = None,
 ) -> Fits:
-    """The best plan that takes less than ``ceiling`` and in which what everybody keeps counts for those only who have a
-    device in common with them: parts that time-share have some in common, not all. ``branches``: how many searches for
-    it (None: as many as are affordable for the best plan of all)."""
+    """The best plan that takes less than ``ceiling``, kept memory counted where devices are shared. What everybody
+    keeps counts for those only who have a device in common with them: parts that time-share have some in common, not
+    all. ``branches``: how many searches for it (None: as many as are affordable for the best plan of all)."""
     most = branches if branches is not None else _affordable(setting) if only.last is None else 0
     if (
         not most
@@ -80,7 +79,7 @@ def _affordable(setting: Setting) -> int:
 
 
 def settled(placement: Placement) -> Placement:
-    """The same, where not all that stay count, with those that count who are really there."""
+    """The same, counting of those that stay only who is really there."""
     forms = placement.arrangement.forms
     if forms.meeting is None:
         return placement

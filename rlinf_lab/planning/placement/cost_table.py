@@ -114,7 +114,7 @@ class Tables:
         return self._apart[key]
 
     def member(self, name: str, sub_batches: int, g: int, colocated: Colocated) -> np.ndarray:
-        """Seconds of one member of a cell for one sub-batch of a micro-batch, all its calls; by code."""
+        """Seconds of a member of a cell for one sub-batch of a micro-batch, by code."""
         return self._worker(name, np.array([g]), sub_batches, colocated)[0]
 
     def member_rows(self, name: str, sub_batches: int, colocated: Colocated) -> np.ndarray:

@@ -30,7 +30,7 @@ def seatings(tree: Tree, members: dict[int, int]) -> Iterator[tuple[int, ...]]:
 
 
 def starts(tree: Composed, choice: int) -> tuple[Counts, Counts]:
-    """The first device of each part of a composition, of each kind, counted from the first one of the whole."""
+    """The first device of each part of a composition, of each kind. Counted from the first one of the whole."""
     return _starts(tree)[choice]
 
 
@@ -74,7 +74,7 @@ def _choices(node: Tree, members: dict[int, int]) -> list[int]:
 
 
 def spread(tree: Tree, problem: Problem, beside: dict[int, int]) -> Tree:
-    """The same plan with the devices that it leaves unused given to whoever is no slower with them, upstream first."""
+    """The same plan, with unused devices given to whoever is no slower then. Upstream first."""
     return tree if len(problem.devices) > 1 else _spread(tree, problem, beside, problem.devices[0])
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.placement.budget import Budget
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.memory import ROUNDING
@@ -77,7 +78,6 @@ class FreeMemory:
     """Of the devices of one setting, in GiB."""
 
     setting: Budget
-    _keeps: dict[tuple[str, str, Window, bool], float] = field(default_factory=dict, repr=False, compare=False)
 
     def free(
         self, name: str, kind: str, devices: np.ndarray, items: float | np.ndarray, colocated: Colocated
@@ -115,18 +115,13 @@ class FreeMemory:
         """GiB that staying workers keep on a device: with the most devices of their window on which they fit, or
         ``careful``, with the fewest.
         """
-        total = 0.0
-        for name in who:
-            key = name, kind, forms.window(name), forms.careful
-            if key not in self._keeps:
-                self._keeps[key] = self._kept(*key)
-            total += self._keeps[key]
-        return total
+        return sum((self._kept(name, kind, forms.window(name), forms.careful) for name in who), 0.0)
 
     def _twice(self, names: Collection[str]) -> float:
         """GiB on a device on which these are: weights that several of them hold."""
         return memory.counted_twice(self.setting.profile.workers[n] for n in names)
 
+    @cached_method
     def _kept(self, name: str, kind: str, window: Window, careful: bool) -> float:
         worker, items = self.setting.profile.workers[name], self.setting.profile.items
         devices = np.arange(1, self.setting.counts[self.setting.kinds.index(kind)] + 1)

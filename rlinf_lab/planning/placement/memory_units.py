@@ -39,9 +39,8 @@ class Turns:
 
 
 def priorities(placement: Placement, graph: WorkflowGraph) -> dict[str, int]:
-    """Everybody's place in the plan's turns, where two who share a device would go in another order by their depths in
-    the graph: nothing links them.
-    """
+    """Everybody's place in the plan's turns, where the graph's depths would say otherwise. Of two who share a device:
+    nothing links them."""
     stages = [n.worker for n in nodes(placement.tree) if isinstance(n, Leaf)]
     place = {m: i for i, stage in enumerate(stages) for m in placement.setting.stages[stage].members}
     for one, other in itertools.permutations(place, 2):

@@ -122,7 +122,7 @@ class Placement:
         )  # fmt: skip
 
     def is_crowded(self, name: str) -> bool:
-        """Whether somebody has too little memory for its work where some stage that leaves has not left."""
+        """Whether somebody lacks memory to work where a leaving stage has not left."""
         seat, home = self.seats[name], self.setting.home
         for device in sorted(self._firsts & set(seat.devices)):
             leaving = {home[o] for o in self.kept_beside(name, device, all_stay=True) if not self.seats[o].stays}
@@ -146,7 +146,7 @@ class Placement:
         return self.setting.kinds[int(np.searchsorted(ends, seat.devices.start, side="right")) if seat.devices else 0]
 
     def calls(self, seat: Seat) -> Calls:
-        """What a run makes of the micro-batches of a worker that it hands whole items or groups."""
+        """Calls that a run makes of a worker's micro-batches, in whole items or groups."""
         return self.setting.calls(seat.worker, seat.micro_batches, seat.ranks)
 
     def number_of_calls(self, seat: Seat) -> int:
@@ -165,9 +165,8 @@ class Placement:
         )
 
     def estimate(self, stage: int) -> CostEstimate:
-        """Seconds of one call of a stage's worker where it sits, with their range and what they rest on; of a cell, of
-        all its calls for a micro-batch.
-        """
+        """Seconds of one call of a stage's worker, with their range and origin. Where it sits; of a cell, of all its
+        calls for a micro-batch."""
         setting, found = self.setting, {}
         for name in setting.stages[stage].members:
             seat = self.seats[name]

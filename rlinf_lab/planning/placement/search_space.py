@@ -44,7 +44,7 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Setting(Budget):
-    """A budget with the seconds of every part in every co-location, and the problems that follow from them."""
+    """A budget with the seconds of every part in every co-location. And the problems that follow from them."""
 
     @classmethod
     def of(
@@ -125,9 +125,8 @@ class Setting(Budget):
         )  # fmt: skip
 
     def switch_seconds(self, stage: Stage, other: Stage | None = None) -> tuple[float, float]:
-        """For which a stage comes to its devices and leaves them, ``other`` going or coming in its place; who works on
-        the host does neither.
-        """
+        """For which a stage comes to its devices and leaves them. ``other`` goes or comes in its place; who works on
+        the host does neither."""
         there = [w for m in stage.members if (w := self.profile.workers[m]).resource != "host"]
         known = {
             w.memory.shared_as for m in (other.members if other else ()) if memory.shares(w := self.profile.workers[m])
@@ -223,7 +222,7 @@ class Setting(Budget):
         return sorted({must | s for s in some}, key=lambda s: (-s.bit_count(), s))
 
     def costs_nothing(self, staying: int, forms: Forms) -> bool:
-        """Whether nobody is slower or short of memory beside all of them, however few devices they have."""
+        """Whether nobody is slower or short of memory beside all of them. However few devices they have."""
         careful = replace(forms, careful=True)
         return all(
             np.array_equal(self.tables.of(i, staying & ~(1 << i), careful), self.tables.of(i, 0, forms))
@@ -249,7 +248,7 @@ class Setting(Budget):
 
     # --- what cannot be placed at all ------------------------------------------------------------------------
     def check(self) -> None:
-        """Raise `PlanError` naming the worker that fits nowhere, its limit and the nearest thing that would work."""
+        """Raise `PlanError` naming the worker that fits nowhere. It says the limit and the nearest thing that works."""
         for i, stage in enumerate(self.stages):
             forms = [TOGETHER, APART] if len(stage.members) > 1 else [SINGLE]
             tried = [Forms(tuple(f if j == i else SINGLE for j in range(len(self.stages)))) for f in forms]

@@ -196,9 +196,9 @@ def _in_cell(placement: Placement, tokens: int, consumer: Seat) -> int:
 
 
 def batch_of_tokens(tokens: int, ranks: int, is_head: bool) -> int:
-    """Of so many items that are put into a cell together, those that a rank of a member has at once: as many for each,
-    so that none waits for a batch that does not fill. The head waits for its own share, which is the same for each of
-    its ranks, or else item by item."""
+    """Of items that are put into a cell together, those of a member's rank: as many for each, so that none waits for a
+    batch that does not fill. The head waits for its own share, which is the same for each of its ranks, or else item by
+    item."""
     share = tokens // ranks
     if is_head:
         return share if tokens % ranks == 0 else 1

@@ -61,7 +61,7 @@ def whole(name: str) -> str:
 
 
 def extended(names: Sequence[str], count: int) -> tuple[str, ...]:
-    """The first ``count`` of these names, or all of them and as many more of the last one's kind."""
+    """The first ``count`` of these names. Or all of them, and as many more of the last one's kind."""
     found = list(names[:count])
     while len(found) < count:
         last = Device.parse(found[-1])

@@ -18,9 +18,8 @@ from typing import Any, NoReturn, Protocol, Self
 from rlinf_lab.errors import PlanError, PlanNameError, refuse_old_names
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.device import whole
-from rlinf_lab.planning.plan.fields import Fields, Ranks, shown, some
-from rlinf_lab.planning.schema.files import read_text, write_text
-from rlinf_lab.planning.schema.json_schema import distinct
+from rlinf_lab.planning.plan.fields import NUMBERS, Fields, Ranks, shown, some
+from rlinf_lab.planning.schema.files import json_in, read_text, write_text
 from rlinf_lab.workflow.graph import Edge, WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -96,13 +95,9 @@ class ExecutionPlan:
         devices = read.devices(self.devices)
         values = {
             "devices": devices, "placements": read.placements(self.placements, devices),
-            "micro_batches": read.micro_batches(self.micro_batches),
-            "capacities": read.capacities(self.capacities), "sub_batches": read.sub_batches(self.sub_batches),
-            "fused": read.fused(self.fused),
-            "memory": read.memory(self.memory), "device_memory": read.device_memory(self.device_memory),
-            "staleness": read.staleness(self.staleness), "working": read.working(self.working),
-            "priorities": read.priorities(self.priorities), "in_flight": read.in_flight(self.in_flight),
-            "origin": read.origin(self.origin),
+            "fused": read.fused(self.fused), "device_memory": read.device_memory(self.device_memory),
+            "staleness": read.staleness(self.staleness), "origin": read.origin(self.origin),
+            **{name: read.numbers(name, getattr(self, name)) for name in NUMBERS},
         }  # fmt: skip
         for field_name, value in values.items():
             object.__setattr__(self, field_name, value)
@@ -193,9 +188,8 @@ class ExecutionPlan:
         name: str = "fused",
         **fields: Any,
     ) -> ExecutionPlan:
-        """As `temporal`, but rank i of every member of a cell forms a unit that advances without waiting for the
-        others.
-        """
+        """As `temporal`, with cells that advance rank by rank. Rank i of every member forms a unit that does not wait
+        for the others."""
         graph, given = _graph(flow), cls._given(name, devices, fields)
         if not graph.cells:
             raise PlanError(
@@ -221,7 +215,10 @@ class ExecutionPlan:
         refuse_old_names(f"Plan {name!r}", fields, OLD_NAMES)
         for key in fields:
             read.known("the arguments", "plan field", key, free)
-        checked = {key: getattr(read, key)(value) for key, value in fields.items()}
+        checked = {
+            key: read.numbers(key, value) if key in NUMBERS else getattr(read, key)(value)
+            for key, value in fields.items()
+        }
         return {"name": name, "devices": read.devices(devices), **checked}
 
     @classmethod
@@ -258,9 +255,8 @@ class ExecutionPlan:
 
     # --- checking ----------------------------------------------------------------------------------------
     def validate(self, flow: Workflow | WorkflowGraph) -> None:
-        """Raises `PlanError` naming the worker, channel or field that does not fit the workflow, or the ring in which
-        calls would wait for each other.
-        """
+        """Raises `PlanError` naming the worker, channel or field that does not fit. Or the ring in which calls would
+        wait for each other."""
         graph, read = graph_in(flow), Fields(self.name)
         for where in ("placements", "sub_batches", "in_flight", "memory", "working", "priorities"):
             for worker in getattr(self, where):
@@ -395,24 +391,7 @@ class ExecutionPlan:
     @classmethod
     def _parsed(cls, text: str, it: str) -> ExecutionPlan:
         """``it``: what to call the text."""
-        if not isinstance(text, str):
-            raise PlanError(
-                f"ExecutionPlan.from_json({shown(text)}): JSON as text is needed. Next: plan.to_json() writes it, "
-                "from_dict reads a mapping."
-            )
-        try:
-            # some editors begin with a mark of the encoding
-            data = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=distinct("plan", PlanError))
-        except PlanError:
-            raise
-        except json.JSONDecodeError as error:
-            raise PlanError(
-                f"{it} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Next: plan.to_json() "
-                "writes one."
-            ) from error
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-            raise PlanError(f"{it} is not JSON that can be read: {error}. Next: plan.to_json() writes one.") from error
-        return cls.from_dict(data)
+        return cls.from_dict(json_in(text, it, "plan", PlanError, "plan.to_json() writes one"))
 
     @classmethod
     def load(cls, path: str | Path) -> ExecutionPlan:
@@ -426,8 +405,8 @@ class ExecutionPlan:
         write_text(path, self.to_json(), "plan", PlanError)
 
     def diff(self, other: ExecutionPlan | HasPlan) -> str:
-        """What is different in another plan (or one of those that `lab.plan` found), a line for each entry; empty when
-        they are equal. Placements are compared by device names."""
+        """What is different in another plan, a line for each entry. Also in one of those that `lab.plan` found; empty
+        when they are equal. Placements are compared by device names."""
         other = getattr(other, "execution", other)
         if not isinstance(other, ExecutionPlan):
             raise PlanError(
@@ -498,7 +477,7 @@ class ExecutionPlan:
         return f"{held or 'nobody needs any'}; a device has {counted(self.device_memory, 'unit')}: {turns}"
 
     def may_have_to_leave(self, worker: str) -> bool:
-        """Whether it shares a device whose memory is not enough for all who sit there, one of the others at work."""
+        """Whether it shares a device that is too small for all, another one at work."""
         if not self.memory.get(worker) or self.device_memory is None:
             return False
         for device in {d for ds in self.placements[worker] for d in ds}:

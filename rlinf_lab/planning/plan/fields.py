@@ -14,6 +14,26 @@ MAX_ITEMS = 2**31 - 1  # items; counts travel as 32-bit integers
 MAX_TOKENS = 65_536  # sub-batches of one rank
 MAX_STALENESS = 64  # iterations under way beside the newest: each holds its queues and values
 
+NUMBERS = {  # field: least, most, advice, example
+    "micro_batches": (0, MAX_ITEMS, "a number of items, 0 for everything of the iteration", "{'samples': 8}"),
+    "capacities": (1, MAX_ITEMS, "a number of items, or None for no bound", "{'samples': 64}"),
+    "sub_batches": (1, MAX_TOKENS, "1, or 2 for double buffering", "{'simulator': 2}"),
+    "in_flight": (
+        1,
+        MAX_TOKENS,
+        "items that are put into the cell at a time, by all ranks of its head together",
+        "{'simulator': 16}",
+    ),
+    "memory": (0, MAX_ITEMS, "whole units (GiB, say), 0 for none", "{'learner': 40}"),
+    "working": (0, MAX_ITEMS, "whole units beside those of memory, 0 for none", "{'learner': 10}"),
+    "priorities": (
+        0,
+        MAX_ITEMS,
+        "a number for each worker that shares devices, the smaller one goes first",
+        "{'reward': 0, 'critic': 1}",
+    ),
+}
+
 
 class Fixed(dict[str, Any]):
     """A mapping that stays as it is: what was checked cannot be changed behind the plan's back."""
@@ -143,57 +163,14 @@ class Fields:
             )
         return tuple(read)
 
-    def micro_batches(self, value: Any) -> dict[str, int]:
-        advice = "a number of items, 0 for everything of the iteration"
-        return self.by_name(
-            "micro_batches", value, lambda where, n: self.whole(where, n, 0, advice), "micro_batches={'samples': 8}"
-        )
+    def numbers(self, name: str, value: Any) -> dict[str, Any]:
+        """One of `NUMBERS`: whole numbers by the name of a worker or a channel."""
+        low, high, advice, example = NUMBERS[name]
 
-    def capacities(self, value: Any) -> dict[str, int | None]:
-        advice = "a number of items, or None for no bound"
-        return self.by_name(
-            "capacities",
-            value,
-            lambda where, n: None if n is None else self.whole(where, n, 1, advice),
-            "capacities={'samples': 64}",
-        )
+        def each(where: str, n: Any) -> int | None:
+            return None if n is None and name == "capacities" else self.whole(where, n, low, advice, high)
 
-    def sub_batches(self, value: Any) -> dict[str, int]:
-        advice = "1, or 2 for double buffering"
-        return self.by_name(
-            "sub_batches",
-            value,
-            lambda where, n: self.whole(where, n, 1, advice, MAX_TOKENS),
-            "sub_batches={'simulator': 2}",
-        )
-
-    def in_flight(self, value: Any) -> dict[str, int]:
-        advice = "items that are put into the cell at a time, by all ranks of its head together"
-        return self.by_name(
-            "in_flight",
-            value,
-            lambda where, n: self.whole(where, n, 1, advice, MAX_TOKENS),
-            "in_flight={'simulator': 16}",
-        )
-
-    def memory(self, value: Any) -> dict[str, int]:
-        advice = "whole units (GiB, say), 0 for none"
-        return self.by_name("memory", value, lambda where, n: self.whole(where, n, 0, advice), "memory={'learner': 40}")
-
-    def working(self, value: Any) -> dict[str, int]:
-        advice = "whole units beside those of memory, 0 for none"
-        return self.by_name(
-            "working", value, lambda where, n: self.whole(where, n, 0, advice), "working={'learner': 10}"
-        )
-
-    def priorities(self, value: Any) -> dict[str, int]:
-        advice = "a number for each worker that shares devices, the smaller one goes first"
-        return self.by_name(
-            "priorities",
-            value,
-            lambda where, n: self.whole(where, n, 0, advice),
-            "priorities={'reward': 0, 'critic': 1}",
-        )
+        return self.by_name(name, value, each, f"{name}={example}")
 
     def device_memory(self, value: Any) -> int | None:
         return (

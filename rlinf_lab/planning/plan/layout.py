@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlinf_lab.errors import PlanError, PlanNameError, shown
+from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.engine.engine import Engine, Part
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan, execution_in, graph_in
 from rlinf_lab.workflow.filler import FillerSpec
@@ -59,16 +60,8 @@ class Layout:
             return len(self.filler[worker].on)
         return 1 if worker == DRIVER else self.plan.ranks(worker)
 
+    @cached_method  # asked for every queue, twice a second
     def capacity(self, channel: str) -> int | None:
-        if channel not in self._capacities:  # asked for every queue, twice a second
-            self._capacities[channel] = self._capacity(channel)
-        return self._capacities[channel]
-
-    @cached_property
-    def _capacities(self) -> dict[str, int | None]:
-        return {}
-
-    def _capacity(self, channel: str) -> int | None:
         spec = self.graph.channel(channel)
         if spec.whole:
             return None
@@ -79,16 +72,11 @@ class Layout:
             return None
         return spec.capacity
 
+    @cached_method  # asked for every call of a simulation
     def sharded(self, channel: str) -> bool:
         """True when every producer and consumer of the channel are fused with each other."""
-        if channel not in self._sharded:  # asked for every item of a simulation
-            pairs = [(p, q) for p in self.graph.producers(channel) for q in self.graph.consumers(channel)]
-            self._sharded[channel] = bool(pairs) and all(self.plan.is_fused(p, q) for p, q in pairs)
-        return self._sharded[channel]
-
-    @cached_property
-    def _sharded(self) -> dict[str, bool]:
-        return {}
+        pairs = [(p, q) for p in self.graph.producers(channel) for q in self.graph.consumers(channel)]
+        return bool(pairs) and all(self.plan.is_fused(p, q) for p, q in pairs)
 
     def is_shared(self, channel: str) -> bool:
         """Whether all ranks of a consumer read one queue: no shards, and no keys."""
@@ -157,9 +145,8 @@ def checked_layout(
     fillers: Sequence[FillerSpec] = (),
     absent: Mapping[str, Sequence[int]] | None = None,
 ) -> Layout:
-    """A layout of a plan that fits the workflow, of fillers that fit the plan, and of ranks that may be absent. Raises
-    `PlanError` otherwise.
-    """
+    """A layout of a plan that fits the workflow. With fillers that fit the plan, and ranks that may be absent. Raises
+    `PlanError` otherwise."""
     graph, plan = graph_in(flow), execution_in(plan)
     if not isinstance(plan, ExecutionPlan):
         raise PlanError(

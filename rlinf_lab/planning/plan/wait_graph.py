@@ -31,7 +31,7 @@ class Wait:
 
 
 def standstill(waits: Sequence[Wait]) -> DeadlockError:
-    """The error that says who waits for what, in what rings, and what would end it."""
+    """The error that says who waits for what. In what rings, and what would end it."""
     found = rings(waits)
     lines = "\n".join(f"  {wait}" for wait in waits)
     told = (found and ": ") or ""
@@ -90,7 +90,7 @@ class _Group:
 
 
 def rings(waits: Iterable[Wait], computing: Iterable[str] = ()) -> list[list[str]]:
-    """Rings of ranks that wait for each other and that nobody else can free, the shortest first, each with its first
+    """Rings of ranks that wait for each other and that nobody else can free. The shortest first, each with its first
     repeated at the end.
 
     ``computing``: labels of ranks that wait for nobody; who is neither in ``waits`` nor among them is taken for one who

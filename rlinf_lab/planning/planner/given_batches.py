@@ -24,9 +24,8 @@ from rlinf_lab.workflow.graph import Edge, WorkflowGraph
 
 
 def in_given_batches(setting: Setting, graph: WorkflowGraph, plan: ExecutionPlan) -> Profile:
-    """The profile, in which a member of a cell takes for all items of a step what it takes for them in the batches of
-    the plan.
-    """
+    """The profile, as members of cells work in the batches of the plan. One takes for all items of a step what it takes
+    for them in these."""
     profile = setting.profile
     changed = {name: _in_parts(setting, name, part) for name, part in _parts(setting, graph, plan)}
     return profile.replace(workers={**profile.workers, **changed}) if changed else profile
@@ -69,7 +68,7 @@ def _in_parts(setting: Setting, name: str, part: float) -> WorkerProfile:
 
 @dataclass(frozen=True)
 class GivenBatches:
-    """In how many micro-batches the search would divide the work to make the batches of a plan."""
+    """How many micro-batches of the search make the batches of a plan."""
 
     setting: Setting
     graph: WorkflowGraph

@@ -41,7 +41,7 @@ MAX_CANDIDATES = 4096  # of trees and micro-batches together
 
 @dataclass(frozen=True)
 class Seated(Placement):
-    """A placement whose workers sit where they were put, not where the tree would have them."""
+    """A placement whose workers sit where they were put. Not where the tree would have them."""
 
     put: Mapping[str, Seat] = field(default_factory=dict)
 

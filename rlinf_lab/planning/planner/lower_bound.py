@@ -218,7 +218,7 @@ def _is_alone(setting: Setting, stage: int) -> bool:
 
 
 def busy_seconds(setting: Setting, stage: int) -> np.ndarray:
-    """Least seconds of an iteration on each number of devices, with the best micro-batches and alone there."""
+    """Least seconds of an iteration on each number of devices. With the best micro-batches, and alone there."""
     members = setting.stages[stage].members
     # not all members wait for each other in every step; apart, each has a number of devices of its own
     if not is_ring(setting.profile, members):

@@ -102,9 +102,8 @@ class Planned:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another
-        time; who may have one rank only.
-        """
+        """Where its seconds rest on ranks going on together. Ranks that take items by themselves may take another time;
+        and who may have one rank only."""
         placement = self.candidate.placement
         told = [
             s for s in splits(placement.setting.profile, self.graph) if s.sure or placement.seats[s.worker].ranks > 1
@@ -419,7 +418,7 @@ def planned(
     memory_gib: float | None = None,
     rule: str = "fitted",
 ) -> Planned:
-    """What a plan of yours (made by hand, edited, read from a file) would take under a profile: as one of `plan`,
+    """What a plan of yours would take under a profile. Made by hand, edited, or read from a file: as one of `plan`,
     simulated, not searched.
 
     ``what``, ``profile``, ``memory_gib``, ``rule``: as of `plan`. ``devices``: how many of each kind, where there are
@@ -499,9 +498,8 @@ def searched(
 
 
 def simulated_one_by_one(plans: Plans) -> Iterator[Plans]:
-    """The same plans, the first one simulated, then the first two, and so on, ranked by that: no others are searched or
-    looked at beside them.
-    """
+    """The same plans, with one more of them simulated each time, ranked by that: no others are searched or looked at
+    beside them."""
     first, modes = (
         plans.best,
         tuple(m for m in MODES if m in plans.refused or any(p.mode in (m, "alone") for p in plans)),

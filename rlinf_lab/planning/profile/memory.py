@@ -48,7 +48,7 @@ def valid(rule: RankRule, devices: np.ndarray) -> np.ndarray:
 
 
 def resident(worker: WorkerProfile, devices: np.ndarray) -> np.ndarray:
-    """GiB of weights, optimiser or scene on each of so many devices, what it shares with others included."""
+    """GiB of weights, optimiser or scene on each of so many devices. What it shares with others is included."""
     whole, shared = worker.memory.resident_gib, worker.memory.shared_gib
     return (
         whole / np.maximum(devices, 1) + shared

@@ -30,7 +30,7 @@ class Sample:
     kind: str = rule("", doc="kind of device it was measured on; empty: the first of profile.kinds")
 
     def scaled(self, factor: float) -> Sample:
-        """As if all had taken so many times as long, the way to each output too."""
+        """As if all had taken so many times as long. The way to each output too."""
         outputs = tuple((at * factor, part) for at, part in self.outputs)
         return dataclasses.replace(self, seconds=self.seconds * factor, outputs=outputs)
 

@@ -43,8 +43,8 @@ from rlinf_lab.planning.profile.parts import (
     Sample,
     WorkerProfile,
 )  # fmt: skip
-from rlinf_lab.planning.schema.files import read_text, write_text
-from rlinf_lab.planning.schema.json_schema import distinct, known, listing, read, rule
+from rlinf_lab.planning.schema.files import json_in, read_text, write_text
+from rlinf_lab.planning.schema.json_schema import known, listing, read, rule
 
 FORMAT = "rlinf_lab.profile/1"
 
@@ -95,24 +95,7 @@ class Profile:
     @classmethod
     def _parsed(cls, text: str, it: str) -> Profile:
         """``it``: what to call the text."""
-        if not isinstance(text, str):
-            raise ConfigError(
-                f"Profile.from_json({shown(text)}): JSON as text is needed. Next: Profile.load(path) reads a file."
-            )
-        try:
-            data = json.loads(text, object_pairs_hook=distinct("profile", ConfigError))
-        except json.JSONDecodeError as error:
-            found = f"{error.msg} at line {error.lineno}, column {error.colno}" if text.strip() else "it is empty"
-            raise ConfigError(
-                f"{it} is not JSON: {found}. Next: mend it there; docs/profile.md has examples."
-            ) from error
-        except ConfigError:
-            raise
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-            raise ConfigError(
-                f"{it} is not JSON that can be read: {error}. Next: a file that profile.save(path) wrote."
-            ) from error
-        return cls.from_dict(data)
+        return cls.from_dict(json_in(text, it, "profile", ConfigError, "mend it there; docs/profile.md has examples"))
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -152,9 +135,7 @@ class Profile:
         return self.replace(workers={**self.workers, name: changed})
 
     def group_size(self, worker: str) -> int:
-        """In groups of how many its items come to a worker, or a source of batches makes them: a rank has
-        whole ones.
-        """
+        """How many of its items make a group, which a rank has as a whole."""
         fed = [e.group for e in self.edges if e.consumer == worker]
         made = [e.group for e in self.edges if e.producer == worker and self.workers[worker].kind == "batch"]
         return max(fed or made, default=1)

@@ -64,9 +64,8 @@ class Split(NamedTuple):
 
 
 def of_flow(profile: Profile, graph: WorkflowGraph) -> Profile:
-    """The profile with who takes its devices before its input is there, and one rank for who would split groups.
-    `PlanError` where it may not have one.
-    """
+    """The profile as a flow's calls take devices and split groups. With who takes its devices before its input is
+    there, and one rank for who would split groups. `PlanError` where it may not have one."""
     for name, worker in profile.workers.items():
         early = begins_at_once(graph, name)
         if early != worker.starts_on_device:
@@ -91,7 +90,7 @@ def of_flow(profile: Profile, graph: WorkflowGraph) -> Profile:
 
 
 def begins_at_once(graph: WorkflowGraph, worker: str) -> bool:
-    """Whether a worker that is fed computes before its first get, in any of its calls that read."""
+    """Whether a worker that is fed computes before its first get. In any of its calls that read."""
     return any(step.call.starts_on_device for step in graph.program if step.worker == worker and step.call.reads)
 
 

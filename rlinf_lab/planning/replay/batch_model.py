@@ -82,7 +82,7 @@ class Consumption:
     notes: tuple[str, ...] = ()
 
     def check(self, layout: Layout, measured: Layout, worker: str) -> None:
-        """Raises `PlanError` where the record does not say what the call would do under a plan."""
+        """Raises `PlanError` where the record does not say what a plan's call does."""
         moved = layout.plan.ranks(worker) != measured.plan.ranks(worker)
         for phase in self.phases:
             first = phase.channels[0]

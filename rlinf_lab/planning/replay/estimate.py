@@ -282,7 +282,7 @@ def estimate(
     iterations: Collection[int] | None = None,
     messages: Sequence[Message] = (), crowding: Sequence[float] = (),
 ) -> Estimate:  # fmt: skip
-    """Read the cost of every call of a workflow off a timeline that was recorded under ``plan``.
+    """Read the cost of every call off a timeline that was recorded under ``plan``.
 
     ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms
     up. ``messages``: what messages between processes cost (``profile.messages``, or `lab.profiling.message_costs`), for

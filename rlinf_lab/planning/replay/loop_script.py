@@ -100,9 +100,7 @@ def _gets(step: LoopStep, items: Sequence[int]) -> Script:
 
 
 def is_replayed(graph: WorkflowGraph, step: Step, recorded: Sequence[Recorded]) -> bool:
-    """Whether each record of a call puts into the cell of its worker before it gets anything from it, and no key tells
-    what it waits for.
-    """
+    """Whether each record puts into its cell before it gets anything from it. And no key tells what it waits for."""
     inner = _inside(graph, step.worker)
     if not inner or any(graph.channel(c).keyed for c in step.call.reads):
         return False

@@ -244,7 +244,7 @@ class CallAgain:
         return any(pieces.guessed for pieces in self._pieces)
 
     def questions(self) -> Iterator[list[int | None]]:
-        """For each phase what its gets may have asked for instead of what `learn` takes for likely."""
+        """For each phase, other requests that its gets may have made than `learn` supposes."""
         for i, phase in enumerate(self._consumption.phases if self._consumption else ()):
             micro_batch, capacity = (
                 self._layout.plan.micro_batch(phase.channels[0]),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 from rlinf_lab.errors import RlinfLabError, shown
-from rlinf_lab.planning.schema.json_schema import listing
+from rlinf_lab.planning.schema.json_schema import distinct, listing
 from rlinf_lab.timeline.record.files import whole
 
 
@@ -46,6 +47,25 @@ def write_text(path: Any, text: str, what: str, error: type[RlinfLabError]) -> N
         raise error(
             f"The {what} cannot be written to {str(path)!r}: {problem}. Next: a name in a folder that exists."
         ) from problem
+
+
+def json_in(text: Any, it: str, what: str, error: type[RlinfLabError], advice: str) -> Any:
+    """The value of a text of JSON. ``it``: what to call the text, of a ``what``; ``advice``: for what is no JSON."""
+    if not isinstance(text, str):
+        raise error(
+            f"from_json({shown(text)}): JSON of a {what} as text is needed. Next: load(path) reads a file, from_dict a "
+            "mapping."
+        )
+    try:
+        # some editors begin with a mark of the encoding
+        return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=distinct(what, error))
+    except error:
+        raise
+    except json.JSONDecodeError as problem:
+        found = f"{problem.msg} at line {problem.lineno}, column {problem.colno}" if text.strip() else "it is empty"
+        raise error(f"{it} is not JSON: {found}. Next: {advice}.") from problem
+    except (ValueError, RecursionError) as problem:  # a number of thousands of digits, a thousand brackets
+        raise error(f"{it} is not JSON that can be read: {problem}. Next: {what}.to_json() writes one.") from problem
 
 
 def as_path(path: Any, what: str, error: type[RlinfLabError]) -> Path:

@@ -167,7 +167,7 @@ def _float(value: Any, where: str) -> float:
 
 
 def check(value: Any, where: str) -> None:
-    """Compare every value of a dataclass made of `rule` fields with its type and bounds, whoever made it."""
+    """Compare every value of a dataclass made of `rule` fields with its type and bounds. Whoever made it."""
     if dataclasses.is_dataclass(value):
         hints = _hints(typing.cast(type, type(value)))
         for f in dataclasses.fields(value):

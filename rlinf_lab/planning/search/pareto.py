@@ -89,7 +89,7 @@ class ParetoFront:
         return found
 
     def least_fill(self, granularities: int, shape: Counts) -> np.ndarray:
-        """Shortest fill on at most so many devices, inf where there is none, of shape (granularities, codes)."""
+        """Shortest fill on at most so many devices, of shape (granularities, codes). Inf where there is none."""
         found = np.full((granularities, math.prod(shape)), np.inf)
         np.minimum.at(found.reshape(-1), self.code, self.fill)
         return within(found, shape)
@@ -153,9 +153,8 @@ def lower(values: np.ndarray, shape: Counts) -> np.ndarray:
 
 
 def pareto(front: ParetoFront, shape: Counts) -> ParetoFront:
-    """Without the points that another one is as good as in fill and period on the same devices, and most of those that
-    one on fewer devices is.
-    """
+    """Points that no other one beats in fill and period on the same devices. Most of those are left out, too, that one
+    on fewer devices beats."""
     return front.take(undominated(front.code, front.fill, front.period, shape))
 
 

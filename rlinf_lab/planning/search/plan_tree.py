@@ -115,7 +115,7 @@ def colocated(tree: Tree, staying: int, beside: int = 0) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Fill and period of a part at one granularity, and the devices of each kind that it uses."""
+    """Fill and period of a part at one granularity. And the devices of each kind that it uses."""
 
     fill: float
     period: float

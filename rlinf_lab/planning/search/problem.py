@@ -16,6 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
+from rlinf_lab.planning.cached_method import cached_method
+
 Counts = tuple[int, ...]
 MOST_CUTS = 6_305  # of a graph, in all its parts: those of eight leaves without an edge; of ten a search took minutes
 FEW_LEAVES = 8  # which have no more
@@ -105,7 +107,7 @@ class Problem:
         return seconds, seconds
 
     def iteration(self, fill: np.ndarray | float, period: np.ndarray | float) -> np.ndarray:
-        """Seconds between iterations of a plan with these numbers for a whole iteration as one micro-batch.
+        """Seconds between iterations of a plan. Its numbers are those of a whole iteration as one micro-batch.
 
         The next one begins when its devices are free (``period``) and the one ``staleness + 1`` before it has ended
         (``fill``).
@@ -113,7 +115,7 @@ class Problem:
         return np.asarray(np.maximum(period, fill / (1 + self.staleness)))
 
     def at_least(self, g: int | np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
-        """Seconds between iterations of any plan in which 2^g micro-batches pass through a part with these numbers.
+        """Least seconds between iterations when 2^g micro-batches pass through a part with these numbers.
 
         With the smaller of the two as the period: below a temporal node the part starts afresh for every micro-batch,
         and ``period`` may exceed ``fill``.
@@ -165,8 +167,6 @@ class Cuts:
         self._edges, self._finest = dict(edges), granularities - 1
         self._orders = _orders(frozenset(edges), count)
         self._after = [sum(1 << c for p, c in edges if p == v) for v in range(count)]
-        self._known: dict[int, tuple[Cut, ...]] = {}
-        self._ends: dict[int, tuple[int, int]] = {}
 
     @staticmethod
     def shared(problem: Problem) -> Cuts:
@@ -177,23 +177,20 @@ class Cuts:
     def is_grouped(self) -> bool:
         return self._orders.is_grouped
 
+    @cached_method
     def of(self, leaves: int) -> tuple[Cut, ...]:
         """Every way to cut a set, smaller upstream parts first. Where the graph has too many, those of one order of its
         leaves (`Orders`).
         """
-        if leaves not in self._known:
-            found = [self._cut(part, leaves & ~part) for part in self._orders.upstream(leaves)]
-            found.sort(key=lambda c: (c.before.bit_count(), c.before))
-            self._known[leaves] = tuple(found)
-        return self._known[leaves]
+        found = (self._cut(part, leaves & ~part) for part in self._orders.upstream(leaves))
+        return tuple(sorted(found, key=lambda c: (c.before.bit_count(), c.before)))
 
+    @cached_method
     def ends(self, leaves: int) -> tuple[int, int]:
         """(sources, sinks) of a set: whom nobody in it feeds, and who feeds nobody in it."""
-        if leaves not in self._ends:
-            there = members(leaves)
-            sources = sum(1 << v for v in there if not self._orders.producers[v] & leaves)
-            self._ends[leaves] = sources, sum(1 << v for v in there if not self._after[v] & leaves)
-        return self._ends[leaves]
+        there = members(leaves)
+        sources = sum(1 << v for v in there if not self._orders.producers[v] & leaves)
+        return sources, sum(1 << v for v in there if not self._after[v] & leaves)
 
     def _cut(self, before: int, after: int) -> Cut:
         crossing = [finest for (p, c), finest in self._edges.items() if before >> p & 1 and after >> c & 1]

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.cancellation import check
 from rlinf_lab.planning.search.bounds import Bounds
 from rlinf_lab.planning.search.pareto import ParetoFront, lower, spread, undominated
@@ -148,7 +149,7 @@ def _around(problem: Problem, useful: list[np.ndarray], tree: Tree, strides: lis
 
 
 def useful_counts(problem: Problem, leaf: int) -> np.ndarray:
-    """Device counts on which a leaf is faster than on any fewer, with some size of micro-batch."""
+    """Device counts on which a leaf is faster than on any fewer. With some size of micro-batch."""
     rows = np.concatenate(problem.numbers(leaf, 0)).reshape(-1, problem.codes)
     return np.flatnonzero(lower(rows, problem.shape).any(axis=0))
 
@@ -189,13 +190,9 @@ class _Solver:
                 problem.switch(*ends, cuts) for ends in ((cut.before, cut.after), (cut.after, cut.before))
             )
         )
-        self._fronts: dict[_Key, ParetoFront] = {}
         self._least: dict[_Key, np.ndarray] = {}
-        self._falling: dict[_Key, np.ndarray] = {}
-        self._ways: dict[int, list[_Way]] = {}
         self._options: list[_Way] = []
         self._option_numbers: dict[_Way, int] = {}
-        self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
         self._bounds = Bounds(problem, self.ceiling, self.kinds, self._numbers)
 
@@ -256,35 +253,28 @@ class _Solver:
         return best
 
     # --- parts -------------------------------------------------------------------------------------------
+    @cached_method
     def _ways_of(self, leaves: int) -> list[_Way]:
         """Every way to compose a set."""
-        if leaves not in self._ways:
-            found = []
-            for cut in self.cuts.of(leaves):
-                for kind in self.kinds:
-                    aside = kind == TEMPORAL and not self.problem.may_time_share(cut)
-                    # the other way round
-                    again = (
-                        kind == SPATIAL
-                        and not cut.linked
-                        and cut.before > cut.after
-                        and leaves != self.problem.everyone
-                    )
-                    if self._among is not None:
-                        again = (kind, cut.before, cut.after) not in self._among
-                    if not aside and not again:
-                        found.append(_Way(kind, cut))
-            self._ways[leaves] = found
-        return self._ways[leaves]
+        found = []
+        for cut in self.cuts.of(leaves):
+            for kind in self.kinds:
+                aside = kind == TEMPORAL and not self.problem.may_time_share(cut)
+                # the other way round
+                again = (
+                    kind == SPATIAL and not cut.linked and cut.before > cut.after and leaves != self.problem.everyone
+                )
+                if self._among is not None:
+                    again = (kind, cut.before, cut.after) not in self._among
+                if not aside and not again:
+                    found.append(_Way(kind, cut))
+        return found
 
+    @cached_method
     def _front(self, leaves: int, context: int) -> ParetoFront:
-        key = (leaves, context)
-        if key not in self._fronts:
-            if leaves.bit_count() > 1:
-                self._fronts[key] = self._composite(leaves, context)
-            else:
-                self._fronts[key] = (self._leaf if leaves & self.problem.once else self._call)(leaves, context)
-        return self._fronts[key]
+        if leaves.bit_count() > 1:
+            return self._composite(leaves, context)
+        return (self._leaf if leaves & self.problem.once else self._call)(leaves, context)
 
     def _leaf(self, leaves: int, context: int) -> ParetoFront:
         options = []
@@ -420,13 +410,12 @@ class _Solver:
         left, right = way.cut.before, way.cut.after
         return (left, before & self._minded(left)), (right, after & self._minded(right))
 
+    @cached_method
     def _minded(self, leaves: int) -> int:
         """Those whose co-location may matter to some of a set: beside the others its front is the same."""
         if self.problem.minded is None:
             return self.problem.everyone
-        if leaves not in self._minds:
-            self._minds[leaves] = functools.reduce(operator.or_, (self.problem.minded[v] for v in members(leaves)), 0)
-        return self._minds[leaves]
+        return functools.reduce(operator.or_, (self.problem.minded[v] for v in members(leaves)), 0)
 
     def _contexts(self, way: _Way, context: int) -> tuple[int, int]:
         """Who stays on the devices of each part."""
@@ -445,10 +434,9 @@ class _Solver:
                 self._least[key] = front.least_fill(self.problem.granularities, self.problem.shape)
         return self._least[keys[0]], self._least[keys[1]]
 
+    @cached_method
     def _falls(self, key: _Key) -> np.ndarray:
-        if key not in self._falling:
-            self._falling[key] = self._front(*key).falling(self.problem.granularities, self.problem.codes)
-        return self._falling[key]
+        return self._front(*key).falling(self.problem.granularities, self.problem.codes)
 
     def _option(self, way: _Way) -> int:
         if way not in self._option_numbers:

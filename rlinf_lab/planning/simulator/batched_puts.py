@@ -16,7 +16,7 @@ _KIND_PUT, _pack = int(SpanKind.PUT), SPAN_STRUCT.pack
 
 
 class PutsInARow:
-    """Of one host; writes what is pending, who goes on, and the spans of its `State`."""
+    """Of one host. It writes what is pending, who goes on, and the spans of its `State`."""
 
     def __init__(self, state: State) -> None:
         self._engine, self._ranks, self._pending, self._ready = state.engine, state.ranks, state.pending, state.ready

@@ -56,8 +56,8 @@ class Unwanted:
         return found
 
     def ends(self, p: Rank) -> bool:
-        """Whether a call that is about to put ends, for nobody reads anything that it writes, and no other call takes
-        its value; what it has not read is then not wanted, either."""
+        """Whether a call that is about to put ends, since nobody reads what it writes. No other call takes its value;
+        what it has not read is then not wanted, either."""
         if (
             p.call is None
             or p.number in self._wanted

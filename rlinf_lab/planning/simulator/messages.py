@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.simulator.scripts import PUT
 from rlinf_lab.planning.simulator.state import ASKING, BITS, GETTING, RUNNING, Apply, Instructions, Rank, State
@@ -34,7 +35,7 @@ class Flights(Protocol):
         ...
 
     def ask_ns(self, worker: str, rank: int, channel: str) -> int:
-        """From a rank to the queue of another host that it reads, and as long back."""
+        """From a rank to another host's queue that it reads, and as long back."""
         ...
 
 
@@ -46,7 +47,6 @@ class UnderWay:
     def __init__(self, flights: Flights, state: State, apply: Apply) -> None:
         self._flights, self._state, self._engine, self._apply = flights, state, state.engine, apply
         self._spans = state.rows.data
-        self._ways: dict[tuple[int, str, int, int], int] = {}
         self._arriving: list[tuple[int, int, Landing]] = []
         self._sent = 0
         self._flying: Counter[int] = Counter()  # items by queue
@@ -64,10 +64,7 @@ class UnderWay:
 
     def flies(self, p: Rank, kind: int, channel: str, key: int, queue: int, n: int) -> bool:
         """Whether what a rank does at a channel is a message. Then it is on its way."""
-        name, state = (p.index, channel, key, kind), self._state
-        if name not in self._ways:
-            self._ways[name] = self._found(p, channel, key, kind)
-        way = self._ways[name]
+        state, way = self._state, self._way(p, channel, key, kind)
         if not way or (kind == PUT and not self._has_room(queue, n)):
             return False
         shard = state.layout.shard(channel, p.rank)
@@ -87,7 +84,8 @@ class UnderWay:
         self._ask(asker, queue, n, way)
         return True
 
-    def _found(self, p: Rank, channel: str, key: int, kind: int) -> int:
+    @cached_method
+    def _way(self, p: Rank, channel: str, key: int, kind: int) -> int:
         """How long what a rank puts into a channel flies, or its get there, and as long back."""
         if kind == PUT:
             return self._flights.put_ns(p.worker, p.rank, channel, key)
@@ -155,7 +153,7 @@ class UnderWay:
         self._at(self._state.now + way, landing)
 
     def answered(self, asker: Rank) -> None:
-        """Items for the rank for which it stood in line, or the news that there are no more, fly back to it."""
+        """Items fly back to the rank for which it stood in line. Or the news that there are no more."""
         index, stub, first, n = asker.left, asker.queue, asker.first, asker.value
         self._at(
             self._state.now + asker.since,

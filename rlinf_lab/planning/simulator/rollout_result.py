@@ -40,7 +40,7 @@ class Rollouts:
     """seconds of all slots in which they were busy, and seconds, until the last response began"""
 
     def used(self, skip: int = 0) -> NDArray[np.bool_]:
-        """(N,) those learnt from, but for the first ``skip`` updates, in which nothing can be stale yet."""
+        """(N,) those learnt from. But for the first ``skip`` updates, in which nothing can be stale yet."""
         return np.asarray((self.fate_N == USED) & (self.used_by_N >= skip))
 
     def staleness_N(self, skip: int = 0) -> NDArray[np.int64]:
@@ -49,7 +49,7 @@ class Rollouts:
         return np.asarray(self.used_by_N[of] - self.began_with_N[of])
 
     def token_staleness_N(self, skip: int = 0) -> NDArray[np.float64]:
-        """The same as a mean over its tokens, which take the newest weights while it runs ("in_place", "resume")."""
+        """The same as a mean over its tokens. They take the newest weights while it runs ("in_place", "resume")."""
         of = self.used(skip)
         begin, end = self.begin_N[of], self.end_N[of]
         integral = np.concatenate([[0.0], np.cumsum(np.arange(1, len(self.published)) * np.diff(self.published))])
@@ -87,7 +87,7 @@ class Rollouts:
 
     @property
     def length_bias(self) -> float:
-        """Mean length of what was used over that of all that began and was used or dropped; 1: none."""
+        """Mean length of what was used over that of all that ended. Used or dropped; 1: none."""
         decided = (self.fate_N == USED) | (self.fate_N == DROPPED)
         used = self.fate_N == USED
         if not used.any():

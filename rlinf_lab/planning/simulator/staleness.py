@@ -105,8 +105,8 @@ class GroupQueue(Generic[T]):
         return []
 
     def take(self, version: int) -> tuple[list[Waiting[T]], list[T]]:
-        """The next batch for the weights of ``version``, oldest first, or nothing while there is too little; and what
-        is lost."""
+        """The next batch for the weights of ``version``, oldest first, and what is lost. Nothing while there is too
+        little."""
         lost: list[T] = []
         if self.policy.drops_stale:
             fresh = deque(w for w in self._waiting if version - w.version <= self.policy.bound)
@@ -151,7 +151,7 @@ class GroupQueue(Generic[T]):
 
 @dataclass(frozen=True)
 class MeanStaleness:
-    """The mean staleness in closed form, for steady arrivals, updates of equal length and a queue that drops its
+    """The mean staleness in closed form. For steady arrivals, updates of equal length and a queue that drops its
     oldest.
 
     With ρ = generated over trained per second, C responses at once, B of an update, a queue of q batches, and

@@ -98,7 +98,7 @@ def next_of(script: Script, got: int | None) -> tuple[int, Any, int, int] | None
 
 
 class Rows:
-    """The spans of a simulation, packed as `Recorder` packs them, without its lock and its limit."""
+    """The spans of a simulation, packed as `Recorder` packs them. Without its lock and its limit."""
 
     def __init__(self) -> None:
         self.data = bytearray()

@@ -111,7 +111,7 @@ class Members:
 
 
 def is_streamed(layout: Layout, call: SimCall | None) -> bool:
-    """Whether the ranks of a call take items one by one from one channel that they share."""
+    """Whether ranks of a call take items one by one from a channel they share."""
     if call is None or len(call.reads) != 1 or call.after:
         return False
     spec = layout.graph.channel(call.reads[0])

@@ -37,7 +37,7 @@ class UserLoop:
         self._is_there: Callable[[], bool] = bool  # whether what it waits for has come
 
     def drive(self, iterations: int) -> Generator[tuple[int, Any, int, int], Any, None]:
-        """Its own script, once for each iteration; when there are too many of them, it waits for the oldest."""
+        """Its own script, once for each iteration. When there are too many of them, it waits for the oldest."""
         staleness = self._state.layout.plan.staleness
         for iteration in range(iterations):
             yield from self._until(partial(self._are_over, iteration - staleness - 1))

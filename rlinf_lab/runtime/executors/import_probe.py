@@ -23,8 +23,8 @@ _START = (
 
 
 def facts_of_a_child(packed: Mapping[str, Packed]) -> NodeFacts:
-    """As `facts_here`, with what keeps a process that is no fork of this one from making these workers. Raises
-    `PlanError` when it does not answer.
+    """As `facts_here`, and what keeps a new process from making these workers. Raises `PlanError` when it does not
+    answer.
     """
     reading, writing = os.pipe()
     with open(reading, "rb") as answers:

@@ -84,7 +84,7 @@ def facts_of(node: str, packed: Mapping[str, Packed], path: Sequence[str]) -> No
 
 
 def reach(first: str, second: str) -> str:
-    """Why a process on node ``first`` cannot open a TCP connection to one on node ``second``; "" if it can."""
+    """Why node ``first`` cannot open a TCP connection to node ``second``; "" if it can."""
     ray: Any = load_ray()
     listener = ray.remote(_Listener).options(scheduling_strategy=_affinity(second), num_cpus=0).remote()
     problem: str = ray.get(_on(first, _connect).remote(*ray.get(listener.address.remote())))

@@ -83,7 +83,7 @@ def free_resources() -> dict[str, Mapping[str, float]]:
 
 
 def answer_of_ray(question: Callable[[Any, float], T]) -> T:
-    """What Ray's control service says to a question, which gets its client and the seconds it may take; `ExecutorError`
+    """What Ray's control service says to a question. That gets its client and the seconds it may take; `ExecutorError`
     when it says nothing, or is gone.
 
     Ray's public functions wait for ever, inside C++ where no interrupt reaches them, and each has a connection of its

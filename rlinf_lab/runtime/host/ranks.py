@@ -52,7 +52,7 @@ class Ranks:
 
     # --- starting and stopping ---------------------------------------------------------------------------------
     def start(self, declarations: dict[str, Declaration], torch_device: Callable[[tuple[str, ...]], str]) -> None:
-        """Build every worker of this host in its own thread, one after another, and wait until all are set up.
+        """Build every worker of this host, one after another, each in its own thread. Returns when all are set up.
 
         Not at the same time: what a setup does to its process (``torch.manual_seed`` above all) would change what the
         others draw, differently each time. Raises their `WorkerError`, `ExecutorError` for one that waits for a later

@@ -70,8 +70,8 @@ class _Answers(Worker):
 def message_costs(
     executor: str = "processes", devices: Sequence[str] | None = None, **options: Any
 ) -> tuple[Message, ...]:
-    """Measure what a small message costs under an executor, a second or two for each transport. Empty for ``"local"``:
-    nothing travels there.
+    """Measure what a small message costs under an executor. It takes a second or two for each transport. Empty for
+    ``"local"``: nothing travels there.
 
     ``devices``: the first one, and one for each transport of interest, such as ``["cpu:0", "cpu:1", "node1/cpu:0"]``
     (default: two cores of this machine).

@@ -18,9 +18,7 @@ MOST = 80  # characters of an argument; of longer ones the digest tells
 
 
 def subject(flow: Workflow, inputs: tuple[Any, ...] | None) -> tuple[str, ...]:
-    """A line for the iteration and one for each worker, ending in a digest of their code; what they call is not looked
-    at.
-    """
+    """A line for the iteration and each worker, ending in a digest of their code. What they call is not looked at."""
     iteration = f"iteration: ({_listed(inputs or (), {})}) {_digest(_code_of(flow.body))}"
     return iteration, *(f"{name}: {_of_worker(declaration)}" for name, declaration in flow.workers.items())
 

@@ -309,9 +309,14 @@ class Observed:
     error: BaseException | None
     _executor: Executor
     _observer: Observer
-    _listeners: list[Callable[[Any], None]]
-    _unhurried: list[Callable[[Any], None]]
-    _glancing: dict[int, Callable[[], bool]]
+
+    def _show(self, executor: Executor, observer: Observer) -> None:
+        """To begin with."""
+        self.flow, self.plan, self.error = executor.flow, executor.layout.plan, None
+        self._executor, self._observer = executor, observer
+        self._listeners = list[Callable[[Any], None]]()
+        self._unhurried = list[Callable[[Any], None]]()
+        self._glancing = dict[int, Callable[[], bool]]()
 
     def _is_over(self) -> bool:
         raise NotImplementedError
@@ -349,7 +354,7 @@ class Observed:
         return self._observer.samples.frame()
 
     def sample_of_bar(self, worker: str, rank: int, start_ns: int) -> dict[str, Any] | None:
-        """The row of `samples` that a bar of the timeline shows; None where none is known."""
+        """The row of `samples` that a bar of the timeline shows, or None."""
         return self._observer.samples.of_bar(worker, rank, start_ns)
 
     def metrics_since(self, version: int = 0) -> tuple[list[dict[str, float]], int]:
@@ -379,7 +384,7 @@ class Observed:
 
     @property
     def counters(self) -> dict[str, float]:
-        """The latest load of each device, 0 to 1, and what else was sampled, by its name in the timeline."""
+        """The latest load of each device, 0 to 1, and other samples, by name."""
         return self._observer.counters()
 
     @property
@@ -394,7 +399,7 @@ class Observed:
         return {} if loop is None else loop.remarks.missing_curves()
 
     def channels(self) -> pd.DataFrame:
-        """Depth, capacity, puts, gets and how many ranks wait at either end, of every live queue."""
+        """Depth, capacity, puts, gets and waiting ranks at either end, of every live queue."""
         import pandas as pd
 
         return pd.DataFrame(self._executor.news.channels())
@@ -417,8 +422,8 @@ class Observed:
         afterwards: Callable[[Any], None] | None = None,
         glances: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Call ``listener(this)`` from the background eight times a second (while no iteration is open two times; never
-        oftener), and once after the end (at once when it has ended).
+        """Call ``listener(this)`` from the background, eight times a second at most. Two times while no iteration is
+        open, and once after the end (at once when it has ended).
 
         ``afterwards(this)`` is called twice a second, a little later, when what the listeners tell has left the
         process: for what is not urgent. One that raises is logged (logger ``rlinf_lab``) and not called again; the work
@@ -551,7 +556,7 @@ class Observed:
 
 
 def depths(queues: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """How many items wait in each channel, over its keys and hosts, by the name of the counter."""
+    """How many items wait in each channel, by the name of its counter. Over its keys and hosts."""
     found: dict[str, float] = {}
     for row in queues:
         name = f"{row['channel']} items"
@@ -560,8 +565,8 @@ def depths(queues: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def loaded_devices(counters: Iterable[str]) -> dict[str, str]:
-    """By the name of a counter the device of which it is the load in %, as `UtilisationSampler` names them: ``cpu:i``
-    of a node is its i-th core there.
+    """By the name of a counter the device of which it is the load. In %, as `UtilisationSampler` names them:
+    ``cpu:i`` of a node is its i-th core there.
     """
     devices: dict[str, str] = {}
     cores: dict[str, list[tuple[int, str]]] = {}

@@ -57,7 +57,7 @@ class IterationBody:
         return found
 
     def above(self, channels: list[str]) -> set[str]:
-        """These, and those that are read by calls which write to any of them, and so on."""
+        """These, those read by calls that write to them, and so on."""
         found: set[str] = set()
         open_ = list(channels)
         while open_:

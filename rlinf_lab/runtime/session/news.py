@@ -61,10 +61,9 @@ class News:
         return [*self._host.recorder.batches(as_it_is=not self._others), *batches]
 
     def rows(self, most: int) -> tuple[str, int, bytearray] | None:
-        """(source, number of the batch, rows of `NARROW_DTYPE`) of the spans that wait, where nothing else does but
-        samples, and no more than ``most``.
+        """(source, number of the batch, rows of `NARROW_DTYPE`) of at most ``most`` spans that wait.
 
-        None elsewhere, and where there are several hosts: ask `drain`.
+        None where more wait, anything else but samples does, or there are several hosts: ask `drain`.
         """
         recorder = self._host.recorder
         found = None if self._others else recorder.take_rows(most)

@@ -187,7 +187,7 @@ class Session:
     # --- ranks that come and go --------------------------------------------------------------------------
     @property
     def members(self) -> dict[str, tuple[int, ...]]:
-        """For each worker the ranks that are there and take part in what is called from now on."""
+        """For each worker the ranks that take part in what is called from now on."""
         return {worker: self._loop.members.present(worker) for worker in self._layout.graph.workers}
 
     def join(self, worker: str, rank: int, timeout: float | None = None) -> None:

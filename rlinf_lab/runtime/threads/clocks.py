@@ -8,7 +8,7 @@ __all__ = ["MockClock", "MonotonicClock"]
 
 
 class MockClock:
-    """Time that stands still while any thread runs, and jumps to the next timer when all of them wait.
+    """Time that stands still while any thread runs, and jumps when all wait. It jumps to the next timer.
 
     The host moves it; with it, threads that run in any order give the same timeline every time.
     """

@@ -120,7 +120,7 @@ class Whole:
 
 
 class Outgoing:
-    """A version on its way to one host in buckets, pickled by the thread that sends."""
+    """A version on its way to one host in buckets; the thread that sends pickles."""
 
     def __init__(self, version: int, state: Any, bucket: int, unchanged: Unchanged) -> None:
         self.version, self.state = version, state
@@ -172,9 +172,7 @@ class Seal:
 
 
 def ranges(sizes: Sequence[int], bucket: int) -> list[list[tuple[int, int, int]]]:
-    """Blocks of these bytes cut into ranges (block, start, stop) and shared among buckets of at most ``bucket`` bytes;
-    one bucket at least.
-    """
+    """Buckets of at most ``bucket`` bytes, each of ranges (block, start, stop); one at least."""
     found: list[list[tuple[int, int, int]]] = [[]]
     room = bucket = max(WORD, bucket // WORD * WORD)
     for block, size in enumerate(sizes):

@@ -227,8 +227,8 @@ class Link:
         self.flush()
 
     def gather(self, message: tuple) -> None:
-        """As `send`, but it may wait for `flush`, which the same thread calls before anything that it refers to
-        changes.
+        """As `send`, but it may wait for `flush`. The same thread calls that before anything changes that it refers
+        to.
         """
         if message[0] == "put" and len(message) == 6:
             _, name, count, packed, origin, tags = message

@@ -289,9 +289,7 @@ def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bo
 
 @contextlib.contextmanager
 def coming_to(device: str) -> Iterator[None]:
-    """What this thread rebuilds meanwhile of tensors whose bytes have come from a GPU through host memory is on
-    ``device``.
-    """
+    """Tensors that this thread rebuilds meanwhile are on ``device``, if they came from a GPU."""
     _COMING.device = device
     try:
         yield

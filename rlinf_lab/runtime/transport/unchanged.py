@@ -38,8 +38,8 @@ class Parts(NamedTuple):
 
 
 class Unchanged:
-    """The tensors and arrays of nested dicts, lists, tuples, dataclasses and torch's modules, how often each had been
-    changed, and samples of them.
+    """Tensors and arrays with samples of them, and how often each had been changed. Those of nested dicts, lists,
+    tuples, dataclasses and torch's modules.
 
     ``whole``: all of each, and of whatever else can be pickled, instead of samples: as checksums, which takes longer.
     """

@@ -305,7 +305,7 @@ def _cut(whole: _Settled, seams: Sequence[int]) -> list[_Settled]:
 
 
 def account(store: SpanStore) -> Accounting:
-    """Busy time and bubbles of every device, after the rule at the top of this file. Takes a snapshot of a timeline."""
+    """Busy time and bubbles of every device. The rule is at the top of this file. Takes a snapshot of a timeline."""
     return Ledger().account(store)
 
 

@@ -28,8 +28,8 @@ def arrows(spans: SpanArray) -> tuple[Indices, Indices]:
 def paired(
     spans: SpanArray, pair: Callable[[SpanArray, Indices, Indices], tuple[Indices, Indices]]
 ) -> tuple[Indices, Indices]:
-    """What ``pair(spans, puts, gets)`` finds among the row numbers of each channel in each iteration, in order of the
-    rows; all of it.
+    """What ``pair(spans, puts, gets)`` finds, channel by channel and iteration by iteration. In order of the rows;
+    puts and gets are their numbers.
     """
     joined = (spans["channel"] >= 0) & (spans["flow"] >= 0) & (spans["items"] > 0)
     puts = np.flatnonzero(joined & (spans["kind"] == SpanKind.PUT))

@@ -14,8 +14,9 @@ _HEAD, _BEFORE = 16, 8  # columns that are kept of the beginning, and before wha
 
 
 def narrow(names: Sequence[str], most: int = 56) -> list[str]:
-    """The names on one line of ``most`` columns of a terminal each, by their beginning and end; where these do not tell
-    two apart, by what does, or by a number."""
+    """The names, each on one line of ``most`` columns of a terminal. By their beginning and end; where these do not
+    tell two apart, by what does, or by a number.
+    """
     plain = [_on_a_line(name) for name in names]
     cut = {name: _middle(name, most) for name in plain}
     for ordered in _alike(cut):

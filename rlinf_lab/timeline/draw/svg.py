@@ -58,7 +58,8 @@ def shown_html(scene: Scene, drawn: str = "") -> str:
 
 
 def anywhere(drawn: str, image: str, title: str, width: int = 0) -> str:
-    """HTML that shows the SVG ``drawn``, and ``image``, another SVG, where a page takes that out and leaves its words.
+    """HTML that shows the SVG ``drawn``, or ``image``, another one. The latter where a page takes SVG out and leaves
+    its words.
 
     JupyterLab does so in a notebook of somebody else, with style sheets, too: so what is drawn is hidden, and a style
     sheet shows it and hides the image. The name is of this picture alone, as in `shown_svg`, for a notebook may hold

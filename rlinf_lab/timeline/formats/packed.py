@@ -13,7 +13,7 @@ _LARGEST = np.iinfo(np.int32).max
 
 
 def pack_rows(store: SpanStore, since: int = 0, until: int | None = None) -> tuple[dict[str, Any], bytes]:
-    """(header, data) of the spans that arrived as number ``since`` and later, by track and start.
+    """(header, data) of the spans from number ``since`` on, by track and start.
 
     ``data`` is little-endian, one column after the other, widest first, so that each starts at a multiple of its width;
     33 bytes a span. The header has their ``count``, and its ``columns`` lists ``[name, type, byte offset]`` with the
@@ -64,12 +64,14 @@ def pack_delta(store: SpanStore, since: int, until: int, origin_ns: int) -> tupl
 
 
 def pack_waiting(rows: bytes, origin_ns: int) -> tuple[dict[str, Any], bytes]:
-    """The same of rows that wait to be filled in (`NARROW_DTYPE`, 32 bytes each; the header says ``narrow``)."""
+    """The same of rows that wait to be filled in. They are of `NARROW_DTYPE`, 32 bytes each; the header says
+    ``narrow``.
+    """
     return {"count": len(rows) // NARROW_DTYPE.itemsize, "origin": str(origin_ns), "narrow": True}, rows
 
 
 def json_of_waiting(header: dict[str, Any]) -> str:
-    """The header of `pack_waiting` as JSON, in a fifth of what a library takes with cold caches: it goes out eight
+    """The header of `pack_waiting` as JSON. In a fifth of what a library takes with cold caches: it goes out eight
     times a second.
     """
     return f'{{"count": {header["count"]}, "origin": "{header["origin"]}", "narrow": true}}'

@@ -12,8 +12,8 @@ A process that is forked does not record: what waits, and the files on disk, are
 what it adds. That is counted, in memory that both see, and told by the parent as dropped. Whoever wants it makes a
 recorder there.
 
-Memory is bounded: when nobody drains, a thread of the recorder moves what waits to Arrow files on disk, from where
-later drains fetch it. Only what comes while even that falls behind is lost, and counted.
+Memory is bounded: when nobody drains, what waits goes to Arrow files on disk (`overflow`), from where later drains
+fetch it. Only what comes while even that falls behind is lost, and counted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from rlinf_lab.timeline.record.batch import (
     SpanBatch,
 )
 from rlinf_lab.timeline.record.clock import Clock, MonotonicClock
-from rlinf_lab.timeline.record.pending import NUMBERS, ROW, Waiting, cut_off, packed
+from rlinf_lab.timeline.record.overflow import Overflow
+from rlinf_lab.timeline.record.pending import NUMBERS, ROW, Pending
 from rlinf_lab.timeline.record.span import SpanKind, Track, writable
 from rlinf_lab.timeline.record.spill import Spill
 
@@ -87,7 +88,6 @@ class Recorder:
         # rows by their numbers in the order of `NARROW_DTYPE`, of a runtime of ours, which knows that they are right
         self.loose: list[int] = []
         self.most_loose = NUMBERS * min(_MAX_LOOSE_ROWS, max(limit // 2, 1))  # numbers, then `pack_up` is to be called
-        self._packing = threading.Lock()
         self._tracks: dict[Track, int] = {}
         self._names: dict[str, int] = {}
         self._folder = spill
@@ -100,16 +100,15 @@ class Recorder:
         """
         self.dropped = self.dropped_samples = 0
         self.source = f"{self.host}/{os.getpid()}/{os.urandom(6).hex()}"
-        self._buffer = bytearray()
+        self._pending = Pending(self.loose)
+        self._buffer, self._wide = self._pending.rows, self._pending.wide
         self._extend = self._buffer.extend
-        self._wide = bytearray()  # the few spans that are no narrow rows
         self._counters = bytearray()
         self._lock = threading.Lock()
         self._sent = (0, 0, 0, 0)  # tracks, names, dropped spans and samples that earlier batches have carried
         self._seq = itertools.count()
-        self._draining = threading.Lock()  # one at a time takes from the buffers: a drain, or the spilling thread
-        self._spill = Spill(self.source, self._folder)
-        self._spilling = False
+        self._overflow = Overflow(self._pending, self._tables, Spill(self.source, self._folder), self._half_bytes)
+        self._spill, self._draining = self._overflow.spill, self._overflow.draining
 
     def _before_fork(self) -> None:
         """From the first fork on there is a page of memory that all forked processes share."""
@@ -120,7 +119,6 @@ class Recorder:
         """In the new process: whatever is added here is counted and not kept."""
         self._spill.leave()
         self._begin()
-        self._packing = threading.Lock()
         self.loose.clear()
         self._is_forked, self._half_bytes, self._counter_bytes, self.most_loose = True, 0, 0, 0
 
@@ -161,18 +159,9 @@ class Recorder:
 
     # --- rows -----------------------------------------------------------------------------------------
     def add(
-        self,
-        track: int,
-        kind: int,
-        name: int,
-        start_ns: int,
-        end_ns: int,
-        iteration: int = -1,
-        items: int = 0,
-        nbytes: int = 0,
-        channel: int = -1,
-        flow: int = -1,
-    ) -> None:
+        self, track: int, kind: int, name: int, start_ns: int, end_ns: int, iteration: int = -1, items: int = 0,
+        nbytes: int = 0, channel: int = -1, flow: int = -1,
+    ) -> None:  # fmt: skip
         """Write one span (half-open, ns): 0.4 to 0.55 microseconds in a loop.
 
         Raises `struct.error` if a number does not fit (times, bytes and flow: 64 bits, the rest 32), `TimelineError`
@@ -230,83 +219,34 @@ class Recorder:
 
     def _is_full(self) -> bool:
         """More than half the limit waits: have it written to disk. True, and counted, when there is no room left."""
-        self._have_it_written()
-        if self._is_forked or len(self._buffer) + len(self._wide) >= self._full_bytes:
-            self._drop(1, 0)
-            return True
-        return False
-
-    def _have_it_written(self) -> None:
-        if not self._is_forked and not self._spilling and self._spill.may_write:
-            with self._lock:
-                start, self._spilling = not self._spilling, True
-            if start:
-                try:
-                    threading.Thread(target=self._write_out, name="span spill", daemon=True).start()
-                except RuntimeError as error:  # no threads left: no fault of the worker that adds
-                    self._spill.refuse(f"cannot start the thread that writes spans to disk: {error}")
-                    self._spilling = False
+        if not self._is_forked:
+            self._overflow.begin()
+            if self._pending.nbytes < self._full_bytes:
+                return False
+        self._drop(1, 0)
+        return True
 
     def pack_up(self) -> None:
         """For who leaves rows ``loose``, when there are ``most_loose`` numbers: make rows of them. What is beyond the
         limit is counted, not kept.
         """
-        if not self._packing.acquire(blocking=False):  # another thread does that
+        if not self._pending.packing.acquire(blocking=False):  # another thread does that
             return
         try:
             if self._is_forked:
                 self._drop(len(self.loose) // NUMBERS, 0)
                 self.loose.clear()
                 return
-            numbers = self._loose_now()
-            rows, wide = packed(numbers)
-            beyond = len(self._buffer) + len(self._wide) + len(rows) + len(wide) - self._full_bytes
-            lost = cut_off(rows, ROW, beyond)
-            if lost := lost + cut_off(wide, SPAN_STRUCT.size, beyond - lost * ROW):
+            if lost := self._pending.pack(self._full_bytes):
                 self._drop(lost, 0)
-            self._extend(rows)
-            self._wide.extend(wide)
-            del self.loose[: len(numbers)]
             if len(self._buffer) >= self._half_bytes or len(self._wide) >= self._half_bytes:
-                self._have_it_written()
+                self._overflow.begin()
         finally:
-            self._packing.release()
+            self._pending.packing.release()
 
-    def _loose_now(self) -> list[int]:
-        """A copy; others go on writing. No ``tuple(self.loose)``: CPython 3.11 looks where the numbers are before it
-        makes room for the tuple, and a collection of garbage begun by that may let another thread write, which moves
-        them. A slice makes room first.
-        """
-        return self.loose[:]
-
-    def _write_out(self) -> None:
-        """Move what waits in memory to disk."""
-        with self._draining:
-            try:
-                if len(self._buffer) + len(self._wide) < self._half_bytes:  # a drain came first
-                    return
-                with self._packing:
-                    waiting = self._wait()
-                    spans = waiting.spans()
-                    del self.loose[: waiting.numbers]
-                if self._is_written(spans):
-                    del self._buffer[: waiting.size], self._wide[: waiting.wide_size]
-                else:
-                    self._extend(waiting.rows[waiting.size :])
-                    self._wide.extend(waiting.wide[waiting.wide_size :])
-            except MemoryError as error:
-                self._spill.refuse(f"no memory to write spans to disk: {error}")
-            finally:
-                self._spilling = False
-
-    def _is_written(self, spans: SpanArray) -> bool:
-        try:
-            with self._lock:
-                tracks, names = list(self._tracks), list(self._names)
-            return self._spill.write(spans, tracks, names)
-        except MemoryError as error:
-            self._spill.refuse(f"no memory to write spans to disk: {error}")
-            return False
+    def _tables(self) -> tuple[list[Track], list[str]]:
+        with self._lock:
+            return list(self._tracks), list(self._names)
 
     # --- the other end --------------------------------------------------------------------------------
     def drain(self, as_it_is: bool = False) -> SpanBatch:
@@ -330,16 +270,10 @@ class Recorder:
                 lost, lost_samples = self.dropped - dropped, self.dropped_samples - dropped_samples
                 news = bool(len(spans) or len(samples) or tracks or names or lost or lost_samples)
                 self._sent = (first_track + len(tracks), first_name + len(names), self.dropped, self.dropped_samples)
+                # an empty batch need not be shipped, so it takes no number
+                seq = next(self._seq) if news else -1
                 return SpanBatch(
-                    host=self.host,
-                    source=self.source,
-                    seq=next(self._seq) if news else -1,  # an empty batch need not be shipped, so it takes no number
-                    spans=spans,
-                    tracks=tracks,
-                    names=names,
-                    counters=samples,
-                    dropped=lost,
-                    dropped_samples=lost_samples,
+                    self.host, self.source, seq, spans, tracks, names, samples, lost, dropped_samples=lost_samples
                 )
 
     def batches(self, as_it_is: bool = False) -> Iterator[SpanBatch]:
@@ -349,7 +283,7 @@ class Recorder:
         if not self._has_news():  # asked many times a second
             return
         # of what is on its way to disk this would bring the file or the rest
-        if not self._spill and not self._spilling:
+        if not self.at_disk():
             yield self.drain(as_it_is)
             return
         with self._draining:
@@ -370,22 +304,22 @@ class Recorder:
                 self._count_forked()
             if len(self._buffer) > most * ROW:
                 return None
-            with self._packing:
-                waiting = self._wait()
+            with self._pending.packing:
+                waiting = self._pending.waiting()
                 # As in `drain`: the tables are looked at after the rows, so they have all numbers that those use.
                 if (
-                    len(waiting.rows) > most * ROW or waiting.wide or self._spilling or self._spill
+                    len(waiting.rows) > most * ROW or waiting.wide or self.at_disk()
                     or (len(self._tracks), len(self._names), self.dropped, self.dropped_samples) != self._sent
                 ):  # fmt: skip
                     return None
-                self._forget(waiting)
+                self._pending.forget(waiting)
             return next(self._seq) if waiting.rows else -1, waiting.rows
         finally:
             self._draining.release()
 
     def at_disk(self) -> bool:
         """Whether spans wait on disk, or are on their way there: a drain takes as long as the disk then."""
-        return bool(self._spill) or self._spilling
+        return bool(self._spill) or self._overflow.is_writing
 
     def _fetch(self) -> SpanArray:
         """The oldest of what waits on disk."""
@@ -403,42 +337,15 @@ class Recorder:
 
     def _cut(self, as_it_is: bool) -> SpanArray:
         """Take what waits in memory."""
-        with self._packing:
-            waiting = self._wait()
+        with self._pending.packing:
+            waiting = self._pending.waiting()
             spans = np.frombuffer(waiting.rows, NARROW_DTYPE) if as_it_is and not waiting.wide else waiting.spans()
-            self._forget(waiting)
+            self._pending.forget(waiting)
         return spans
-
-    def _wait(self) -> Waiting:
-        """What waits in memory; the caller holds the locks for draining and for packing.
-
-        The mark that ends an iteration was added after what ran in it, and must not be taken without that. So both
-        buffers as they were at one moment, for they only grow meanwhile: a mark of more than 4.29 s is wide, and what
-        it ends mostly not. Then the loose rows, among which there are no marks.
-        """
-        while True:
-            size, wide_size = len(self._buffer), len(self._wide)
-            if len(self._buffer) == size:
-                break
-        numbers = self._loose_now()
-        rows, wide = self._buffer[:size], self._wide[:wide_size]
-        if numbers:
-            more, more_wide = packed(numbers)
-            rows += more
-            wide += more_wide
-        return Waiting(rows, wide, size, wide_size, len(numbers))
-
-    def _forget(self, waiting: Waiting) -> None:
-        del self._buffer[: waiting.size], self._wide[: waiting.wide_size], self.loose[: waiting.numbers]
 
     def __len__(self) -> int:
         """How many spans wait, in memory and on disk."""
-        return (
-            len(self.loose) // NUMBERS
-            + len(self._buffer) // ROW
-            + len(self._wide) // SPAN_STRUCT.size
-            + len(self._spill)
-        )
+        return len(self._pending) + len(self._spill)
 
     def __repr__(self) -> str:
         why = self._spill.problem or self._spill.unread

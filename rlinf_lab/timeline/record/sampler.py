@@ -150,8 +150,8 @@ class UtilisationSampler:
 
 
 def missing_gpu_curves() -> str:
-    """Why a run on this machine's GPUs would have no curves of their load or memory, in NVML's words; "" where it
-    would. Looks once, and starts nothing.
+    """Why this machine's GPUs would have no curves, in NVML's words, or "". Those of their load and memory. Looks
+    once, and starts nothing.
     """
     looking = UtilisationSampler(Recorder())
     found = looking._find_gpus()()
@@ -175,7 +175,7 @@ def gpus_of_cuda(nvml: Any, listed: str | None, order: str | None) -> list[Any] 
 
 
 def ids_of_cuda() -> list[str] | None:
-    """The UUIDs of the GPUs that this process sees, in CUDA's order, from its driver, without a context; None where
+    """The UUIDs of the GPUs that this process sees, in CUDA's order. From its driver, without a context; None where
     that does not answer.
     """
     try:

@@ -78,5 +78,5 @@ class Span:
 
 
 def writable(text: str) -> str:
-    """What no file can hold (half of a character, as file names may have) as an escape: ``\\udcff``."""
+    """What no file can hold as an escape. That is half of a character, as file names may have: ``\\udcff``."""
     return text.encode("utf-8", "backslashreplace").decode()

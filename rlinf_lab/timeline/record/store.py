@@ -166,6 +166,37 @@ class _Source:
                 np.array_equal(table[:-1], np.arange(len(table) - 1)) for table in (self.tracks, self.names)
             )
 
+    def refuse_wrong(self, batch: SpanBatch, spans_are_right: bool) -> None:
+        """Raise `TimelineError` for one that does not come next, or spans that this recorder cannot have written."""
+        if batch.seq > self.seq:
+            raise TimelineError(
+                f"Batch {batch.seq} of {batch.source!r} came, but {self.seq} is the next one. Next: deliver every "
+                "batch of a recorder, in order."
+            )
+        if spans_are_right or not len(batch.spans):
+            return
+        tracks, names = len(self.tracks) - 1 + len(batch.tracks), len(self.names) - 1 + len(batch.names)
+        # Asked many times a second, with cold caches: few calls, and what is wrong is looked for only where something
+        # is.
+        rows = widened(batch.spans) if _is_narrow(batch.spans) else batch.spans.astype(SPAN_DTYPE, copy=False)
+        numbers = np.ascontiguousarray(rows).view(np.uint32).reshape(len(rows), -1)[:, _NUMBERS]
+        track, name, channel = np.maximum.reduce(numbers + _NONE_IS_LEAST, axis=0).tolist()
+        if track >= tracks or name > names or channel > names:
+            _refuse_numbers(batch.source, numbers.view(np.int32), tracks, names)
+        if max(rows["kind"].tobytes()) >= len(SpanKind):
+            raise TimelineError(
+                f"A span of {batch.source!r} has kind {rows['kind'].max()}. Next: pass Recorder.add a SpanKind."
+            )
+        backwards = rows["end"] < rows["start"]
+        if True in backwards.tobytes():
+            wrong = np.flatnonzero(backwards)
+            row = rows[wrong[0]]
+            raise TimelineError(
+                f"{len(wrong)} spans of {batch.source!r} end before they start; the first: track {row['track']},"
+                f" {SpanKind(row['kind']).name}, {row['start']} to {row['end']} ns. Next: look at the caller of "
+                "Recorder.add."
+            )
+
 
 class SpanStore:
     """The data of a timeline: spans, tracks, names, counter samples and the devices they are about."""
@@ -226,7 +257,7 @@ class SpanStore:
             source = self._sources.get(batch.source) or _Source()
             if batch.seq < source.seq:
                 return
-            self._check(batch, source, checked)
+            source.refuse_wrong(batch, checked)
             self._now = None
             if checked and source.same and source.seq and not offset_ns and batch.is_plain and _is_narrow(batch.spans):
                 source.seq += 1
@@ -254,7 +285,7 @@ class SpanStore:
                 self._add_spans(batch.spans, source, offset_ns)
 
     def extend_by_rows(self, source: str, seq: int, rows: bytes | bytearray) -> None:
-        """As `extend` by a ``checked`` batch that has nothing but these rows of `NARROW_DTYPE`, without making one: see
+        """As `extend` by a ``checked`` batch of these rows of `NARROW_DTYPE` only. Without making one: see
         `Recorder.take_rows`.
         """
         with self._lock:
@@ -279,37 +310,6 @@ class SpanStore:
             self.arriving, self._now = self.arriving - {iteration}, None
 
     @staticmethod
-    def _check(batch: SpanBatch, source: _Source, spans_are_right: bool) -> None:
-        if batch.seq > source.seq:
-            raise TimelineError(
-                f"Batch {batch.seq} of {batch.source!r} came, but {source.seq} is the next one. Next: deliver every "
-                "batch of a recorder, in order."
-            )
-        if spans_are_right or not len(batch.spans):
-            return
-        tracks, names = len(source.tracks) - 1 + len(batch.tracks), len(source.names) - 1 + len(batch.names)
-        # Asked many times a second, with cold caches: few calls, and what is wrong is looked for only where something
-        # is.
-        rows = widened(batch.spans) if _is_narrow(batch.spans) else batch.spans.astype(SPAN_DTYPE, copy=False)
-        numbers = np.ascontiguousarray(rows).view(np.uint32).reshape(len(rows), -1)[:, _NUMBERS]
-        track, name, channel = np.maximum.reduce(numbers + _NONE_IS_LEAST, axis=0).tolist()
-        if track >= tracks or name > names or channel > names:
-            _refuse_numbers(batch.source, numbers.view(np.int32), tracks, names)
-        if max(rows["kind"].tobytes()) >= len(SpanKind):
-            raise TimelineError(
-                f"A span of {batch.source!r} has kind {rows['kind'].max()}. Next: pass Recorder.add a SpanKind."
-            )
-        backwards = rows["end"] < rows["start"]
-        if True in backwards.tobytes():
-            wrong = np.flatnonzero(backwards)
-            row = rows[wrong[0]]
-            raise TimelineError(
-                f"{len(wrong)} spans of {batch.source!r} end before they start; the first: track {row['track']},"
-                f" {SpanKind(row['kind']).name}, {row['start']} to {row['end']} ns. Next: look at the caller of "
-                "Recorder.add."
-            )
-
-    @staticmethod
     def _number(table: dict[Any, int], new: Iterable[Any]) -> list[int]:
         return [table.setdefault(key, len(table)) for key in new]
 
@@ -330,8 +330,8 @@ class SpanStore:
             return len(self._spans.view) + len(self._waiting) // _ROW
 
     def waiting(self, since: int) -> bytes | None:
-        """The spans from number ``since`` on, as rows of `NARROW_DTYPE`, where they wait to be filled in; None where
-        some do not: read ``spans`` then.
+        """The spans from number ``since`` on, as rows of `NARROW_DTYPE`, or None. That where some do not wait to be
+        filled in: read ``spans`` then.
         """
         with self._lock:
             at = since - len(self._spans.view)
@@ -373,17 +373,14 @@ class SpanStore:
         dropped_samples: int = 0, clock_jumps: Mapping[str, int] | None = None, foreign_arrows: int = 0,
     ) -> None:  # fmt: skip
         """Fill an empty store with what another one held."""
-        self.clock_errors, self.clock_jumps, self.dropped_samples = (
-            dict(clock_errors or {}),
-            dict(clock_jumps or {}),
-            dropped_samples,
-        )
+        self.clock_errors, self.clock_jumps = dict(clock_errors or {}), dict(clock_jumps or {})
         for track in tracks:
             self._tracks[track] = len(self._tracks)
             self._devices.update(dict.fromkeys(track.devices))
         for name in names:
             self._names[name] = len(self._names)
-        self._now, self.dropped, self.foreign_arrows = None, dropped, foreign_arrows
+        self._now, self.foreign_arrows = None, foreign_arrows
+        self.dropped, self.dropped_samples = dropped, dropped_samples
         self._counters.append(counters)
         if len(spans):
             ours = self._spans.reserve(len(spans))
@@ -400,27 +397,13 @@ class SpanStore:
             if self._now is not None:
                 return self._now
             self._fill_in()
-            # taken many times a second: nothing is made that a snapshot does not need
-            self._now = copy = object.__new__(type(self))
+            copy = object.__new__(type(self))
+            copy.__dict__.update(self.__dict__)
             copy._devices, copy._tracks, copy._names = dict(self._devices), dict(self._tracks), dict(self._names)
-            copy._spans, copy._marks, copy._counters = (
-                self._spans.frozen(),
-                self._marks.frozen(),
-                self._counters.frozen(),
-            )
-            copy._waiting = bytearray()
-            copy._bounds, copy.dropped, copy.dropped_samples, copy._is_snapshot = (
-                self._bounds,
-                self.dropped,
-                self.dropped_samples,
-                True,
-            )
-            copy.arriving, copy.clock_errors, copy.clock_jumps = (
-                self.arriving,
-                dict(self.clock_errors),
-                dict(self.clock_jumps),
-            )
-            copy.foreign_arrows = self.foreign_arrows
+            copy._spans, copy._marks = self._spans.frozen(), self._marks.frozen()
+            copy._counters, copy._waiting, copy._is_snapshot = self._counters.frozen(), bytearray(), True
+            copy.clock_errors, copy.clock_jumps = dict(self.clock_errors), dict(self.clock_jumps)
+            self._now = copy
             return copy
 
     # --- reading ----------------------------------------------------------------------------------------

@@ -1,9 +1,17 @@
 """Learning from a replay buffer: transitions in, gradient steps of SAC or TD3, weights of the actor out."""
 
-from rlinf_lab.workers.off_policy.exploring import ExploringPolicyWorker
+from rlinf_lab.workers.off_policy.exploring import ExploringPolicyWorker, ExploringRolloutWorker
 from rlinf_lab.workers.off_policy.learner import OffPolicyLearner
 from rlinf_lab.workers.off_policy.minibatches import Minibatch, Minibatches
 from rlinf_lab.workers.off_policy.sac import SACStep
 from rlinf_lab.workers.off_policy.td3 import TD3Step
 
-__all__ = ["ExploringPolicyWorker", "Minibatch", "Minibatches", "OffPolicyLearner", "SACStep", "TD3Step"]
+__all__ = [
+    "ExploringPolicyWorker",
+    "ExploringRolloutWorker",
+    "Minibatch",
+    "Minibatches",
+    "OffPolicyLearner",
+    "SACStep",
+    "TD3Step",
+]

@@ -1,4 +1,4 @@
-"""The worker that chooses actions while a replay buffer fills. Legend: B batch, K numbers of noise for an action."""
+"""The workers that choose actions while a replay buffer fills. Legend: B batch, K numbers of noise for an action."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rlinf_lab.policies import Actor, PolicyWeights
 from rlinf_lab.records import Observation
 from rlinf_lab.trees import length
 from rlinf_lab.workers.policy import PolicyWorker
+from rlinf_lab.workers.rollout import RolloutWorker
 
 
 class ExploringPolicyWorker(PolicyWorker):
@@ -40,3 +41,11 @@ class ExploringPolicyWorker(PolicyWorker):
         action_B[early_B] = chosen_B[early_B]
         log_prob_B[early_B] = -np.log((space.high - space.low).astype(np.float64)).sum()
         return action_B, log_prob_B
+
+
+class ExploringRolloutWorker(RolloutWorker, ExploringPolicyWorker):
+    """A `RolloutWorker` that chooses its actions as `ExploringPolicyWorker` does."""
+
+    def __init__(self, env: Any, policy: Callable[[], Actor], *, random_steps: int, **settings: Any) -> None:
+        RolloutWorker.__init__(self, env, policy, **settings)
+        self.random_steps = random_steps

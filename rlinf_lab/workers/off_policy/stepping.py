@@ -46,7 +46,11 @@ class GradientStep(nn.Module):
         """steps so far"""
 
     def prepare(
-        self, learning_rate: float, actors: Sequence[nn.Module], critics: Sequence[nn.Module], targets: Sequence[nn.Module]
+        self,
+        learning_rate: float,
+        actors: Sequence[nn.Module],
+        critics: Sequence[nn.Module],
+        targets: Sequence[nn.Module],
     ) -> None:
         """Called when the nets are there. ``targets`` follow ``critics``, or what stands in front of them."""
         self.actors, self.critics = FlatParameters(*actors), FlatParameters(*critics)
@@ -84,7 +88,7 @@ class GradientStep(nn.Module):
         return autocast(self.precision, self.device)
 
     def descend(self, flat: FlatParameters, optimizer: torch.optim.Optimizer, loss: Tensor, shared: Shared) -> None:
-        """A step of Adam down the gradient of ``flat``, which is all that the loss has gradients for."""
+        """A step of Adam down the gradient of ``flat``. That is all that the loss has gradients for."""
         flat.gradient.zero_()
         (loss if shared.share == 1.0 else shared.share * loss).backward()
         shared.average(flat.gradient)

@@ -21,7 +21,7 @@ from rlinf_lab.workers.reasoning.update import GradientAccumulator
 
 
 class TokenCritic(nn.Module):
-    """The model's own body, copied, with a head that values what has been written so far."""
+    """A copy of the model's body, whose head values what is written so far."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()

@@ -242,11 +242,12 @@ class GroupsInTheMaking:
         self._responses[which] += len(group.done)
 
     def __repr__(self) -> str:
-        return f"GroupsInTheMaking({self.policy.name}, {len(self._open)} open, {len(self._backlog)} not begun, {self._queue!r})"
+        there = f"{len(self._open)} open, {len(self._backlog)} not begun"
+        return f"GroupsInTheMaking({self.policy.name}, {there}, {self._queue!r})"
 
 
 def dealt(state: Mapping[str, Any], rank: int, ranks: int) -> dict[str, Any]:
-    """The part of `GroupsInTheMaking.state` that one of several goes on with; counts are kept by the first."""
+    """The part of `GroupsInTheMaking.state` that one of several goes on with. Counts are kept by the first."""
     groups = {name: state[name][rank::ranks] for name in ("open", "waiting", "next_up", "backlog")}
     begun, learning, taken, dropped = state["counts"]
     if rank:

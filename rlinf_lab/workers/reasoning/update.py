@@ -139,7 +139,7 @@ class GradientAccumulator:
             self._largest["staleness_max"] = max(self._largest["staleness_max"], float(behind_T.max()))
 
     def step(self, learning_rate: float, version: int = -1) -> dict[str, float]:
-        """One optimiser step on what has been added, and what is to be told about it. Nothing added: no step.
+        """One optimiser step on what was added, and what to tell about it. Nothing added: no step.
 
         From then on tokens of ``version`` are not the current weights' own any more.
         """

@@ -42,8 +42,8 @@ body[data-jp-theme-light="false"] .rl-graph{--rl-g-edge:#4b96ff}
 
 
 def graph_html(svg: str) -> str:
-    """A picture of `graph_svg` for a page, also for one that takes SVG out of HTML: there it has the colours of light
-    paper.
+    """A picture of `graph_svg` for a page. Also for one that takes SVG out of HTML: there it has the colours of
+    light paper.
     """
     return anywhere(svg, svg.replace("(prefers-color-scheme:dark)", "not all"), "workflow graph")
 

@@ -81,7 +81,7 @@ def path(a: Arrow, way: str, x: float, y: float, back: tuple[float, float]) -> s
 
 
 def text_width(text: str, size: int, bold: bool = False) -> float:
-    """About as wide as DejaVu Sans, the widest of the fonts that may draw it, at ``size`` pixels."""
+    """About as wide as DejaVu Sans at ``size`` pixels. That is the widest of the fonts that may draw it."""
     ems = sum(0.36 if c in SLIM else 0.98 if c in "mwMW@%…" else 0.7 if c.isupper() else 0.62 for c in text)
     return ems * size * (1.1 if bold else 1.0)
 

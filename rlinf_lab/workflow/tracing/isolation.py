@@ -30,7 +30,7 @@ _MAX_ITEMS = 10_000  # a data set is not copied, nor is what it holds
 
 
 def isolated(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """The function on copies of its variables, and whether one call of it could leave something for the next."""
+    """The function on copies of its variables. And whether one call of it could leave something for the next."""
     if not isinstance(function, types.FunctionType):
         return function, False
     made = _Isolation(function.__globals__)

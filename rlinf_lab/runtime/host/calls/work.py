@@ -48,7 +48,7 @@ class Calls:
 
     # --- under the mutex ---------------------------------------------------------------------------------------
     def submit(self, call: CallSpec, only: int | None = None) -> None:
-        """Queue a call for the ranks that live here and take part in it, or for one of them. The caller flushes."""
+        """Queue a call for its ranks that live here, or for one of them. The caller flushes."""
         state = self._state
         ranks = call.taken_by(state.layout.ranks(call.worker)) if only is None else (only,)
         for process in state.ranks:

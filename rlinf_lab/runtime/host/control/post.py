@@ -37,7 +37,7 @@ class Post:
         self._handlers[kind] = handler
 
     def on_failure(self, handler: Callable[[str, Message, Exception], None]) -> None:
-        """What is done, without the mutex, about a message to a host that cannot be sent. May raise."""
+        """What is done about a message that cannot be sent, without the mutex. May raise."""
         self._on_failure = handler
 
     def handle(self, message: Message) -> None:
@@ -119,7 +119,7 @@ class Post:
         self._post_waits.set()
 
     def send_all(self) -> None:
-        """When it returns, everything decided before was pickled and handed to the links, by whichever thread."""
+        """Everything decided before is pickled and handed to the links, by whichever thread."""
         state, unsent, send = self._state, self.unsent, self._send
         with self._sending:
             while unsent:

@@ -262,8 +262,10 @@ class Scheduler:
                 gate.open()
 
     def apply(self, instructions: Sequence[parts.Event]) -> None:
-        """Asked within (the end of a call closes a channel), after what is left of the one before, which the engine has
-        counted. Nobody goes on before all is done: who is resumed and shall leave its device knows both."""
+        """Do what the engine said. Asked within (the end of a call closes a channel), after what is left of the one
+        before, which the engine has counted. Nobody goes on before all is done: who is resumed and shall leave its
+        device knows both.
+        """
         if not instructions:
             return
         self._said.append(instructions)

@@ -42,7 +42,7 @@ class Ends:
         self.writing.subtract(dict.fromkeys(writes, 1))
 
     def unread(self, channels: Iterable[str]) -> list[str]:
-        """Those into which somebody may put, that nobody will read and of which that has not been told."""
+        """Those that somebody may write and nobody will read, of which that is not told."""
         return [
             c for c in channels if self.all_known and not self.reading[c] and self.writing[c] and c not in self.told
         ]

@@ -123,8 +123,9 @@ class Streams:
             )
 
     def judge(self, iteration: int, loop_ended: bool) -> None:
-        """Fail the iteration for a stream that has ended with items that nobody has read, or that was empty; tell all
-        hosts of those that nobody reads any more. ``loop_ended``: no call will be added."""
+        """Fail the iteration for a stream that ended with unread items, or empty. Tell all hosts of those that
+        nobody reads any more. ``loop_ended``: no call will be added.
+        """
         one = self._open[iteration]
         one.ends.all_known |= loop_ended
         if one.failure is not None:

@@ -113,7 +113,7 @@ class Setups:
         return (p for p in self._state.ranks if 0 < p.stays_until <= self._state.built)
 
     def have_come(self, number: int) -> bool:
-        """Whether so many are set up, and those that stayed for the last of them have left; or the host is stopped."""
+        """Whether so many are set up, or the host is stopped. Those that stayed for the last of them have left then."""
         return self._state.stopping or (self._state.built >= number and next(self._leaving(), None) is None)
 
 

@@ -58,7 +58,7 @@ class Turnover:
             self._post.say(queue.name.home, messages.Dismiss(queue.name, here, process.index, process.asked))
 
     def takes_nothing_more(self, process: Process) -> bool:
-        """Whether its gets of the channel that it was last at find the end of the stream."""
+        """Whether its gets of its latest channel find the end of the stream."""
         call, queue = process.call, process.queue
         if not process.leaving or call is None or queue is None:
             return False
@@ -87,7 +87,7 @@ class Turnover:
                 raise failed[0]
 
     def left(self, process: Process) -> None:
-        """In the thread of a rank that has ended all its calls and closed its worker."""
+        """In the thread of a rank that has closed its worker."""
         with self._state.mutex:
             self._state.engine.vacate(process.index)
             process.leaving, process.instance = False, None

@@ -56,7 +56,7 @@ def _named(worker: str, method: str) -> Iterator[None]:
 
 
 def refuse_to_stay(layout: Layout, declarations: Mapping[str, Declaration], name: str, worker: Worker) -> None:
-    """Raise `PlanError` for a worker that would have to leave a device for others and cannot."""
+    """Raise `PlanError` for a worker that would have to leave a device and cannot."""
     device = tight_device(layout, declarations, name)
     if not device or not (why := Residence(worker).why_it_stays()):
         return

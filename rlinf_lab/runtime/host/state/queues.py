@@ -139,7 +139,7 @@ class QueueTable:
         return [q for n, q in self._queues.items() if n.channel == channel and n.iteration == iteration and not q.stub]
 
     def left(self, channel: str, iteration: int) -> int:
-        """How many items (or groups) were put here and not taken, those that were dropped, too."""
+        """How many items (or groups) were put here and not taken. Those that were dropped count."""
         return sum(q.put - q.taken for q in self.at_home(channel, iteration))
 
     def stream(self, name: StreamId) -> int:
@@ -151,7 +151,9 @@ class QueueTable:
         return self._streams[name]
 
     def is_retired(self, iteration: int) -> bool:
-        """Whether a message about this iteration comes too late to matter (a credit that another link overtook)."""
+        """Whether a message about this iteration comes too late to matter. A credit that another link overtook
+        does.
+        """
         return iteration <= self._retired
 
     def of(self, index: int) -> Queue:

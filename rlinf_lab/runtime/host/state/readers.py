@@ -13,9 +13,7 @@ class Readers:
         self._ended: Counter[tuple[int, str]] = Counter()
 
     def expect(self, iteration: int, channel: str, calls: int) -> bool:
-        """So many ranks here perform a call that reads the channel, and there will be no more; whether all
-        have ended.
-        """
+        """So many ranks here read the channel, and no more; whether all have ended."""
         self._expected[iteration, channel] = calls
         return self._ended[iteration, channel] >= calls
 

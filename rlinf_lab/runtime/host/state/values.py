@@ -20,8 +20,8 @@ _PLAIN = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True)
 class Unmade:
-    """Instead of what a call would have returned that ended because nobody read what it put. ``call``: for people;
-    ``channels``: what it put into.
+    """Instead of the value of a call that ended because nobody read it. ``call``: for people; ``channels``: what it
+    put into.
     """
 
     call: str

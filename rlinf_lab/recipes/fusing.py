@@ -1,0 +1,28 @@
+"""When a plan may have simulator and policy as one worker: no thread waits for the other twice a step then.
+
+    simulator ⇄ policy ──traj──▶ learner        becomes        rollout ──traj──▶ learner
+"""
+
+from __future__ import annotations
+
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan, Ranks
+
+
+def together(plan: ExecutionPlan) -> Ranks | None:
+    """Where simulator and policy are, rank by rank, if a plan (of both, or of their rollout) has them together on cores.
+
+    None for another plan, and for one that says more of them than where they are.
+    """
+    places = plan.placements.get("rollout") or plan.placements.get("simulator")
+    if places is None or "learner" not in plan.placements:
+        return None
+    told_more = plan.device_memory is not None or plan.working or plan.priorities or plan.in_flight or plan.capacities
+    if told_more or places != plan.placements.get("policy", places) or any(not plan.devices[i].startswith("cpu") for rank in places for i in rank):
+        return None
+    return places
+
+
+def as_one(plan: ExecutionPlan, places: Ranks) -> ExecutionPlan:
+    """The plan of the workflow in which they are one."""
+    placements = {"rollout": places, "learner": plan.placements["learner"]}
+    return ExecutionPlan(plan.name, plan.devices, placements, staleness=plan.staleness, origin=plan.origin)
