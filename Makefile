@@ -46,7 +46,7 @@ test-all: $(STAMP)  ## every test, sweeps and (where there is one) GPU ones too:
 env-vllm: .venv-vllm/.installed  ## vLLM on CPU in an environment of its own (3 GB, 2 to 6 minutes)
 
 test-vllm: .venv-vllm/.installed  ## what needs vLLM, with it
-	@RLINF_LAB_REQUIRE_VLLM=1 .venv-vllm/bin/python -m pytest tests/generation tests/benchmarks -m vllm $(ARGS)
+	@RLINF_LAB_REQUIRE_VLLM=1 .venv-vllm/bin/python -m pytest tests/generation tests/benchmarks tests/notebooks -m vllm $(ARGS)
 
 .venv-lerobot/.installed: constraints-lerobot.txt tools/setup_lerobot.sh
 	@bash tools/setup_lerobot.sh

@@ -26,17 +26,27 @@ TURNS = {"net_arch": (64, 64), "batch_size": 128, "learning_rate": 1e-3, "train_
 WARM = 4
 
 
+def in_turns(iterations: int, seed: int = 0) -> tuple[Any, Any]:
+    """The workflow and its plan on one core, simulator and policy one worker."""
+    import rlinf_lab as lab
+    from rlinf_lab.recipes.sac import SACConfig, build, fuse
+
+    config = SACConfig(ENV, iterations=iterations, seed=seed, render=False, **{**TURNS, "learning_starts": 0})
+    made = fuse(config, lab.ExecutionPlan.temporal(build(config), ["cpu:0"]))
+    assert made is not None
+    return made
+
+
 @cache
 def planned(seed: int = 0, iterations: int = 14) -> Any:
-    """What `lab.plan` finds on two cores from a synchronous run on one: (plans, that run's seconds an iteration)."""
+    """The plans that `lab.plan` finds on two cores from a run in turns on one."""
     import rlinf_lab as lab
     from rlinf_lab.planning.fit.fit import fitted
     from rlinf_lab.planning.fit.samples import Observed
     from rlinf_lab.planning.profile.parts import RankRule
-    from rlinf_lab.recipes.sac import SACConfig, build
 
-    flow = build(SACConfig(ENV, iterations=iterations, seed=seed, render=False, **{**TURNS, "learning_starts": 0}))
-    run = lab.run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), iterations, "local")
+    flow, plan = in_turns(iterations, seed)
+    run = lab.run(flow, plan, iterations, "local")
     run.wait()
     rules = {worker: RankRule(most=1) for worker in flow.graph.workers}
     profile = fitted([Observed.of(flow.graph, run.plan, run.timeline)], 1, "sac", rules=rules)
@@ -48,12 +58,10 @@ def side_by_side(asynchronous: bool, iterations: int) -> Callable[[], float]:
 
     def measure() -> float:
         import rlinf_lab as lab
-        from rlinf_lab.recipes.sac import SACConfig, build, fuse
 
-        config = SACConfig(ENV, iterations=iterations, render=False, **{**TURNS, "learning_starts": 0})
-        flow = build(config)
-        plan = planned().best.execution if asynchronous else lab.ExecutionPlan.temporal(flow, ["cpu:0"])
-        flow, plan = fuse(config, plan) or (flow, plan)
+        flow, plan = in_turns(iterations)
+        if asynchronous:
+            plan = planned().best.execution
         run = lab.run(flow, plan, iterations, "processes" if asynchronous else "local")
         run.wait()
         ends = run.timeline.iterations()["end_ns"].sort_values().iloc[WARM:]

@@ -39,7 +39,8 @@ class TrainedPolicy:
         """Greedy actions for observations of one environment, or a vector of them. As `make_vec` takes them: of a
         bounded Box in [-1, 1].
 
-        A policy of chunks gives all actions of a chunk, one after another along an axis before the action's own. Raises `ValueError` naming the leaf of an observation that does not fit.
+        A policy of chunks gives all actions of a chunk, one after another along an axis before the action's own. Raises
+        `ValueError` naming the leaf of an observation that does not fit.
         """
         is_one = np.ndim(leaves(obs)[0]) == len(_first_shape(self.observation_space))
         batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs) if is_one else obs
@@ -52,7 +53,8 @@ class TrainedPolicy:
         return self.module.executed(action_N) if hasattr(self.module, "executed") else action_N
 
     def predict(self, obs: Any, deterministic: bool = True) -> tuple[Any, None]:
-        """As stable-baselines3 has it: greedy actions for ``env.step`` of gymnasium's own environment, in its bounds, and no state.
+        """As stable-baselines3 has it: greedy actions for ``env.step`` of gymnasium's own environment, in its bounds,
+        and no state.
 
         Of a chunk the first action: whoever steps one by one asks again for each step.
         """
@@ -65,13 +67,17 @@ class TrainedPolicy:
         return (action if self._native is None else self._native(clipped)), None
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write it for other programs, normalisation inside: ".pt2" (torch.export) or ".onnx". Returns the path. See `deploying.export`."""
+        """Write it for other programs, normalisation inside: ".pt2" (torch.export) or ".onnx". Returns the path. See
+        `deploying.export`.
+        """
         from rlinf_lab.experiments.deploying import export
 
         return export(self, Path(path))
 
     def film(self, path: str | os.PathLike[str], episodes: int = 2) -> Film:
-        """Greedy episodes as an MP4, on seeds of their own. Returns what was written, or why nothing was; in a notebook it plays."""
+        """Greedy episodes as an MP4, on seeds of their own. Returns what was written, or why nothing was; in a notebook
+        it plays.
+        """
         from rlinf_lab.recipes.film import film
 
         return film(self.config, self.module.weights(), Path(path), episodes)
@@ -98,9 +104,19 @@ class TrainedPolicy:
         first = environment_seed(seed, Purpose.EVALUATION)
         factory, steps = self.config.factory, self.config.max_episode_steps
         is_endless = steps is None and factory.spec().max_episode_steps is None
-        found = play(lambda n: factory(n, LONGEST if is_endless else steps), self._greedy, episodes, first, Told(self.version, seed))
+        found = play(
+            lambda n: factory(n, LONGEST if is_endless else steps),
+            self._greedy,
+            episodes,
+            first,
+            Told(self.version, seed),
+        )
         if is_endless and (cut := int((found.lengths_E >= LONGEST).sum())):
-            warnings.warn(f"{factory.id}: {cut} of {episodes} evaluated episodes were cut after {LONGEST:,} steps. Next: max_episode_steps=.", stacklevel=2)
+            warnings.warn(
+                f"{factory.id}: {cut} of {episodes} evaluated episodes were cut after {LONGEST:,} steps. Next: "
+                "max_episode_steps=.",
+                stacklevel=2,
+            )
         return found
 
     def __repr__(self) -> str:

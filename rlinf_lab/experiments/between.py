@@ -1,9 +1,11 @@
-"""What happens between the iterations of a run: who asks for the newest weights gets them, evaluations, checkpoints, goals.
+"""What happens between the iterations of a run: who asks for the newest weights gets them, evaluations, checkpoints,
+goals.
 
     requests() ──"train" | "checkpoint" | "state"──▶ iteration function ──metrics, state──▶ harvest() ──▶ row, snapshot
 
-`requests` is the generator of the run's inputs; all of this is executed in the run's own thread, so that a training of the same seed
-is the same however often somebody looks at it. Invariant: an iteration of training is never repeated, and "state" trains nothing.
+`requests` is the generator of the run's inputs; all of this is executed in the run's own thread, so that a training of
+the same seed is the same however often somebody looks at it. Invariant: an iteration of training is never repeated, and
+"state" trains nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ Row = dict[str, float]
 class Between:
     """Hands out requests and takes in what came of them. ``first``: iterations that an earlier run has done.
 
-    ``wants_state(iteration)`` says before an iteration whether its state is wanted; ``took(row, snapshot)`` hears what each gave and says whether to end.
+    ``wants_state(iteration)`` says before an iteration whether its state is wanted; ``took(row, snapshot)`` hears what
+    each gave and says whether to end.
     """
 
-    def __init__(self, first: int, last: int, wants_state: Callable[[int], bool], took: Callable[[Row, Snapshot | None], bool]) -> None:
+    def __init__(
+        self, first: int, last: int, wants_state: Callable[[int], bool], took: Callable[[Row, Snapshot | None], bool]
+    ) -> None:
         self.first, self.last = first, last
         self.run: Run | None = None
         self.rows: dict[int, Row] = {}
@@ -41,7 +46,8 @@ class Between:
         self._asked: deque[str] = deque()  # requests whose results have not been seen
         self._submitted = self._trained = first
         self._number_of: dict[int, int] = {}  # by the runtime's number of an iteration: ours
-        self._told: dict[int, Row] = {}  # by the runtime's number: what its table says of iterations whose results have not been seen
+        # by the runtime's number: what its table says of iterations whose results have not been seen
+        self._told: dict[int, Row] = {}
         self._seen = 0  # results that were taken in
         self._version = 0
         self._thread: threading.Thread | None = None
@@ -51,20 +57,30 @@ class Between:
 
     # --- asked by others, from any thread -----------------------------------------------------------------
     def snapshot(self, timeout: float | None = None) -> Snapshot:
-        """The newest state: at once when nothing has been trained since, else at the end of the iteration that begins next."""
+        """The newest state: at once when nothing has been trained since, else at the end of the iteration that begins
+        next.
+        """
         with self._changed:
             if threading.current_thread() is self._thread and not self.is_over:
                 raise ExecutorError(
-                    "on_iteration asked for the newest weights, while the run waits for it. Next: eval_every=..., checkpoint_minutes=..., or ask from outside."
+                    "on_iteration asked for the newest weights, while the run waits for it. Next: eval_every=..., "
+                    "checkpoint_minutes=..., or ask from outside."
                 )
             if self.is_over or (self.newest is not None and self.newest.iteration == self._submitted):
                 return self._have()
             before = self._trained
             self._wishes += 1
             self._changed.notify_all()
-            done = self._changed.wait_for(lambda: self.is_over or (self.newest is not None and self.newest.iteration >= before and not self._wishes), timeout)
+            done = self._changed.wait_for(
+                lambda: (
+                    self.is_over or (self.newest is not None and self.newest.iteration >= before and not self._wishes)
+                ),
+                timeout,
+            )
             if not done:
-                raise TimeoutError(f"The iteration that goes on has not ended after {timeout} s. Next: wait, or ask again.")
+                raise TimeoutError(
+                    f"The iteration that goes on has not ended after {timeout} s. Next: wait, or ask again."
+                )
             return self._have()
 
     def _have(self) -> Snapshot:
@@ -113,7 +129,9 @@ class Between:
         self._attached.set()
 
     def rewind(self) -> None:
-        """The phase has failed: back to the newest state. What was trained after it is forgotten, and trained again in the next phase."""
+        """The phase has failed: back to the newest state. What was trained after it is forgotten, and trained again in
+        the next phase.
+        """
         with self._changed:
             self._trained, self._cut = self.first if self.newest is None else self.newest.iteration, True
             for number in [number for number in self.rows if number > self._trained]:
@@ -151,7 +169,11 @@ class Between:
             self._tell("running", "paused")
             if self._ending or self._cut or self._submitted >= self.last:
                 known = self.newest is not None and self.newest.iteration == self._submitted
-                return None if known or "state" in self._asked or "checkpoint" in list(self._asked)[-1:] else self._one_more()
+                return (
+                    None
+                    if known or "state" in self._asked or "checkpoint" in list(self._asked)[-1:]
+                    else self._one_more()
+                )
             if self.is_holding:
                 return self._one_more()
             self._submitted += 1
@@ -217,7 +239,9 @@ class Between:
         for number in list(self._told):
             ours = self._number_of.get(number)
             if ours is not None:
-                self.rows[ours] |= {name: value for name, value in self._told.pop(number).items() if name != "iteration"}
+                self.rows[ours] |= {
+                    name: value for name, value in self._told.pop(number).items() if name != "iteration"
+                }
                 self._changed_row(ours)
 
     def _changed_row(self, iteration: int) -> None:
@@ -228,5 +252,9 @@ class Between:
     def rows_since(self, version: int) -> tuple[list[Row], int]:
         """Rows that are new or have changed since ``version`` (0: all of them), and the version of now."""
         now = self._change
-        fresh = sorted(i for i, change in self._changes.copy().items() if version < change <= now) if version else sorted(self.rows.copy())
+        fresh = (
+            sorted(i for i, change in self._changes.copy().items() if version < change <= now)
+            if version
+            else sorted(self.rows.copy())
+        )
         return [dict(self.rows[i]) for i in fresh], now

@@ -1,4 +1,5 @@
-"""A trained policy as a file for other programs: torch.export, or ONNX where it is installed. Normalisation is inside."""
+"""A trained policy as a file for other programs: torch.export, or ONNX where it is installed. Normalisation is inside.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ class _Rows(nn.Module):
 def export(policy: Any, path: str | Path) -> Path:
     """Write a `TrainedPolicy`; ``path`` ends in ".pt2" (`torch.export.load`) or ".onnx". Returns it.
 
-    The program takes the leaves of a batch of observations (B, *shape) in the order of the space, and returns the leaves of greedy actions as
-    `TrainedPolicy.act` does; the batch may have any size. It is run before the file is written: `EnvError` where its answers differ by more than 1e-5.
+    The program takes the leaves of a batch of observations (B, *shape) in the order of the space, and returns the
+    leaves of greedy actions as `TrainedPolicy.act` does; the batch may have any size. It is run before the file is
+    written: `EnvError` where its answers differ by more than 1e-5.
     """
     target = Path(path)
     if target.suffix not in ENDINGS:
@@ -49,14 +51,27 @@ def export(policy: Any, path: str | Path) -> Path:
     try:
         program = torch.export.export(module, parts, dynamic_shapes=(tuple({0: batch} for _ in parts),))
     except Exception as error:  # of many kinds: what a module of the user's cannot be traced by
-        raise ConfigError(f"export({str(target)!r}): the policy cannot be traced: {type(error).__name__}: {str(error)[:300]}") from error
+        raise ConfigError(
+            f"export({str(target)!r}): the policy cannot be traced: {type(error).__name__}: {str(error)[:300]}"
+        ) from error
     with whole(target) as part:
-        written = part.with_suffix(target.suffix) if part.suffix != target.suffix else part  # both writers insist on their ending
+        # both writers insist on their ending
+        written = part.with_suffix(target.suffix) if part.suffix != target.suffix else part
         try:
-            found = _write_onnx(program, parts, written) if target.suffix == ".onnx" else _write_torch(program, parts, written)
-            far = max(float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max()) for a, b in zip(found, expected, strict=True))
+            found = (
+                _write_onnx(program, parts, written)
+                if target.suffix == ".onnx"
+                else _write_torch(program, parts, written)
+            )
+            far = max(
+                float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max())
+                for a, b in zip(found, expected, strict=True)
+            )
             if not far <= CLOSE:
-                raise EnvError(f"export({str(target)!r}): the program answers differently from the policy, by {far:.2g}. Nothing was written.")
+                raise EnvError(
+                    f"export({str(target)!r}): the program answers differently from the policy, by {far:.2g}. Nothing "
+                    "was written."
+                )
             written.replace(part)
         finally:
             if written != part:
@@ -79,4 +94,6 @@ def _write_onnx(program: torch.export.ExportedProgram, parts: tuple[torch.Tensor
         raise MissingDependencyError.of("onnxruntime", "onnx", "export to ONNX") from error
     torch.onnx.export(program, args=(), f=str(path), verbose=False, external_data=False)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return list(session.run(None, {given.name: part.numpy() for given, part in zip(session.get_inputs(), parts, strict=True)}))
+    return list(
+        session.run(None, {given.name: part.numpy() for given, part in zip(session.get_inputs(), parts, strict=True)})
+    )

@@ -1,7 +1,7 @@
 """How good a policy is: whole episodes on environments of its own.
 
-Each environment of the vector plays its share of the episodes, however long they last: counting whatever ends first would favour short ones.
-Legend: N environments, E episodes.
+Each environment of the vector plays its share of the episodes, however long they last: counting whatever ends first
+would favour short ones. Legend: N environments, E episodes.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class Told:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation(Mapping[str, Any]):
-    """What `evaluate` found, a mapping: ``return``, ``return_interval``, ``length``, ``episodes``, ``iteration``; ``success_rate`` where the task tells.
+    """What `evaluate` found, a mapping: ``return``, ``return_interval``, ``length``, ``episodes``, ``iteration``;
+    ``success_rate`` where the task tells.
 
-    ``return``: mean undiscounted return of an episode; ``return_interval``: where that mean lies with 95 % confidence, from the spread over the episodes
-    (Student's t); ``length``: mean steps; ``success_rate``: at the end of an episode, with ``success_interval`` (Wilson's, 95 %);
-    ``success_once``: in any step, with ``success_once_interval``.
+    ``return``: mean undiscounted return of an episode; ``return_interval``: where that mean lies with 95 % confidence,
+    from the spread over the episodes (Student's t); ``length``: mean steps; ``success_rate``: at the end of an episode,
+    with ``success_interval`` (Wilson's, 95 %); ``success_once``: in any step, with ``success_once_interval``.
     """
 
     returns_E: np.ndarray
@@ -51,13 +52,20 @@ class Evaluation(Mapping[str, Any]):
     def as_dict(self) -> dict[str, Any]:
         """The same as a plain dict."""
         found: dict[str, Any] = {
-            "return": float(self.returns_E.mean()), "return_interval": mean_interval(self.returns_E), "length": float(self.lengths_E.mean()),
+            "return": float(self.returns_E.mean()), "return_interval": mean_interval(self.returns_E),
+            "length": float(self.lengths_E.mean()),
             "episodes": len(self.returns_E), "iteration": self.of.iteration,
         }  # fmt: skip
         if self.success_E is not None:
-            found |= {"success_rate": float(self.success_E.mean()), "success_interval": wilson(int(self.success_E.sum()), len(self.success_E))}
+            found |= {
+                "success_rate": float(self.success_E.mean()),
+                "success_interval": wilson(int(self.success_E.sum()), len(self.success_E)),
+            }
         if self.once_E is not None:
-            found |= {"success_once": float(self.once_E.mean()), "success_once_interval": wilson(int(self.once_E.sum()), len(self.once_E))}
+            found |= {
+                "success_once": float(self.once_E.mean()),
+                "success_once_interval": wilson(int(self.once_E.sum()), len(self.once_E)),
+            }
         return found
 
     def __getitem__(self, name: str) -> Any:
@@ -73,7 +81,12 @@ class Evaluation(Mapping[str, Any]):
         """As columns of `run.metrics`."""
         found = self.as_dict()
         low, high = found["return_interval"]
-        numbers = {"eval_return": found["return"], "eval_return_low": low, "eval_return_high": high, "eval_length": found["length"]}
+        numbers = {
+            "eval_return": found["return"],
+            "eval_return_low": low,
+            "eval_return_high": high,
+            "eval_length": found["length"],
+        }
         return numbers | ({"eval_success_rate": found["success_rate"]} if "success_rate" in found else {})
 
     def __repr__(self) -> str:
@@ -81,9 +94,11 @@ class Evaluation(Mapping[str, Any]):
         low, high = found["return_interval"]
         success = ""
         if "success_rate" in found:
-            success = f", success {found['success_rate']:.0%} ({found['success_interval'][0]:.0%} to {found['success_interval'][1]:.0%})"
+            least, most = found["success_interval"]
+            success = f", success {found['success_rate']:.0%} ({least:.0%} to {most:.0%})"
         return (
-            f"Evaluation(return {found['return']:.4g}, 95 % interval {low:.4g} to {high:.4g}{success}, length {found['length']:.4g}; "
+            f"Evaluation(return {found['return']:.4g}, 95 % interval {low:.4g} to {high:.4g}{success}, length "
+            f"{found['length']:.4g}; "
             f"{found['episodes']} episodes, seed {self.of.seed}, iteration {self.of.iteration})"
         )
 
@@ -99,7 +114,9 @@ def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
 
 
 def student_t95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by the expansion of Abramowitz and Stegun 26.7.5. Tables for up to four degrees, where it is too coarse."""
+    """The 97.5 % quantile of Student's t, by the expansion of Abramowitz and Stegun 26.7.5. Tables for up to four
+    degrees, where it is too coarse.
+    """
     exact = {1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645}
     if freedom in exact:
         return exact[freedom]
@@ -121,11 +138,15 @@ def check_counts(who: str, episodes: object, seed: object) -> None:
     """Raises `ConfigError` for what is no number of episodes, or no seed."""
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{who}({name}={shown(value)}): a whole number of at least {least}. Next: {who}(episodes=50, seed=1).")
+            raise ConfigError(
+                f"{who}({name}={shown(value)}): a whole number of at least {least}. Next: {who}(episodes=50, seed=1)."
+            )
 
 
 def play(make: Callable[[int], Any], act: Callable[[Any], Any], episodes: int, first_seed: int, of: Told) -> Evaluation:
-    """Play ``episodes`` with ``act`` on a vector that ``make(num_envs)`` gives, and close it. Environment i begins with ``first_seed + i``."""
+    """Play ``episodes`` with ``act`` on a vector that ``make(num_envs)`` gives, and close it. Environment i begins with
+    ``first_seed + i``.
+    """
     env = on_host(make(min(episodes, AT_ONCE)))
     try:
         n_envs = env.num_envs
@@ -146,7 +167,8 @@ def play(make: Callable[[int], Any], act: Callable[[Any], Any], episodes: int, f
                 return_N[n], length_N[n], once_N[n] = 0.0, 0, False
     finally:
         env.close()
-    ended.sort(key=lambda e: e.environment)  # of an environment in order: what is told does not depend on which ended first
+    # of an environment in order: what is told does not depend on which ended first
+    ended.sort(key=lambda e: e.environment)
     _, returns, lengths, at_end, once = (np.array(column) for column in zip(*ended, strict=True))
     known = not any(s is None for s in at_end.tolist())
     success = (at_end.astype(bool), once.astype(bool)) if known else (None, None)
@@ -189,4 +211,6 @@ def _advanced(env: Any, action_N: Any) -> _Step:
     if chunk.success_NK is not None:
         success_N = np.take_along_axis(chunk.success_NK, np.maximum(chunk.steps_N - 1, 0)[:, None], 1)[:, 0]
     once_N = np.zeros(env.num_envs, bool) if chunk.success_NK is None else np.any(chunk.success_NK, axis=1)
-    return _Step(chunk.obs_N, chunk.reward_NK.sum(1), chunk.steps_N, chunk.terminated_N | chunk.truncated_N, once_N, success_N)
+    return _Step(
+        chunk.obs_N, chunk.reward_NK.sum(1), chunk.steps_N, chunk.terminated_N | chunk.truncated_N, once_N, success_N
+    )

@@ -1,6 +1,8 @@
-"""A script waits at its exit for the runs that it has started. A notebook and an interactive shell do not: they are closed on purpose.
+"""A script waits at its exit for the runs that it has started. A notebook and an interactive shell do not: they are
+closed on purpose.
 
-Ctrl+C meanwhile ends them cleanly: the iteration that goes on is finished, the weights are kept. No signal handler is installed.
+Ctrl+C meanwhile ends them cleanly: the iteration that goes on is finished, the weights are kept. No signal handler is
+installed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def is_script() -> bool:
 
 
 def wait_at_exit(run: Waits) -> None:
-    """From now on. What is registered last is done first: called again when the executor has been started, which registers its own end."""
+    """From now on. What is registered last is done first: called again when the executor has been started, which
+    registers its own end.
+    """
     if is_script():
         _STARTED.add(run)
         atexit.unregister(_wait_for_all)
@@ -38,7 +42,8 @@ def wait_at_exit(run: Waits) -> None:
 
 
 def _wait_for_all() -> None:
-    failed = getattr(sys, "last_value", None) is not None  # the program ends by an exception: nobody wants what it has begun
+    # the program ends by an exception: nobody wants what it has begun
+    failed = getattr(sys, "last_value", None) is not None
     for run in list(_STARTED):
         _STARTED.discard(run)
         try:

@@ -35,12 +35,19 @@ class Until:
         if given is None:
             return cls({})
         if not isinstance(given, Mapping):
-            raise ConfigError(f"until={shown(given)}: goals by name, the first that is reached ends the run. Next: until={{'return': 475}}; also {_words()}.")
+            raise ConfigError(
+                f"until={shown(given)}: goals by name, the first that is reached ends the run. Next: until={{'return': "
+                f"475}}; also {_words()}."
+            )
         for name, value in given.items():
             if name not in WORDS:
-                raise UnknownNameError.of("goal of until", name, WORDS, f"Goals: {_words()}. Next: until={{'return': 475}}.")
+                raise UnknownNameError.of(
+                    "goal of until", name, WORDS, f"Goals: {_words()}. Next: until={{'return': 475}}."
+                )
             if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
-                raise ConfigError(f"until={{{name!r}: {shown(value)}}}: {WORDS[name]}, a number. Next: until={{'return': 475}}.")
+                raise ConfigError(
+                    f"until={{{name!r}: {shown(value)}}}: {WORDS[name]}, a number. Next: until={{'return': 475}}."
+                )
             if name in ("hours", "patience") and not float(value) > 0:
                 raise ConfigError(f"until={{{name!r}: {shown(value)}}}: it must be greater than 0.")
         return cls({name: float(value) for name, value in given.items()})
@@ -62,7 +69,9 @@ class Watch:
         self.reason = ""
 
     def look(self, row: Mapping[str, float]) -> bool:
-        """Whether the run is done, and then `reason` in words. ``row``: metrics of an iteration, of its evaluation with the prefix ``eval_``."""
+        """Whether the run is done, and then `reason` in words. ``row``: metrics of an iteration, of its evaluation with
+        the prefix ``eval_``.
+        """
         for name in ("return", "success_rate"):
             if name in self.goals and (found := self._value(row, name)) is not None and found >= self.goals[name]:
                 self.reason = f"{name} {found:.4g} ≥ {self.goals[name]:g}"
@@ -80,10 +89,14 @@ class Watch:
         return self._since >= self.goals["patience"]
 
     def _value(self, row: Mapping[str, float], name: str) -> float | None:
-        """Of the evaluation where there are any, else the mean of the latest iterations of training that ended episodes."""
+        """Of the evaluation where there are any, else the mean of the latest iterations of training that ended
+        episodes.
+        """
         if self.evaluates:
             return row.get(f"eval_{name}")
-        if name == next(iter(n for n in ("return", "success_rate") if n in self.goals)) and not math.isnan(row.get("return", math.nan)):
+        if name == next(iter(n for n in ("return", "success_rate") if n in self.goals)) and not math.isnan(
+            row.get("return", math.nan)
+        ):
             self._recent.append(row)
         known = [r[name] for r in self._recent if not math.isnan(r.get(name, math.nan))]
         return sum(known) / len(known) if len(known) == SMOOTHED else None

@@ -1,4 +1,6 @@
-"""Metrics to TensorBoard, Weights & Biases or MLflow, by name. A thread of their own writes them: one that hangs or dies stops nothing."""
+"""Metrics to TensorBoard, Weights & Biases or MLflow, by name. A thread of their own writes them: one that hangs or
+dies stops nothing.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,14 @@ KINDS: dict[str, Make] = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow"
 class Loggers:
     """All loggers of a run. Constructing raises `UnknownNameError` or `MissingDependencyError`; later nothing does."""
 
-    def __init__(self, names: Sequence[str], name: str, config: Mapping[str, Any], folder: Path, kinds: Mapping[str, Make] | None = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        name: str,
+        config: Mapping[str, Any],
+        folder: Path,
+        kinds: Mapping[str, Make] | None = None,
+    ) -> None:
         known = KINDS if kinds is None else kinds
         for given in names:
             if given not in known:
@@ -123,5 +132,8 @@ class Loggers:
         except BaseException as error:
             self._all.pop(name, None)
             logging.getLogger("rlinf_lab").warning(
-                "Logger %r ended: %s: %s. The run goes on without it; run.metrics has all.", name, type(error).__name__, said(error)
+                "Logger %r ended: %s: %s. The run goes on without it; run.metrics has all.",
+                name,
+                type(error).__name__,
+                said(error),
             )

@@ -24,16 +24,21 @@ class Options:
     eval_seed: int | None = None
     """of these environments; None: the run's own seed. Never one of training"""
     until: Until | Mapping[str, float] | None = None
-    """end as soon as one is reached: {"return": 475}, "success_rate" (0 to 1), "hours", "patience" (looks in a row without a better return).
-    Of evaluations where there are any, else of training, over five iterations"""
+    """end as soon as one is reached: {"return": 475}, "success_rate" (0 to 1), "hours", "patience" (looks in a row
+    without a better return). Of evaluations where there are any, else of training, over five iterations
+    """
     on_iteration: Callable[[Mapping[str, float]], Mapping[str, float] | None] | None = None
-    """called after each iteration with its metrics; numbers that it returns become metrics, too. What it raises fails the run"""
+    """called after each iteration with its metrics; numbers that it returns become metrics, too. What it raises fails
+    the run
+    """
     checkpoint_minutes: float | None = 10.0
     """write the learner's state so often; None: at the end only"""
     keep_checkpoints: int = 3
     """how many of these stay, the newest ones"""
     checkpoint_on_sigterm: bool = False
-    """write the state and end when the process is told to (a cluster's time limit); in scripts, for it installs a signal handler"""
+    """write the state and end when the process is told to (a cluster's time limit); in scripts, for it installs a
+    signal handler
+    """
     loggers: Sequence[str] = ()
     """"tensorboard", "wandb" (offline where WANDB_MODE says so), "mlflow\""""
     progress: bool | None = None
@@ -47,14 +52,27 @@ class Options:
             fits = every is None or _whole(every, 1)
         self._require("eval_every", fits, "environment steps, or {'iterations': n}. Next: eval_every=5_000")
         self._require("eval_episodes", _whole(self.eval_episodes, 1), "a whole number of at least 1")
-        self._require("eval_seed", self.eval_seed is None or _whole(self.eval_seed, 0), "a whole number of at least 0, or None")
-        self._require("on_iteration", self.on_iteration is None or callable(self.on_iteration), "a function of a dict of metrics")
+        self._require(
+            "eval_seed", self.eval_seed is None or _whole(self.eval_seed, 0), "a whole number of at least 0, or None"
+        )
+        self._require(
+            "on_iteration", self.on_iteration is None or callable(self.on_iteration), "a function of a dict of metrics"
+        )
         minutes = self.checkpoint_minutes
-        real = isinstance(minutes, numbers.Real) and not isinstance(minutes, bool) and math.isfinite(minutes) and minutes > 0
+        real = (
+            isinstance(minutes, numbers.Real)
+            and not isinstance(minutes, bool)
+            and math.isfinite(minutes)
+            and minutes > 0
+        )
         self._require("checkpoint_minutes", minutes is None or real, "minutes, greater than 0, or None")
         self._require("keep_checkpoints", _whole(self.keep_checkpoints, 0), "a whole number of at least 0")
         names = [self.loggers] if isinstance(self.loggers, str) else self.loggers
-        self._require("loggers", isinstance(names, Sequence) and all(isinstance(n, str) for n in names), "names. Next: loggers=['tensorboard']")
+        self._require(
+            "loggers",
+            isinstance(names, Sequence) and all(isinstance(n, str) for n in names),
+            "names. Next: loggers=['tensorboard']",
+        )
         object.__setattr__(self, "loggers", tuple(names))
         object.__setattr__(self, "until", Until.of(self.until))
 
@@ -89,5 +107,8 @@ def checked_metrics(given: Any) -> dict[str, float]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"on_iteration returned {shown(given)}: numbers by name, or None. Next: return {{'my_metric': 1.0}}; run.stop() ends a run.")
+        raise ConfigError(
+            f"on_iteration returned {shown(given)}: numbers by name, or None. Next: return {{'my_metric': 1.0}}; "
+            "run.stop() ends a run."
+        )
     return logged("on_iteration", given)

@@ -1,26 +1,30 @@
 """Algorithms by name: what a recipe is, and where the known ones live.
 
-A recipe is one readable file with a frozen dataclass of settings and a function that builds a `Workflow` from it. The front door asks this of it:
+A recipe is one readable file with a frozen dataclass of settings and a function that builds a `Workflow` from it. The
+front door asks this of it:
 
-    config      fields ``env``, ``max_episode_steps``, ``seed``, ``total_timesteps``, ``iterations``; properties ``updates`` (iterations of the whole run),
-                ``env_steps`` (of one iteration), ``factory`` (an `EnvFactory`), ``spec``; ``make_policy()`` gives a constructor of the policy, which has
+    config      fields ``env``, ``max_episode_steps``, ``seed``, ``total_timesteps``, ``iterations``; properties
+                ``updates`` (iterations of the whole run), ``env_steps`` (of one iteration), ``factory`` (an
+                `EnvFactory`), ``spec``; ``make_policy()`` gives a constructor of the policy, which has
                 ``act(obs, None)`` and ``load(weights)``; ``preset(env, **changes)`` where settings are known that learn
                 ``staleness``, optional: how many updates the acting weights may be old, for ``plan="auto"``
     build       ``build(config, state=None) -> Workflow``, whose iteration function takes one request:
                 "train"       one update; returns its metrics, a dict of numbers
-                "checkpoint"  the same; returns {"metrics": ..., "state": ...}; of several ranks the state may be a list; with "standing", what
-                              `SimulatorWorker.where_they_stand` returns, a run goes on exactly from there; "rollouts" (answers in the making) becomes
-                              one of the state's keys
-                "state"       returns the state, nothing is trained; "standing" is one of its keys (`rlinf_lab.workers.standing.stood`)
-    shares      ``shares(config)``, optional: for each worker that may have several ranks, in how many equal parts its work divides at most, such as
-                ``{"simulator": config.num_envs}``; what ``plan="auto"`` looks at
-    fuse        ``fuse(config, plan, state=None)``, optional: the same training as (workflow, plan) with fewer workers, for a plan that has some of them
-                together; None for another plan. Used for plans that the run finds by itself
-    state       a tree (dicts, lists, numbers, arrays, tensors, `PolicyWeights`, `Moments`) from which ``build(config, state)`` goes on;
-                ``state["weights"]`` are the policy's
+                "checkpoint"  the same; returns {"metrics": ..., "state": ...}; of several ranks the state may be a
+                              list; with "standing", what `SimulatorWorker.where_they_stand` returns, a run goes on
+                              exactly from there; "rollouts" (answers in the making) becomes one of the state's keys
+                "state"       returns the state, nothing is trained; "standing" is one of its keys
+                              (`rlinf_lab.workers.standing.stood`)
+    shares      ``shares(config)``, optional: for each worker that may have several ranks, in how many equal parts its
+                work divides at most, such as ``{"simulator": config.num_envs}``; what ``plan="auto"`` looks at
+    fuse        ``fuse(config, plan, state=None)``, optional: the same training as (workflow, plan) with fewer workers,
+                for a plan that has some of them together; None for another plan. Used for plans that the run finds by
+                itself
+    state       a tree (dicts, lists, numbers, arrays, tensors, `PolicyWeights`, `Moments`) from which
+                ``build(config, state)`` goes on; ``state["weights"]`` are the policy's
 
-A new algorithm is a file like `rlinf_lab.recipes.ppo` and one line in `HOMES`, or ``lab.train(Recipe("mine", MyConfig, my_build), ...)``, or, in a
-package of its own, an entry point of the group ``rlinf_lab.recipes`` that loads a `Recipe`.
+A new algorithm is a file like `rlinf_lab.recipes.ppo` and one line in `HOMES`, or ``lab.train(Recipe("mine", MyConfig,
+my_build), ...)``, or, in a package of its own, an entry point of the group ``rlinf_lab.recipes`` that loads a `Recipe`.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ from rlinf_lab.vecenv import environment
 from rlinf_lab.workflow.workflow import Workflow
 
 GROUP = "rlinf_lab.recipes"
-#: By name: the module, its configuration and the function that builds the workflow. Loaded when asked for, torch with them.
+#: By name: the module, its configuration and the function that builds the workflow. Loaded when asked for, torch with
+#: them.
 HOMES = {
     "clone": ("rlinf_lab.recipes.clone", "CloneConfig", "build"),
     "dagger": ("rlinf_lab.recipes.dagger", "DAggerConfig", "build"),
@@ -64,7 +69,8 @@ def no_shares(_config: Any) -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """An algorithm: its settings and how its workflow is built. See the module's docstring for what is asked of both."""
+    """An algorithm: its settings and how its workflow is built. See the module's docstring for what is asked of both.
+    """
 
     name: str
     """as `train` takes it"""
@@ -79,7 +85,9 @@ class Recipe:
     fuse: Callable[..., tuple[Workflow, ExecutionPlan] | None] | None = None
     """``fuse(config, plan, state=None)``; None: never"""
 
-    def fused(self, config: Any, workflow: Workflow, plan: ExecutionPlan, state: Any = None) -> tuple[Workflow, ExecutionPlan]:
+    def fused(
+        self, config: Any, workflow: Workflow, plan: ExecutionPlan, state: Any = None
+    ) -> tuple[Workflow, ExecutionPlan]:
         """As `fuse` has it where there is such a thing, else as given."""
         found = None if self.fuse is None else self.fuse(config, plan, state)
         return (workflow, plan) if found is None else found
@@ -101,7 +109,9 @@ def find(algorithm: str | Recipe, env: Any = None) -> Recipe:
     if isinstance(algorithm, Recipe):
         return algorithm
     if not isinstance(algorithm, str):
-        raise ConfigError(f"train({shown(algorithm)}): the name of an algorithm, or a Recipe. Next: lab.train('ppo', 'CartPole-v1').")
+        raise ConfigError(
+            f"train({shown(algorithm)}): the name of an algorithm, or a Recipe. Next: lab.train('ppo', 'CartPole-v1')."
+        )
     if algorithm in HOMES:
         module, config, build = HOMES[algorithm]
         home = importlib.import_module(module)
@@ -109,13 +119,23 @@ def find(algorithm: str | Recipe, env: Any = None) -> Recipe:
         if algorithm in POLICIES:
             module, name = POLICIES[algorithm]
             policy = getattr(importlib.import_module(module), name)
-        return Recipe(algorithm, getattr(home, config), getattr(home, build), getattr(home, "shares", no_shares), policy, getattr(home, "fuse", None))
+        return Recipe(
+            algorithm,
+            getattr(home, config),
+            getattr(home, build),
+            getattr(home, "shares", no_shares),
+            policy,
+            getattr(home, "fuse", None),
+        )
     found = {point.name: point for point in entry_points(group=GROUP)}
     if algorithm not in found:
         raise UnknownNameError.of("algorithm", algorithm, [*HOMES, *found])
     loaded = found[algorithm].load()
     if not isinstance(loaded, Recipe):
-        raise ConfigError(f"The entry point {algorithm!r} of {GROUP!r} loads {shown(loaded)}, which is no Recipe. Next: let it name a Recipe(...).")
+        raise ConfigError(
+            f"The entry point {algorithm!r} of {GROUP!r} loads {shown(loaded)}, which is no Recipe. Next: let it name "
+            "a Recipe(...)."
+        )
     return loaded
 
 
@@ -140,4 +160,6 @@ def name_of(config: Any) -> str:
     for name, (module, kind, _) in HOMES.items():
         if type(config).__name__ == kind and type(config).__module__ == module:
             return name
-    raise ConfigError(f"{type(config).__name__} is of no algorithm that is known by name. Next: give the run itself, policy=run.")
+    raise ConfigError(
+        f"{type(config).__name__} is of no algorithm that is known by name. Next: give the run itself, policy=run."
+    )

@@ -14,12 +14,16 @@ from rlinf_lab.notebook import in_notebook
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.vecenv import Runner
 
-#: Words of earlier versions and of other libraries, and what they are called here; the first of the new ones that the recipe has.
+#: Words of earlier versions and of other libraries, and what they are called here; the first of the new ones that the
+#: recipe has.
 OLD_WORDS = {
-    "lam": ("gae_lambda",), "horizon": ("max_episode_steps",), "steps": ("n_steps",), "rollout": ("n_steps",), "minibatch": ("batch_size",),
+    "lam": ("gae_lambda",), "horizon": ("max_episode_steps",), "steps": ("n_steps",), "rollout": ("n_steps",),
+    "minibatch": ("batch_size",),
     "minibatch_size": ("batch_size",), "epochs": ("n_epochs",), "clip": ("clip_range",), "clip_eps": ("clip_range",),
-    "value_coefficient": ("vf_coef",), "entropy_coefficient": ("ent_coef",), "lr": ("learning_rate",), "hidden": ("net_arch",),
-    "log_std": ("log_std_init",), "n_envs": ("num_envs",), "env_id": ("env",), "discount": ("gamma",), "n_iterations": ("iterations",),
+    "value_coefficient": ("vf_coef",), "entropy_coefficient": ("ent_coef",), "lr": ("learning_rate",),
+    "hidden": ("net_arch",),
+    "log_std": ("log_std_init",), "n_envs": ("num_envs",), "env_id": ("env",), "discount": ("gamma",),
+    "n_iterations": ("iterations",),
 }  # fmt: skip
 
 
@@ -30,7 +34,10 @@ def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Map
     """
     check_names(recipe, given)
     if env is None and given.get("data") is None:
-        raise ConfigError(f"train({recipe.name!r}): there is no environment to train on. Next: lab.train({recipe.name!r}, 'CartPole-v1').")
+        raise ConfigError(
+            f"train({recipe.name!r}): there is no environment to train on. Next: lab.train({recipe.name!r}, "
+            "'CartPole-v1')."
+        )
     if given.get("policy") is not None and "policy" in recipe.fields:
         given = {**given, "policy": gone_on_from(given["policy"])}
     settings = dict(given) if total_timesteps is None else {**given, "total_timesteps": total_timesteps}
@@ -41,9 +48,11 @@ def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Map
 
 
 def with_runner(config: Any) -> tuple[Any, Runner | None]:
-    """The configuration with the name of what steps its environments, and what that is. (as it is, None) where a recipe has no such field.
+    """The configuration with the name of what steps its environments, and what that is. (as it is, None) where a recipe
+    has no such field.
 
-    Chosen once for a run, and kept in its folder: runners differ in the last digits of their numbers, and which one is fastest differs from day to day.
+    Chosen once for a run, and kept in its folder: runners differ in the last digits of their numbers, and which one is
+    fastest differs from day to day.
     """
     if not hasattr(config, "runner"):
         return config, None
@@ -52,17 +61,26 @@ def with_runner(config: Any) -> tuple[Any, Runner | None]:
 
 
 def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
-    """Raises `UnknownNameError`: with the new word for an old one, with the nearest for others. ``own``: what `train` takes besides."""
+    """Raises `UnknownNameError`: with the new word for an old one, with the nearest for others. ``own``: what `train`
+    takes besides.
+    """
     for name in given:
         if name in recipe.fields:
             continue
         new = next((word for word in OLD_WORDS.get(name, ()) if word in recipe.fields), None)
         if new is not None:
             raise UnknownNameError(f"{name!r} is called {new!r} here. Next: {new}={shown(given[name])}.")
-        raise UnknownNameError.of(f"setting of {recipe.name!r}", name, [*recipe.fields, *(own or {})], f"All of them: help({recipe.config.__name__}).")
+        raise UnknownNameError.of(
+            f"setting of {recipe.name!r}",
+            name,
+            [*recipe.fields, *(own or {})],
+            f"All of them: help({recipe.config.__name__}).",
+        )
 
 
-def configured_again(recipe: Recipe, kept: RunFolder, env: Any, total_timesteps: int | None, given: Mapping[str, Any]) -> Any:
+def configured_again(
+    recipe: Recipe, kept: RunFolder, env: Any, total_timesteps: int | None, given: Mapping[str, Any]
+) -> Any:
     """The configuration of a run's folder, changed by ``given``."""
     plain = kept.read_json("config.json") | ({} if env is None else {"env": env}) | dict(given)
     if "policy" in plain:
@@ -73,7 +91,8 @@ def configured_again(recipe: Recipe, kept: RunFolder, env: Any, total_timesteps:
             raise UnknownNameError.of(f"setting of {recipe.name!r}", name, recipe.fields)
         if isinstance(value, dict) and set(value) == {"object"}:
             raise ConfigError(
-                f"{name} of the run in {str(kept.path)!r} was an object of its program, {value['object']}, which a file does not hold. "
+                f"{name} of the run in {str(kept.path)!r} was an object of its program, {value['object']}, which a "
+                "file does not hold. "
                 f"Next: give it again, {name}={value['object']}."
             )
     if total_timesteps is not None:
@@ -91,11 +110,14 @@ def gone_on_from(given: Any, env: Any = None) -> Any:
     """A run, a loaded policy or a run's folder as `StartingPolicy`. Also one from a file; what makes a module stays as
     it is.
 
-    ``env``: of the run that goes on, where the other one's was an object. `ConfigError` for a policy of which nobody knows how it is made.
+    ``env``: of the run that goes on, where the other one's was an object. `ConfigError` for a policy of which nobody
+    knows how it is made.
     """
     if isinstance(given, dict) and set(given) == {"policy_of"}:
         recipe = find(str(given["policy_of"]["algorithm"]))
-        plain = {name: value for name, value in given["policy_of"]["config"].items() if not _is_spare(recipe, name, value)}
+        plain = {
+            name: value for name, value in given["policy_of"]["config"].items() if not _is_spare(recipe, name, value)
+        }
         if isinstance(plain.get("env"), dict):
             plain["env"] = env
         plain["policy"] = gone_on_from(plain.get("policy"), env)

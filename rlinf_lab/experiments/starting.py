@@ -33,15 +33,17 @@ def train(
 ) -> TrainingRun:
     """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
 
-    ``algorithm``: "ppo", "clone", ... or a `Recipe`. ``env``: an id, a factory, a class; may be left out where data says it. ``total_timesteps``: environment steps over all environments,
-    rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores and
-    GPUs of this machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it found); or an
-    `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on one core. ``executor``: "local"
-    (threads), "processes" or "ray"; None: "local" where the plan uses one device. ``folder``: where the run is kept; None: a new one in
-    ``runs/``; False: nowhere. ``settings``: fields of the recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``,
-    ``on_iteration``, ``loggers``, …
+    ``algorithm``: "ppo", "clone", ... or a `Recipe`. ``env``: an id, a factory, a class; may be left out where data
+    says it. ``total_timesteps``: environment steps over all environments, rounded up to whole iterations. ``plan``:
+    "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores and GPUs of this
+    machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it
+    found); or an `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on
+    one core. ``executor``: "local" (threads), "processes" or "ray"; None: "local" where the plan uses one device.
+    ``folder``: where the run is kept; None: a new one in ``runs/``; False: nowhere. ``settings``: fields of the
+    recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``, ``on_iteration``, ``loggers``, …
 
-    Raises `ConfigError`, `UnknownNameError` or `PlanError` before anything starts; what a worker raises comes from `TrainingRun.wait`.
+    Raises `ConfigError`, `UnknownNameError` or `PlanError` before anything starts; what a worker raises comes from
+    `TrainingRun.wait`.
     """
     recipe = find(algorithm, env)
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
@@ -49,17 +51,30 @@ def train(
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
     workflow = recipe.build(config)
     home = home_of(config)
-    auto = auto_plan(plan, devices if devices is not None or plan != "auto" else home, recipe, config, executor, workflow)
+    auto = auto_plan(
+        plan, devices if devices is not None or plan != "auto" else home, recipe, config, executor, workflow
+    )
     first = auto.first(workflow) if auto is not None else None
     finds_itself = plan is None or (first is not None and not first.measures)
     plan = plan if first is None else first.plan
-    if isinstance(plan, ExecutionPlan) and set(plan.placements) != set(workflow.graph.workers):  # perhaps of a run that found its plan itself
+    # perhaps of a run that found its plan itself
+    if isinstance(plan, ExecutionPlan) and set(plan.placements) != set(workflow.graph.workers):
         workflow, plan = recipe.fused(config, workflow, plan)
     plan = checked_plan(plan, workflow, home)
     if finds_itself:
         workflow, plan = recipe.fused(config, workflow, plan)
     kept = folder_of(folder, recipe, config)
-    return TrainingRun(recipe, config, workflow, plan, first.executor if first else executor_for(plan, executor), options, kept, auto=auto, runner=runner)
+    return TrainingRun(
+        recipe,
+        config,
+        workflow,
+        plan,
+        first.executor if first else executor_for(plan, executor),
+        options,
+        kept,
+        auto=auto,
+        runner=runner,
+    )
 
 
 def resume(
@@ -73,10 +88,12 @@ def resume(
 ) -> TrainingRun:
     """Go on with a run from its folder, which keeps it from then on. Returns at once.
 
-    The learner goes on exactly where it was, and so do environments that save their state, under the plan that the run had: on cores the numbers are
-    those of a run that was never interrupted. Other environments begin new episodes. The run's repr says which, and why.
+    The learner goes on exactly where it was, and so do environments that save their state, under the plan that the run
+    had: on cores the numbers are those of a run that was never interrupted. Other environments begin new episodes. The
+    run's repr says which, and why.
 
-    ``total_timesteps``: of both together; None: as the run was begun. ``env``: again, where it was no id but an object. ``settings``: as in `train`.
+    ``total_timesteps``: of both together; None: as the run was begun. ``env``: again, where it was no id but an object.
+    ``settings``: as in `train`.
     """
     kept = RunFolder(folder)
     about, recipe, start = kept.read_json("run.json"), kept.recipe(), kept.state()
@@ -94,7 +111,19 @@ def resume(
     plan = checked_plan(before if plan is None else plan, workflow)
     rows = {number: row for number, row in kept.rows().items() if number <= start.iteration}
     executor = executor_for(plan, executor or about.get("executor"))
-    return TrainingRun(recipe, config, workflow, plan, executor, options, kept, start, rows, runner=runner, begins_anew=begins_anew(workflow, plan))
+    return TrainingRun(
+        recipe,
+        config,
+        workflow,
+        plan,
+        executor,
+        options,
+        kept,
+        start,
+        rows,
+        runner=runner,
+        begins_anew=begins_anew(workflow, plan),
+    )
 
 
 def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:
@@ -110,7 +139,9 @@ def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:
 
 
 def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> Any:
-    """The policy of a run's folder: ``load_policy(...).act(obs)``. ``best``: of the best evaluation. ``env``: again, where it was an object."""
+    """The policy of a run's folder: ``load_policy(...).act(obs)``. ``best``: of the best evaluation. ``env``: again,
+    where it was an object.
+    """
     kept = RunFolder(folder)
     recipe = kept.recipe()
     return recipe.policy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
@@ -125,9 +156,13 @@ def auto_plan(
         staleness = getattr(config, "staleness", 0)
         behind = staleness if isinstance(staleness, int) else 0  # GRPO's is the name of a rule
         networks = tuple(name for name, worker in workflow.workers.items() if issubclass(worker.cls, TorchWorker))
-        return AutoPlan(recipe.shares(config), found, executor or "processes", behind, recipe.fuse is not None, networks)
+        return AutoPlan(
+            recipe.shares(config), found, executor or "processes", behind, recipe.fuse is not None, networks
+        )
     if devices is not None:
-        raise ConfigError(f"train(devices={shown(devices)}): for plan='auto' only; a plan names its own. Next: leave one of them out.")
+        raise ConfigError(
+            f"train(devices={shown(devices)}): for plan='auto' only; a plan names its own. Next: leave one of them out."
+        )
     return None
 
 
@@ -137,19 +172,26 @@ def all_devices() -> list[str]:
 
 
 def home_of(config: Any) -> list[str] | None:
-    """The GPU of a simulator that steps on one: all workers stay there, and nothing is copied. None for others: the cores of this machine."""
+    """The GPU of a simulator that steps on one: all workers stay there, and nothing is copied. None for others: the
+    cores of this machine.
+    """
     there = getattr(getattr(config, "spec", None), "device", None)
     return [there] if there is not None and there.startswith("cuda") else None
 
 
 def checked_plan(plan: Any, workflow: Workflow, home: Sequence[str] | None = None) -> ExecutionPlan:
-    """The plan, or one core (of ``home``, the first device) for all. `ConfigError` for what is none, `PlanError` for one that does not fit."""
+    """The plan, or one core (of ``home``, the first device) for all. `ConfigError` for what is none, `PlanError` for
+    one that does not fit.
+    """
     if plan is None:
         return ExecutionPlan.temporal(workflow, (home or devices_here("cpu"))[:1])
     if callable(plan) and not isinstance(plan, type):
         plan = plan(workflow)
     if not isinstance(plan, ExecutionPlan):
-        raise ConfigError(f"train(plan={shown(plan)}): 'auto', an ExecutionPlan, or None. Next: lab.plan(run.workflow, ...).best.execution.")
+        raise ConfigError(
+            f"train(plan={shown(plan)}): 'auto', an ExecutionPlan, or None. Next: lab.plan(run.workflow, "
+            "...).best.execution."
+        )
     plan.validate(workflow)
     return plan
 
@@ -167,6 +209,9 @@ def folder_of(folder: Any, recipe: Recipe, config: Any) -> RunFolder | None:
         return new_folder(ROOT, recipe.name, env_name(config))
     kept = RunFolder(folder)
     if (kept.path / "run.json").exists():
-        raise ConfigError(f"train(folder={str(kept.path)!r}): there is a run in it. Next: lab.resume({str(kept.path)!r}), or another folder.")
+        raise ConfigError(
+            f"train(folder={str(kept.path)!r}): there is a run in it. Next: lab.resume({str(kept.path)!r}), or another "
+            "folder."
+        )
     kept.make()
     return kept

@@ -45,14 +45,17 @@ STOP_SECONDS = 30.0  # for the iteration that goes on; then it is given up
 class TrainingRun:
     """A training that goes on in the background; made by `train` and `resume`.
 
-    Attributes: ``recipe``, ``config`` (every setting), ``runner`` (what steps the environments, and why that), ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames,
-    channels), ``reason`` (why it ended before its last iteration, in words). Of a run that plans itself, ``auto`` says what was measured and chosen,
-    ``phases`` are the runs so far, ``phase_firsts`` the iterations before each, and ``workflow``, ``plan``, ``run`` and ``timeline`` are those of the latest.
+    Attributes: ``recipe``, ``config`` (every setting), ``runner`` (what steps the environments, and why that),
+    ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames, channels), ``reason``
+    (why it ended before its last iteration, in words). Of a run that plans itself, ``auto`` says what was measured and
+    chosen, ``phases`` are the runs so far, ``phase_firsts`` the iterations before each, and ``workflow``, ``plan``,
+    ``run`` and ``timeline`` are those of the latest.
     """
 
     def __init__(
         self, recipe: Recipe, config: Any, workflow: Workflow, plan: ExecutionPlan, executor: str, options: Options,
-        folder: RunFolder | None, start: Snapshot | None = None, rows: dict[int, Row] | None = None, auto: AutoPlan | None = None,
+        folder: RunFolder | None, start: Snapshot | None = None, rows: dict[int, Row] | None = None,
+        auto: AutoPlan | None = None,
         runner: Runner | None = None, begins_anew: str = "",
     ) -> None:  # fmt: skip
         first = 0 if start is None else start.iteration
@@ -60,7 +63,9 @@ class TrainingRun:
         self.runner, self._begins_anew = runner, begins_anew
         self.error: BaseException | None = None
         self._folder = folder
-        best = None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
+        best = (
+            None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
+        )
         self._keeper = Keeper(folder, options.checkpoint_minutes, options.keep_checkpoints, best)
         self._watch = Watch(options.goals, options.eval_every is not None)
         self._between = Between(first, config.updates, self._wants_state, self._took)
@@ -91,7 +96,9 @@ class TrainingRun:
         try:
             while not self._done.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError(f"{self!r} has not ended after {timeout} s; it goes on. Next: run.stop() or run.wait().")
+                    raise TimeoutError(
+                        f"{self!r} has not ended after {timeout} s; it goes on. Next: run.stop() or run.wait()."
+                    )
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -126,7 +133,8 @@ class TrainingRun:
         """starting, running, paused, finished, stopped or failed."""
         if self.error is not None or self.run.state == "failed":
             return "failed"
-        if not self._is_over and self.run.state == "finished":  # a phase: the next one begins, or the end is being written
+        # a phase: the next one begins, or the end is being written
+        if not self._is_over and self.run.state == "finished":
             return "running"
         return "stopped" if self._stopped and self.run.state in ENDED else self.run.state
 
@@ -137,7 +145,9 @@ class TrainingRun:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, …; what evaluations found begins with ``eval_``."""
+        """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, …; what evaluations found
+        begins with ``eval_``.
+        """
         import pandas as pd
 
         rows = self._between.rows
@@ -150,9 +160,11 @@ class TrainingRun:
 
     @property
     def samples(self) -> pd.DataFrame:
-        """One row for each of the latest ten thousand completions: prompt, text, reward, versions, what was discarded and why.
+        """One row for each of the latest ten thousand completions: prompt, text, reward, versions, what was discarded
+        and why.
 
-        Of all phases, and of the run that this one goes on from. ``attrs["total"]``: how many there were. Kept in the run's folder.
+        Of all phases, and of the run that this one goes on from. ``attrs["total"]``: how many there were. Kept in the
+        run's folder.
         """
         return joined([self._earlier, *(phase.samples for phase in self.phases)])
 
@@ -175,29 +187,38 @@ class TrainingRun:
         return self._watch.reason or ("stopped by the user" if self._stopped else "")
 
     def show(self) -> Any:
-        """Display the live dashboard, with the numbers of evaluations and of `Options.on_iteration`. A run that changes its plan goes on in it."""
+        """Display the live dashboard, with the numbers of evaluations and of `Options.on_iteration`. A run that changes
+        its plan goes on in it.
+        """
         self._shown.append(self._displayed(None))
         return self._shown[-1].board
 
     def _displayed(self, before: Shown | None) -> Shown:
         """The dashboard of this phase, in the place of that of an earlier one."""
         controls = {"pause": self.pause, "resume": self.unpause, "stop": lambda: self.stop(wait=False)}
-        return shown_live(self.run, Watched(self, self.run, self._between, self._began), charts_of(self.config), controls, before)
+        return shown_live(
+            self.run, Watched(self, self.run, self._between, self._began), charts_of(self.config), controls, before
+        )
 
     def __repr__(self) -> str:
         last = self._between.rows.get(self.iteration, {})
         value = f", return {last['return']:.4g}" if "return" in last else ""
-        why = f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
+        why = (
+            f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
+        )
         how = f"from the start of episodes ({self._begins_anew})" if self._begins_anew else "exactly where it was"
         resumed = f"; went on after iteration {self._between.first} {how}" if self._between.first else ""
         runner = f"; steps by {self.runner}" if self.runner is not None else ""
         return (
-            f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"
+            f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, "
+            f"iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"
         )
 
     # --- the policy ----------------------------------------------------------------------------------------
     def policy(self, best: bool = False) -> Any:
-        """The newest policy, or that of the ``best`` evaluation so far. While the run goes on it waits for the iteration's end."""
+        """The newest policy, or that of the ``best`` evaluation so far. While the run goes on it waits for the
+        iteration's end.
+        """
         return self.recipe.policy(self.config, self._best().weights if best else self._between.snapshot().weights)
 
     def evaluate(self, episodes: int = 50, seed: int | None = None, best: bool = False) -> Evaluation:
@@ -209,11 +230,14 @@ class TrainingRun:
         return self.policy(best).evaluate(episodes, seed)
 
     def film(self, path: str | os.PathLike[str], episodes: int = 2, best: bool = False) -> Film:
-        """Greedy episodes of the newest policy as an MP4. Returns what was written, or why nothing was; in a notebook it plays."""
+        """Greedy episodes of the newest policy as an MP4. Returns what was written, or why nothing was; in a notebook
+        it plays.
+        """
         return self.policy(best).film(path, episodes)
 
     def export(self, path: str | os.PathLike[str], best: bool = False) -> Path:
-        """The newest policy for other programs: ".pt2" (torch.export) or ".onnx", normalisation inside, equal to 1e-5."""
+        """The newest policy for other programs: ".pt2" (torch.export) or ".onnx", normalisation inside, equal to 1e-5.
+        """
         return self.policy(best).export(path)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -225,12 +249,20 @@ class TrainingRun:
         if self._keeper.best_snapshot is not None:
             self._keeper.best_snapshot.weights.save(folder.path / "best.safetensors")
         folder.write_state(snapshot)
-        folder.about(state=self.state, iteration=snapshot.iteration, iterations=self.config.updates, saved=time.time(), **this_process())
+        folder.about(
+            state=self.state,
+            iteration=snapshot.iteration,
+            iterations=self.config.updates,
+            saved=time.time(),
+            **this_process(),
+        )
         return folder.path
 
     def _best(self) -> Snapshot:
         if self._keeper.best_snapshot is None:
-            raise ConfigError("There is no best policy: nothing was evaluated so far. Next: lab.train(..., eval_every=5_000).")
+            raise ConfigError(
+                "There is no best policy: nothing was evaluated so far. Next: lab.train(..., eval_every=5_000)."
+            )
         return self._keeper.best_snapshot
 
     # --- the run's thread --------------------------------------------------------------------------------
@@ -246,8 +278,14 @@ class TrainingRun:
         iteration = int(row["iteration"])
         if snapshot is not None and self.options.evaluates_after(iteration, self.config.env_steps):
             began, cpu = time.perf_counter(), time.thread_time()
-            found = self.recipe.policy(self.config, snapshot.weights).evaluate(self.options.eval_episodes, self.options.eval_seed)
-            row |= {**found.row(), "eval_seconds": time.perf_counter() - began, "eval_cpu_seconds": time.thread_time() - cpu}
+            found = self.recipe.policy(self.config, snapshot.weights).evaluate(
+                self.options.eval_episodes, self.options.eval_seed
+            )
+            row |= {
+                **found.row(),
+                "eval_seconds": time.perf_counter() - began,
+                "eval_cpu_seconds": time.thread_time() - cpu,
+            }
             self._keeper.evaluated(found, snapshot)
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))
@@ -308,7 +346,14 @@ class TrainingRun:
         self.phases.append(started)
         self.phase_firsts.append(first)
         self._between.attach(started)
-        about = {"state": "running", "began": time.time(), "iteration": first, "iterations": self.config.updates, "executor": executor, **this_process()}
+        about = {
+            "state": "running",
+            "began": time.time(),
+            "iteration": first,
+            "iterations": self.config.updates,
+            "executor": executor,
+            **this_process(),
+        }
         if len(self.phases) == 1:
             self._tell_folder(**about)
         else:  # a disk that is full by now stops nothing
@@ -317,15 +362,24 @@ class TrainingRun:
         started.on_update(self._on_update)
 
     def _phase_seconds(self) -> list[float]:
-        """Of the iterations of this phase, as far as they are known. Where they overlap, from the end of one to the end of the next."""
-        if self.plan.staleness and self.auto is not None and self.auto.choice is not None and self.auto.choice.result_s is None:
+        """Of the iterations of this phase, as far as they are known. Where they overlap, from the end of one to the end
+        of the next.
+        """
+        if (
+            self.plan.staleness
+            and self.auto is not None
+            and self.auto.choice is not None
+            and self.auto.choice.result_s is None
+        ):
             ends = self.run.timeline.iterations()["end_ns"].sort_values()
             return [float(ns) / 1e9 for ns in ends.diff().iloc[1:]]
         rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
         return [row["seconds"] for row in rows if "seconds" in row]
 
     def _changes_phase(self) -> bool:
-        """A phase has ended, or has failed on a GPU: go on under the plan that `AutoPlan` says, from the newest state. False: the run ends here."""
+        """A phase has ended, or has failed on a GPU: go on under the plan that `AutoPlan` says, from the newest state.
+        False: the run ends here.
+        """
         if self.auto is None or self.run.state not in ("finished", "failed"):
             return False
         ended, failed = self.run, self.run.error if self.run.state == "failed" else None
@@ -365,7 +419,9 @@ class TrainingRun:
             self.show()
         elif self._line is None:
             steps = self.config.env_steps
-            self._line = Line(f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps)
+            self._line = Line(
+                f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps
+            )
 
     def _tell_folder(self, **about: Any) -> None:
         if self._folder is not None:
@@ -375,5 +431,14 @@ class TrainingRun:
     def _describe(self, folder: RunFolder) -> None:
         folder.write_json("config.json", to_plain(self.config))
         self.plan.save(folder.path / "plan.json")
-        seeds = {"training": self.config.seed, "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION)}
-        folder.about(algorithm=self.recipe.name, env=env_name(self.config), seeds=seeds, versions=versions(), runner=str(self.runner or ""))
+        seeds = {
+            "training": self.config.seed,
+            "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION),
+        }
+        folder.about(
+            algorithm=self.recipe.name,
+            env=env_name(self.config),
+            seeds=seeds,
+            versions=versions(),
+            runner=str(self.runner or ""),
+        )

@@ -9,21 +9,22 @@ from rlinf_lab.generation.completion import NOT_SAMPLED, Completion, Request, Sa
 from rlinf_lab.generation.engine import Engine
 from rlinf_lab.generation.generator import Generator
 from rlinf_lab.generation.hugging_face import LanguageModel, load_model
+from rlinf_lab.generation.known_models import KNOWN_MODELS, KnownModel, known_model, known_models
 from rlinf_lab.generation.log_probs import TokenBatch, token_batch, token_log_probs, token_log_probs_and_entropy
 from rlinf_lab.generation.small_model import small_model, warm_up
 from rlinf_lab.generation.transformers_generator import TransformersGenerator
 from rlinf_lab.generation.vllm_generator import VLLMGenerator
 
 __all__ = [
-    "NOT_SAMPLED", "Completion", "Engine", "Generator", "LanguageModel", "Request", "SamplingParams", "TokenBatch", "TransformersGenerator", "VLLMGenerator",
-    "generator", "load_model", "requests_for", "small_model", "token_batch", "token_log_probs", "token_log_probs_and_entropy", "warm_up",
+    "GENERATORS", "KNOWN_MODELS", "NOT_SAMPLED", "Completion", "Engine", "Generator", "KnownModel", "LanguageModel", "Request", "SamplingParams", "TokenBatch", "TransformersGenerator", "VLLMGenerator",
+    "generator", "known_model", "known_models", "load_model", "requests_for", "small_model", "token_batch", "token_log_probs", "token_log_probs_and_entropy", "warm_up",
 ]  # fmt: skip
 
-_BY_NAME: dict[str, type[Generator]] = {"own": Engine, "transformers": TransformersGenerator, "vllm": VLLMGenerator}
+GENERATORS: dict[str, type[Generator]] = {"own": Engine, "transformers": TransformersGenerator, "vllm": VLLMGenerator}
 
 
 def generator(name: str, model: Any, **options: Any) -> Generator:
     """The generator called ``name`` for ``model``: "own" (`Engine`), "transformers" or "vllm"; ``options`` go to it."""
-    if name not in _BY_NAME:
-        raise UnknownNameError.of("generator", name, _BY_NAME)
-    return _BY_NAME[name](model, **options)
+    if name not in GENERATORS:
+        raise UnknownNameError.of("generator", name, GENERATORS)
+    return GENERATORS[name](model, **options)

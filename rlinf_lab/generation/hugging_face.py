@@ -26,11 +26,14 @@ PAD, END = "<pad>", "<end>"
 class LanguageModel:
     """A causal language model with its tokenizer; both are transformers' own objects.
 
-    Attributes: ``module`` (a ``PreTrainedModel``, or a ``PeftModel`` around one) and ``tokenizer`` (with a padding token).
+    Attributes: ``module`` (a ``PreTrainedModel``, or a ``PeftModel`` around one) and ``tokenizer`` (with a padding token). ``chat``: prompts are put
+    into the tokenizer's chat template, after ``system_prompt``.
     """
 
     module: Any
     tokenizer: Any
+    chat: bool = False
+    system_prompt: str = ""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -55,6 +58,14 @@ class LanguageModel:
             known = set("".join(self.tokenizer.get_vocab()))
             raise ConfigError(f"{shown(text)} has characters that this tokenizer does not know: {sorted(set(text) - known)}. Next: an alphabet with them.")
         return np.asarray(ids, np.int64)
+
+    def encode_prompt(self, text: str) -> NDArray[np.int64]:
+        """Token ids of what the model is to go on from: `encode`, or with ``chat`` the user's turn and the beginning of the answer."""
+        if not self.chat or not text:
+            return self.encode(text)
+        turns = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        turns.append({"role": "user", "content": text})
+        return self.encode(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
 
     def decode(self, ids: Any) -> str:
         """The text of token ids, padding and end left out."""
@@ -114,9 +125,11 @@ def character_tokenizer(alphabet: Sequence[str]) -> Any:
 
 def load_model(
     path: str | Path, *, lora: int | None = None, gradient_checkpointing: bool = False, dtype: torch.dtype | None = None,
-    device: str | torch.device | None = None,
+    device: str | torch.device | None = None, chat: bool = False, system_prompt: str = "",
 ) -> LanguageModel:  # fmt: skip
     """Load a model and its tokenizer from a folder in Hugging Face's format.
+
+    ``chat``: put prompts into the tokenizer's chat template, after ``system_prompt``.
 
     ``lora``: rank of low-rank parts (Hu et al., arXiv 2106.09685) on every projection; only they are trained then. ``gradient_checkpointing``:
     compute activations twice instead of keeping them; the module is left in training mode then. ``dtype``: None takes the file's. Raises
@@ -135,6 +148,8 @@ def load_model(
             f"The tokenizer in {str(folder)!r} has no padding token. Next: set one, as in tokenizer.pad_token = {shown(tokenizer.eos_token)}, "
             "and tokenizer.save_pretrained() it there."
         )
+    if chat and tokenizer.chat_template is None:
+        raise ConfigError(f"The tokenizer in {str(folder)!r} has no chat template. Next: chat=False, or a model that was trained to chat.")
     module = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype or "auto").eval()
     if device is not None:
         module = module.to(device)
@@ -145,7 +160,7 @@ def load_model(
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None:
         module = _with_lora(module, lora)
-    return LanguageModel(module, tokenizer)
+    return LanguageModel(module, tokenizer, chat, system_prompt)
 
 
 def _with_lora(module: Any, rank: int) -> Any:

@@ -75,6 +75,8 @@ class VLLMGenerator(Generator):
             "model": str(folder), "skip_tokenizer_init": True, "max_num_seqs": slots, "max_model_len": max_length, "dtype": _dtype(folder),
             "logprobs_mode": "processed_logprobs", "disable_log_stats": True, "enforce_eager": self._on_cpu, "enable_sleep_mode": not self._on_cpu,
             "async_scheduling": False,
+            # On a CPU a prompt that is computed in two parts takes the seeded noise back, which torch's generators cannot there.
+            **({"enable_chunked_prefill": False} if self._on_cpu else {}),
         }  # fmt: skip
         self._engine = self._vllm.LLMEngine.from_engine_args(self._vllm.EngineArgs(**(options | engine)))
         config = self._engine.model_config

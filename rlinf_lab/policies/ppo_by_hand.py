@@ -1,11 +1,13 @@
-"""The gradients of proximal policy optimisation written out, for perceptrons on a core: half of the time of autograd at their usual sizes.
+"""The gradients of proximal policy optimisation written out, for perceptrons on a core.
 
-They are those of `algorithms.ppo_loss` with its default policy loss, into the memory of the parameters' gradients; a test holds both against each other.
+At their usual sizes that takes half of the time of autograd. They are those of `algorithms.ppo_loss` with its default
+policy loss, into the memory of the parameters' gradients; a test holds both against each other.
 Legend: B batch, X features, P parameters of the distribution, A components of an action.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -40,13 +42,18 @@ class PPOByHand:
 
     @staticmethod
     def works_for(policy: Any) -> bool:
-        """Whether all that is learnt are affine layers with tanh or relu between them, of actor and critic apart, and perhaps a deviation."""
-        if type(policy) is not ActorCritic or policy.shares_encoder or not _is_plain(policy.policy) or not _is_plain(policy.critic):
+        """Whether all that is learnt are affine layers with tanh or relu between them, and perhaps a deviation.
+
+        Actor and critic share nothing.
+        """
+        if type(policy) is not ActorCritic or policy.shares_encoder:
             return False
         fixed = all(type(e) is CombinedEncoder and not len(e.images) for e in (policy.encoder, policy.value_encoder))
         head: Any = policy.head
-        known = type(head) is CategoricalHead or (type(head) is GaussianHead and not head.state_std and not head.per_action)
-        return fixed and known and policy.preprocess.obs_mean.is_cpu and all(p.requires_grad for p in policy.parameters())
+        gaussian = type(head) is GaussianHead and not head.state_std and not head.per_action
+        plain = _is_plain(policy.policy) and _is_plain(policy.critic)
+        plain = plain and all(parameter.requires_grad for parameter in policy.parameters())
+        return fixed and plain and (gaussian or type(head) is CategoricalHead) and policy.preprocess.obs_mean.is_cpu
 
     def features(self, obs: Any) -> Tensor:
         """What both nets read, (B, X), of a tree of tensors."""
@@ -54,13 +61,31 @@ class PPOByHand:
             features_BX: Tensor = self.policy.encoder(self.policy.preprocess(obs))
         return features_BX
 
+    def of_rows(
+        self, trees: list[Any], numbers: list[Tensor], normalises: bool, **factors: float
+    ) -> Callable[[Tensor], dict[str, Tensor]]:
+        """`step` of some rows of all samples: ``trees`` of observations and actions, ``numbers`` as in `Minibatch`.
+
+        ``normalises``: advantages, within the rows.
+        """
+        features_BX, action_B = self.features(trees[0]), trees[1]
+
+        def step(rows_B: Tensor) -> dict[str, Tensor]:
+            old_B, advantage_B, return_B = (column[rows_B] for column in numbers[:3])
+            advantage_B = normalised(advantage_B) if normalises else advantage_B
+            return self.step(Minibatch(features_BX[rows_B], action_B[rows_B], old_B, advantage_B, return_B), **factors)
+
+        return step
+
     @torch.no_grad()
-    def step(self, batch: Minibatch, *, clip: float, value_coefficient: float, entropy_coefficient: float) -> dict[str, Tensor]:
+    def step(
+        self, batch: Minibatch, *, clip: float, value_coefficient: float, entropy_coefficient: float
+    ) -> dict[str, Tensor]:
         """Write the gradients. Returns what `LearnerWorker` logs."""
         params_BP, of_actor = self.actor.forward(batch.features_BX)
         value_B1, of_critic = self.critic.forward(batch.features_BX)
-        gaussian = type(self.head) is GaussianHead
-        drawn = _Gaussian(self.head, params_BP, batch.action_B) if gaussian else _Categorical(self.head, params_BP, batch.action_B)
+        kind: Any = _Gaussian if type(self.head) is GaussianHead else _Categorical
+        drawn = kind(self.head, params_BP, batch.action_B)
         rows = len(params_BP)
         log_ratio_B = drawn.log_prob_B - batch.log_prob_B
         ratio_B = log_ratio_B.exp()
@@ -71,9 +96,17 @@ class PPOByHand:
         error_B = value_B1.squeeze(1) - batch.return_B
         self.critic.backward((error_B * (value_coefficient / rows)).unsqueeze(1), of_critic)
         return {
-            "policy_loss": -torch.minimum(objective_B, clipped_B).mean(), "value_loss": 0.5 * torch.dot(error_B, error_B) / rows, "entropy": drawn.entropy_B.mean(),
-            "kl": (ratio_B - 1.0 - log_ratio_B).mean(), "clip_fraction": (ratio_B != inside_B).float().mean(),
-        }  # fmt: skip
+            "policy_loss": -torch.minimum(objective_B, clipped_B).mean(),
+            "value_loss": 0.5 * torch.dot(error_B, error_B) / rows,
+            "entropy": drawn.entropy_B.mean(),
+            "kl": (ratio_B - 1.0 - log_ratio_B).mean(),
+            "clip_fraction": (ratio_B != inside_B).float().mean(),
+        }
+
+
+def normalised(advantage_B: Tensor) -> Tensor:
+    """With mean 0 and deviation 1."""
+    return (advantage_B - advantage_B.mean()) / (advantage_B.std(correction=0) + 1e-8)
 
 
 class _Gaussian:
@@ -98,7 +131,8 @@ class _Categorical:
         self.chosen = [index_BA[:, i : i + 1] for i in range(len(head.counts))]
         self.probs = [log.exp() for log in self.logs]
         self.entropies = [-(p * log).sum(1, keepdim=True) for p, log in zip(self.probs, self.logs, strict=True)]
-        self.log_prob_B = torch.cat([log.gather(1, index) for log, index in zip(self.logs, self.chosen, strict=True)], 1).sum(1)
+        each = [log.gather(1, index) for log, index in zip(self.logs, self.chosen, strict=True)]
+        self.log_prob_B = torch.cat(each, 1).sum(1)
         self.entropy_B = torch.cat(self.entropies, 1).sum(1)
 
     def backward(self, pull_B: Tensor, entropy_coefficient: float) -> Tensor:
@@ -116,10 +150,12 @@ def _is_plain(net: nn.Module) -> bool:
     """Affine layers with one kind of activation between them."""
     kinds = [type(part) for part in net.children()] if type(net) is nn.Sequential else []
     between = set(kinds[1::2])
-    return len(kinds) % 2 == 1 and set(kinds[::2]) == {nn.Linear} and len(between) <= 1 and between <= {nn.Tanh, nn.ReLU}
+    affine = len(kinds) % 2 == 1 and set(kinds[::2]) == {nn.Linear}
+    return affine and len(between) <= 1 and between <= {nn.Tanh, nn.ReLU}
 
 
 def _perceptron(net: nn.Module) -> Perceptron:
     layers: list[Any] = [part for part in net.children() if isinstance(part, nn.Linear)]
     activation = "tanh" if any(isinstance(part, nn.Tanh) for part in net.children()) else "relu"
-    return Perceptron([(n.weight, n.bias) for n in layers], [(n.weight.grad, n.bias.grad) for n in layers], activation=activation)
+    values, gradients = [(n.weight, n.bias) for n in layers], [(n.weight.grad, n.bias.grad) for n in layers]
+    return Perceptron(values, gradients, activation=activation)

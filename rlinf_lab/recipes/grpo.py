@@ -15,10 +15,11 @@ A small model warms up on worked examples first. ``staleness`` lets responses go
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from rlinf_lab import tasks
 from rlinf_lab.algorithms import advantage, loss
 from rlinf_lab.algorithms.aggregation import AGGREGATIONS
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
-from rlinf_lab.generation import LanguageModel, SamplingParams, load_model, small_model
+from rlinf_lab.generation import GENERATORS, KNOWN_MODELS, LanguageModel, SamplingParams, load_model, small_model
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
 from rlinf_lab.tasks import Problem, Task, Tool
 from rlinf_lab.tasks.tools import tools_of
@@ -68,11 +69,16 @@ class GRPOConfig:
     env: str | Task
     """a task by name ("reasoning/remainder"), or a `Task`"""
     model: str = "small"
-    """"small": made here and warmed up; else the folder of a model in Hugging Face's format"""
+    """"small": made here and warmed up; else the folder of a model in Hugging Face's format, or a name whose weights are in
+    the hub's cache on this machine ("SmolLM2-135M", "Qwen3-0.6B"; `lab.generation.known_models` lists them)"""
     lora: int | None = None
     """of a model from a folder: rank of the low-rank parts that are trained alone; None: all weights are"""
     gradient_checkpointing: bool = False
     """of a model from a folder: compute activations twice instead of keeping them"""
+    chat: bool | None = None
+    """of a model from a folder: put prompts into its chat template; None: of one by name, which is trained to chat"""
+    system_prompt: str = ""
+    """that a chat begins with: how to answer, and that the answer comes after "#" """
     total_timesteps: int | None = None
     """responses of the whole run, rounded up to whole iterations; None: as many as ``iterations`` give"""
     iterations: int | None = 200
@@ -143,7 +149,9 @@ class GRPOConfig:
     engine: str = "own"
     """what generates: "own", "transformers", ... (`generation.generator`)"""
     slots: int = 256
-    """responses that an own engine works on at once"""
+    """responses that it works on at once"""
+    engine_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """of the engine, such as ``{"gpu_memory_utilization": 0.4}`` of vLLM's"""
     staleness: str | StalenessPolicy = "bound"
     """what becomes of stale responses: "bound" leaves it to the plan's ``staleness``, with iterations that finish what
     they begin. With "pace", "block", "drop_oldest", "drop_stale", "recycle" an iteration ends with its groups, and what
@@ -183,16 +191,9 @@ class GRPOConfig:
             "env", isinstance(self.env, (str, Task)), "a task's name, such as 'reasoning/remainder', or a Task"
         )
         for name in (
-            "prompts",
-            "max_tokens",
-            "max_calls",
-            "tool_concurrency",
-            "minibatches",
-            "slots",
-            "hidden",
-            "layers",
+            "prompts", "max_tokens", "max_calls", "tool_concurrency", "minibatches", "slots", "hidden", "layers",
             "warm_up_batch_size",
-        ):
+        ):  # fmt: skip
             self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
         self._require(
             "group_size",
@@ -203,13 +204,9 @@ class GRPOConfig:
             self._require(name, _whole(getattr(self, name), 0), "a whole number of at least 0")
         self._require("gae_lambda", _real(self.gae_lambda) and 0 <= self.gae_lambda <= 1, "a number between 0 and 1")
         for name in (
-            "critic_learning_rate",
-            "temperature",
-            "learning_rate",
-            "max_grad_norm",
-            "weight_cap",
+            "critic_learning_rate", "temperature", "learning_rate", "max_grad_norm", "weight_cap",
             "warm_up_learning_rate",
-        ):
+        ):  # fmt: skip
             self._require(name, _real(value := getattr(self, name)) and value > 0, "a number greater than 0")
         for name in ("clip_range", "clip_range_high", "reward_timeout_s"):
             value = getattr(self, name)
@@ -233,7 +230,7 @@ class GRPOConfig:
         self._require("concurrency", _real(self.concurrency) and self.concurrency >= 1, "a number of at least 1")
         self._require("dispatch", self.dispatch in DISPATCH, " or ".join(map(repr, DISPATCH)))
         self._require("lora", self.lora is None or _whole(self.lora, 1), "a rank of at least 1, or None")
-        for name in ("lora", "gradient_checkpointing"):
+        for name in ("lora", "gradient_checkpointing", "chat", "system_prompt"):
             own = self.model == "small" and getattr(self, name)
             self._require(name, not own, "left out with model='small', which trains whole: give the folder of a model")
         self._require("critic", not (self.critic and self.dynamic_sampling), "False with dynamic_sampling")
@@ -245,6 +242,8 @@ class GRPOConfig:
         if policy.name != "bound":
             self._require("dynamic_sampling", not self.dynamic_sampling, f"False with staleness={policy.name!r}")
             self._require("dispatch", self.dispatch == "even", f"'even' with staleness={policy.name!r}")
+        self._require("engine_options", isinstance(self.engine_options, Mapping), "names and values, as in a dict")
+        self._require("engine", self.engine in GENERATORS, " or ".join(map(repr, GENERATORS)))
         buffer = self.overlong_buffer
         self._require(
             "overlong_buffer",
@@ -265,10 +264,8 @@ class GRPOConfig:
             self.level is None or (_whole(self.level, 1) and self.level <= task.levels),
             f"between 1 and {task.levels}, or None",
         )
-        if self.model != "small" and not Path(self.model).is_dir():
-            raise ConfigError(
-                f"GRPOConfig.model is {shown(self.model)}, which is neither 'small' nor a folder. Next: the path of a saved model."
-            )
+        if self.model != "small":
+            self._folder()
 
     def _require(self, field: str, holds: bool, limit: str) -> None:
         if not holds:
@@ -303,6 +300,18 @@ class GRPOConfig:
             return self.prompts * math.ceil(self.concurrency + self.oversample)
         return math.ceil(self.prompts * self.oversample)
 
+    def _folder(self) -> Path:
+        """Of the model's files. `ConfigError` where they are not here."""
+        if Path(self.model).is_dir():
+            return Path(self.model)
+        if self.model in KNOWN_MODELS:
+            return KNOWN_MODELS[self.model].folder()
+        known = difflib.get_close_matches(self.model, KNOWN_MODELS, n=1, cutoff=0.5)
+        raise ConfigError(
+            f"GRPOConfig.model is {shown(self.model)}, which is neither 'small' nor a folder, nor a name. "
+            f"Next: {f'{known[0]!r}, or ' if known else ''}the path of a saved model; lab.generation.known_models() lists names."
+        )
+
     def task(self) -> Task:
         """The task. `UnknownNameError` with the nearest name."""
         return self.env if isinstance(self.env, Task) else tasks.make(self.env.removeprefix(ROOM))
@@ -310,9 +319,11 @@ class GRPOConfig:
     def language_model(self) -> Callable[[], LanguageModel]:
         """The constructor that generator and learner share: equal initial weights."""
         if self.model != "small":
+            chat = self.model in KNOWN_MODELS if self.chat is None else self.chat
             return partial(
-                load_model, os.fspath(self.model), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing
-            )
+                load_model, os.fspath(self._folder()), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing,
+                chat=chat, system_prompt=self.system_prompt,
+            )  # fmt: skip
         longest = 512 if self.max_tokens <= 384 else 2 * self.max_tokens
         return partial(
             small_model,
@@ -418,7 +429,7 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     )  # fmt: skip
     params = SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
     start = None if state is None else ModelWeights(state["version"], state["weights"].arrays)
-    options: dict[str, Any] = {"slots": config.slots} if config.engine == "own" else {}
+    options: dict[str, Any] = {"slots": config.slots, **config.engine_options}
     kind: type[GeneratorWorker] = GeneratorWorker
     continuing = config.policy.name != "bound"
     if continuing:

@@ -1,4 +1,4 @@
-"""The remainder of a division, worked out by subtracting: short for some problems, very long for others."""
+"""The remainder of a division, worked out digit by digit."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from rlinf_lab.tasks.task import MARK, Problem, RewardResult, Task, exact
 
 
 class Remainder(Task):
-    """``47%6=`` is answered by ``41,35,29,23,17,11,5#5``: level k has dividends of up to 30·k + 9.
+    """``874%6=`` is answered by ``2:74,3:4,4#4``: after each digit the remainder so far, and the digits still to come.
 
-    A solution has as many numbers as the quotient, so lengths have the long tail of dividing by small numbers.
+    A dividend has three digits or more: of level k one in k + 1 has no further one, and so on, up to 4·k + 4. A solution
+    is as long as their square, so a few are very long. There are many more problems than steps of one digit, so what
+    was learnt from some helps with others. Guessing is right in 23 % of cases.
     """
 
     name: ClassVar[str] = "remainder"
-    alphabet = "0123456789%=,#"
+    alphabet = "0123456789%=:,#"
     levels = 3
-    max_length = 3 * 49 + 2
+    max_length = 3 * 16 + 15 * 16 // 2
 
     def problem(self, rng: np.random.Generator, level: int) -> Problem:
-        a, b = int(rng.integers(10, 30 * level + 10)), int(rng.integers(2, 10))
-        return Problem(f"{a}%{b}=", str(a % b), level, {"dividend": a, "divisor": b})
+        digits = min(2 + int(rng.geometric(1 / (level + 1))), 4 * level + 4)
+        dividend = int(rng.integers(1, 10)) * 10 ** (digits - 1) + int(rng.integers(10 ** (digits - 1)))
+        divisor = int(rng.integers(2, 10))
+        detail = {"dividend": dividend, "divisor": divisor}
+        return Problem(f"{dividend}%{divisor}=", str(dividend % divisor), level, detail)
 
     def solution(self, problem: Problem) -> str:
-        a, b = problem.detail["dividend"], problem.detail["divisor"]
-        return ",".join(str(rest) for rest in range(a - b, -1, -b)) + f"{MARK}{problem.answer}"
+        text, rest, steps = str(problem.detail["dividend"]), 0, []
+        for place, digit in enumerate(text):
+            rest = (10 * rest + int(digit)) % problem.detail["divisor"]
+            steps.append(f"{rest}:{text[place + 1 :]}".rstrip(":"))
+        return ",".join(steps) + f"{MARK}{problem.answer}"
 
     def reward(self, problem: Problem, completion: str) -> RewardResult:
         return exact(problem, completion)

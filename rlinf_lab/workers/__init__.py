@@ -8,4 +8,14 @@ from rlinf_lab.workers.rollout import RolloutWorker
 from rlinf_lab.workers.shards import ShardGroup
 from rlinf_lab.workers.simulator import SimulatorWorker
 
-__all__ = ["LearnerWorker", "PolicyWorker", "RankGroup", "Residence", "RolloutWorker", "ShardGroup", "SimulatorWorker", "TorchWorker", "Update"]
+__all__ = [
+    "LearnerWorker",
+    "PolicyWorker",
+    "RankGroup",
+    "Residence",
+    "RolloutWorker",
+    "ShardGroup",
+    "SimulatorWorker",
+    "TorchWorker",
+    "Update",
+]

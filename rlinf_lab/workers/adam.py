@@ -1,7 +1,8 @@
 """torch's Adam with less around it: no compiler to be imported, and few calls a step.
 
-The first optimiser of a process makes torch import ``torch._dynamo`` (a second, and sympy) to mark methods as not to be compiled. Nothing compiles them
-here, so what those marks wrap is called instead. The mathematics and the state are torch's: states of both can be loaded by the other.
+The first optimiser of a process makes torch import ``torch._dynamo`` (a second, and sympy) to mark methods as not to be
+compiled. Nothing compiles them here, so what those marks wrap is called instead. The mathematics and the state are
+torch's: states of both can be loaded by the other.
 """
 
 from __future__ import annotations

@@ -28,11 +28,18 @@ def checked(precision: str) -> str:
 
 
 class Computing:
-    """The call of a module as its learner wants it. ``compile``: through `torch.compile`, anew where it is another module."""
+    """The call of a module as its learner wants it. ``compile``: through `torch.compile`, anew where it is another
+    module.
+    """
 
     def __init__(self, precision: str = "float32", compile: bool = False) -> None:
         self.precision, self.compile = checked(precision), compile
         self._of, self._compiled = 0, (lambda *_: None)
+
+    @property
+    def is_plain(self) -> bool:
+        """In single precision, nothing compiled."""
+        return PRECISIONS[self.precision] is None and not self.compile
 
     def __call__(self, module: nn.Module, device: torch.device) -> Callable[..., tuple[torch.Tensor, ...]]:
         """``module``'s call, which gives a tuple of tensors. What it computes in half precision comes out in single."""

@@ -39,14 +39,24 @@ class Outcome(NamedTuple):
 class EnvGroup:
     """Environments ``first_env ... first_env + N - 1`` of the run, stepped together.
 
-    ``seed``: of the run. ``taken``: training steps that each environment has behind it, in an earlier run that this one goes on from.
-    What an environment does depends on these and on its number in the run, never on the group it is in. What a vector hands over is copied at once,
-    into the trajectory: it may use its arrays again. Nothing that is not finite gets further than here. ``chunk_size``: so many
-    actions are chosen at once, and a row of the trajectory is a chunk; None: single actions.
+    ``seed``: of the run. ``taken``: training steps that each environment has behind it, in an earlier run that this one
+    goes on from. What an environment does depends on these and on its number in the run, never on the group it is in.
+    What a vector hands over is copied at once, into the trajectory: it may use its arrays again. Nothing that is not
+    finite gets further than here. ``chunk_size``: so many actions are chosen at once, and a row of the trajectory is a
+    chunk; None: single actions.
     """
 
-    def __init__(self, env: VecEnv, slot: int, first_env: int, seed: int, taken: int = 0, chunk_size: int | None = None) -> None:
-        self.env, self.slot, self.first_env, self.seed, self.taken, self.chunk_size = env, slot, first_env, seed, taken, chunk_size
+    def __init__(
+        self, env: VecEnv, slot: int, first_env: int, seed: int, taken: int = 0, chunk_size: int | None = None
+    ) -> None:
+        self.env, self.slot, self.first_env, self.seed, self.taken, self.chunk_size = (
+            env,
+            slot,
+            first_env,
+            seed,
+            taken,
+            chunk_size,
+        )
         self.size = env.num_envs
         self.has_begun = False  # before the first reset environments have no state to save
         self._obs_N: Tree = None
@@ -61,7 +71,9 @@ class EnvGroup:
 
     # --- between two runs -----------------------------------------------------------------------------
     def standing(self, env: Any) -> dict[str, Any]:
-        """Where its episodes are, so that `go_on` in another run goes on exactly there. ``env``: as the vector has saved it; None: before the first reset."""
+        """Where its episodes are, so that `go_on` in another run goes on exactly there. ``env``: as the vector has
+        saved it; None: before the first reset.
+        """
         state: dict[str, Any] = {"first_env": self.first_env, "taken": self.taken, "env": None}
         if self._obs_N is None or env is None:
             return state
@@ -84,17 +96,22 @@ class EnvGroup:
         """Allocate a trajectory of so many rows; episodes go on where they stand."""
         self._is_fresh = self._obs_N is None
         if self._is_fresh:
-            self.restart(environment_seed(self.seed, Purpose.TRAINING, self.taken))  # after an evaluation: other episodes than before
+            # after an evaluation: other episodes than before
+            self.restart(environment_seed(self.seed, Purpose.TRAINING, self.taken))
         T, N, spec = steps, self.size, self.env.spec
         self._t = 0
-        self._shown_N = empty(spec.observation_space, T + 1, N)  # row t is what the policy is shown before step t: written once, sent and kept
+        # row t is what the policy is shown before step t: written once, sent and kept
+        self._shown_N = empty(spec.observation_space, T + 1, N)
         assign(self._shown_N, 0, self._obs_N)
         self._obs_N = rows(self._shown_N, 0)
         self._action_TN: Tree = None  # as the first action is
         self._reward_TN = np.empty((T, N), np.float32)
         self._chunk_reward_TNK = self._chunk_steps_TN = None
         if self.chunk_size is not None:
-            self._chunk_reward_TNK, self._chunk_steps_TN = np.empty((T, N, self.chunk_size), np.float32), np.empty((T, N), np.int64)
+            self._chunk_reward_TNK, self._chunk_steps_TN = (
+                np.empty((T, N, self.chunk_size), np.float32),
+                np.empty((T, N), np.int64),
+            )
         self._terminated_TN, self._truncated_TN = np.empty((2, T, N), bool)
         self._reset_only_TN: NDArray[np.bool_] | None = None
         self._version_T = np.empty(T, np.int64)
@@ -151,13 +168,16 @@ class EnvGroup:
             assign(end_obs_E, e, obs)
         return Trajectory(
             slot=self.slot, first_env=self.first_env, is_fresh=self._is_fresh,
-            obs_TN=rows(self._shown_N, slice(0, T)), action_TN=self._action_TN, log_prob_TN=self._log_prob_TN, version_T=self._version_T,
+            obs_TN=rows(self._shown_N, slice(0, T)), action_TN=self._action_TN, log_prob_TN=self._log_prob_TN,
+            version_T=self._version_T,
             reward_TN=self._reward_TN, terminated_TN=self._terminated_TN, truncated_TN=self._truncated_TN,
             last_obs_N=rows(self._shown_N, T),
             end_E2=np.array(self._ended, np.int64).reshape(-1, 2), end_obs_E=end_obs_E,
             end_return_E=ended.return_E.astype(np.float32), end_length_E=ended.length_E,
-            end_success_E=ended.success_E.astype(np.float32), end_success_once_E=ended.success_once_E.astype(np.float32),
-            reset_only_TN=self._reset_only_TN, chunk_reward_TNK=self._chunk_reward_TNK, chunk_steps_TN=self._chunk_steps_TN,
+            end_success_E=ended.success_E.astype(np.float32),
+            end_success_once_E=ended.success_once_E.astype(np.float32),
+            reset_only_TN=self._reset_only_TN, chunk_reward_TNK=self._chunk_reward_TNK,
+            chunk_steps_TN=self._chunk_steps_TN,
         )  # fmt: skip
 
     # --- episodes -------------------------------------------------------------------------------------
@@ -232,7 +252,12 @@ class EnvGroup:
         return outcome
 
     def _outcome(self, n: int, at_end: float) -> Outcome:
-        return Outcome(float(self._return_N[n]), int(self._now - self._began_N[n]), at_end, float(self._once_N[n]) if self._told_N[n] else np.nan)
+        return Outcome(
+            float(self._return_N[n]),
+            int(self._now - self._began_N[n]),
+            at_end,
+            float(self._once_N[n]) if self._told_N[n] else np.nan,
+        )
 
     def _check(self, what: str, tree: Tree) -> None:
         """`EnvError` naming environment, step and value, before anybody learns from it."""
@@ -240,9 +265,11 @@ class EnvGroup:
             return
         row, name, value = first_not_finite(tree) or (0, "", np.nan)
         raise EnvError(
-            f"{self.env.spec.id}, environment {self.first_env + row}, step {int(self._now - self._began_N[row])} of its episode "
+            f"{self.env.spec.id}, environment {self.first_env + row}, step {int(self._now - self._began_N[row])} of "
+            "its episode "
             f"({self.taken} steps in training before): the {what}{name} is {value}. "
-            f"Nothing was learnt from it. Next: mend the environment; lab.envs.check_env finds such steps without training."
+            "Nothing was learnt from it. Next: mend the environment; lab.envs.check_env finds such steps without "
+            "training."
         )
 
     def each_has_ended(self) -> bool:

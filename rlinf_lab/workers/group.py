@@ -1,12 +1,14 @@
 """torch.distributed among the ranks of one worker, in threads of one process as well as in processes.
 
-    the first rank opens a store ── exchange(address) ──> every rank joins ──> one process group: DistributedDataParallel, collectives
+    the first rank opens a store ── exchange(address) ──> every rank joins ──> one process group:
+        DistributedDataParallel, collectives
 
-The group is no default group of the process: several workers, and several ranks in one process, have groups side by side. A collective does not
-hang: a rank that fails leaves the group, which ends the collectives of the others at once, and the next call forms a new one. NCCL does not notice that
-another rank has gone: there each rank looks whether its call has been given up, and aborts its own end (the calls are tested with a stand-in; this has not
-been run on GPUs). A group is formed anew also when ranks have come or gone since; then all take over what the first rank that has worked before knows
-(`RankGroup.handed_over`).
+The group is no default group of the process: several workers, and several ranks in one process, have groups side by
+side. A collective does not hang: a rank that fails leaves the group, which ends the collectives of the others at once,
+and the next call forms a new one. NCCL does not notice that another rank has gone: there each rank looks whether its
+call has been given up, and aborts its own end (the calls are tested with a stand-in; this has not been run on GPUs). A
+group is formed anew also when ranks have come or gone since; then all take over what the first rank that has worked
+before knows (`RankGroup.handed_over`).
 """
 
 from __future__ import annotations
@@ -45,10 +47,11 @@ class Met(NamedTuple):
 
 
 class Came(NamedTuple):
-    """What a rank says of itself before the ranks work together. ``formed``: the group that it is in (0: none), ``last``: that it was in,
-    ``wrapped``: how many modules it works on together with the others, ``worked``: how much it knows (1: it has worked to the end of a ``with group``,
-    2: and knows what counts, for it began together with the others or took over what they know), ``broken``: whether a collective of NCCL may
-    have been broken off since."""
+    """What a rank says of itself before the ranks work together. ``formed``: the group that it is in (0: none),
+    ``last``: that it was in, ``wrapped``: how many modules it works on together with the others, ``worked``: how much
+    it knows (1: it has worked to the end of a ``with group``, 2: and knows what counts, for it began together with the
+    others or took over what they know), ``broken``: whether a collective of NCCL may have been broken off since.
+    """
 
     formed: int
     last: int
@@ -68,15 +71,19 @@ class Placeholder(NamedTuple):
 class RankGroup:
     """The ranks of ``worker`` that take part in a call as a process group: Gloo on CPU, and NCCL for tensors of a GPU.
 
-    ``with group:`` around the part of a call in which the ranks work together forms the group if it is not there, or if others take part than
-    before (all ranks of the call must come), and leaves it when the body raises. Take and put items before or after the block: under a plan that lets
-    another worker whose ranks meet share the devices, the block refuses a get, and a put into a channel with a capacity, by `WorkflowError`.
-    ``timeout``: seconds that a collective waits for the others.
+    ``with group:`` around the part of a call in which the ranks work together forms the group if it is not there, or if
+    others take part than before (all ranks of the call must come), and leaves it when the body raises. Take and put
+    items before or after the block: under a plan that lets another worker whose ranks meet share the devices, the block
+    refuses a get, and a put into a channel with a capacity, by `WorkflowError`. ``timeout``: seconds that a collective
+    waits for the others.
     """
 
     def __init__(self, worker: Worker, timeout: float = TIMEOUT_SECONDS) -> None:
         if not dist.is_available():
-            raise MissingDependencyError("RankGroup needs torch.distributed, which this build of torch lacks. Next: install another build of torch.")
+            raise MissingDependencyError(
+                "RankGroup needs torch.distributed, which this build of torch lacks. Next: install another build of "
+                "torch."
+            )
         self._worker, self._timeout = worker, datetime.timedelta(seconds=timeout)
         self._formed = 0  # the number of the group; 0: none now
         self._last = 0  # of the last one
@@ -108,21 +115,31 @@ class RankGroup:
                 self._worker._context.together += 1
             else:
                 self._part([self._came()])
-        except BaseException:  # a rank may fail before this one has heard that all are here; the others compute already and wait for it
+        except (
+            BaseException
+        ):  # a rank may fail before this one has heard that all are here; the others compute already and wait for it
             self._leave_soon()
             raise
         if self._nccl() is not None:
             self._over = threading.Event()
-            self._watcher = threading.Thread(target=self._watch, args=(self._over,), name=f"watch of {self._worker!r}", daemon=True)
+            self._watcher = threading.Thread(
+                target=self._watch, args=(self._over,), name=f"watch of {self._worker!r}", daemon=True
+            )
             self._watcher.start()
         return self
 
     def _nccl(self) -> Any:
         """The part of the group that works on a GPU; None if there is none."""
-        return self._group._get_backend(torch.device("cuda")) if self._group is not None and self._worker.device.startswith("cuda") else None
+        return (
+            self._group._get_backend(torch.device("cuda"))
+            if self._group is not None and self._worker.device.startswith("cuda")
+            else None
+        )
 
     def _watch(self, over: threading.Event) -> None:
-        """In a thread of its own: collectives of a call that is given up are broken off, for the rank that they wait for does not come."""
+        """In a thread of its own: collectives of a call that is given up are broken off, for the rank that they wait
+        for does not come.
+        """
         while not over.wait(LEAVE_SECONDS):
             if self._worker.cancelled:
                 self._broken = True  # a kernel that is aborted leaves numbers behind, and no error
@@ -141,8 +158,9 @@ class RankGroup:
 
     @property
     def formed_now(self) -> bool:
-        """Whether what ranks keep may differ: since the group was formed, until the end of the first ``with`` in which `handed_over` was called. The same
-        on all ranks."""
+        """Whether what ranks keep may differ: since the group was formed, until the end of the first ``with`` in which
+        `handed_over` was called. The same on all ranks.
+        """
         return self._formed_now
 
     def _meet(self) -> None:
@@ -150,7 +168,8 @@ class RankGroup:
         for rank, other in zip(self.members, told, strict=True):
             if type(other) is not tuple or len(other) != len(Came._fields):
                 raise WorkflowError(
-                    f"{self._worker!r}: rank {rank} gave {shown(other)} to an exchange() of its own where this rank began `with group:`. Next: let all ranks "
+                    f"{self._worker!r}: rank {rank} gave {shown(other)} to an exchange() of its own where this rank "
+                    "began `with group:`. Next: let all ranks "
                     f"call exchange() and begin `with group:` in the same order."
                 )
         came = [Came(*c) for c in told]
@@ -164,7 +183,8 @@ class RankGroup:
         self._form(max(c.last for c in came) + 1)
 
     def _unwrap_alike(self) -> None:
-        """Some may have left their device, also after they had said what they have: wrapping is a collective too, so all do it again.
+        """Some may have left their device, also after they had said what they have: wrapping is a collective too, so
+        all do it again.
 
         A collective tells, for nobody leaves a device in it.
         """
@@ -179,7 +199,9 @@ class RankGroup:
         return Came(self._formed, self._last, len(self._wrapped), self._worked, self._broken)
 
     def _part(self, came: Sequence[Came]) -> None:
-        """The latest group of these ranks ends. A rank that has gone and come back has a new worker, which was not in it."""
+        """The latest group of these ranks ends. A rank that has gone and come back has a new worker, which was not in
+        it.
+        """
         self._refuse_to_form_again(came)
         latest = max(c.last for c in came)
         stay = [rank for rank, c in zip(self.members, came, strict=True) if c.last == latest]
@@ -201,11 +223,15 @@ class RankGroup:
     def _refuse_broken(self, ranks: Sequence[int]) -> None:
         if ranks:
             raise WorkflowError(
-                f"{self._worker!r}: collectives of ranks {list(ranks)} on their GPUs were broken off in the middle of an update; the weights may hold what no "
-                f"step has made. Next: go on from a checkpoint, LearnerWorker(state=...), or call RankGroup.forget() after loading one."
+                f"{self._worker!r}: collectives of ranks {list(ranks)} on their GPUs were broken off in the middle of "
+                "an update; the weights may hold what no "
+                "step has made. Next: go on from a checkpoint, LearnerWorker(state=...), or call RankGroup.forget() "
+                "after loading one."
             )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._watcher is not None:
             self._over.set()
             self._watcher.join()
@@ -227,7 +253,9 @@ class RankGroup:
             self.unwrap()
 
     def _leave_soon(self) -> None:
-        """Not at once: what broke off here shall be told before the collectives of the others break off for want of this rank."""
+        """Not at once: what broke off here shall be told before the collectives of the others break off for want of
+        this rank.
+        """
         if self._group is not None:
             self._leaving = threading.Timer(LEAVE_SECONDS, self.leave)
             self._leaving.daemon = True
@@ -249,7 +277,9 @@ class RankGroup:
         met = [Met(*m) for m in self._worker.exchange(tuple(own))]
         self._place = self._worker._context.on_leaving(self._say_farewell)
         on_one_machine = len({m.address for m in met}) == 1
-        client = dist.TCPStore(LOOPBACK if on_one_machine else met[0].address, met[0].port, is_master=False, timeout=self._timeout)
+        client = dist.TCPStore(
+            LOOPBACK if on_one_machine else met[0].address, met[0].port, is_master=False, timeout=self._timeout
+        )
         self._assemble(client)
         self._group = self._joined(client, LOOPBACK if on_one_machine else met[position].address)
         self._formed = self._last = number
@@ -257,8 +287,10 @@ class RankGroup:
         self.barrier()
 
     def _assemble(self, store: Any) -> None:
-        """Wait until all are at the store: forming a group is torch's own wait, in which nobody hears that the call has been given up. All go on, or nobody:
-        whoever has seen all of them, or gives up, says so at the store, where the first word counts for all."""
+        """Wait until all are at the store: forming a group is torch's own wait, in which nobody hears that the call has
+        been given up. All go on, or nobody: whoever has seen all of them, or gives up, says so at the store, where the
+        first word counts for all.
+        """
         ranks, pause, deadline = self._worker.ranks, 0.0005, time.monotonic() + self._timeout.total_seconds()
         there, word = store.add("here", 1), ""
         while not word:
@@ -275,7 +307,8 @@ class RankGroup:
         word = store.compare_set("word", "", word).decode()
         if word == TOO_LATE:
             raise TimeoutError(
-                f"{self._worker!r}: {there} of its {ranks} ranks came to form a group within {self._timeout.total_seconds():g} s. Next: a RankGroup(timeout=) "
+                f"{self._worker!r}: {there} of its {ranks} ranks came to form a group within "
+                f"{self._timeout.total_seconds():g} s. Next: a RankGroup(timeout=) "
                 f"of more seconds."
             )
         if word == GIVEN_UP:
@@ -286,7 +319,9 @@ class RankGroup:
         return _process_group(store, self.position, self._worker.ranks, self._worker.device, address, self._timeout)
 
     def leave(self) -> None:
-        """Close this rank's connections: collectives of the others fail instead of waiting (on GPUs: see the module's docstring)."""
+        """Close this rank's connections: collectives of the others fail instead of waiting (on GPUs: see the module's
+        docstring).
+        """
         if (nccl := self._nccl()) is not None:
             nccl.abort()  # not shutdown(), which waits for the others
         self.unwrap()
@@ -304,29 +339,35 @@ class RankGroup:
 
     def unwrap(self) -> None:
         """Forget the modules of `parallel` and their buffers for gradients, as before leaving a device."""
-        # Gloo closes its connections when the last reference goes, not in abort(); frames of the error keep the modules alive.
+        # Gloo closes its connections when the last reference goes, not in abort(); frames of the error keep the modules
+        # alive.
         for wrapped in self._wrapped:
             for name in ("process_group", "reducer", "logger"):
                 wrapped.__dict__.pop(name, None)
         self._wrapped, self._unwraps_later = [], False
 
     def offload(self) -> None:
-        """Before the worker leaves its device. On a CPU what a ``with group`` under way holds is forgotten at its end."""
+        """Before the worker leaves its device. On a CPU what a ``with group`` under way holds is forgotten at its end.
+        """
         if self._within and self._worker.device == "cpu":
             self._unwraps_later = True
             return
-        for wrapped in self._wrapped if self._within else ():  # a parameter that leaves a GPU loses the hooks that average its gradient
+        # a parameter that leaves a GPU loses the hooks that average its gradient
+        for wrapped in self._wrapped if self._within else ():
             wrapped.__dict__["forward"] = self._refuse_forward
         self.unwrap()
 
     def _refuse_forward(self, *inputs: Any, **named: Any) -> Any:
         raise WorkflowError(
-            f"{self._worker!r}: it had to leave {self._worker.device} within `with group:`, so its module does not average gradients any more. Next: take "
+            f"{self._worker!r}: it had to leave {self._worker.device} within `with group:`, so its module does not "
+            "average gradients any more. Next: take "
             f"and put items before or after the block, or begin a new block for each step."
         )
 
     def forget(self) -> bool:
-        """Give up what `parallel` has made. Whether the modules and optimisers themselves were changed by it, so that new ones are needed."""
+        """Give up what `parallel` has made. Whether the modules and optimisers themselves were changed by it, so that
+        new ones are needed.
+        """
         self.unwrap()
         self._broken = False
         return False
@@ -336,7 +377,8 @@ class RankGroup:
         """``value`` of the first rank that had worked, on all ranks. It is what they keep and must agree on
         since the group was formed. All must ask.
 
-        Others get a copy; its tensors come by a collective, onto their own devices. Where nobody has worked yet it is that of the first rank.
+        Others get a copy; its tensors come by a collective, onto their own devices. Where nobody has worked yet it is
+        that of the first rank.
         """
         self._handed, self._owes = True, False
         return self._from_source(value)
@@ -356,7 +398,11 @@ class RankGroup:
             if not isinstance(leaf, _Tensor):
                 return leaf
             kind = leaf.place.kind
-            tensors.append(torch.empty(leaf.place.shape, dtype=leaf.place.dtype, device=kind if kind == "cpu" else self._worker.device))
+            tensors.append(
+                torch.empty(
+                    leaf.place.shape, dtype=leaf.place.dtype, device=kind if kind == "cpu" else self._worker.device
+                )
+            )
             return tensors[-1]
 
         told = self._worker.exchange(copy.deepcopy(rebuilt(value, held)) if mine else None)[self._source]
@@ -392,10 +438,11 @@ class RankGroup:
 
     # --- working together -----------------------------------------------------------------------------------
     def parallel(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
-        """``module`` with the gradients of all ranks averaged in `backward`, as torch's DistributedDataParallel does. Itself on a single rank.
+        """``module`` with the gradients of all ranks averaged in `backward`, as torch's DistributedDataParallel does.
+        Itself on a single rank.
 
-        ``optimizer``: of its parameters. Where the group has been formed anew, parameters and buffers, the optimiser's state and its param_groups
-        are those of the first rank that has worked before.
+        ``optimizer``: of its parameters. Where the group has been formed anew, parameters and buffers, the optimiser's
+        state and its param_groups are those of the first rank that has worked before.
         """
         if self._worker.ranks == 1:
             return module

@@ -1,4 +1,6 @@
-"""The worker that learns from whole episodes, each compared with the others. Legend: T rows, N environments, E episodes that ended."""
+"""The worker that learns from whole episodes, each compared with the others. Legend: T rows, N environments, E episodes
+that ended.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ from rlinf_lab.workers.learner import LearnerWorker
 class GroupLearner(LearnerWorker):
     """PPO's clipped surrogate with the advantage of the episode that a decision belongs to. No values are learnt.
 
-    ``advantage``: from the returns of all episodes of an update, 1×E, to their advantages, see `lab.algorithms.advantage`. Other arguments as in
-    `LearnerWorker`.
+    ``advantage``: from the returns of all episodes of an update, 1×E, to their advantages, see
+    `lab.algorithms.advantage`. Other arguments as in `LearnerWorker`.
     """
 
-    def __init__(self, policy: Callable[[], ActorCritic], *, advantage: Callable[[NDArray], NDArray], **settings: Any) -> None:
+    def __init__(
+        self, policy: Callable[[], ActorCritic], *, advantage: Callable[[NDArray], NDArray], **settings: Any
+    ) -> None:
         super().__init__(policy, gamma=1.0, gae_lambda=1.0, vf_coef=0.0, normalizes_advantage=False, **settings)
         self.advantage = advantage
         self._of_row: dict[int, NDArray] = {}
@@ -30,9 +34,14 @@ class GroupLearner(LearnerWorker):
         returns = np.concatenate([t.end_return_E for t in trajectories]) if trajectories else np.zeros(0)
         if len(returns) == 1 or (trajectories and not len(returns)):
             raise ValueError(
-                f"GroupLearner.train got {len(returns)} episodes that have ended, and compares several. Next: n_steps of a whole episode, more environments."
+                f"GroupLearner.train got {len(returns)} episodes that have ended, and compares several. Next: n_steps "
+                "of a whole episode, more environments."
             )
-        found = np.split(self.advantage(returns[None])[0], np.cumsum([len(t.end_return_E) for t in trajectories])[:-1]) if trajectories else []
+        found = (
+            np.split(self.advantage(returns[None])[0], np.cumsum([len(t.end_return_E) for t in trajectories])[:-1])
+            if trajectories
+            else []
+        )
         kept = [self._spread(t, advantage_E) for t, advantage_E in zip(trajectories, found, strict=True)]
         return super()._batch(kept)
 

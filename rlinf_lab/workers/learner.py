@@ -2,8 +2,9 @@
 
     trajectories ──get_all──> values ──gae──> TrainBatch ──epochs × minibatches──> Adam ──> Update(weights, metrics)
 
-On-policy: it waits for all trajectories of the iteration and uses them once. The observation statistics move *after* the gradient
-steps, so that the ratio of the first step is exactly one. Legend: leading axes; T time, N environments, B samples.
+On-policy: it waits for all trajectories of the iteration and uses them once. The observation statistics move *after*
+the gradient steps, so that the ratio of the first step is exactly one. Legend: leading axes; T time, N environments, B
+samples.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import nn
 from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, policy_loss, ppo_loss, value_loss
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import ActorCritic, PolicyWeights
-from rlinf_lab.policies.ppo_by_hand import Minibatch, PPOByHand
+from rlinf_lab.policies.ppo_by_hand import PPOByHand, normalised
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.workers.adam import Adam
@@ -39,7 +40,8 @@ from rlinf_lab.workflow.worker import Inbox
 # What a state consists of: torch.load opens no other classes by default.
 _SAFE: list[Any] = [
     PolicyWeights, (PolicyWeights, "rlinf_lab.policies.weights.Weights"),  # its name in older files
-    Moments, DiscountedReturns, bytes, codecs.encode, np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0],
+    Moments, DiscountedReturns, bytes, codecs.encode, np.ndarray, np.dtype, np.zeros(1).__reduce__()[0],
+    np.float64(0).__reduce__()[0],
     *(type(np.dtype(kind)) for kind in (np.float32, np.float64, np.int64, np.int32, np.int8, np.uint8, np.bool_)),
 ]  # fmt: skip
 torch.serialization.add_safe_globals(_SAFE)
@@ -48,7 +50,9 @@ GROUPS: dict[str, type[RankGroup]] = {"ddp": RankGroup, "fsdp": ShardGroup}
 
 @dataclass(frozen=True)
 class Update:
-    """What one call of `LearnerWorker.train` returns. Metric ``staleness``: by how many updates the oldest record's policy was behind."""
+    """What one call of `LearnerWorker.train` returns. Metric ``staleness``: by how many updates the oldest record's
+    policy was behind.
+    """
 
     weights: PolicyWeights
     metrics: dict[str, float]
@@ -59,20 +63,22 @@ Number = float | Callable[[float], float]
 
 
 class LearnerWorker(TorchWorker):
-    """Proximal policy optimisation. Several ranks share the samples of each minibatch; up to rounding they learn what one rank learns.
+    """Proximal policy optimisation. Several ranks share the samples of each minibatch; up to rounding they learn what
+    one rank learns.
 
-    ``parallel``: how they share the work. ``"ddp"``: each has all weights, torch's DistributedDataParallel averages the gradients. ``"fsdp"``: each keeps
-    its part of weights, gradients and Adam's moments (torch's `fully_shard`). Ranks may join and leave between updates.
-    ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``gae_lambda``: discount and GAE decay per environment step.
-    ``batch_size``: samples of a gradient step at most, at least 2; a pass is divided evenly.
-    ``reward_scale`` multiplies rewards before anything else. ``normalize_reward``: they are also divided by the running standard deviation of the discounted
-    return (as VecNormalize of stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`).
-    ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
-    ``critic_warmup``: so many updates at first teach the value net alone. ``target_kl``: above 1.5 times that the rest of an update does, too.
-    ``advantage_of_steps``, ``loss_of_policy``: of the forms of `lab.algorithms.advantage` and `loss`.
-    ``normalizes_advantage``: whether advantages have mean 0 and deviation 1 within a minibatch.
-    ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was cloned is for those that it has.
-    ``precision``, ``compile``: of forward and backward passes, see `Computing`.
+    ``parallel``: how they share the work. ``"ddp"``: each has all weights, torch's DistributedDataParallel averages the
+    gradients. ``"fsdp"``: each keeps its part of weights, gradients and Adam's moments (torch's `fully_shard`). Ranks
+    may join and leave between updates. ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``,
+    ``gae_lambda``: discount and GAE decay per environment step. ``batch_size``: samples of a gradient step at most, at
+    least 2; a pass is divided evenly. ``reward_scale`` multiplies rewards before anything else. ``normalize_reward``:
+    they are also divided by the running standard deviation of the discounted return (as VecNormalize of
+    stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`). ``save_to``:
+    safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
+    ``critic_warmup``: so many updates at first teach the value net alone. ``target_kl``: above 1.5 times that the rest
+    of an update does, too. ``advantage_of_steps``, ``loss_of_policy``: of the forms of `lab.algorithms.advantage` and
+    `loss`. ``normalizes_advantage``: whether advantages have mean 0 and deviation 1 within a minibatch.
+    ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was cloned is for those
+    that it has. ``precision``, ``compile``: of forward and backward passes, see `Computing`.
     """
 
     def __init__(
@@ -105,13 +111,16 @@ class LearnerWorker(TorchWorker):
         compile: bool = False,
     ) -> None:
         if not callable(batch_size) and batch_size < 2:
-            raise ConfigError(f"LearnerWorker(batch_size={batch_size}): at least 2, for advantages are normalised within a minibatch.")
+            raise ConfigError(
+                f"LearnerWorker(batch_size={batch_size}): at least 2, for advantages are normalised within a minibatch."
+            )
         if parallel not in GROUPS:
             raise ConfigError(f"LearnerWorker(parallel={shown(parallel)}): {' or '.join(map(repr, GROUPS))}.")
         self.parallel, self.computing = parallel, Computing(precision, compile)
         self._make, self._save_to, self._state = policy, save_to, state
         self.settings: dict[str, Number] = {
-            "gamma": gamma, "gae_lambda": gae_lambda, "learning_rate": learning_rate, "n_epochs": n_epochs, "batch_size": batch_size,
+            "gamma": gamma, "gae_lambda": gae_lambda, "learning_rate": learning_rate, "n_epochs": n_epochs,
+            "batch_size": batch_size,
             "clip_range": clip_range, "vf_coef": vf_coef, "ent_coef": ent_coef, "max_grad_norm": max_grad_norm,
         }  # fmt: skip
         self.reward_scale, self.normalize_reward, self.updates = reward_scale, normalize_reward, updates
@@ -122,7 +131,8 @@ class LearnerWorker(TorchWorker):
         self.critic_warmup, self.target_kl, self.moves_normaliser = critic_warmup, target_kl, moves_normaliser
         self.normalizes_advantage = normalizes_advantage
         self.advantage_of_steps, self.loss_of_policy = advantage_of_steps, loss_of_policy
-        self._actor_alone: list[nn.Parameter] | None = None  # what a step that teaches the value net alone leaves as it is
+        # what a step that teaches the value net alone leaves as it is
+        self._actor_alone: list[nn.Parameter] | None = None
 
     def now(self, name: str) -> float:
         """A setting as it is in the next update."""
@@ -146,7 +156,8 @@ class LearnerWorker(TorchWorker):
 
     # --- the update -----------------------------------------------------------------------------------
     def train(self, trajectories: Inbox[Trajectory], weights: Weights | None = None) -> Update:
-        """One update from everything of this iteration, published to ``weights``. Raises `ValueError` if nothing came."""
+        """One update from everything of this iteration, published to ``weights``. Raises `ValueError` if nothing came.
+        """
         received = [t for part in self.exchange(trajectories.get_all()) for t in part]
         with self._together():
             with self.group.gathered(self.policy):
@@ -161,7 +172,8 @@ class LearnerWorker(TorchWorker):
             self.policy.version += 1
             self._made = _finite(self.weights(), losses)
         self.env_steps += sum(t.steps for t in received)
-        metrics = {"env_steps": float(self.env_steps), "staleness": float(staleness), **episode_metrics(received), **losses}
+        metrics = {"env_steps": float(self.env_steps), "staleness": float(staleness)}
+        metrics |= episode_metrics(received) | losses
         if weights is not None and self.rank == 0:
             weights.publish(self._made)
         return Update(self._made, metrics)
@@ -177,11 +189,14 @@ class LearnerWorker(TorchWorker):
 
     def _kept(self) -> dict[str, Any]:
         """What makes an update, besides weights and optimiser."""
-        return {"version": self.policy.version, "moments": self.moments, "returns": self.returns, "rng": self._rng.bit_generator.state,
-                "env_steps": self.env_steps}  # fmt: skip
+        return {
+            "version": self.policy.version, "moments": self.moments, "returns": self.returns,
+            "rng": self._rng.bit_generator.state, "env_steps": self.env_steps,
+        }  # fmt: skip
 
     def _keep(self, kept: dict[str, Any]) -> None:
-        self.policy.version, self.moments, self.returns, self.env_steps = kept["version"], kept["moments"], kept["returns"], kept["env_steps"]
+        self.policy.version, self.moments = kept["version"], kept["moments"]
+        self.returns, self.env_steps = kept["returns"], kept["env_steps"]
         self._rng.bit_generator.state = kept["rng"]
 
     def weights(self) -> PolicyWeights:
@@ -190,11 +205,14 @@ class LearnerWorker(TorchWorker):
 
     def _batch(self, trajectories: list[Trajectory]) -> TrainBatch:
         if not trajectories:
-            raise ValueError("LearnerWorker.train got no trajectory. Next: does the simulator put one before its call returns?")
+            raise ValueError(
+                "LearnerWorker.train got no trajectory. Next: does the simulator put one before its call returns?"
+            )
         samples = sum(t.rows for t in trajectories)
         if samples < max(2, self.ranks):
             raise ValueError(
-                f"LearnerWorker.train got {samples} samples for {self.ranks} ranks: each needs one, and a single advantage has nothing to be compared "
+                f"LearnerWorker.train got {samples} samples for {self.ranks} ranks: each needs one, and a single "
+                "advantage has nothing to be compared "
                 f"with. Next: more environments or steps, or fewer ranks."
             )
         scale = self._reward_scale(trajectories)
@@ -221,19 +239,29 @@ class LearnerWorker(TorchWorker):
         reward_TN, gamma = t.discounted(self.now("gamma"))
         reward_TN = (scale * reward_TN).astype(np.float32)
         lam = self.now("gae_lambda")
-        advantage_TN, return_TN = self.advantage_of_steps(reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=gamma, lam=lam)
+        advantage_TN, return_TN = self.advantage_of_steps(
+            reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=gamma, lam=lam
+        )
         return advantage_TN.astype(np.float32, copy=False), return_TN.astype(np.float32, copy=False)
 
     def _optimise(self, batch: TrainBatch) -> dict[str, float]:
         self.optimizer.param_groups[0]["lr"] = self.now("learning_rate")
-        factors = {"clip": self.now("clip_range"), "value_coefficient": self.now("vf_coef"), "entropy_coefficient": self.now("ent_coef")}
+        names = {"clip": "clip_range", "value_coefficient": "vf_coef", "entropy_coefficient": "ent_coef"}
+        factors = {name: self.now(setting) for name, setting in names.items()}
         loss = partial(ppo_loss, **factors, of_policy=self.loss_of_policy)
         device = next(self.policy.parameters()).device
         model = self.computing(self.group.parallel(self.policy, self.optimizer), device)
         trees = [map_tree(lambda leaf: _tensor(leaf).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
-        columns = [batch.log_prob_B, batch.advantage_B, batch.return_B, *([] if batch.steps_B is None else [batch.steps_B])]
+        columns = [
+            batch.log_prob_B,
+            batch.advantage_B,
+            batch.return_B,
+            *([] if batch.steps_B is None else [batch.steps_B]),
+        ]
         numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in columns]
-        by_hand = partial(self._by_hand(trees), numbers=numbers, **factors) if self._is_written_out() else None
+        by_hand = None
+        if self._is_written_out():
+            by_hand = PPOByHand(self.policy).of_rows(trees, numbers, self.normalizes_advantage, **factors)
         parts = number_of_minibatches(len(batch), round(self.now("batch_size")), self.ranks)
         sums: dict[str, Any] = defaultdict(float)  # tensors: reading a number would wait for the GPU after every step
         count = 0
@@ -256,31 +284,20 @@ class LearnerWorker(TorchWorker):
 
     def _is_written_out(self) -> bool:
         """Whether gradients are those of `PPOByHand`: a rank alone, with the usual loss."""
-        usual = self.loss_of_policy is policy_loss and self.computing.precision == "float32" and not self.computing.compile
+        usual = self.loss_of_policy is policy_loss and self.computing.is_plain
         return usual and self.ranks == 1 and self.parallel == "ddp" and PPOByHand.works_for(self.policy)
 
-    def _by_hand(self, trees: list[Tree]) -> Callable[..., dict[str, torch.Tensor]]:
-        """`_gradients` of some rows, for all observations and actions of an update."""
-        written = PPOByHand(self.policy)
-        features_BX = written.features(trees[0])
-
-        def gradients(rows_B: torch.Tensor, numbers: list[torch.Tensor], **factors: float) -> dict[str, torch.Tensor]:
-            old, adv, ret = (column[rows_B] for column in numbers[:3])
-            if self.normalizes_advantage:
-                adv = normalised(adv)
-            return written.step(Minibatch(features_BX[rows_B], trees[1][rows_B], old, adv, ret), **factors)
-
-        return gradients
-
     def _gradients(
-        self, model: Callable[..., Any], loss: Callable[..., PPOLoss], rows_B: torch.Tensor, trees: list[Tree], numbers: list[torch.Tensor], values_only: bool
-    ) -> dict[str, torch.Tensor]:
-        """Those of this rank's part of a minibatch, ``values_only``: of the value net. Returns its share of the minibatch's means."""
+        self, model: Callable[..., Any], loss: Callable[..., PPOLoss], rows_B: torch.Tensor, trees: list[Tree],
+        numbers: list[torch.Tensor], values_only: bool,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """Those of this rank's part of a minibatch, or of the value net alone. Returns its share of the means."""
         old, adv, ret, *steps = (column[rows_B] for column in numbers)
         if self.normalizes_advantage:
             adv = normalised(adv)  # of the whole minibatch, on however many ranks
         mine, old, adv, ret, *steps = self._part(rows_B, old, adv, ret, *steps)
-        share = self.ranks * len(mine) / len(rows_B)  # relative to a fair one: the mean over the ranks is the mean over all rows
+        # relative to a fair one: the mean over the ranks is the mean over all rows
+        share = self.ranks * len(mine) / len(rows_B)
         log_prob, entropy, value = model(*(rows(tree, mine) for tree in trees))
         if log_prob.dim() == 2:  # a ratio for each action of a chunk, all with the chunk's advantage
             log_prob, adv = _carried_out(log_prob, old, *steps), adv.unsqueeze(1)
@@ -316,11 +333,14 @@ class LearnerWorker(TorchWorker):
 
     # --- checkpoints ----------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` needs to go on exactly here, on any number of ranks. In host memory; training on does not change it."""
+        """Everything that `load_state_dict` needs to go on exactly here, on any number of ranks. In host memory;
+        training on does not change it.
+        """
         with self._together():
             weights, optimizer = self.weights(), _copied(self.group.whole_state(self.optimizer))
         return {
-            "weights": weights, "optimizer": optimizer, "moments": self.moments, "returns": self.returns, "rng": self._rng.bit_generator.state,
+            "weights": weights, "optimizer": optimizer, "moments": self.moments, "returns": self.returns,
+            "rng": self._rng.bit_generator.state,
             "env_steps": self.env_steps,
         }  # fmt: skip
 
@@ -337,13 +357,9 @@ class LearnerWorker(TorchWorker):
     def close(self) -> None:
         if hasattr(self, "group"):
             self.group.leave()  # a run that is kept would keep its connections
-        if self._save_to and self.rank == 0 and self._made is not None:  # before the first update a file of another run stays
+        # before the first update a file of another run stays
+        if self._save_to and self.rank == 0 and self._made is not None:
             self._made.save(self._save_to)
-
-
-def normalised(advantage_B: torch.Tensor) -> torch.Tensor:
-    """With mean 0 and deviation 1."""
-    return (advantage_B - advantage_B.mean()) / (advantage_B.std(correction=0) + 1e-8)
 
 
 def _copied(state: Any) -> Any:
@@ -356,13 +372,15 @@ def _copied(state: Any) -> Any:
 
 
 def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:
-    """How many nearly equal parts: none exceeds ``minibatch``, unless it were of one sample (its normalised advantage is zero: no gradient)
-    or had none for some rank."""
+    """How many nearly equal parts: none exceeds ``minibatch``, unless it were of one sample (its normalised advantage
+    is zero: no gradient) or had none for some rank.
+    """
     return min(-(-samples // minibatch), samples // max(2, ranks))
 
 
 def flat(parts: Sequence[Tree]) -> Tree:
-    """Trees with leaves T×N×…, joined over the environments, as rows: the same order of rows however they were grouped."""
+    """Trees with leaves T×N×…, joined over the environments, as rows: the same order of rows however they were grouped.
+    """
 
     def joined(*leaves: Any) -> Any:
         join: Any = torch.cat if isinstance(leaves[0], torch.Tensor) else np.concatenate
@@ -398,15 +416,16 @@ def _finite(weights: PolicyWeights, losses: dict[str, float]) -> PolicyWeights:
         if not np.isfinite(array).all():
             told = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
             raise FloatingPointError(
-                f"update {weights.version} made weights that are not finite ({name}); the last good ones are kept. {told}. "
+                f"update {weights.version} made weights that are not finite ({name}); the last good ones are kept. "
+                f"{told}. "
                 f"Next: a smaller learning_rate or max_grad_norm, normalize_reward=True."
             )
     return weights
 
 
 def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """Means over the episodes that ended: ``return`` (unscaled, undiscounted), ``length``; ``success_rate`` (at the end) and ``success_once`` where the
-    task has a signal.
+    """Means over the episodes that ended: ``return`` (unscaled, undiscounted), ``length``; ``success_rate`` (at the
+    end) and ``success_once`` where the task has a signal.
 
     Empty but for ``episodes`` when none ended: a rate of nothing is not zero.
     """
@@ -414,6 +433,12 @@ def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     if not count:
         return {"episodes": 0.0}
     returns, lengths, at_end, once = (
-        np.concatenate([getattr(t, name) for t in trajectories]) for name in ("end_return_E", "end_length_E", "end_success_E", "end_success_once_E")
+        np.concatenate([getattr(t, name) for t in trajectories])
+        for name in ("end_return_E", "end_length_E", "end_success_E", "end_success_once_E")
     )  # fmt: skip
-    return {"episodes": float(count), **success_rates(at_end, once), "return": float(returns.mean()), "length": float(lengths.mean())}
+    return {
+        "episodes": float(count),
+        **success_rates(at_end, once),
+        "return": float(returns.mean()),
+        "length": float(lengths.mean()),
+    }

@@ -1,4 +1,5 @@
-"""A sharded module is put together again, when the ranks that share it change: the parts of all ranks, in host memory, become a plain module in place.
+"""A sharded module is put together again, when the ranks that share it change: the parts of all ranks, in host memory,
+become a plain module in place.
 
     rank 0: rows 0 to 3 ──┐
     rank 1: rows 4 to 6 ──┴── joined ──> parameter of 7 rows, and so each tensor that the optimiser keeps for it
@@ -18,7 +19,9 @@ _MANAGED = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
 class Part(NamedTuple):
-    """What one rank has of one parameter, in host memory. ``state``: tensors that the optimiser keeps for it, of the same rows."""
+    """What one rank has of one parameter, in host memory. ``state``: tensors that the optimiser keeps for it, of the
+    same rows.
+    """
 
     rows: torch.Tensor
     state: dict[str, torch.Tensor]
@@ -29,11 +32,18 @@ def parts_of(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list
     found = []
     for one in _parameters(module):
         known = {} if optimizer is None else optimizer.state.get(one.sharded_param, {})
-        found.append(Part(_on_host(one.sharded_param), {name: _on_host(value) for name, value in known.items() if _is_shared(value)}))
+        found.append(
+            Part(
+                _on_host(one.sharded_param),
+                {name: _on_host(value) for name, value in known.items() if _is_shared(value)},
+            )
+        )
     return found
 
 
-def made_whole(module: nn.Module, optimizer: torch.optim.Optimizer | None, parts: Sequence[Sequence[Part]] | None) -> None:
+def made_whole(
+    module: nn.Module, optimizer: torch.optim.Optimizer | None, parts: Sequence[Sequence[Part]] | None
+) -> None:
     """Of a sharded module a plain one, in place, and its optimiser. ``parts``: of all ranks, in their order in the
     group; None: the parameters have no values, and the optimiser knows nothing of them, until another rank hands
     them over.
@@ -43,14 +53,24 @@ def made_whole(module: nn.Module, optimizer: torch.optim.Optimizer | None, parts
         for i, one in enumerate(_parameters(module)):
             old, dim = one.sharded_param, one.fsdp_placement.dim
             mine = None if parts is None else [rank[i] for rank in parts]
-            value = torch.empty(old.shape, dtype=old.dtype) if mine is None else torch.cat([part.rows for part in mine], dim)
+            value = (
+                torch.empty(old.shape, dtype=old.dtype)
+                if mine is None
+                else torch.cat([part.rows for part in mine], dim)
+            )
             after[old] = nn.Parameter(value.to(one.device), requires_grad=old.requires_grad)
             if optimizer is not None and (known := optimizer.state.pop(old, None)) is not None and mine is not None:
                 optimizer.state[after[old]] = {
-                    name: torch.cat([part.state[name] for part in mine], dim).to(one.device) if _is_shared(kept) else kept for name, kept in known.items()
+                    name: torch.cat([part.state[name] for part in mine], dim).to(one.device)
+                    if _is_shared(kept)
+                    else kept
+                    for name, kept in known.items()
                 }
             info = one._module_info
-            for owner, name in ((info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)):
+            for owner, name in (
+                (info.module, info.param_name),
+                *zip(info.shared_modules, info.shared_param_names, strict=True),
+            ):
                 owner._parameters[name] = after[old]
     for group in [] if optimizer is None else optimizer.param_groups:
         group["params"] = [after.get(parameter, parameter) for parameter in group["params"]]
@@ -69,7 +89,10 @@ def _undo(part: Any) -> None:
     state = part._get_fsdp_state()
     handles = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
     for group in state._fsdp_param_groups:
-        handles += [*group._module_to_pre_save_state_dict_hook_handle.values(), *group._module_to_pre_load_state_dict_hook_handle.values()]
+        handles += [
+            *group._module_to_pre_save_state_dict_hook_handle.values(),
+            *group._module_to_pre_load_state_dict_hook_handle.values(),
+        ]
         handles += [one._post_load_hook_handle for one in group.fsdp_params]
     for handle in handles:
         handle.remove()

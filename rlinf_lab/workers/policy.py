@@ -23,10 +23,11 @@ BLOCK = 128  # steps of an environment whose noise is drawn at once
 class PolicyWorker(TorchWorker):
     """Answers observations with actions, all observations of a batch in one forward pass.
 
-    ``policy`` constructs the module (called in `setup`, where the worker lives), an `Actor` or one that has its methods; give the learner the same
-    one and both start equal. ``weights``: to start from instead of the constructed ones.
-    Exploration noise belongs to an environment and its step (`Observation.step`), so what is explored does not depend on how the plan
-    groups or orders the environments, nor on which rank answers; no two answers of a run share their noise.
+    ``policy`` constructs the module (called in `setup`, where the worker lives), an `Actor` or one that has its
+    methods; give the learner the same one and both start equal. ``weights``: to start from instead of the constructed
+    ones. Exploration noise belongs to an environment and its step (`Observation.step`), so what is explored does not
+    depend on how the plan groups or orders the environments, nor on which rank answers; no two answers of a run share
+    their noise.
     """
 
     def __init__(self, policy: Callable[[], Actor], *, seed: int = 0, weights: PolicyWeights | None = None) -> None:
@@ -41,9 +42,15 @@ class PolicyWorker(TorchWorker):
             self.policy.load(self._weights)
 
     def act(
-        self, observations: Inbox[Observation], actions: Outbox[Action], weights: Weights | None = None, deterministic: bool = False
+        self,
+        observations: Inbox[Observation],
+        actions: Outbox[Action],
+        weights: Weights | None = None,
+        deterministic: bool = False,
     ) -> None:
-        """Until the observations end, with the newest of ``weights``. ``deterministic``: the greedy action, and no noise is used up."""
+        """Until the observations end, with the newest of ``weights``. ``deterministic``: the greedy action, and no
+        noise is used up.
+        """
         for batch in observations:
             if weights is not None:  # not before the first batch: until then the device is free for others
                 self._update(weights)
@@ -66,11 +73,15 @@ class PolicyWorker(TorchWorker):
             yield Action(token.slot, rows(action_B, mine), log_prob_B[mine], self.policy.version, executed_N)
 
     def choose(self, obs_B: Tree, noise_BK: Any, batch: list[Observation]) -> tuple[Tree, Any]:
-        """Actions and log-probabilities of all rows; without noise the greedy ones. ``batch``: whose observations they are, for those that override it."""
+        """Actions and log-probabilities of all rows; without noise the greedy ones. ``batch``: whose observations they
+        are, for those that override it.
+        """
         return self.policy.act(obs_B, noise_BK)
 
     def _executed(self, action_B: Tree) -> Tree:
-        """What environments get, where that is another than what is learned from, else None. A module of the user's may not know the difference."""
+        """What environments get, where that is another than what is learned from, else None. A module of the user's may
+        not know the difference.
+        """
         executed = getattr(self.policy, "executed", None)
         found = action_B if executed is None else executed(action_B)
         return None if found is action_B else found
@@ -90,11 +101,16 @@ class PolicyWorker(TorchWorker):
         return joined(parts)
 
     def _group(self, first_env: int, count: int, step: int, in_tensors: bool) -> Any:
-        """Noise of one step of some environments, (count, K). Drawn in blocks: making a generator costs as much as some hundred numbers."""
+        """Noise of one step of some environments, (count, K). Drawn in blocks: making a generator costs as much as some
+        hundred numbers.
+        """
         number, row = divmod(step, BLOCK)
         drawn, block_TNK = self._noise.get((first_env, count), (-1, None))
         if block_TNK is None or drawn != number:
-            streams = (np.random.default_rng(stream(self._seed, Purpose.EXPLORATION, first_env + i, number)) for i in range(count))
+            streams = (
+                np.random.default_rng(stream(self._seed, Purpose.EXPLORATION, first_env + i, number))
+                for i in range(count)
+            )
             block_TNK = np.stack([self.policy.draw_noise(rng, BLOCK) for rng in streams], axis=1)
             if in_tensors:
                 block_TNK = torch.from_numpy(block_TNK).to(self.device)

@@ -1,13 +1,16 @@
-"""How torch modules and optimisers leave their device and return: each block of memory in one copy, every tensor object stays the same.
+"""How torch modules and optimisers leave their device and return: each block of memory in one copy, every tensor object
+stays the same.
 
-    device ──one copy per block──> host memory (page-locked for a GPU, kept for the next time) ──one copy per block──> device
+    device ──one copy per block──> host memory (page-locked for a GPU, kept for the next time)
+        ──one copy per block──> device
 
-Tensors that share memory (tied weights, views) share it afterwards too. While it is away a tensor lies in host memory and can be read and
-written there: weights may be published by a learner that has left. On a core of the CPU host memory is memory as well; the copies are made all
-the same, so that an emulated plan pays for its switches what a profile says. Of a GPU torch's allocator gives back what is left: engines and simulators with
-allocators of their own, and other processes, have nothing of memory that it keeps. A core's blocks are kept here, for the system would clear every page
-anew, which takes three times as long as the copy. Only those that were made here, though: what a tensor lay on at first may be read-only (a mapped file),
-or somebody else's.
+Tensors that share memory (tied weights, views) share it afterwards too. While it is away a tensor lies in host memory
+and can be read and written there: weights may be published by a learner that has left. On a core of the CPU host memory
+is memory as well; the copies are made all the same, so that an emulated plan pays for its switches what a profile says.
+Of a GPU torch's allocator gives back what is left: engines and simulators with allocators of their own, and other
+processes, have nothing of memory that it keeps. A core's blocks are kept here, for the system would clear every page
+anew, which takes three times as long as the copy. Only those that were made here, though: what a tensor lay on at first
+may be read-only (a mapped file), or somebody else's.
 """
 
 from __future__ import annotations
@@ -38,8 +41,9 @@ class _Moved(NamedTuple):
 class Residence:
     """What of some modules and optimisers lives on a device, and where it is now.
 
-    ``owners``: their parameters, buffers, gradients and optimiser states are moved. Tensors that are made while it is here come along the next
-    time. Adam's step counters, which live in host memory, stay there. Of a module that is sharded over ranks this rank's part is moved.
+    ``owners``: their parameters, buffers, gradients and optimiser states are moved. Tensors that are made while it is
+    here come along the next time. Adam's step counters, which live in host memory, stay there. Of a module that is
+    sharded over ranks this rank's part is moved.
     """
 
     def __init__(self, owners: Iterable[Owner], device: str) -> None:
@@ -52,10 +56,11 @@ class Residence:
         self._moved_shards: list[nn.Module] = []
 
     def leave(self, present: Sequence[Residence] = (), absent: Sequence[Residence] = ()) -> int:
-        """Move everything to host memory, and return how many bytes. A GPU's memory is free afterwards. Nothing happens when it is away already.
+        """Move everything to host memory, and return how many bytes. A GPU's memory is free afterwards. Nothing happens
+        when it is away already.
 
-        ``present``: who is on the device or about to come: what those share with this one stays. ``absent``: others, whose tensors go along where they lie on
-        a block that leaves.
+        ``present``: who is on the device or about to come: what those share with this one stays. ``absent``: others,
+        whose tensors go along where they lie on a block that leaves.
         """
         if self.away:
             return 0
@@ -65,7 +70,9 @@ class Residence:
     def _leave(self, present: Sequence[Residence], absent: Sequence[Residence]) -> int:
         with torch.no_grad():
             blocks = self._blocks()
-            kept = {address for other in present for address in other._blocks()} | {m.host.data_ptr() for other in absent for m in other._moved}
+            kept = {address for other in present for address in other._blocks()} | {
+                m.host.data_ptr() for other in absent for m in other._moved
+            }
             kept_whole = {id(part) for other in present for part in (*other._whole(), *other._sharded())}
             blocks = {address: tensors for address, tensors in blocks.items() if address not in kept}
             for other in absent:
@@ -81,11 +88,16 @@ class Residence:
             for address, tensors in blocks.items():
                 source = _bytes(tensors[0])
                 same = free.get(source.numel())
-                host = same.pop() if same else torch.empty(source.numel(), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+                host = (
+                    same.pop()
+                    if same
+                    else torch.empty(source.numel(), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+                )
                 _copy(source, host)
                 self._held.append(host)
                 self._moved.append(_Moved(tensors, host, self._place(address, [*present, *absent])))
-            self._made = {address: block for address, block in self._made.items() if address in kept}  # whoever takes it later wants to know
+            # whoever takes it later wants to know
+            self._made = {address: block for address, block in self._made.items() if address in kept}
             self._wait()  # before anybody reads the copies or their source is freed
             for moved in self._moved:
                 _put_onto(moved.tensors, moved.host)
@@ -101,8 +113,10 @@ class Residence:
         return sum(moved.host.numel() for moved in self._moved) + _nbytes_besides(self._moved_whole, self._moved_shards)
 
     def come_back(self, others: Sequence[Residence] = ()) -> int:
-        """Move everything to the device again, as it is now, and return how many bytes: also what ``others`` have taken with them of blocks that they share
-        with this one, and tensors that others have laid on such a block since. Nothing happens to what is there already."""
+        """Move everything to the device again, as it is now, and return how many bytes: also what ``others`` have taken
+        with them of blocks that they share with this one, and tensors that others have laid on such a block since.
+        Nothing happens to what is there already.
+        """
         with _lock_if(self._shares_with(others)):
             return self._come_back(others)
 
@@ -124,7 +138,8 @@ class Residence:
                 still = [t for t in tensors if t.untyped_storage().data_ptr() == host.data_ptr()]
                 self._bring(still, there)
                 nbytes += host.numel() if still else 0
-                for changed in _by_block(t for t in tensors if t.device.type != self.device.type).values():  # they were given other memory meanwhile
+                # they were given other memory meanwhile
+                for changed in _by_block(t for t in tensors if t.device.type != self.device.type).values():
                     self._bring(changed, None)
             for tensor in whole:
                 _move(tensor, self.device)
@@ -136,13 +151,21 @@ class Residence:
         return nbytes + _nbytes_besides(whole, shards)
 
     def shared(self, other: Residence) -> float:
-        """The part of its bytes that lies under tensors of both: it is there once, and stays where one of both goes for the other."""
+        """The part of its bytes that lies under tensors of both: it is there once, and stays where one of both goes for
+        the other.
+        """
         theirs = other._addresses()
-        sizes = {address: tensors[0].untyped_storage().nbytes() for address, tensors in _by_block(self._tensors_on_blocks()).items()}
+        sizes = {
+            address: tensors[0].untyped_storage().nbytes()
+            for address, tensors in _by_block(self._tensors_on_blocks()).items()
+        }
         common, modules = sum(n for address, n in sizes.items() if address in theirs), set(map(id, other._sharded()))
         shards, whole = self._sharded(), self._whole(anywhere=True)
         everything = sum(sizes.values()) + _nbytes_besides(whole, shards)
-        common += _nbytes_besides([t for t in whole if id(t) in set(map(id, other._whole(anywhere=True)))], [m for m in shards if id(m) in modules])
+        common += _nbytes_besides(
+            [t for t in whole if id(t) in set(map(id, other._whole(anywhere=True)))],
+            [m for m in shards if id(m) in modules],
+        )
         return common / everything if everything else 0.0
 
     def _shares_with(self, others: Iterable[Residence]) -> bool:
@@ -150,7 +173,9 @@ class Residence:
         return any(not mine.isdisjoint(other._addresses()) for other in others)
 
     def _addresses(self) -> set[int]:
-        """Of everything that it has, modules that move themselves and tensors without a block too. An object's own where it has no other."""
+        """Of everything that it has, modules that move themselves and tensors without a block too. An object's own
+        where it has no other.
+        """
         blocks = {t.untyped_storage().data_ptr() for t in self._tensors_on_blocks() if t.untyped_storage().nbytes()}
         return blocks | {-id(part) for part in (*self._whole(anywhere=True), *self._sharded())}
 
@@ -195,7 +220,11 @@ class Residence:
 
     def _whole(self, anywhere: bool = False) -> list[torch.Tensor]:
         """Tensors on the device that lie on no block of their own: sparse and quantized ones."""
-        return [t for t in self._tensors() if not is_lazy(t) and not _lies_on_a_block(t) and (anywhere or t.device.type == self.device.type)]
+        return [
+            t
+            for t in self._tensors()
+            if not is_lazy(t) and not _lies_on_a_block(t) and (anywhere or t.device.type == self.device.type)
+        ]
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for owner in self.owners:
@@ -204,8 +233,11 @@ class Residence:
                     yield from _with_gradients(owner)
                     yield from owner.buffers()
             else:
-                for state in list(owner.state.values()):  # of another worker, too, which may be at work on another device
-                    yield from (value for value in list(state.values()) if isinstance(value, torch.Tensor) and value.dim())
+                # of another worker, too, which may be at work on another device
+                for state in list(owner.state.values()):
+                    yield from (
+                        value for value in list(state.values()) if isinstance(value, torch.Tensor) and value.dim()
+                    )
 
     def __repr__(self) -> str:
         where = "host memory" if self.away else str(self.device)
@@ -307,13 +339,14 @@ def _put_onto(tensors: list[torch.Tensor], block: torch.Tensor) -> None:
 class TorchWorker(Worker):
     """A worker whose torch modules and optimisers leave the device and return by themselves. When the plan switches it.
 
-    They are found among the worker's attributes, also in lists, tuples and dicts there. Override `residents` to say which. Whoever keeps
-    numpy views of parameters makes them anew when their ``data_ptr()`` has changed.
+    They are found among the worker's attributes, also in lists, tuples and dicts there. Override `residents` to say
+    which. Whoever keeps numpy views of parameters makes them anew when their ``data_ptr()`` has changed.
     """
 
     _residence: Residence | None = None
 
-    _mates: tuple[list[TorchWorker], list[TorchWorker]] = ([], [])  # of this process, while this one leaves or comes: who is present, and who is not
+    # of this process, while this one leaves or comes: who is present, and who is not
+    _mates: tuple[list[TorchWorker], list[TorchWorker]] = ([], [])
     _nbytes_moved: int | None = None
 
     def residents(self) -> list[Owner]:
@@ -325,7 +358,9 @@ class TorchWorker(Worker):
         self._nbytes_moved = self._own_residence().leave(present, absent)
 
     def onload(self) -> None:
-        self._nbytes_moved = self._own_residence().come_back([mate._own_residence() for mates in self._mates for mate in mates])
+        self._nbytes_moved = self._own_residence().come_back(
+            [mate._own_residence() for mates in self._mates for mate in mates]
+        )
 
     def _own_residence(self) -> Residence:
         with _SHARED:  # others ask for it, too
@@ -335,8 +370,13 @@ class TorchWorker(Worker):
         return self._residence
 
     def _switch(self, order: str, present: Sequence[Worker], absent: Sequence[Worker]) -> bool:
-        """What it shares with others of its process moves only when none of them is there, and is there for all of them."""
-        self._mates = [w for w in present if isinstance(w, TorchWorker)], [w for w in absent if isinstance(w, TorchWorker)]
+        """What it shares with others of its process moves only when none of them is there, and is there for all of
+        them.
+        """
+        self._mates = (
+            [w for w in present if isinstance(w, TorchWorker)],
+            [w for w in absent if isinstance(w, TorchWorker)],
+        )
         self._nbytes_moved = None
         try:
             super()._switch(order, present, absent)
@@ -348,7 +388,9 @@ class TorchWorker(Worker):
         return self._own_residence().nbytes
 
     def _leaves_at_once(self) -> bool:
-        """Not on a core: host memory is what it would leave for, and who finds its memory while it is set up finds what it was built with."""
+        """Not on a core: host memory is what it would leave for, and who finds its memory while it is set up finds what
+        it was built with.
+        """
         return self.device != "cpu"
 
     def _shares_with_given(self, values: Iterable[Any]) -> bool:

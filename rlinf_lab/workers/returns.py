@@ -18,7 +18,8 @@ LEAST = 1e-8
 class DiscountedReturns:
     """Moments of each environment's discounted sum of rewards so far, over all steps. Immutable.
 
-    Source: VecNormalize of stable-baselines3 (``norm_reward``): dividing by the standard deviation keeps the value targets near one.
+    Source: VecNormalize of stable-baselines3 (``norm_reward``): dividing by the standard deviation keeps the value
+    targets near one.
     """
 
     moments: Moments = field(default_factory=lambda: Moments.empty(()))
@@ -26,7 +27,9 @@ class DiscountedReturns:
     """sums of the episodes under way, by environment"""
 
     def update(self, trajectories: Sequence[Trajectory], gamma: float) -> DiscountedReturns:
-        """With the steps of all environments, trajectories in the order of their environments. Rewards as the environments gave them."""
+        """With the steps of all environments, trajectories in the order of their environments. Rewards as the
+        environments gave them.
+        """
         rewards, factors = zip(*(t.discounted(gamma) for t in trajectories), strict=True)
         reward_TN = np.concatenate(rewards, axis=1).astype(np.float64)
         factor_TN = np.concatenate([np.broadcast_to(f, r.shape) for f, r in zip(factors, rewards, strict=True)], axis=1)

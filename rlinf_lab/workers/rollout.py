@@ -2,8 +2,8 @@
 
     environments ──observation──> policy ──action──> environments ──> row of the slot's Trajectory       in one thread
 
-Two workers of one core wait for each other twice a step, which costs as much as stepping some environments. The trajectories are those of
-`SimulatorWorker` and `PolicyWorker` under any plan, to the last bit.
+Two workers of one core wait for each other twice a step, which costs as much as stepping some environments. The
+trajectories are those of `SimulatorWorker` and `PolicyWorker` under any plan, to the last bit.
 """
 
 from __future__ import annotations
@@ -20,9 +20,19 @@ from rlinf_lab.workflow.worker import Outbox
 
 
 class RolloutWorker(SimulatorWorker, PolicyWorker):
-    """Steps its environments with actions of its own policy. ``env`` and ``simulator``: see `SimulatorWorker`; the rest: see `PolicyWorker`."""
+    """Steps its environments with actions of its own policy. ``env`` and ``simulator``: see `SimulatorWorker`; the
+    rest: see `PolicyWorker`.
+    """
 
-    def __init__(self, env: Any, policy: Callable[[], Actor], *, seed: int = 0, weights: PolicyWeights | None = None, **simulator: Any) -> None:
+    def __init__(
+        self,
+        env: Any,
+        policy: Callable[[], Actor],
+        *,
+        seed: int = 0,
+        weights: PolicyWeights | None = None,
+        **simulator: Any,
+    ) -> None:
         SimulatorWorker.__init__(self, env, seed=seed, **simulator)
         PolicyWorker.__init__(self, policy, seed=seed, weights=weights)
 

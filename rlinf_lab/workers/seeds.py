@@ -1,7 +1,9 @@
-"""Which random numbers belong to whom. Streams come from numpy's `SeedSequence`, so that no two purposes ever share numbers.
+"""Which random numbers belong to whom. Streams come from numpy's `SeedSequence`, so that no two purposes ever share
+numbers.
 
-Environments are seeded with whole numbers (a simulator takes nothing else), environment ``i`` of a vector with ``base + i``. Each purpose
-has a range of such numbers to itself: an episode of an evaluation, or of a film, can therefore never be one that training has seen.
+Environments are seeded with whole numbers (a simulator takes nothing else), environment ``i`` of a vector with ``base +
+i``. Each purpose has a range of such numbers to itself: an episode of an evaluation, or of a film, can therefore never
+be one that training has seen.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ ROOM = 1 << 24  # numbers that may follow a base
 
 
 class Purpose(IntEnum):
-    """What random numbers are for. The first four have ranges of seeds of environments; the value is part of the stream's key."""
+    """What random numbers are for. The first four have ranges of seeds of environments; the value is part of the
+    stream's key.
+    """
 
     TRAINING = 0
     EVALUATION = 1
@@ -31,6 +35,8 @@ def stream(seed: int, purpose: Purpose, *key: int) -> np.random.SeedSequence:
 
 
 def environment_seed(seed: int, purpose: Purpose, *key: int) -> int:
-    """The seed of a vector's first environment. Up to 2^24 environments may count on from it without leaving the purpose's range."""
+    """The seed of a vector's first environment. Up to 2^24 environments may count on from it without leaving the
+    purpose's range.
+    """
     (drawn,) = stream(seed, purpose, *key).generate_state(1)
     return int(purpose) * RANGE + int(drawn) % (RANGE - ROOM)

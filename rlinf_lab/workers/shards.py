@@ -1,13 +1,18 @@
-"""torch's FSDP2 among the ranks of one worker: each keeps its part of weights, gradients and optimiser state; they are whole only while they are needed.
+"""torch's FSDP2 among the ranks of one worker: each keeps its part of weights, gradients and optimiser state; they are
+whole only while they are needed.
 
-    shard i ──all-gather──> whole weights: forward, backward ──reduce-scatter──> gradient of shard i ──> optimiser of shard i
+    shard i ──all-gather──> whole weights: forward, backward ──reduce-scatter──> gradient of shard i
+        ──> optimiser of shard i
 
-A device mesh usually stands on torch's default process group, of which a process has one. Here it stands on the group of these ranks (`group.py`), so
-several workers of one process shard side by side, and ranks may be threads of one process. Gloo carries the tensors of a CPU, NCCL those of a GPU.
+A device mesh usually stands on torch's default process group, of which a process has one. Here it stands on the group
+of these ranks (`group.py`), so several workers of one process shard side by side, and ranks may be threads of one
+process. Gloo carries the tensors of a CPU, NCCL those of a GPU.
 
-When ranks come or go the shards are put together in the host memory of the first rank that stays, and shared out anew (`parts.py`):
+When ranks come or go the shards are put together in the host memory of the first rank that stays, and shared out anew
+(`parts.py`):
 
-    rank that leaves ──its parts──> first rank that stays: whole ──broadcast──> all that take part now: shards of the new group
+    rank that leaves ──its parts──> first rank that stays: whole ──broadcast──> all that take part now:
+        shards of the new group
 """
 
 from __future__ import annotations
@@ -27,10 +32,11 @@ from rlinf_lab.workflow.worker import Worker
 
 
 class ShardGroup(RankGroup):
-    """A `RankGroup` whose `parallel` shards the module, in place, with `torch.distributed.fsdp.fully_shard`. See the module's docstring.
+    """A `RankGroup` whose `parallel` shards the module, in place, with `torch.distributed.fsdp.fully_shard`. See the
+    module's docstring.
 
-    A sharded module stays so until `forget`, or until others take part. When an update has failed, nobody knows which shards have made its last step,
-    so the group is not formed again: the worker goes on from a checkpoint.
+    A sharded module stays so until `forget`, or until others take part. When an update has failed, nobody knows which
+    shards have made its last step, so the group is not formed again: the worker goes on from a checkpoint.
     """
 
     def __init__(self, worker: Worker, timeout: float = 120.0) -> None:
@@ -42,9 +48,11 @@ class ShardGroup(RankGroup):
     def _refuse_to_form_again(self, came: Sequence[Came]) -> None:
         super()._refuse_to_form_again(came)
         latest = max(c.last for c in came)
-        if any(c.wrapped for c in came) and any(c.formed != latest for c in came if c.wrapped or c.last == latest):  # some have left the group
+        # some have left the group
+        if any(c.wrapped for c in came) and any(c.formed != latest for c in came if c.wrapped or c.last == latest):
             raise WorkflowError(
-                f"{self._worker!r}: an update of its sharded weights has failed; the shards may be of different steps. Next: go on from "
+                f"{self._worker!r}: an update of its sharded weights has failed; the shards may be of different steps. "
+                "Next: go on from "
                 f"a checkpoint, LearnerWorker(state=...)."
             )
 
@@ -56,8 +64,15 @@ class ShardGroup(RankGroup):
             torch.cuda.set_device(device)  # fully_shard takes the current one
         group = super()._joined(store, address)
         _register(group, ranks, store)
-        # A name of its own, for torch remembers what was done on meshes that are equal; its rank is not that in a default group.
-        mesh: Any = DeviceMesh(device.type, torch.arange(ranks), mesh_dim_names=(group.group_name,), _init_backend=False, _rank=self.position)
+        # A name of its own, for torch remembers what was done on meshes that are equal; its rank is not that in a
+        # default group.
+        mesh: Any = DeviceMesh(
+            device.type,
+            torch.arange(ranks),
+            mesh_dim_names=(group.group_name,),
+            _init_backend=False,
+            _rank=self.position,
+        )
         mesh._dim_group_names = [group.group_name]
         mesh._pg_registry[group.group_name] = group
         self._mesh = mesh
@@ -86,7 +101,8 @@ class ShardGroup(RankGroup):
         self._wrapped, self._optimizers = [], []
 
     def _collected(self, mine: list[list[Part]]) -> list[list[list[Part]]]:
-        """The parts of all ranks of the group. Nothing stays where it was left, also where some cannot be gone on from."""
+        """The parts of all ranks of the group. Nothing stays where it was left, also where some cannot be gone on from.
+        """
         found: list[list[list[Part]]] = []
         errors: list[Exception] = []
         for rank in self._members:
@@ -102,7 +118,8 @@ class ShardGroup(RankGroup):
         parts: list[list[Part]] | None = self._worker._context.collect(self._place, rank)
         if parts is None:
             raise WorkflowError(
-                f"{self._worker!r}: rank {rank} has left with its part of the sharded weights after an update of it had failed. Next: go on from a "
+                f"{self._worker!r}: rank {rank} has left with its part of the sharded weights after an update of it "
+                "had failed. Next: go on from a "
                 f"checkpoint, LearnerWorker(state=...)."
             )
         return parts
@@ -116,7 +133,9 @@ class ShardGroup(RankGroup):
 
     def _say_farewell(self) -> None:
         if self._wrapped:
-            self._worker._context.leave_behind(self._place, self._parts() if self._formed and not self._leaving else None)
+            self._worker._context.leave_behind(
+                self._place, self._parts() if self._formed and not self._leaving else None
+            )
         super()._say_farewell()
 
     def unwrap(self) -> None:
@@ -129,12 +148,14 @@ class ShardGroup(RankGroup):
         return known
 
     # --- working together -----------------------------------------------------------------------------------
-    def parallel(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, units: Sequence[nn.Module] = ()) -> nn.Module:
+    def parallel(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, units: Sequence[nn.Module] = ()
+    ) -> nn.Module:
         """``module``, sharded over the ranks in place at the first call. Itself on a single rank.
 
-        ``optimizer``: of its parameters; it goes on with its part of what it knows. ``units``: submodules that are gathered one at a time, such as
-        the layers of a transformer, rather than with the rest. All ranks begin with the weights, and the optimiser's state, of the first rank that
-        has worked before.
+        ``optimizer``: of its parameters; it goes on with its part of what it knows. ``units``: submodules that are
+        gathered one at a time, such as the layers of a transformer, rather than with the rest. All ranks begin with the
+        weights, and the optimiser's state, of the first rank that has worked before.
         """
         if self._worker.ranks == 1 or any(known is module for known in self._wrapped):
             return module
@@ -176,7 +197,10 @@ class ShardGroup(RankGroup):
 
     def whole_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         state = optimizer.state_dict()
-        return {**state, "state": {i: {name: _whole(value) for name, value in each.items()} for i, each in state["state"].items()}}
+        return {
+            **state,
+            "state": {i: {name: _whole(value) for name, value in each.items()} for i, each in state["state"].items()},
+        }
 
 
 def _whole(value: Any) -> Any:
@@ -187,7 +211,9 @@ def _whole(value: Any) -> Any:
 
 
 def _hand_over(optimizer: torch.optim.Optimizer, after: Mapping[torch.Tensor, Any]) -> None:
-    """Let an optimiser go on with other parameters. Of what it knows of each element, it keeps what belongs to this rank's part."""
+    """Let an optimiser go on with other parameters. Of what it knows of each element, it keeps what belongs to this
+    rank's part.
+    """
     from torch.distributed.tensor import distribute_tensor
 
     for group in optimizer.param_groups:
@@ -203,7 +229,8 @@ def _hand_over(optimizer: torch.optim.Optimizer, after: Mapping[torch.Tensor, An
 
 
 def _let_go(module: nn.Module) -> None:
-    """Gloo closes its connections when the last reference to the group goes. Frames of an error keep the module alive."""
+    """Gloo closes its connections when the last reference to the group goes. Frames of an error keep the module alive.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     for part in module.modules():

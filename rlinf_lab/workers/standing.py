@@ -1,8 +1,10 @@
 """Where environments stand between two iterations, so that another run goes on exactly there.
 
-    slots ──EnvGroup.standing──> {"of": ..., "groups": [...]} of a rank ──joined──> of all ──fitting──> of the slot that begins with that environment
+    slots ──EnvGroup.standing──> {"of": ..., "groups": [...]} of a rank ──joined──> of all
+        ──fitting──> of the slot that begins with that environment
 
-States consist of numbers, texts, arrays, lists and dicts: they go into files without pickle. One that cannot be had is {"why": ...}: who goes on from it begins new episodes, and says why.
+States consist of numbers, texts, arrays, lists and dicts: they go into files without pickle. One that cannot be had is
+{"why": ...}: who goes on from it begins new episodes, and says why.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ Standing = Mapping[str, Any]
 
 def of(env: str, num_envs: int, max_episode_steps: int | None, seed: int, chunk_size: int | None) -> dict[str, Any]:
     """What has to be the same for the environments to go on."""
-    return {"env": env, "num_envs": num_envs, "max_episode_steps": max_episode_steps, "seed": seed, "chunk_size": chunk_size}
+    return {
+        "env": env,
+        "num_envs": num_envs,
+        "max_episode_steps": max_episode_steps,
+        "seed": seed,
+        "chunk_size": chunk_size,
+    }
 
 
 def joined(per_rank: Standing | Sequence[Standing]) -> Standing:
@@ -37,7 +45,9 @@ def stood(state: Mapping[str, Any], per_rank: Standing | Sequence[Standing]) -> 
 
 
 def why_not(standing: Standing | None, kind: Mapping[str, Any], slots: int) -> str:
-    """Why environments of this ``kind`` (`of`), in so many slots, begin new episodes. "" where they go on exactly from ``standing``."""
+    """Why environments of this ``kind`` (`of`), in so many slots, begin new episodes. "" where they go on exactly from
+    ``standing``.
+    """
     if standing is None:
         return "where its environments stood was not kept"
     if "why" in standing:
@@ -54,7 +64,9 @@ def fitting(standing: Standing | None, kind: Mapping[str, Any], slots: int, firs
     """What the slot with this first environment goes on from; None: from new episodes."""
     if why_not(standing, kind, slots) or standing is None:
         return None
-    found: Mapping[str, Any] | None = next((group for group in standing["groups"] if group["first_env"] == first_env), None)
+    found: Mapping[str, Any] | None = next(
+        (group for group in standing["groups"] if group["first_env"] == first_env), None
+    )
     return found
 
 
@@ -64,7 +76,9 @@ _KINDS = ("PCG64", "PCG64DXSM", "Philox", "SFC64", "MT19937")
 
 
 def plain(value: Any, where: str = "its state") -> Any:
-    """The same in numbers, texts, arrays, lists, tuples and dicts. Generators of numpy as their numbers. `TypeError` names what cannot be said so."""
+    """The same in numbers, texts, arrays, lists, tuples and dicts. Generators of numpy as their numbers. `TypeError`
+    names what cannot be said so.
+    """
     if isinstance(value, np.random.Generator) and type(value.bit_generator).__name__ in _KINDS:
         return {_GENERATOR: value.bit_generator.state}
     if value is None or isinstance(value, (bool, int, float, str, np.number, np.bool_)):

@@ -9,7 +9,7 @@ from rlinf_lab.errors import WorkflowError, shown
 from rlinf_lab.workflow.annotations import channel_ends
 from rlinf_lab.workflow.channel import Channel
 from rlinf_lab.workflow.declaration import signature_of
-from rlinf_lab.workflow.handles import Dispatcher, FlowBuilder, Handle, LoopPart, Ref, origin_of
+from rlinf_lab.workflow.handles import Dispatcher, FlowBuilder, LoopPart, Ref, origin_of
 from rlinf_lab.workflow.specs import CallSpec, ChannelArg, Hole, Nested, RefArg, WeightsArg
 from rlinf_lab.workflow.structure import rebuilt
 from rlinf_lab.workflow.symbol import Symbol, refuse_kept
@@ -85,12 +85,12 @@ class _Argument:
                     "pass what flow.channel() returned."
                 )
             return None
-        if isinstance(value, (Handle, Ref)):
+        if isinstance(value, Ref):
             return self._ref(value)
         refs: list[RefArg] = []
 
         def leaf(inner: Any) -> Any:
-            if isinstance(inner, (Handle, Ref)):
+            if isinstance(inner, Ref):
                 refs.append(self._ref(inner))
                 return Hole(len(refs) - 1)
             if isinstance(inner, Channel):
@@ -124,7 +124,7 @@ class _Argument:
                 f"that declare channels and workers again, after the one that makes the Workflow."
             )
 
-    def _ref(self, value: Handle | Ref) -> RefArg:
+    def _ref(self, value: Ref) -> RefArg:
         maker, call, path = origin_of(value)
         if maker is self._owner:
             return RefArg(call.call_id, path, call.worker, call.iteration)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.workflow.handles import FlowBuilder, Handle, Ref
+from rlinf_lab.workflow.handles import FlowBuilder, Ref
 from rlinf_lab.workflow.specs import ChannelSpec
 from rlinf_lab.workflow.structure import leaves
 
@@ -41,7 +41,7 @@ class Channel:
         """Handles stay where they are made; a channel carries values."""
         found = list(items)
         for leaf in leaves(found):
-            if isinstance(leaf, (Handle, Ref)):
+            if isinstance(leaf, Ref):
                 raise WorkflowError(
                     f"{leaf!r} was put into channel {self.name!r}, but has no value yet. Next: put {leaf!r}.wait(), or "
                     "pass the handle to a "

@@ -89,14 +89,45 @@ class _Lazy:
         )
 
 
-def awaited(lazy: Any) -> tuple[CallSpec, tuple[tuple[str, Any], ...]] | None:
-    """The call of whose value this is a lazy part, and the way to it. None for what is no such part."""
-    if isinstance(lazy, Ref):
-        return lazy._handle._call, lazy._path
-    return (lazy._call, ()) if isinstance(lazy, Handle) else None
+class Ref(_Lazy):
+    """A part of a call's value that may not be there yet: pass it on to another call, or `wait()` for it."""
+
+    __slots__ = ("_call", "_dispatcher", "_path")
+
+    def __init__(self, dispatcher: Dispatcher, call: CallSpec, path: Path = ()) -> None:
+        self._dispatcher, self._call, self._path = dispatcher, call, path
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until the call returned; this part of its value, or the worker's own exception as `WorkerError`.
+
+        ``timeout`` in seconds; `TimeoutError` when it passes first.
+        """
+        return self._dispatcher.wait(self._call, self._path, timeout)
+
+    def __getattr__(self, name: str) -> Ref:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Ref(self._dispatcher, self._call, (*self._path, (".", name)))
+
+    def __getitem__(self, key: Any) -> Ref:
+        return Ref(self._dispatcher, self._call, (*self._path, ("[", key)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ref):
+            self._without_value()
+        return self._call is other._call and self._path == other._path
+
+    def __hash__(self) -> int:
+        return hash(id(self._call))
+
+    def _whole(self) -> str:
+        return f"Handle({self._call.worker}.{self._call.method}, iteration {self._call.iteration})"
+
+    def __repr__(self) -> str:
+        return f"Ref({self._whole()}{path_text(self._path)})"
 
 
-class Handle(_Lazy):
+class Handle(Ref):
     """The future of a call. ``handle.wait()`` is the only barrier; ``handle.x`` and ``handle["x"]`` are lazy parts of
     its value.
 
@@ -104,71 +135,19 @@ class Handle(_Lazy):
     value (ranks of one program agree on what they return).
     """
 
-    __slots__ = ("_call", "_dispatcher")
-
-    def __init__(self, dispatcher: Dispatcher, call: CallSpec) -> None:
-        self._dispatcher = dispatcher
-        self._call = call
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Block until the call returned; its value, or the worker's own exception as `WorkerError`.
-
-        ``timeout`` in seconds; `TimeoutError` when it passes first.
-        """
-        return self._dispatcher.wait(self._call, (), timeout)
+    __slots__ = ()
 
     def done(self) -> bool:
         """True when the call has returned or failed; never blocks."""
         return self._dispatcher.done(self._call)
 
-    def __getattr__(self, name: str) -> Ref:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return Ref(self, ((".", name),))
-
-    def __getitem__(self, key: Any) -> Ref:
-        return Ref(self, (("[", key),))
-
-    def __eq__(self, other: object) -> bool:
-        return self is other if isinstance(other, _Lazy) else self._without_value()
-
-    __hash__ = object.__hash__
-
     def __repr__(self) -> str:
-        return f"Handle({self._call.worker}.{self._call.method}, iteration {self._call.iteration})"
+        return self._whole()
 
 
-class Ref(_Lazy):
-    """A part of a call's value that may not be there yet: pass it on to another call, or `wait()` for it."""
-
-    __slots__ = ("_handle", "_path")
-
-    def __init__(self, handle: Handle, path: Path) -> None:
-        self._handle = handle
-        self._path = path
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Block until the call returned; this part of its value. Otherwise as `Handle.wait`."""
-        return self._handle._dispatcher.wait(self._handle._call, self._path, timeout)
-
-    def __getattr__(self, name: str) -> Ref:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return Ref(self._handle, (*self._path, (".", name)))
-
-    def __getitem__(self, key: Any) -> Ref:
-        return Ref(self._handle, (*self._path, ("[", key)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Lazy):
-            self._without_value()
-        return isinstance(other, Ref) and self._handle is other._handle and self._path == other._path
-
-    def __hash__(self) -> int:
-        return hash(id(self._handle))
-
-    def __repr__(self) -> str:
-        return f"Ref({self._handle!r}{path_text(self._path)})"
+def awaited(lazy: Any) -> tuple[CallSpec, Path] | None:
+    """The call of whose value this is a lazy part, and the way to it. None for what is no such part."""
+    return (lazy._call, lazy._path) if isinstance(lazy, Ref) else None
 
 
 class Origin(NamedTuple):
@@ -179,7 +158,6 @@ class Origin(NamedTuple):
     path: Path
 
 
-def origin_of(value: Handle | Ref) -> Origin:
+def origin_of(value: Ref) -> Origin:
     """What a handle or a part of one stands for. Its own attributes would be lazy parts of the value."""
-    handle, path = (value, ()) if isinstance(value, Handle) else (value._handle, value._path)
-    return Origin(handle._dispatcher, handle._call, path)
+    return Origin(value._dispatcher, value._call, value._path)

@@ -91,7 +91,9 @@ def test_partials_come_back_and_go_on_with_one_budget(vllm):
         vllm.add(request)
     for _ in range(4):
         vllm.step()
+    so_far = by_id(vllm.partials())
     partials = by_id(vllm.abort())
+    same(so_far, partials)
     assert sorted(map(len, partials.values())) == [0] * 4 + [4] * 16 and vllm.pending == 0
     whole = by_id(vllm.sample([c.resumed() for c in partials.values()]))
     for key, c in whole.items():
@@ -142,6 +144,15 @@ def test_a_prefix_that_older_weights_computed_serves_no_new_request(tmp_path):
     after = [c for _ in range(6) for c in engine.step()]
     same(by_id(after), by_id(Engine(new).sample([Request(prompt, params, "after")])))
     engine.abort()
+
+
+def test_sampled_prompts_may_be_longer_together_than_a_batch():
+    """A prompt that was computed in two parts took the seeded noise back, which torch cannot on a CPU."""
+    engine = generator("vllm", model(max_length=512), slots=48)
+    prompts = np.random.default_rng(0).integers(2, 24, (48, 300))
+    asked = [Request(prompt, SamplingParams(max_tokens=3, stop_ids=()), str(i)) for i, prompt in enumerate(prompts)]
+    done = by_id(engine.sample(asked))
+    assert sorted(done) == sorted(r.id for r in asked) and {len(c) for c in done.values()} == {3}
 
 
 def test_folders_without_a_model_are_named(tmp_path):

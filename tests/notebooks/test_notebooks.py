@@ -31,6 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "70_sac": {"total_timesteps": 2_048, "expected_return": -2_000},
     "62_tools": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
     "60_reasoning": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
+    "63_vllm": {"iterations": 2, "warm_up_steps": 2, "prompts": 4, "group_size": 4},
     "71_demonstrations_to_rl": {
         "episodes": 2, "gradient_steps": 100, "num_envs": 4, "iterations": 1, "test_episodes": 2, "film_episodes": 1, "least_gain": -1.0,
     },
@@ -46,7 +47,7 @@ IN_LAB = {"00_hello", "21_planning", "30_live_timeline", "31_reading_a_timeline"
 def parameters() -> list[Any]:
     """One of them each day, and one in JupyterLab; the others in `make test-long`."""
     marks = {name: [pytest.mark.long, pytest.mark.ray] for name in RAY} | {name: [pytest.mark.slow] for name in IN_LAB}
-    marks |= {"51_on_a_gpu": [pytest.mark.warp], DAILY: []}
+    marks |= {"51_on_a_gpu": [pytest.mark.warp], "63_vllm": [pytest.mark.vllm], DAILY: []}
     return [pytest.param(p, id=p.stem, marks=marks.get(p.stem, [pytest.mark.long])) for p in NOTEBOOKS]
 
 

@@ -231,7 +231,8 @@ def books(engine: Engine) -> list[Any]:
     ranks = [[getattr(p, a) for a in ("state", "lo", "hi", "granted", "holding", "resident", "lock_key", "iteration")] for p in engine.processes]
     waiting = [([(g.index, n) for g, n in q.getters], [(p.index, n) for p, n in q.putters]) for q in all_queues(engine)]
     queues = [(q.head, q.tail, q.capacity, q.remote_stalled) for q in all_queues(engine)]
-    return [ranks, waiting, queues, engine.waiting(), [engine.holder(d) for d in range(len(engine._queue))], engine._arrivals, engine._touched, engine._used]
+    held = engine._devices
+    return [ranks, waiting, queues, engine.waiting(), [engine.holder(d) for d in range(len(held.queue))], held._arrivals, held.touched, held._used]
 
 
 def all_queues(engine: Engine) -> list[Any]:

@@ -269,7 +269,7 @@ def test_a_checkpoint_before_its_first_update_takes_nothing_from_a_newcomer(para
         before = session.step("state")
         assert before["weights"].version == 1
         session.step()
-        ranks = [p.instance for p in session._host.ranks if p.worker == "learner"]
+        ranks = [p.instance for p in session._host.state.ranks if p.worker == "learner"]
         zero, one = ({**w._kept(), "moments": w.moments.mean.tolist(), "returns": w.returns.moments.count} for w in ranks)
         assert zero == one and zero["version"] == 2 and zero["env_steps"] > before["env_steps"] > 0
 

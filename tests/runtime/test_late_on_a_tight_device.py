@@ -156,7 +156,7 @@ def test_what_it_shares_with_who_has_left_for_it_is_there_again() -> None:
     with opened(*tight(3, module)) as s:
         s.step(5)
         s.join("works", 1)
-        there = {p.label: p.instance for p in s._executor.driver_host.ranks if isinstance(p.instance, Guest)}
+        there = {p.label: p.instance for p in s._executor.driver_host.state.ranks if isinstance(p.instance, Guest)}
         assert there["works[1]"].module is there["sink[0]"].module is module
         assert not any(m.host.data_ptr() == module.weight.data_ptr() for worker in there.values() for m in worker._own_residence()._moved)
         assert len(s.step(20)) == 20

@@ -322,13 +322,13 @@ def test_back_in_the_order_of_complete_meetings_before_those_with_items() -> Non
         engine.settle([(process, Event.START, 1, 0)])
         engine.settle([(process, Event.ASIDE, -1, 0)])
     engine.settle([(c, Event.START, 0, 1)])  # of the oldest iteration, and first in the graph
-    assert [d for d, p, *_ in engine.come_back(a, int(Do.BOUND)) if d == Do.RESUME] == []
-    engine.come_back(b, int(Do.BOUND))
+    assert [d for d, p, *_ in engine.come_back(a) if d == Do.RESUME] == []
+    engine.come_back(b)
     order = []
     for holder in (c, a):
         order += [p for d, p, *_ in engine.settle([(holder, Event.DONE, -1, 0)]) if d == Do.RESUME]
     assert order == [a, b]
-    assert engine.come_back(b, int(Do.BOUND)) == []  # it is back already
+    assert engine.come_back(b) == []  # it is back already
 
 
 class LearnsWithin(Learns):

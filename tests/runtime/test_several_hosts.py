@@ -427,7 +427,7 @@ def test_what_a_rank_has_put_is_sent_before_it_lets_go_of_its_device() -> None:
 
         def watched(to: str, message: tuple, host: Any = host, name: str = name) -> None:
             if message[0] == "put":
-                held.setdefault(name, []).append(any(p.machine.holding for p in host.ranks))
+                held.setdefault(name, []).append(any(p.machine.holding for p in host.state.ranks))
 
         executor.before_sending[name] = watched
     executor.start()

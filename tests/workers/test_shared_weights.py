@@ -261,4 +261,4 @@ def test_the_engine_takes_what_is_shared_for_once() -> None:
     assert asked == [[Do.ONLOAD]] * 3, "4 + 2 + 2 + 2 units"
     engine.share(0, 1, 0)
     engine.share(0, 2, 0)
-    assert engine._overlaps.saved(engine.processes) == 4
+    assert engine._devices.overlaps.saved(engine.processes) == 4

@@ -29,7 +29,8 @@ LEAST_GAIN = 1.05  # times faster: predictions are good to a few per cent
 class Choice:
     """What was measured, what was found, and whether the run changes its plan.
 
-    ``measured_s`` and ``predicted_s``: of an iteration. ``reason``: in words. ``result_s``: of an iteration under the new plan, once it has run.
+    ``measured_s`` and ``predicted_s``: of an iteration. ``reason``: in words. ``result_s``: of an iteration under the
+    new plan, once it has run.
     """
 
     old: ExecutionPlan
@@ -61,26 +62,32 @@ class Choice:
         if not self.changes:
             return f"plan {self.old.name} is kept, {self.measured_s:.3g} s an iteration: {self.reason}"
         measured = "not measured yet" if self.result_s is None else f"measured {self.result_s:.3g} s"
-        return f"old plan {self.old.name} {self.measured_s:.3g} s → new plan {self.new.name}: predicted {self.predicted_s:.3g} s, {measured}, gain {self.gain:.2f}×"
+        return (
+            f"old plan {self.old.name} {self.measured_s:.3g} s → new plan {self.new.name}: "
+            f"predicted {self.predicted_s:.3g} s, {measured}, gain {self.gain:.2f}×"
+        )
 
     def __repr__(self) -> str:
         if not self.changes:
             return f"Choice(stays under {self.old.name!r}, {self.measured_s:.3g} s an iteration: {self.reason})"
         after = "" if self.result_s is None else f", measured {self.result_s:.3g} s"
-        change = f"{self.old.name!r} {self.measured_s:.3g} s -> {self.new.name!r}: predicted {self.predicted_s:.3g} s{after}"
+        change = (
+            f"{self.old.name!r} {self.measured_s:.3g} s -> {self.new.name!r}: predicted {self.predicted_s:.3g} s{after}"
+        )
         return f"Choice({change}, {self.gain:.2f}x; {self.reason})"
 
 
 def choose(
-    flow: Workflow, runs: Sequence[Observed], shares: Mapping[str, int], devices: Sequence[str], measured_s: float, remaining: int, change_s: float,
+    flow: Workflow, runs: Sequence[Observed], shares: Mapping[str, int], devices: Sequence[str], measured_s: float,
+    remaining: int, change_s: float,
     executor: str, staleness: int = 0,
 ) -> Choice:  # fmt: skip
     """The best plan on ``devices``, and whether a change to it is repaid. By ``remaining`` iterations, where it takes
     ``change_s`` seconds.
 
-    ``runs``: those of `probes`, the first one under the plan that the run would otherwise keep, ``measured_s`` an iteration; and of `gpu_probe`, if any:
-    without it no GPU is used.
-    ``shares``: see `probes`. ``executor``: under which a plan on several devices would run. ``staleness``: as `lab.plan` takes it.
+    ``runs``: those of `probes`, the first one under the plan that the run would otherwise keep, ``measured_s`` an
+    iteration; and of `gpu_probe`, if any: without it no GPU is used. ``shares``: see `probes`. ``executor``: under
+    which a plan on several devices would run. ``staleness``: as `lab.plan` takes it.
     """
     from rlinf_lab.planning.fit.fit import fitted  # not before: who plans by hand need not wait for the planner
     from rlinf_lab.planning.planner.planner import plan
@@ -90,7 +97,10 @@ def choose(
     stay = lambda reason, plans=None: Choice(old, old, measured_s, measured_s, False, reason, plans)  # noqa: E731
     there = [run for run in runs if by_kind(run.plan.devices)[1]]
     places = len(cores or gpus)
-    rules = {w: RankRule(counts=rank_counts(shares[w], places)) if w in shares else RankRule(most=1) for w in flow.graph.workers}
+    rules = {
+        w: RankRule(counts=rank_counts(shares[w], places)) if w in shares else RankRule(most=1)
+        for w in flow.graph.workers
+    }
     for cell in flow.graph.cells:  # who answers in a cell may have as many ranks as who asks
         counts = next((rules[w].counts for w in cell if w in shares), None)
         rules |= {w: RankRule(counts=counts) for w in cell if counts and w not in shares}
@@ -109,13 +119,25 @@ def choose(
     if len(best.execution.devices) == 1 or measured_s < LEAST_GAIN * best.seconds:
         return stay(f"the best plan found would take {best.seconds:.3g} s", plans)
     if gained <= change_s:
-        return stay(f"{best.name} would save {max(gained, 0):.2g} s until the end, the change takes {change_s:.2g} s", plans)
+        return stay(
+            f"{best.name} would save {max(gained, 0):.2g} s until the end, the change takes {change_s:.2g} s", plans
+        )
     new = dataclasses.replace(best.execution, name=f"auto {best.name}")
-    return Choice(old, new, measured_s, best.seconds, True, f"saves {gained:.3g} s in {remaining} iterations, the change takes {change_s:.2g} s", plans)
+    return Choice(
+        old,
+        new,
+        measured_s,
+        best.seconds,
+        True,
+        f"saves {gained:.3g} s in {remaining} iterations, the change takes {change_s:.2g} s",
+        plans,
+    )
 
 
 def _with_gpus(profile: Profile, measured: Profile, plan: ExecutionPlan) -> Profile:
-    """``profile`` of cores, and of the workers that ``plan`` has on a GPU what they took there; the others stay on cores."""
+    """``profile`` of cores, and of the workers that ``plan`` has on a GPU what they took there; the others stay on
+    cores.
+    """
     from rlinf_lab.planning.profile.parts import DeviceKind
 
     workers = dict(profile.workers)
@@ -127,9 +149,13 @@ def _with_gpus(profile: Profile, measured: Profile, plan: ExecutionPlan) -> Prof
 
 
 def _works(planned: Planned, flow: Workflow, executor: str) -> bool:
-    """Whether every worker accepts the plan (`Worker.preflight`). Nothing is started, and devices are looked at when it is."""
+    """Whether every worker accepts the plan (`Worker.preflight`). Nothing is started, and devices are looked at when it
+    is.
+    """
     try:
-        make_executor(executor if len(planned.execution.devices) > 1 else "local", flow, planned.execution, emulate=True)
+        make_executor(
+            executor if len(planned.execution.devices) > 1 else "local", flow, planned.execution, emulate=True
+        )
     except RlinfLabError:
         return False
     return True

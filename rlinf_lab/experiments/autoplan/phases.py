@@ -1,9 +1,11 @@
 """The phases of a run that plans itself.
 
-    temporal ──(enough seen, and a change could pay)──▶ temporal in parts ──▶ (networks on the GPU) ──choose──▶ the chosen plan ──(slower?)──▶ back
+    temporal ──(enough seen, and a change could pay)──▶ temporal in parts ──▶ (networks on the GPU) ──choose──▶
+    the chosen plan ──(slower?)──▶ back
 
-`AutoPlan` decides only; whoever runs the phases asks it after each iteration whether the phase ends, and then for the next one. A run too short for a
-change stays in its first phase, and its workers are not set up a second time. A GPU that fails while it is tried is left out: the run goes on on cores.
+`AutoPlan` decides only; whoever runs the phases asks it after each iteration whether the phase ends, and then for the
+next one. A run too short for a change stays in its first phase, and its workers are not set up a second time. A GPU
+that fails while it is tried is left out: the run goes on on cores.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ class Phase(NamedTuple):
 
 @dataclass
 class AutoPlan:
-    """Says under which plan a run goes on. ``shares``: see `Recipe.shares`; ``executor``: of plans on several devices; ``staleness``: how many updates
-    the weights that act may be old; ``fuses``: the recipe can (`Recipe.fuse`), so the run begins as it would go on on one core, and is measured only
-    where a change could pay.
+    """Says under which plan a run goes on. ``shares``: see `Recipe.shares`; ``executor``: of plans on several devices;
+    ``staleness``: how many updates the weights that act may be old; ``fuses``: the recipe can (`Recipe.fuse`), so the
+    run begins as it would go on on one core, and is measured only where a change could pay.
 
     ``choice`` is there when it has been made; ``notes``: why there was nothing to choose.
     """
@@ -70,7 +72,11 @@ class AutoPlan:
             self._probes.insert(0, self._probes[0]._replace(measures=False))
         if self._is_over:
             few = len(self.devices) < 2
-            self.notes.append("one device: nothing to choose" if few else "no cell whose environments several ranks could share: nothing to choose")
+            self.notes.append(
+                "one device: nothing to choose"
+                if few
+                else "no cell whose environments several ranks could share: nothing to choose"
+            )
             return Phase(ExecutionPlan.temporal(flow, (by_kind(self.devices)[0] or self.devices)[:1]), "local")
         return self._probe(0)
 
@@ -78,7 +84,9 @@ class AutoPlan:
         return Phase(self._probes[number].plan, "local", self._probes[number].measures)
 
     def ends_phase(self, seconds: Sequence[float], remaining: int) -> bool:
-        """After an iteration: whether the phase ends with it. ``seconds``: of the iterations of this phase so far; ``remaining``: iterations of the run."""
+        """After an iteration: whether the phase ends with it. ``seconds``: of the iterations of this phase so far;
+        ``remaining``: iterations of the run.
+        """
         if self._is_over or remaining <= 0:
             return False
         if self.choice is not None:
@@ -90,11 +98,14 @@ class AutoPlan:
             most_gained = remaining * self._measured_s * (1 - 1 / len(self.devices))
             if most_gained <= 2 * CHANGE_S:  # there and, of a change that was a mistake, back
                 self._is_over = True
-                self.notes.append(f"{remaining} iterations of {self._measured_s:.3g} s are left: no change of plans could pay")
+                self.notes.append(
+                    f"{remaining} iterations of {self._measured_s:.3g} s are left: no change of plans could pay"
+                )
         return not self._is_over
 
     def next(self, flow: Workflow, timeline: Timeline, remaining: int, setup_s: float) -> Phase:
-        """The next phase. ``flow``: with all workers; ``timeline``: of the phase that has ended. ``setup_s``: what setting up the workers took.
+        """The next phase. ``flow``: with all workers; ``timeline``: of the phase that has ended. ``setup_s``: what
+        setting up the workers took.
 
         Raises `PlanError` when the timeline does not say what is needed.
         """
@@ -113,7 +124,8 @@ class AutoPlan:
         return self._choose(flow, remaining, setup_s)
 
     def survives(self, error: BaseException) -> bool:
-        """Whether a run goes on (`after_failure`) whose phase ended with ``error``: a GPU failed that was being tried."""
+        """Whether a run goes on (`after_failure`) whose phase ended with ``error``: a GPU failed that was being tried.
+        """
         return bool(self._tried_gpus()) and of_a_gpu(error)
 
     def after_failure(self, flow: Workflow, error: BaseException, remaining: int, setup_s: float) -> Phase:
@@ -133,7 +145,17 @@ class AutoPlan:
 
     def _choose(self, flow: Workflow, remaining: int, setup_s: float) -> Phase:
         change_s = CHANGE_S + setup_s
-        self.choice = choose(flow, self._seen, self.shares, self.devices, self._measured_s, remaining, change_s, self.executor, self.staleness)
+        self.choice = choose(
+            flow,
+            self._seen,
+            self.shares,
+            self.devices,
+            self._measured_s,
+            remaining,
+            change_s,
+            self.executor,
+            self.staleness,
+        )
         self._is_over = not self.choice.changes
         plan = self.choice.new
         return Phase(plan, self.executor if len(plan.devices) > 1 else "local")
@@ -147,7 +169,10 @@ class AutoPlan:
         busy_s = sum(turn.busy for turn in turns) / self._seen[0].iterations()
         pays = remaining * busy_s > 2 * (CHANGE_S + setup_s)
         if not pays:
-            self.notes.append(f"{gpus[0]} was not tried: the networks take {busy_s:.2g} s of an iteration, {remaining * busy_s:.2g} s until the end")
+            self.notes.append(
+                f"{gpus[0]} was not tried: the networks take {busy_s:.2g} s of an iteration, {remaining * busy_s:.2g} "
+                "s until the end"
+            )
         return pays
 
     def _looks_back(self, seconds: Sequence[float]) -> bool:
@@ -158,7 +183,10 @@ class AutoPlan:
         found = _typical(seconds)
         worse = found > WORSE * self.choice.measured_s
         if worse:
-            self.notes.append(f"{self.choice.new.name} took {found:.3g} s an iteration, {self.choice.old.name} {self.choice.measured_s:.3g} s: back to it")
+            self.notes.append(
+                f"{self.choice.new.name} took {found:.3g} s an iteration, {self.choice.old.name} "
+                f"{self.choice.measured_s:.3g} s: back to it"
+            )
         self.choice = dataclasses.replace(self.choice, result_s=found)
         self._is_over = not worse
         return worse
@@ -188,7 +216,9 @@ def _typical(seconds: Sequence[float]) -> float:
 
 
 def of_a_gpu(error: BaseException | None) -> bool:
-    """Whether torch, or a library below it, says that a GPU failed: no memory left, a driver that is too old, a kernel that cannot run there."""
+    """Whether torch, or a library below it, says that a GPU failed: no memory left, a driver that is too old, a kernel
+    that cannot run there.
+    """
     return error is not None and bool(GPU_FAULT.search(str(error)) or of_a_gpu(error.__cause__))
 
 

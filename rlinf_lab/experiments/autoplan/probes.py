@@ -1,8 +1,10 @@
 """What the first iterations of a run are run under, so that they say what other plans would take.
 
-    one core, all environments at once        what a rank of the simulator takes that has them all
-    one core, the environments in parts       what a rank takes that has its share: the costs of a smaller step are measured, not guessed
-    networks on a GPU, the rest on one core   what they take there; only where a GPU is, and where less of their time on a core would pay
+one core, all environments at once        what a rank of the simulator takes that has them all
+one core, the environments in parts       what a rank takes that has its share: the costs of a smaller step are
+                                          measured, not guessed
+networks on a GPU, the rest on one core   what they take there; only where a GPU is, and where less of their time on a
+                                          core would pay
 """
 
 from __future__ import annotations
@@ -26,23 +28,37 @@ class Probe(NamedTuple):
     """what other plans would take is read from it"""
 
 
-def probes(flow: Workflow, shares: Mapping[str, int], devices: Sequence[str], staleness: int = 0, networks: Collection[str] = ()) -> list[Probe]:
-    """The plans to begin with, on cores; none where there is nothing to choose: one device, or no worker that could have several ranks.
+def probes(
+    flow: Workflow,
+    shares: Mapping[str, int],
+    devices: Sequence[str],
+    staleness: int = 0,
+    networks: Collection[str] = (),
+) -> list[Probe]:
+    """The plans to begin with, on cores; none where there is nothing to choose: one device, or no worker that could
+    have several ranks.
 
-    ``shares``: for each worker that may have several ranks, in how many equal parts its work divides at most (`Recipe.shares`).
-    ``staleness``: with some, workers with one rank each may also go side by side: then the first plan says enough.
-    ``networks``: workers that could be on a GPU; where there is one, the first plan is measured in any case.
+    ``shares``: for each worker that may have several ranks, in how many equal parts its work divides at most
+    (`Recipe.shares`). ``staleness``: with some, workers with one rank each may also go side by side: then the first
+    plan says enough. ``networks``: workers that could be on a GPU; where there is one, the first plan is measured in
+    any case.
     """
     cores, gpus = by_kind(devices)
     could_leave = bool(gpus and cores and networks)
     if not (could_leave or (len(devices) > 1 and shares)):
         return []
     cores = cores or list(devices)
-    heads = {w: most_ranks(parts, len(cores)) for w, parts in shares.items() if any(w in cell for cell in flow.graph.cells)}
+    heads = {
+        w: most_ranks(parts, len(cores)) for w, parts in shares.items() if any(w in cell for cell in flow.graph.cells)
+    }
     parts = {w: n for w, n in heads.items() if n > 1}
     if not parts and not staleness and not could_leave:
         return []
-    inside = {e.channel: 1 for e in flow.graph.edges if not e.keyed and any(e.producer in c and e.consumer in c for c in flow.graph.cells)}
+    inside = {
+        e.channel: 1
+        for e in flow.graph.edges
+        if not e.keyed and any(e.producer in c and e.consumer in c for c in flow.graph.cells)
+    }
     whole = ExecutionPlan.temporal(flow, cores[:1], name="temporal")
     if not parts:
         return [Probe(whole, ITERATIONS)]

@@ -16,24 +16,38 @@ from rlinf_lab.vecenv import environment
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 TRIES = 20  # episodes for each one that is wanted, where only successful ones are kept
-WAYS = "'expert', a run, a loaded policy, a run's folder, or a function from observations of several environments to their actions"
+WAYS = (
+    "'expert', a run, a loaded policy, a run's folder, or a function from observations of several environments to "
+    "their actions"
+)
 
 
 def collect(
-    env: Any, policy: Any = "expert", episodes: int = 10, *, seed: int = 0, max_episode_steps: int | None = None, only_success: bool = False, task: str = ""
+    env: Any,
+    policy: Any = "expert",
+    episodes: int = 10,
+    *,
+    seed: int = 0,
+    max_episode_steps: int | None = None,
+    only_success: bool = False,
+    task: str = "",
 ) -> EpisodeList:
     """Play ``episodes`` whole episodes and keep them: observations, actions, rewards, successes, seeds.
 
-    ``policy``: "expert" (the task's scripted policy, where its simulator has one: all of Meta-World), a run, a loaded policy, a run's folder, or a function
-    from observations of several environments to their actions. It acts greedily. ``only_success``: keep those episodes in which the task succeeded.
-    ``task``: what is to be done, in words; None of them: the environment's id. Episode i begins from a seed of its own, so `EpisodeSource.replay` plays
-    it again; seeds are never those of training or of an evaluation.
+    ``policy``: "expert" (the task's scripted policy, where its simulator has one: all of Meta-World), a run, a loaded
+    policy, a run's folder, or a function from observations of several environments to their actions. It acts greedily.
+    ``only_success``: keep those episodes in which the task succeeded. ``task``: what is to be done, in words; None of
+    them: the environment's id. Episode i begins from a seed of its own, so `EpisodeSource.replay` plays it again; seeds
+    are never those of training or of an evaluation.
 
-    Raises `ConfigError` for an environment without an expert and for bad numbers, `EnvError` where too few episodes succeed.
+    Raises `ConfigError` for an environment without an expert and for bad numbers, `EnvError` where too few episodes
+    succeed.
     """
     check_counts("collect", episodes, seed)
     if max_episode_steps is not None and not (isinstance(max_episode_steps, Integral) and max_episode_steps >= 1):
-        raise ConfigError(f"collect(max_episode_steps={shown(max_episode_steps)}): a whole number of steps of at least 1, or None.")
+        raise ConfigError(
+            f"collect(max_episode_steps={shown(max_episode_steps)}): a whole number of steps of at least 1, or None."
+        )
     factory = environment(env)
     act, by = acting(policy, factory)
     kept: list[Episode] = []
@@ -46,12 +60,18 @@ def collect(
             found = play_once(vector, act, first + tried, task or spec.id)
             tried += len(found)
             if only_success and any(e.success is None for e in found):
-                raise EnvError(f"{spec.id} says nothing about success, so collect(only_success=True) cannot choose. Next: only_success=False.")
+                raise EnvError(
+                    f"{spec.id} says nothing about success, so collect(only_success=True) cannot choose. Next: "
+                    "only_success=False."
+                )
             kept += [e for e in found if e.success or not only_success]
     finally:
         vector.close()
     if len(kept) < episodes:
-        raise EnvError(f"{spec.id}: {len(kept)} of {tried} episodes of {by} succeeded, {episodes} are wanted. Next: another policy, or only_success=False.")
+        raise EnvError(
+            f"{spec.id}: {len(kept)} of {tried} episodes of {by} succeeded, {episodes} are wanted. Next: another "
+            "policy, or only_success=False."
+        )
     known = DataSpec(spec.observation_space, spec.action_space, _id_of(env, spec.id), spec.max_episode_steps, by=by)
     return EpisodeList(known, kept[:episodes])
 

@@ -19,13 +19,18 @@ class Line:
 
         live = sys.stderr is not None and sys.stderr.isatty()
         self._bar: Any = tqdm(
-            total=total, initial=done, desc=label, unit=" steps", unit_scale=True, mininterval=LOOK_SECONDS if live else QUIET_SECONDS,
+            total=total, initial=done, desc=label, unit=" steps", unit_scale=True,
+            mininterval=LOOK_SECONDS if live else QUIET_SECONDS,
             dynamic_ncols=live, file=sys.stderr, delay=0.01,
         )  # fmt: skip
 
     def __call__(self, row: Mapping[str, float]) -> None:
         """Metrics of an iteration."""
-        values = {name: row[name] for name in ("return", "success_rate", "eval_return") if not math.isnan(row.get(name, math.nan))}
+        values = {
+            name: row[name]
+            for name in ("return", "success_rate", "eval_return")
+            if not math.isnan(row.get(name, math.nan))
+        }
         self._bar.set_postfix({name: f"{value:.4g}" for name, value in values.items()}, refresh=False)
         self._bar.update(max(0, int(row.get("env_steps", 0)) - self._bar.n))
 

@@ -1,4 +1,6 @@
-"""A phase of a training as a dashboard is told of it: iterations of training, evaluations and metrics of one's own, whatever the runtime was asked."""
+"""A phase of a training as a dashboard is told of it: iterations of training, evaluations and metrics of one's own,
+whatever the runtime was asked.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ def charts_of(config: Any) -> tuple[str, ...]:
 class Watched:
     """What a dashboard reads of a run; everything else is the run's own.
 
-    The runtime counts what it was asked, the training what was trained: an iteration is one update, in every phase, and its row has all that is known of
-    it. ``training``: a `TrainingRun`; ``run``: of this phase.
+    The runtime counts what it was asked, the training what was trained: an iteration is one update, in every phase, and
+    its row has all that is known of it. ``training``: a `TrainingRun`; ``run``: of this phase.
     """
 
     def __init__(self, training: Any, run: Run, between: Between, began: float) -> None:

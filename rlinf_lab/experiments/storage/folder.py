@@ -1,6 +1,7 @@
 """A run on disk.
 
-    run.json             what it is: algorithm, environment, seeds, versions, state, process, iteration, the best evaluation
+    run.json             what it is: algorithm, environment, seeds, versions, state, process, iteration, the best
+                         evaluation
     config.json          every setting
     plan.json            the plan
     metrics.parquet      a row for each iteration
@@ -12,8 +13,9 @@
     checkpoints/         earlier states of the learner, learner-<iteration>.safetensors
     replay/              rows of a replay buffer that the newest and earlier states share, each written once
 
-Each file is there whole or as it was before. ``learner.safetensors`` is complete in itself but for rows in ``replay/``, which are there before it, so a process that dies between two files leaves a
-folder that can be resumed. Nothing in it is pickled.
+Each file is there whole or as it was before. ``learner.safetensors`` is complete in itself but for rows in ``replay/``,
+which are there before it, so a process that dies between two files leaves a folder that can be resumed. Nothing in it
+is pickled.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"The folder {str(self.path)!r} cannot be made: {error.strerror}. Next: another path.") from error
+            raise ConfigError(
+                f"The folder {str(self.path)!r} cannot be made: {error.strerror}. Next: another path."
+            ) from error
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         text = json.dumps(content, indent=1)
@@ -73,7 +77,10 @@ class RunFolder:
 
     def about(self, **changes: Any) -> None:
         """Change some of run.json."""
-        self.write_json("run.json", (self.read_json("run.json") if (self.path / "run.json").exists() else {"format": FORMAT}) | changes)
+        self.write_json(
+            "run.json",
+            (self.read_json("run.json") if (self.path / "run.json").exists() else {"format": FORMAT}) | changes,
+        )
 
     def write_state(self, snapshot: Snapshot, keep: int = 0) -> None:
         """The newest state, and its weights; of those before ``keep`` stay as checkpoints."""
@@ -87,7 +94,9 @@ class RunFolder:
         snapshot.save(newest, self.rows_folder)
         snapshot.weights.save(self.path / "policy.safetensors")
         if self.rows_folder.exists():
-            segments.forget_others(self.rows_folder, [name for path in (newest, *self.checkpoints()) for name in segments_of(path)])
+            segments.forget_others(
+                self.rows_folder, [name for path in (newest, *self.checkpoints()) for name in segments_of(path)]
+            )
 
     @property
     def rows_folder(self) -> Path:
@@ -98,7 +107,9 @@ class RunFolder:
         """States of the learner that were kept, oldest first."""
         return sorted((self.path / "checkpoints").glob("learner-*.safetensors"))
 
-    def write_tables(self, metrics: pd.DataFrame, samples: pd.DataFrame | None = None, timeline: Timeline | None = None) -> None:
+    def write_tables(
+        self, metrics: pd.DataFrame, samples: pd.DataFrame | None = None, timeline: Timeline | None = None
+    ) -> None:
         with whole(self.path / "metrics.parquet") as part:
             metrics.to_parquet(part)
         if samples is not None and len(samples):
@@ -114,11 +125,20 @@ class RunFolder:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise ConfigError(f"{str(self.path)!r} is no folder of a run: it has no {name}. Next: lab.runs() lists those that are here.") from error
+            raise ConfigError(
+                f"{str(self.path)!r} is no folder of a run: it has no {name}. Next: lab.runs() lists those that are "
+                "here."
+            ) from error
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{str(path)!r} cannot be read: {error}. Next: lab.runs() lists runs; delete this one, or mend the file.") from error
+            raise ConfigError(
+                f"{str(path)!r} cannot be read: {error}. Next: lab.runs() lists runs; delete this one, or mend the "
+                "file."
+            ) from error
         if not isinstance(found, dict) or (name == "run.json" and found.get("format") != FORMAT):
-            raise ConfigError(f"{str(path)!r} is not of a run that this version can read. Next: the version of rlinf_lab that wrote it.")
+            raise ConfigError(
+                f"{str(path)!r} is not of a run that this version can read. Next: the version of rlinf_lab that wrote "
+                "it."
+            )
         return found
 
     def recipe(self) -> Recipe:
@@ -137,7 +157,10 @@ class RunFolder:
                     return Snapshot.load(path, self.rows_folder)
                 except ConfigError as error:
                     tried = tried or error
-        raise tried or ConfigError(f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint. Next: lab.train(...) anew.")
+        raise tried or ConfigError(
+            f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint. Next: "
+            "lab.train(...) anew."
+        )
 
     def weights(self, best: bool = False) -> PolicyWeights:
         """Of the policy."""
@@ -148,12 +171,18 @@ class RunFolder:
         try:
             return PolicyWeights.load(path)
         except Exception as error:  # safetensors' own are of several kinds
-            raise ConfigError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}. Next: lab.resume(folder) and save it anew.") from error
+            raise ConfigError(
+                f"{str(path)!r} cannot be read: {type(error).__name__}: {error}. Next: lab.resume(folder) and save it "
+                "anew."
+            ) from error
 
     def rows(self) -> dict[int, dict[str, float]]:
         """The metrics by iteration; what is not known of one is left out."""
         table = self.metrics()
-        return {int(row["iteration"]): {str(k): float(v) for k, v in row.items() if v == v} for row in table.to_dict("records")}
+        return {
+            int(row["iteration"]): {str(k): float(v) for k, v in row.items() if v == v}
+            for row in table.to_dict("records")
+        }
 
     def metrics(self) -> pd.DataFrame:
         """A row for each iteration; empty where none was written."""
@@ -179,7 +208,9 @@ class RunFolder:
         try:
             return pd.read_parquet(path)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{str(path)!r} cannot be read: {error}. Next: delete it; the weights are in files of their own.") from error
+            raise ConfigError(
+                f"{str(path)!r} cannot be read: {error}. Next: delete it; the weights are in files of their own."
+            ) from error
 
 
 def new_folder(root: Path, algorithm: str, env: str) -> RunFolder:
@@ -192,7 +223,10 @@ def new_folder(root: Path, algorithm: str, env: str) -> RunFolder:
         except FileExistsError:
             continue
         except OSError as error:
-            raise ConfigError(f"The folder {str(path)!r} cannot be made: {error.strerror}. Next: folder='...' of your own, or folder=False.") from error
+            raise ConfigError(
+                f"The folder {str(path)!r} cannot be made: {error.strerror}. Next: folder='...' of your own, or "
+                "folder=False."
+            ) from error
         return RunFolder(path)
     raise ConfigError(f"There are a thousand runs {stem!r} in {str(root)!r}. Next: folder='...' of your own.")
 

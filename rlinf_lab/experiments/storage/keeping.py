@@ -58,7 +58,8 @@ class Keeper:
         folder.about(iteration=snapshot.iteration)
 
     def end(
-        self, snapshot: Snapshot | None, tables: Callable[[], tuple[pd.DataFrame, pd.DataFrame]], timeline: Timeline, **about: Any
+        self, snapshot: Snapshot | None, tables: Callable[[], tuple[pd.DataFrame, pd.DataFrame]], timeline: Timeline,
+        **about: Any
     ) -> None:  # fmt: skip
         """The run has ended."""
         if snapshot is not None:
@@ -76,7 +77,8 @@ class Keeper:
             if not self._told:
                 self._told = True
                 logging.getLogger("rlinf_lab").warning(
-                    "%s cannot be written: %s. The run goes on, and what was there before stays. Next: make room, or run.save(another folder).",
+                    "%s cannot be written: %s. The run goes on, and what was there before stays. Next: make room, or "
+                    "run.save(another folder).",
                     self.folder.path, error,
                 )  # fmt: skip
 
@@ -84,4 +86,6 @@ class Keeper:
 def as_plain(found: Evaluation) -> dict[str, Any]:
     """For JSON: infinite ends of an interval as None."""
     plain = found.as_dict() | {"seed": found.of.seed}
-    return {k: [None if abs(x) == float("inf") else x for x in v] if isinstance(v, tuple) else v for k, v in plain.items()}
+    return {
+        k: [None if abs(x) == float("inf") else x for x in v] if isinstance(v, tuple) else v for k, v in plain.items()
+    }

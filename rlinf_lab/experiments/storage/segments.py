@@ -4,8 +4,9 @@
     the buffer                              ╰──────────────────────────╯
     where they are                          state  segment   segment   state
 
-A segment is named after its first row and its contents, so one that is there need not be written, and a run that went on from an earlier state never
-finds another one's rows under the same name. What fills no segment lies in the state itself.
+A segment is named after its first row and its contents, so one that is there need not be written, and a run that went
+on from an earlier state never finds another one's rows under the same name. What fills no segment lies in the state
+itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def rows_of_a_segment(columns: dict[str, NDArray], size: int = BYTES) -> int:
 
 
 def write(history: History, folder: Path, size: int = BYTES) -> tuple[dict[str, Any], History]:
-    """Write what fills segments. Returns what a state must say of them, and the rows that it must hold itself: those before, and those after."""
+    """Write what fills segments. Returns what a state must say of them, and the rows that it must hold itself: those
+    before, and those after.
+    """
     each, first, end = rows_of_a_segment(history, size), history.first, history.first + history.count
     begin, stop = -(-first // each) * each, end // each * each
     if begin >= stop:
@@ -39,7 +42,9 @@ def write(history: History, folder: Path, size: int = BYTES) -> tuple[dict[str, 
     folder.mkdir(exist_ok=True)
     names = []
     for at in range(begin, stop, each):
-        columns = {name: np.ascontiguousarray(column[at - first : at - first + each]) for name, column in history.items()}
+        columns = {
+            name: np.ascontiguousarray(column[at - first : at - first + each]) for name, column in history.items()
+        }
         name = f"rows-{at:012d}-{_digest(columns)}.safetensors"
         if not (folder / name).exists():
             _save(columns, folder / name)
@@ -62,7 +67,10 @@ def read(about: dict[str, Any], rest: dict[str, NDArray], folder: Path) -> Histo
             raise ValueError(f"its rows {path.name} are damaged")
         parts.append(columns)
     before = about["before"]
-    joined = {name: np.concatenate([column[:before], *(part[name] for part in parts), column[before:]]) for name, column in rest.items()}
+    joined = {
+        name: np.concatenate([column[:before], *(part[name] for part in parts), column[before:]])
+        for name, column in rest.items()
+    }
     return History(joined, about["first"])
 
 

@@ -28,7 +28,10 @@ class Runs(pd.DataFrame):
         """Delete the folders of these runs. `ConfigError`, and nothing is deleted, where one of them goes on."""
         going_on = [row.folder for row in self.itertuples() if row.state in ("running", "starting", "paused")]
         if going_on:
-            raise ConfigError(f"{', '.join(map(str, going_on))}: the run goes on. Next: stop it, or lab.runs().query(\"state != 'running'\").delete().")
+            raise ConfigError(
+                f"{', '.join(map(str, going_on))}: the run goes on. Next: stop it, or lab.runs().query(\"state != "
+                "'running'\").delete()."
+            )
         gone = [Path(folder) for folder in self["folder"]]
         for folder in gone:
             if (folder / "run.json").exists():
@@ -39,8 +42,8 @@ class Runs(pd.DataFrame):
 def runs(root: str | os.PathLike[str] = "runs") -> Runs:
     """The runs below ``root``, the newest first.
 
-    ``state``: running, finished, stopped, failed, or died: its process is not there any more and left no word. What runs on another machine is
-    "running" as long as its files say so.
+    ``state``: running, finished, stopped, failed, or died: its process is not there any more and left no word. What
+    runs on another machine is "running" as long as its files say so.
     """
     if not isinstance(root, (str, os.PathLike)):
         raise ConfigError(f"runs({shown(root)}): the folder in which runs are kept. Next: lab.runs('runs').")
@@ -58,8 +61,10 @@ def _row(path: Path) -> dict[str, Any]:
     began = float(about.get("began", about.get("saved", 0.0)))
     ended = about.get("ended") or about.get("saved") or time.time()
     return row | {
-        "algorithm": about.get("algorithm"), "env": about.get("env"), "state": state_of(about), "iteration": about.get("iteration", 0),
-        "iterations": about.get("iterations"), "best_return": (about.get("best") or {}).get("return"), "began": pd.Timestamp(round(began), unit="s"),
+        "algorithm": about.get("algorithm"), "env": about.get("env"), "state": state_of(about),
+        "iteration": about.get("iteration", 0),
+        "iterations": about.get("iterations"), "best_return": (about.get("best") or {}).get("return"),
+        "began": pd.Timestamp(round(began), unit="s"),
         "minutes": round((float(ended) - began) / 60, 2),
     }  # fmt: skip
 

@@ -1,6 +1,8 @@
-"""What a learner knew after an iteration, and how it becomes one file: safetensors, the tree around the arrays as JSON in its header. No pickle.
+"""What a learner knew after an iteration, and how it becomes one file: safetensors, the tree around the arrays as JSON
+in its header. No pickle.
 
-    {"weights": PolicyWeights, "rng": {...}, "optimizer": {0: {"exp_avg": Tensor}}}  ⇄  arrays "0", "1", … + '{"weights": {"~": "Weights", …}}'
+    {"weights": PolicyWeights, "rng": {...}, "optimizer": {0: {"exp_avg": Tensor}}}
+        ⇄  arrays "0", "1", … + '{"weights": {"~": "Weights", …}}'
 """
 
 from __future__ import annotations
@@ -61,14 +63,18 @@ class Snapshot:
 
     @classmethod
     def load(cls, path: Path, rows: Path | None = None) -> Snapshot:
-        """Read what `save` wrote, ``rows`` to where it wrote them. `ConfigError` where the file is not of that kind, or damaged."""
+        """Read what `save` wrote, ``rows`` to where it wrote them. `ConfigError` where the file is not of that kind, or
+        damaged.
+        """
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(str(path), framework="numpy") as file:
                 about = file.metadata() or {}
                 if about.get("format") != FORMAT:
-                    raise ConfigError(f"{str(path)!r} is no learner's state. Next: lab.resume() takes the folder of a run.")
+                    raise ConfigError(
+                        f"{str(path)!r} is no learner's state. Next: lab.resume() takes the folder of a run."
+                    )
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
             state = _unpacked(json.loads(about["tree"]), arrays, rows)
             if not isinstance(state, dict) or not isinstance(state.get("weights"), PolicyWeights):
@@ -78,7 +84,9 @@ class Snapshot:
             raise
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             text = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
-            raise ConfigError(f"{str(path)!r} cannot be read: {text}. Next: an earlier one, in the run's folder checkpoints/.") from error
+            raise ConfigError(
+                f"{str(path)!r} cannot be read: {text}. Next: an earlier one, in the run's folder checkpoints/."
+            ) from error
 
 
 def segments_of(path: Path) -> list[str]:
@@ -120,7 +128,11 @@ def _packed(value: Any, arrays: dict[str, np.ndarray], where: str, rows: Path | 
         parts = [_packed(part, arrays, f"{where}[{i}]", rows) for i, part in enumerate(value)]
         return parts if isinstance(value, list) else {_MARK: "tuple", "parts": parts}
     if isinstance(value, History):
-        about, rest = segments.write(value, rows) if rows is not None else ({"first": value.first, "before": value.count, "names": []}, value)
+        about, rest = (
+            segments.write(value, rows)
+            if rows is not None
+            else ({"first": value.first, "before": value.count, "names": []}, value)
+        )
         return {_MARK: "rows", "about": about, "rest": {name: _put(column, arrays) for name, column in rest.items()}}
     if isinstance(value, dict):
         items = [(key, _packed(part, arrays, f"{where}[{key!r}]", rows)) for key, part in value.items()]
@@ -129,9 +141,15 @@ def _packed(value: Any, arrays: dict[str, np.ndarray], where: str, rows: Path | 
         if all(isinstance(key, (str, int)) for key in value):
             return {_MARK: "dict", "items": [[key, part] for key, part in items]}
     if type(value) in _NAMES:
-        fields = {f.name: _packed(getattr(value, f.name), arrays, f"{where}.{f.name}", rows) for f in dataclasses.fields(value)}
+        fields = {
+            f.name: _packed(getattr(value, f.name), arrays, f"{where}.{f.name}", rows)
+            for f in dataclasses.fields(value)
+        }
         return {_MARK: "record", "type": _NAMES[type(value)], "fields": fields}
-    raise ConfigError(f"{where} is {shown(value)}: a state holds numbers, texts, arrays, tensors, {', '.join(RECORDS)}, and lists and dicts of them.")
+    raise ConfigError(
+        f"{where} is {shown(value)}: a state holds numbers, texts, arrays, tensors, {', '.join(RECORDS)}, and lists "
+        "and dicts of them."
+    )
 
 
 def _put(array: Any, arrays: dict[str, np.ndarray]) -> str:

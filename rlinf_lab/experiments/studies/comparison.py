@@ -1,4 +1,6 @@
-"""`compare`: runs beside one another: curves with a band over the seeds, what they came to, and how their settings differ."""
+"""`compare`: runs beside one another: curves with a band over the seeds, what they came to, and how their settings
+differ.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from rlinf_lab.experiments.studies.records import RunRecord, brief, differing, g
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-COLOURS = ("#2f7fd0", "#d0662f", "#3f9c5a", "#9b5fc0", "#c0487f", "#7a7f2a", "#2a8f98", "#8c6d50")  # they read on a light page and on a dark one
+# they read on a light page and on a dark one
+COLOURS = ("#2f7fd0", "#d0662f", "#3f9c5a", "#9b5fc0", "#c0487f", "#7a7f2a", "#2a8f98", "#8c6d50")
 POINTS = 200  # of a curve on the axis that the seeds share
 LATEST = 0.1  # share of a curve that "final" is the mean of
 
@@ -30,7 +33,10 @@ class Comparison:
         self.groups = dict(groups)
         known = self.metrics
         if metric is None:
-            metric = next((name for name in ("eval_return", "return", "eval_success_rate", "success_rate") if name in known), known[0] if known else "return")
+            metric = next(
+                (name for name in ("eval_return", "return", "eval_success_rate", "success_rate") if name in known),
+                known[0] if known else "return",
+            )
         elif metric not in known:
             raise UnknownNameError.of("metric", metric, known)
         self.metric = metric
@@ -40,11 +46,15 @@ class Comparison:
         """What can be compared: columns that every group has."""
         columns = [set.union(*(set(record.metrics.columns) for record in group)) for group in self.groups.values()]
         first = next(iter(self.groups.values()))[0].metrics.columns
-        return [name for name in first if all(name in have for have in columns) and name not in ("iteration", "env_steps")]
+        return [
+            name for name in first if all(name in have for have in columns) and name not in ("iteration", "env_steps")
+        ]
 
     # --- numbers ----------------------------------------------------------------------------------------
     def curves(self) -> pd.DataFrame:
-        """``label``, ``env_steps``, ``mean``, ``low``, ``high`` (lowest and highest seed), ``seeds``: each group on an axis that its seeds share."""
+        """``label``, ``env_steps``, ``mean``, ``low``, ``high`` (lowest and highest seed), ``seeds``: each group on an
+        axis that its seeds share.
+        """
         parts = []
         for label, group in self.groups.items():
             known = [xy for record in group if len((xy := self._xy(record))[0])]
@@ -52,16 +62,27 @@ class Comparison:
                 continue
             end = min(x[-1] for x, _ in known)
             start = max(x[0] for x, _ in known)
-            axis = known[0][0] if len(known) == 1 else np.linspace(min(start, end), end, min(POINTS, max(len(x) for x, _ in known)))
+            axis = (
+                known[0][0]
+                if len(known) == 1
+                else np.linspace(min(start, end), end, min(POINTS, max(len(x) for x, _ in known)))
+            )
             rows_SP = np.stack([np.interp(axis, x, y) for x, y in known])
             parts.append(pd.DataFrame({
-                "label": label, "env_steps": axis, "mean": rows_SP.mean(0), "low": rows_SP.min(0), "high": rows_SP.max(0), "seeds": len(known),
+                "label": label, "env_steps": axis, "mean": rows_SP.mean(0), "low": rows_SP.min(0),
+                "high": rows_SP.max(0), "seeds": len(known),
             }))  # fmt: skip
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["label", "env_steps", "mean", "low", "high", "seeds"])
+        return (
+            pd.concat(parts, ignore_index=True)
+            if parts
+            else pd.DataFrame(columns=["label", "env_steps", "mean", "low", "high", "seeds"])
+        )
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each label: seeds, the metric at its end (mean over the last tenth, lowest and highest seed), its best, steps, seconds, states."""
+        """A row for each label: seeds, the metric at its end (mean over the last tenth, lowest and highest seed), its
+        best, steps, seconds, states.
+        """
         rows = []
         for label, group in self.groups.items():
             finals = np.array([_final(y) for record in group if len(y := self._xy(record)[1])])
@@ -71,7 +92,8 @@ class Comparison:
             rows.append({
                 "label": label, "seeds": len(group), f"final {self.metric}": finals.mean() if len(finals) else np.nan,
                 "lowest": finals.min() if len(finals) else np.nan, "highest": finals.max() if len(finals) else np.nan,
-                "best": max(bests, default=np.nan), "env_steps": max(steps, default=np.nan), "seconds": np.mean(seconds) if seconds else np.nan,
+                "best": max(bests, default=np.nan), "env_steps": max(steps, default=np.nan),
+                "seconds": np.mean(seconds) if seconds else np.nan,
                 "state": ", ".join(sorted({record.state for record in group})),
             })  # fmt: skip
         return pd.DataFrame(rows).set_index("label")
@@ -83,7 +105,9 @@ class Comparison:
         """
         names = differing(self.groups.values())
         columns = {
-            label: [", ".join(dict.fromkeys(brief(record.settings.get(name, "–")) for record in group)) for name in names]
+            label: [
+                ", ".join(dict.fromkeys(brief(record.settings.get(name, "–")) for record in group)) for name in names
+            ]
             for label, group in self.groups.items()
         }
         return pd.DataFrame(columns, index=pd.Index(names, name="setting"))
@@ -106,12 +130,16 @@ class Comparison:
             if curve["seeds"].iloc[0] > 1:
                 both = pd.concat([curve["env_steps"], curve["env_steps"][::-1]])
                 edge = pd.concat([curve["high"], curve["low"][::-1]])
-                figure.add_scatter(x=both, y=edge, fill="toself", line={"width": 0}, fillcolor=colour, opacity=0.2, hoverinfo="skip", showlegend=False,
-                                   legendgroup=str(label))  # fmt: skip
+                figure.add_scatter(
+                    x=both, y=edge, fill="toself", line={"width": 0}, fillcolor=colour, opacity=0.2, hoverinfo="skip",
+                    showlegend=False, legendgroup=str(label),
+                )  # fmt: skip
             named = {"name": _with_seeds(label, curve), "legendgroup": str(label)}
             figure.add_scatter(x=curve["env_steps"], y=curve["mean"], line={"color": colour, "width": 2}, **named)
         margin = {"t": 24, "b": 48, "l": 64, "r": 16}
-        figure.update_layout(xaxis_title="environment steps", yaxis_title=self.metric, template="plotly_white", height=360, margin=margin)
+        figure.update_layout(
+            xaxis_title="environment steps", yaxis_title=self.metric, template="plotly_white", height=360, margin=margin
+        )
         return figure
 
     def picture(self) -> bytes:
@@ -153,7 +181,8 @@ class Comparison:
         from IPython.display import display, publish_display_data
 
         publish_display_data({
-            "application/vnd.plotly.v1+json": json.loads(self.figure().to_json()), "image/png": self.picture(), "text/plain": f"curves of {self.metric}",
+            "application/vnd.plotly.v1+json": json.loads(self.figure().to_json()), "image/png": self.picture(),
+            "text/plain": f"curves of {self.metric}",
         })  # fmt: skip
         display({"text/html": self._repr_html_(), "text/plain": repr(self)}, raw=True)
 
@@ -170,8 +199,9 @@ def _final(values: np.ndarray) -> float:
 def compare(*runs: Any, metric: str | None = None) -> Comparison:
     """Put runs beside one another: curves, a table, the settings that differ.
 
-    ``runs``: what `train`, `resume` or `sweep` gave, paths of runs' folders, lists of those (the seeds of one setting, drawn as a band), dicts of label and
-    either. ``metric``: of the curves; None: the return of evaluations where all have it, else of training.
-    Raises `ConfigError` for what is no run, `UnknownNameError` for a metric that not all have.
+    ``runs``: what `train`, `resume` or `sweep` gave, paths of runs' folders, lists of those (the seeds of one setting,
+    drawn as a band), dicts of label and either. ``metric``: of the curves; None: the return of evaluations where all
+    have it, else of training. Raises `ConfigError` for what is no run, `UnknownNameError` for a metric that not all
+    have.
     """
     return Comparison(grouped(runs), metric)

@@ -53,7 +53,8 @@ def grouped(runs: Sequence[Any]) -> dict[str, list[RunRecord]]:
             nameless.append(_records(given))
     if not labelled and not nameless:
         raise ConfigError(
-            "compare() takes runs: lab.compare(run, other), or {'label': [runs with different seeds]}; in a shell rlinf-lab compare runs/one runs/other. "
+            "compare() takes runs: lab.compare(run, other), or {'label': [runs with different seeds]}; in a shell "
+            "rlinf-lab compare runs/one runs/other. "
             "Next: lab.runs() lists those that are here."
         )
     for label, records in zip(_labels(nameless), nameless, strict=True):
@@ -75,7 +76,11 @@ def differing(groups: Iterable[list[RunRecord]]) -> list[str]:
     records = [record for group in groups for record in group]
     names = list(dict.fromkeys(name for record in records for name in record.settings))
     first = records[0].settings
-    return [name for name in names if name != "seed" and any(record.settings.get(name) != first.get(name) for record in records)]
+    return [
+        name
+        for name in names
+        if name != "seed" and any(record.settings.get(name) != first.get(name) for record in records)
+    ]
 
 
 def _labels(groups: list[list[RunRecord]]) -> list[str]:

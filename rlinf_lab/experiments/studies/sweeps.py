@@ -23,7 +23,14 @@ class Sweep(Mapping[str, list[TrainingRun]]):
     ``failures``: what went wrong, by label and seed.
     """
 
-    def __init__(self, algorithm: str | Recipe, env: Any, points: Mapping[str, dict[str, Any]], seeds: Sequence[int], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        algorithm: str | Recipe,
+        env: Any,
+        points: Mapping[str, dict[str, Any]],
+        seeds: Sequence[int],
+        settings: Mapping[str, Any],
+    ) -> None:
         self.failures: dict[tuple[str, int], BaseException] = {}
         self._algorithm, self._env, self._points, self._seeds, self._settings = algorithm, env, points, seeds, settings
         self._runs: dict[str, list[TrainingRun]] = {label: [] for label in points}
@@ -43,7 +50,9 @@ class Sweep(Mapping[str, list[TrainingRun]]):
 
     def _one(self, label: str, point: Mapping[str, Any], seed: int) -> None:
         try:
-            self._current = train(self._algorithm, self._env, **{"progress": False, **self._settings, **point, "seed": seed})
+            self._current = train(
+                self._algorithm, self._env, **{"progress": False, **self._settings, **point, "seed": seed}
+            )
             self._runs[label].append(self._current)
             self._current.wait()
         except BaseException as error:
@@ -76,7 +85,8 @@ class Sweep(Mapping[str, list[TrainingRun]]):
             state = "failed" if error is not None else "waiting" if run is None else run.state
             last = run.metrics.tail(1).to_dict("records") if run is not None else []
             rows.append({"label": label, "seed": seed, "state": state, "iteration": 0 if run is None else run.iteration,
-                         "return": last[0].get("return") if last else None, "error": "" if error is None else said(error).split("\n", 1)[0]})  # fmt: skip
+                         "return": last[0].get("return") if last else None,
+                         "error": "" if error is None else said(error).split("\n", 1)[0]})  # fmt: skip
         return pd.DataFrame(rows)
 
     def __getitem__(self, label: str) -> list[TrainingRun]:
@@ -99,17 +109,36 @@ class Sweep(Mapping[str, list[TrainingRun]]):
         return str(self.table.round(3).to_html(border=0, index=False))
 
 
-def sweep(algorithm: str | Recipe, env: Any, *, grid: Mapping[str, Sequence[Any]], seeds: int | Sequence[int] = 3, **settings: Any) -> Sweep:
+def sweep(
+    algorithm: str | Recipe,
+    env: Any,
+    *,
+    grid: Mapping[str, Sequence[Any]],
+    seeds: int | Sequence[int] = 3,
+    **settings: Any,
+) -> Sweep:
     """Train every combination of ``grid`` with every seed, one after another in the background. Returns at once.
 
-    ``grid``: values by setting, ``{"learning_rate": [1e-3, 3e-4]}``. ``seeds``: how many (0, 1, …), or which. ``settings``: as `train` takes them.
-    ``lab.compare(sweep)`` at any time. Raises `ConfigError` or `UnknownNameError` for a setting or value that cannot work, before anything starts.
+    ``grid``: values by setting, ``{"learning_rate": [1e-3, 3e-4]}``. ``seeds``: how many (0, 1, …), or which.
+    ``settings``: as `train` takes them. ``lab.compare(sweep)`` at any time. Raises `ConfigError` or `UnknownNameError`
+    for a setting or value that cannot work, before anything starts.
     """
     recipe = find(algorithm, env)
-    if not isinstance(grid, Mapping) or not grid or not all(isinstance(v, Sequence) and not isinstance(v, str) and len(v) for v in grid.values()):
-        raise ConfigError(f"sweep(grid={shown(grid)}): lists of values by setting. Next: grid={{'learning_rate': [1e-3, 3e-4]}}.")
+    if (
+        not isinstance(grid, Mapping)
+        or not grid
+        or not all(isinstance(v, Sequence) and not isinstance(v, str) and len(v) for v in grid.values())
+    ):
+        raise ConfigError(
+            f"sweep(grid={shown(grid)}): lists of values by setting. Next: grid={{'learning_rate': [1e-3, 3e-4]}}."
+        )
     chosen = range(seeds) if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1 else seeds
-    if not isinstance(chosen, Sequence) or isinstance(chosen, str) or not chosen or not all(isinstance(s, int) and s >= 0 for s in chosen):
+    if (
+        not isinstance(chosen, Sequence)
+        or isinstance(chosen, str)
+        or not chosen
+        or not all(isinstance(s, int) and s >= 0 for s in chosen)
+    ):
         raise ConfigError(f"sweep(seeds={shown(seeds)}): how many, or a list of whole numbers. Next: seeds=3.")
     check_names(recipe, grid)
     points = {}

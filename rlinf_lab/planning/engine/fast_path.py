@@ -6,36 +6,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rlinf_lab.planning.engine.devices import Devices
 from rlinf_lab.planning.engine.fillers import Fillers
 from rlinf_lab.planning.engine.state import ALL, LOCK_KEY, NOW, Channel, Process
 
 NOBODY, NOT_AT_ONCE = -1, -2
-BOUND, RESUME = 1, 2  # `engine.Do`
 
 
 class AtOnce:
-    """The part of the engine that answers at once. Whoever uses it gets what settling the same event by itself would
-    have given.
-    """
+    """Whoever uses it gets what settling the same event by itself would have given."""
 
-    processes: list[Process]
-    channels: dict[int, Channel]
-    _arrivals: int
-    _queue: list[list[Process]]
-    _in_worker_groups: list[bool]
-    _holder: list[Process | None]
-    _fillers: Fillers
-    _out: list[tuple[int, int, int, int]]
+    def __init__(
+        self, processes: list[Process], channels: dict[int, Channel], devices: Devices, fillers: Fillers
+    ) -> None:
+        self._processes, self._channels, self._devices, self._fillers = processes, channels, devices, fillers
+        self._line_up = devices.line_up
 
     def is_sealed(self, channel: int) -> bool:
         """Whether it is known how many producers the channel has."""
-        return self.channels[channel].stream.expected >= 0
+        return self._channels[channel].stream.expected >= 0
 
     def put_at_once(self, process: int, channel: int, n: int) -> int:
         """A put that finds room while nobody waits for its items: the first sequence number, and nothing follows from
         it. -1: `settle` it.
         """
-        p, queue = self.processes[process], self.channels[channel]
+        p, queue = self._processes[process], self._channels[channel]
         first = queue.tail
         if (
             p.state != "run"
@@ -53,7 +48,7 @@ class AtOnce:
         """A put that finds room, of items for the only one who waits: its number. It goes on if its ``state`` is "run",
         with the items from its ``lo`` to its ``hi``; else it waits for devices that others have. Nothing else follows.
         -1: `settle` it."""
-        p, queue = self.processes[process], self.channels[channel]
+        p, queue = self._processes[process], self._channels[channel]
         if (
             p.state != "run"
             or len(queue.getters) != 1
@@ -73,7 +68,7 @@ class AtOnce:
             or self._fillers.running
         ):
             return -1
-        if not (q.alone and q.resident) and not all(self._holder[d] for d in q.devices):
+        if not (q.alone and q.resident) and not all(self._devices.holder[d] for d in q.devices):
             return -1
         queue.getters.popleft()
         queue.tail += n
@@ -82,49 +77,6 @@ class AtOnce:
         self._line_up(q)
         return q.index
 
-    def _line_up(self, p: Process) -> bool:
-        """It wants its devices: it has them where nobody else may hold them, which is the usual case of a spatial plan,
-        also where it needs none (True); else it waits for them."""
-        if p.alone and p.resident:
-            for device in p.devices:
-                self._holder[device] = p
-            p.granted = p.holding = True
-            p.state = "run"
-            return True
-        p.state = "lock"
-        self._arrivals += 1
-        p.lock_key = (p.iteration, p.priority, self._arrivals, p.index)
-        for device in p.devices:
-            self._queue[device].append(p)
-        return False
-
-    def _look(self, p: Process, queue: Channel, most: int) -> int:
-        """A get that does not wait: what is there, unless others wait for it. Of 0: only how many that would be.
-        Returns how many it has got."""
-        own = queue.share(p.part) if queue.shares else queue
-        there = 0 if own is None or queue.is_early or queue.getters else own.tail - own.head
-        n = min(there, most)
-        p.lo = p.hi = there if own is None or not most else own.head
-        if own is not None and n:
-            own.head = p.hi = p.lo + n
-            if own.weights is not None:
-                own.unweigh(n)
-            queue.remote_stalled = False
-        self._out.append((BOUND, p.index, p.lo, p.hi))
-        self._go_on(p)
-        return n
-
-    def _go_on(self, p: Process) -> None:
-        """With the devices that it has, or as soon as it has them."""
-        if p.granted:
-            p.state = "run"
-            self._out.append((RESUME, p.index, p.lo, p.hi))
-        else:
-            self._want(p)
-
-    def _want(self, p: Process) -> None:
-        raise NotImplementedError
-
     def puts_at_once(self, processes: Sequence[int], channels: Mapping[int, int], rounds: int) -> int:
         """Puts of one item each by all these processes, in ``rounds`` that follow each other. So many go into each of
         these channels, each round settled by itself: as many of the first rounds as nobody is given anything for are
@@ -132,11 +84,11 @@ class AtOnce:
         if self._fillers.running:
             return 0
         for process in processes:
-            p = self.processes[process]
+            p = self._processes[process]
             if p.state != "run" or p.weights is not None:
                 return 0
         for channel, each in channels.items():
-            queue = self.channels[channel]
+            queue = self._channels[channel]
             if queue.putters or queue.weights is not None or queue.stub:
                 return 0
             depth, room = queue.tail - queue.head, queue.capacity
@@ -149,13 +101,13 @@ class AtOnce:
         if rounds <= 0:
             return 0
         for channel, each in channels.items():
-            self.channels[channel].tail += rounds * each
+            self._channels[channel].tail += rounds * each
         return rounds
 
     def has_room(self, channel: int, n: int) -> bool:
         """Whether a put of ``n`` items would be done at once, at a glance: others put and get, and queues are forgotten
         meanwhile."""
-        queue = self.channels.get(channel)
+        queue = self._channels.get(channel)
         if queue is None:
             return True
         depth = queue.tail - queue.head
@@ -165,7 +117,7 @@ class AtOnce:
         """A get whose items are there, of a process whose devices nobody else uses: the first sequence number; nothing
         follows from it. -1: `settle` it.
         """
-        p, queue = self.processes[process], self.channels[channel]
+        p, queue = self._processes[process], self._channels[channel]
         first, end = queue.head, queue.head + abs(n)
         if p.state != "run" or not (p.granted and p.alone and n) or queue.tail < end or queue.getters or queue.putters:
             return -1
@@ -179,7 +131,7 @@ class AtOnce:
         """A get whose items are not there yet: the number of who has its device instead and goes on, with the items
         from its ``lo`` to its ``hi``; `NOBODY` where nobody waits for that. Nothing else follows. `NOT_AT_ONCE`:
         `settle` it."""
-        p, queue = self.processes[process], self.channels[channel]
+        p, queue = self._processes[process], self._channels[channel]
         if (
             p.state != "run"
             or not n
@@ -196,9 +148,9 @@ class AtOnce:
         q = None
         if p.granted and not p.alone:
             device = p.devices[0]
-            if self._in_worker_groups[device]:
+            if self._devices.in_worker_groups[device]:
                 return NOT_AT_ONCE
-            if waiting := self._queue[device]:
+            if waiting := self._devices.queue[device]:
                 q = waiting[0] if len(waiting) == 1 else min(waiting, key=LOCK_KEY)
                 if not q.resident or q.working:
                     return NOT_AT_ONCE
@@ -208,7 +160,7 @@ class AtOnce:
         if p.granted:
             p.granted = p.holding = False
             for device in p.devices:
-                self._holder[device] = q
+                self._devices.holder[device] = q
         p.state = "get"
         queue.getters.append((p, n))
         return NOBODY if q is None else q.index
@@ -216,7 +168,7 @@ class AtOnce:
     def arrival_at_once(self, channel: int, n: int) -> int:
         """Items from another host for the only one who waits, alone on its devices: its number; it goes on with the
         items from its ``lo`` to its ``hi``, and nothing else follows. -1: `remote_put` them."""
-        queue = self.channels[channel]
+        queue = self._channels[channel]
         if (
             len(queue.getters) != 1
             or queue.putters

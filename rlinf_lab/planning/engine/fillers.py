@@ -31,7 +31,9 @@ class Fillers:
         self._under_way: dict[int, int] = {}  # iterations: for how many steps they have waited
 
     def begin(self, iteration: int) -> None:
-        """An iteration begins. A step that is in the way of earlier ones may be in its way, too."""
+        """An iteration begins: from now on fillers may take steps, until `over`. A step that is in the way of earlier
+        ones may be in its way, too.
+        """
         self._under_way.setdefault(iteration, int(any(self.running.values())))
 
     def over(self, iteration: int) -> None:
@@ -85,7 +87,9 @@ class Fillers:
             self._under_way[iteration] += 1
 
     def are_in_the_way(self) -> bool:
-        """Whether somebody of the flow waits for the end of a step. May be asked while steps begin and end."""
+        """Whether somebody of the flow waits for the end of a step: then something moves. May be asked while steps
+        begin and end.
+        """
         return any(map(self._is_awaited, list(self.running)))
 
     def _is_awaited(self, p: Process) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from rlinf_lab.errors import ExecutorError
 from rlinf_lab.planning.engine.queue_order import ByRank, Groups, InTurn
 
 ALL = 1 << 60
@@ -70,6 +71,15 @@ class Process:
         self.weights: Sequence[int] | None = None  # of the items of its put; None: each weighs 1
         # their places in the order of a channel that has one; None: as they come
         self.ranks: Sequence[float] | None = None
+
+
+def expect(p: Process, state: str) -> None:
+    """Raise `ExecutorError` for an event out of turn."""
+    if p.state != state:
+        raise ExecutorError(
+            f"engine: process {p.index} is {p.state!r}, expected {state!r}: an event out of turn. Next: events as they "
+            "are asked for."
+        )
 
 
 LOCK_KEY = attrgetter("lock_key")  # of those who wait for a device the smallest gets it

@@ -34,6 +34,7 @@ from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
 
 STOP_SECONDS = 10
+LOOPBACK = "127.0.0.1"
 BETWEEN_GPUS = ("ipc", "nccl", "host")
 
 
@@ -76,10 +77,7 @@ class HostsExecutor:
 
     def _ip(self) -> str:
         """Where hosts on other nodes reach this process."""
-        return "127.0.0.1"
-
-    def _is_one_node(self) -> bool:
-        return True
+        return LOOPBACK
 
     def _ways(self) -> Ways:
         """How messages of this process get to the hosts."""
@@ -130,8 +128,9 @@ class HostsExecutor:
         try:
             self._refuse_when_stopped()
             self._prepare()
-            address = self.driver.listen(self._ip())
-            payload = pack(self.layout, self.place, self._is_one_node(), self._check_items)
+            ip = self._ip()
+            address = self.driver.listen(ip)
+            payload = pack(self.layout, self.place, ip == LOOPBACK, self._check_items)
             for name in self.hosts:
                 self._refuse_when_stopped()
                 self._launch(name, payload)

@@ -23,7 +23,7 @@ from typing import Any
 from rlinf_lab.errors import ConfigError, ExecutorError, PlanError, shown
 from rlinf_lab.planning.plan.device import Device, whole
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.multi_process import HostsExecutor
+from rlinf_lab.runtime.executors.multi_process import LOOPBACK, HostsExecutor
 from rlinf_lab.runtime.executors.placement_group import Reservation
 from rlinf_lab.runtime.executors.ray_host import RayHost
 from rlinf_lab.runtime.executors.ray_nodes import wait_for_nodes, why_gone
@@ -84,10 +84,7 @@ class RayExecutor(HostsExecutor):
             self._reservation.wait(lambda: self.driver_host.stopping)
 
     def _ip(self) -> str:
-        return "127.0.0.1" if is_private() else load_ray().util.get_node_ip_address()
-
-    def _is_one_node(self) -> bool:
-        return is_private()
+        return LOOPBACK if is_private() else load_ray().util.get_node_ip_address()
 
     def _ways(self) -> Ways:
         return (

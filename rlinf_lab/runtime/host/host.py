@@ -34,17 +34,15 @@ from rlinf_lab.runtime.host.liveness.deadlock_watch import Watch
 from rlinf_lab.runtime.host.liveness.failures import death, misunderstood
 from rlinf_lab.runtime.host.liveness.relief import Relief
 from rlinf_lab.runtime.host.liveness.unsent import Unsent
-from rlinf_lab.runtime.host.liveness.wait_graph import Wait, Waits
+from rlinf_lab.runtime.host.liveness.wait_graph import Waits
 from rlinf_lab.runtime.host.ranks import Ranks
 from rlinf_lab.runtime.host.state import messages
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import decoded
-from rlinf_lab.runtime.host.state.rank import Filled, Process
+from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.host.weights.weights import WeightTable
-from rlinf_lab.runtime.threads.lookout import Lookout
 from rlinf_lab.timeline.record.clock import Clock
 from rlinf_lab.timeline.record.recorder import Recorder
-from rlinf_lab.workflow.declaration import Declaration
 from rlinf_lab.workflow.graph import DRIVER
 
 
@@ -79,12 +77,12 @@ class Host:
         unwanted = self._unwanted = Unwanted(state, control, post, credits, meetings)
         ends = ChannelEnds(state, control, post, credits, far, unwanted)
         self.ports = Ports(layout, ends, meetings)
-        self._weights = WeightTable(state, control, post)
+        self.weights = WeightTable(state, control, post)
         self.values = Values(state, control, post, unwanted)
-        arguments = Arguments(state, self.ports, self._weights, self.values)
-        calls = Calls(state, control, post, ends, credits, unwanted, self._weights, self.values, arguments)
+        arguments = Arguments(state, self.ports, self.weights, self.values)
+        calls = Calls(state, control, post, ends, credits, unwanted, self.weights, self.values, arguments)
         exchange = Exchange(state, control.spans, post, self.values, unwanted, meetings)
-        self._fillers = Fillers(state, control, post)
+        fillers = Fillers(state, control, post)
         turnover = Turnover(state, control, control.instants, post, credits, exchange)
         self.told = Told()
         self._ranks = Ranks(
@@ -94,7 +92,7 @@ class Host:
             control.residency,
             calls,
             turnover,
-            self._fillers,
+            fillers,
             self.told,
             control.instants,
             exchange,
@@ -106,9 +104,9 @@ class Host:
             Connections(state, post)
             self._watch = Watch(state, post, self._relief, self._waits, self.loop)
             self.loop.watch_reset = self._watch.reset
-            self._weights.unpublished.driver = self.loop.waiting
-            self.loop.waiting.on_look = self._weights.unpublished.look
-        post.on_failure(Unsent(state, post, lambda weights: self._weights.store(weights).owner).replace)
+            self.weights.unpublished.driver = self.loop.waiting
+            self.loop.waiting.on_look = self.weights.unpublished.look
+        post.on_failure(Unsent(state, post, lambda weights: self.weights.store(weights).owner).replace)
         post.on(messages.Retire, self._retire)
         self._retired = (far, state.queues, state.values, state.readers, meetings, unwanted)
         control.connect(
@@ -117,26 +115,23 @@ class Host:
                 finished=calls.finished,
                 came=meetings.came,
                 takes_nothing_more=turnover.takes_nothing_more,
-                delayed=self._fillers.delayed,
+                delayed=fillers.delayed,
                 stuck=self._is_stuck,
                 write_down=self.write_down,
             )
         )
+        self.start = self._ranks.start
+        self.flush = post.flush
+        self.waits, self.is_quiet = self._waits.all, control.is_quiet
+        self.filled, self.news_of_fillers = fillers.all, fillers.news
+        self.open_lookout = control.open_lookout
 
     # --- life ------------------------------------------------------------------------------------------------
-    def start(self, declarations: dict[str, Declaration], torch_device: Callable[[tuple[str, ...]], str]) -> None:
-        """Build every worker of this host; see `Ranks.start`."""
-        self._ranks.start(declarations, torch_device)
-
     def stop(self, grace_seconds: float = 5.0) -> list[str]:
         """End workers and threads. Returns the labels of ranks that did not end in time; see `Ranks.stop`."""
         late = self._ranks.stop(grace_seconds)
         self.post.stop()
         return late
-
-    def open_lookout(self, own_cores: bool) -> Lookout:
-        """From now on a rank that waits may hear messages by itself; see `Scheduler.open_lookout`."""
-        return self.scheduler.open_lookout(own_cores)
 
     def _is_stuck(self) -> bool:
         """Under the mutex, where a host alone cannot go on; whether somebody can now."""
@@ -152,16 +147,12 @@ class Host:
         state.given_up = {i: cause for i, cause in state.given_up.items() if i > iteration}
         for part in self._retired:
             part.retire(iteration)
-        self._weights.over(iteration + 1)  # values are kept for one iteration longer
+        self.weights.over(iteration + 1)  # values are kept for one iteration longer
 
     # --- messages --------------------------------------------------------------------------------------------
     def receive(self, message: tuple) -> None:
         """A message from another host, as it travels. The caller flushes."""
         self.scheduler.deliver(decoded(message))
-
-    def flush(self) -> None:
-        """Send what has been decided."""
-        self.post.flush()
 
     def heard_all(self) -> None:
         """Everything that had arrived on a link was handled."""
@@ -214,11 +205,6 @@ class Host:
 
     # --- looking ---------------------------------------------------------------------------------------------
     @property
-    def ranks(self) -> list[Process]:
-        """Those that live here, also the driver's loop."""
-        return self.state.ranks
-
-    @property
     def driver(self) -> Process:
         """The rank of the user's loop."""
         return self.state.members[DRIVER, 0]
@@ -227,27 +213,6 @@ class Host:
     def stopping(self) -> bool:
         """Whether the host ends."""
         return self.state.stopping
-
-    def filled(self) -> list[Filled]:
-        """What the fillers of this host have done so far."""
-        return self._fillers.all()
-
-    def news_of_fillers(self, told: dict[tuple[str, int], tuple[int, bool]]) -> list[Filled]:
-        """Of those that have done something since; see `Fillers.news`."""
-        return self._fillers.news(told)
-
-    def waits(self) -> list[Wait]:
-        """Who waits for what and whom; for a lock, who holds the device."""
-        return self._waits.all()
-
-    def is_quiet(self) -> bool:
-        """Whether no thread here could cause anything."""
-        return self.scheduler.is_quiet()
-
-    @property
-    def weights(self) -> WeightTable:
-        """What was published, as far as it is known here."""
-        return self._weights
 
     def statistics(self) -> list[dict[str, Any]]:
         """Depth, puts and gets of every queue of this host."""

@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from rlinf_lab.errors import Cancelled
@@ -26,13 +25,8 @@ class ObservedSession(Session, Observed):
 
     def __init__(self, executor: Executor, observer: Observer | None = None) -> None:
         super().__init__(executor)
-        self.flow, self.plan = executor.flow, executor.layout.plan
-        self.error: BaseException | None = None
         self._started_at, self._seconds = time.monotonic(), 0.0
-        self._listeners: list[Callable[[Any], None]] = []
-        self._unhurried: list[Callable[[Any], None]] = []
-        self._glancing: dict[int, Callable[[], bool]] = {}
-        self._observer = observer or Observer(executor, self._tell, afterwards=self._tell_afterwards)
+        self._show(executor, observer or Observer(executor, self._tell, afterwards=self._tell_afterwards))
         self._starting, self._stopping = threading.Lock(), threading.Lock()
         self._over = False
 
@@ -99,7 +93,7 @@ class ObservedSession(Session, Observed):
 
 def left_behind(late: list[str], host: Host) -> str:
     """What to tell the user about ranks that did not end. ``host``: of this process."""
-    here = {process.label for process in host.ranks}
+    here = {process.label for process in host.state.ranks}
     own, others = [label for label in late if label in here], [label for label in late if label not in here]
     found = (
         [

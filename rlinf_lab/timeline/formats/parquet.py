@@ -31,7 +31,7 @@ def to_parquet(store: SpanStore, path: str | Path) -> Path:
     extra = {
         "version": 1,
         "devices": store.devices,
-        "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in store.tracks],
+        "tracks": [track.as_json() for track in store.tracks],
         "names": store.names,
         "dropped": store.dropped,
         "clock_errors": store.clock_errors,
@@ -60,7 +60,7 @@ def read_parquet(path: str | Path) -> tuple[list[str], dict[str, Any]]:
         )
     return extra["devices"], {
         "spans": _spans(table, extra["names"]),
-        "tracks": [Track(worker, rank, tuple(devices), host) for worker, rank, devices, host in extra["tracks"]],
+        "tracks": [Track.from_json(said) for said in extra["tracks"]],
         "names": extra["names"],
         "counters": np.frombuffer(zlib.decompress(base64.b64decode(extra["counters"])), COUNTER_DTYPE),
         "dropped": extra["dropped"],

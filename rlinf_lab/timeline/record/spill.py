@@ -124,7 +124,7 @@ def write_arrow(path: Path, spans: SpanArray, source: str, tracks: Iterable[Trac
     about = {
         "version": 1,
         "source": source,
-        "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in tracks],
+        "tracks": [track.as_json() for track in tracks],
         "names": list(names),
     }
     about["crc32"] = _checksum(spans)
@@ -168,7 +168,7 @@ def read_arrow(path: str | Path) -> tuple[SpanArray, dict[str, Any]]:
             spans[name] = column.to_numpy()
     if not are_ours or about.get("crc32", (found := _checksum(spans))) != found:
         raise TimelineError(f"{str(path)!r} is damaged: its spans are not those that were written. Next: leave it out.")
-    about["tracks"] = [Track(worker, rank, tuple(devices), host) for worker, rank, devices, host in about["tracks"]]
+    about["tracks"] = [Track.from_json(said) for said in about["tracks"]]
     return spans, about
 
 

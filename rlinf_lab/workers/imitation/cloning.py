@@ -38,10 +38,21 @@ class Demonstrated:
 
 
 class DataWorker(Worker):
-    """Draws rows of recorded episodes, see `ChunkSampler`. ``taken``: draws of an earlier run that this one goes on from."""
+    """Draws rows of recorded episodes, see `ChunkSampler`. ``taken``: draws of an earlier run that this one goes on
+    from.
+    """
 
-    def __init__(self, source: EpisodeSource, *, rows: int, chunk_size: int | None, memory: int, seed: int = 0, taken: int = 0) -> None:
-        self.source, self.rows, self.chunk_size, self.memory, self.seed, self.taken = source, rows, chunk_size, memory, seed, taken
+    def __init__(
+        self, source: EpisodeSource, *, rows: int, chunk_size: int | None, memory: int, seed: int = 0, taken: int = 0
+    ) -> None:
+        self.source, self.rows, self.chunk_size, self.memory, self.seed, self.taken = (
+            source,
+            rows,
+            chunk_size,
+            memory,
+            seed,
+            taken,
+        )
         self._sampler: ChunkSampler | None = None
 
     def draw(self, minibatches: Outbox[Demonstrated]) -> None:
@@ -56,9 +67,10 @@ class DataWorker(Worker):
 class CloneLearner(LearnerWorker):
     """Behaviour cloning: gradient steps on what an expert did, see `policies.heads.Head.clone_loss`.
 
-    A Gaussian's own standard deviation stays as it is: likelihood would shrink it to the error on the demonstrations, and reinforcement learning that goes
-    on from there would not explore. Observations are normalised by the first rows that come, once; to a deviation ``std_floor`` is added, for numbers that
-    hardly vary in a few demonstrations do so elsewhere. Other arguments as in `LearnerWorker`.
+    A Gaussian's own standard deviation stays as it is: likelihood would shrink it to the error on the demonstrations,
+    and reinforcement learning that goes on from there would not explore. Observations are normalised by the first rows
+    that come, once; to a deviation ``std_floor`` is added, for numbers that hardly vary in a few demonstrations do so
+    elsewhere. Other arguments as in `LearnerWorker`.
     """
 
     def __init__(
@@ -79,17 +91,23 @@ class CloneLearner(LearnerWorker):
         compile: bool = False,
     ) -> None:
         super().__init__(
-            partial(_as_cloned, policy), gamma=1.0, gae_lambda=1.0, learning_rate=learning_rate, n_epochs=1, batch_size=batch_size,
-            max_grad_norm=float("inf") if max_grad_norm is None else max_grad_norm, updates=updates, seed=seed, save_to=save_to, state=state,
+            partial(_as_cloned, policy), gamma=1.0, gae_lambda=1.0, learning_rate=learning_rate, n_epochs=1,
+            batch_size=batch_size,
+            max_grad_norm=float("inf") if max_grad_norm is None else max_grad_norm, updates=updates, seed=seed,
+            save_to=save_to, state=state,
             parallel=parallel, moves_normaliser=moves_normaliser, precision=precision, compile=compile,
         )  # fmt: skip
         self.std_floor = std_floor
 
     def learn(self, minibatches: Inbox[Demonstrated]) -> Update:
-        """One gradient step for each minibatch of ``batch_size`` rows; `metrics`: ``loss``, ``action_error`` (root mean square), ``gradient_steps``."""
+        """One gradient step for each minibatch of ``batch_size`` rows; `metrics`: ``loss``, ``action_error`` (root mean
+        square), ``gradient_steps``.
+        """
         received = [d for part in self.exchange(minibatches.get_all()) for d in part]
         if not received:
-            raise ValueError("CloneLearner.learn got no minibatch. Next: does the data worker put one before its call returns?")
+            raise ValueError(
+                "CloneLearner.learn got no minibatch. Next: does the data worker put one before its call returns?"
+            )
         with self._together():
             for demonstrated in received:
                 self._normalise(demonstrated.obs_R)
@@ -97,7 +115,9 @@ class CloneLearner(LearnerWorker):
                     losses = self._clone(demonstrated)
             self.policy.version += 1
             self._made = self.weights()
-        return Update(self._made, {**losses, "gradient_steps": float(self.env_steps), "env_steps": float(self.env_steps)})
+        return Update(
+            self._made, {**losses, "gradient_steps": float(self.env_steps), "env_steps": float(self.env_steps)}
+        )
 
     def _normalise(self, obs_R: Tree) -> None:
         if self.policy.version or not self.policy.normalised_size or not self.moves_normaliser:
@@ -110,7 +130,10 @@ class CloneLearner(LearnerWorker):
             group["lr"] = self.now("learning_rate")
         device = next(self.policy.parameters()).device
         model = self.computing(self.group.parallel(self.policy, self.optimizer), device)
-        trees = [map_tree(lambda leaf: torch.from_numpy(np.array(leaf)).to(device), tree) for tree in (demonstrated.obs_R, demonstrated.action_R)]
+        trees = [
+            map_tree(lambda leaf: torch.from_numpy(np.array(leaf)).to(device), tree)
+            for tree in (demonstrated.obs_R, demonstrated.action_R)
+        ]
         size = round(self.now("batch_size"))
         count = length(demonstrated.obs_R)
         losses = []
@@ -121,11 +144,19 @@ class CloneLearner(LearnerWorker):
             self.env_steps += 1
         mean = float(torch.stack(losses).mean())
         if not np.isfinite(mean):
-            raise FloatingPointError(f"the loss of cloning is {mean} after {self.env_steps} gradient steps. Next: a smaller learning_rate, or max_grad_norm=1.")
-        last = [map_tree(lambda leaf: np.asarray(leaf)[-size:], tree) for tree in (demonstrated.obs_R, demonstrated.action_R)]
+            raise FloatingPointError(
+                f"the loss of cloning is {mean} after {self.env_steps} gradient steps. Next: a smaller learning_rate, "
+                "or max_grad_norm=1."
+            )
+        last = [
+            map_tree(lambda leaf: np.asarray(leaf)[-size:], tree)
+            for tree in (demonstrated.obs_R, demonstrated.action_R)
+        ]
         return self.group.mean({"loss": mean, "action_error": self._error(*last)})
 
-    def _gradient_step(self, model: Callable[..., Any], part: torch.Tensor, trees: list[Tree], noise: torch.Tensor) -> torch.Tensor:
+    def _gradient_step(
+        self, model: Callable[..., Any], part: torch.Tensor, trees: list[Tree], noise: torch.Tensor
+    ) -> torch.Tensor:
         (mine,) = self._part(part)
         (my_noise,) = self._part(noise)
         share = self.ranks * len(mine) / len(part)
@@ -151,7 +182,9 @@ class CloneLearner(LearnerWorker):
 
 
 def _as_cloned(make: Callable[[], Any]) -> Any:
-    """Its standard deviation stays as it is, and its value net, which is not taught here, says 0: what goes on begins without a wrong opinion."""
+    """Its standard deviation stays as it is, and its value net, which is not taught here, says 0: what goes on begins
+    without a wrong opinion.
+    """
     module = make()
     log_std = getattr(getattr(module, "head", None), "log_std", None)
     if isinstance(log_std, nn.Parameter):

@@ -25,16 +25,26 @@ from rlinf_lab.workflow.worker import Inbox
 
 
 class DAggerPolicy(PolicyWorker):
-    """Answers with the expert's action with probability ``decay ** iteration``, else with its own. Other arguments as in `PolicyWorker`."""
+    """Answers with the expert's action with probability ``decay ** iteration``, else with its own. Other arguments as
+    in `PolicyWorker`.
+    """
 
     def __init__(
-        self, policy: Callable[[], Actor], *, expert: Callable[[Tree], Tree], decay: float, seed: int = 0, weights: PolicyWeights | None = None
+        self,
+        policy: Callable[[], Actor],
+        *,
+        expert: Callable[[Tree], Tree],
+        decay: float,
+        seed: int = 0,
+        weights: PolicyWeights | None = None,
     ) -> None:
         super().__init__(policy, seed=seed, weights=weights)
         self.expert, self.decay = expert, decay
         self._coins = seed
 
-    def choose(self, obs_B: Tree, noise_BK: NDArray[np.float32] | None, batch: list[Observation]) -> tuple[Tree, NDArray[np.float32]]:
+    def choose(
+        self, obs_B: Tree, noise_BK: NDArray[np.float32] | None, batch: list[Observation]
+    ) -> tuple[Tree, NDArray[np.float32]]:
         action_B, log_prob_B = super().choose(obs_B, noise_BK, batch)
         beta = dagger_beta(self.policy.version, decay=self.decay)
         if noise_BK is None or not beta:
@@ -43,9 +53,15 @@ class DAggerPolicy(PolicyWorker):
         if beta == 1.0:
             return expert_B, log_prob_B
         # A coin for each environment and step, whichever others it is answered with.
-        streams = [stream(self._coins, Purpose.MINIBATCHES, token.first_env + i, token.step) for token in batch for i in range(length(token.obs_N))]
+        streams = [
+            stream(self._coins, Purpose.MINIBATCHES, token.first_env + i, token.step)
+            for token in batch
+            for i in range(length(token.obs_N))
+        ]
         coins_B = np.array([np.random.default_rng(s).random() for s in streams])
-        return map_tree(lambda mine, theirs: np.where(_along(coins_B < beta, mine), theirs, mine), action_B, expert_B), log_prob_B
+        return map_tree(
+            lambda mine, theirs: np.where(_along(coins_B < beta, mine), theirs, mine), action_B, expert_B
+        ), log_prob_B
 
 
 def _along(mask_B: NDArray[np.bool_], leaf: Any) -> NDArray[np.bool_]:
@@ -59,7 +75,9 @@ class DAggerLearner(CloneLearner):
     ``steps``: gradient steps of an update. Other arguments as in `CloneLearner`.
     """
 
-    def __init__(self, policy: Callable[[], ActorCritic], *, expert: Callable[[Tree], Tree], steps: int, **settings: Any) -> None:
+    def __init__(
+        self, policy: Callable[[], ActorCritic], *, expert: Callable[[Tree], Tree], steps: int, **settings: Any
+    ) -> None:
         self._data: Demonstrated | None = None
         self._taken = 0
         super().__init__(policy, **settings)
@@ -67,9 +85,13 @@ class DAggerLearner(CloneLearner):
 
     def imitate(self, trajectories: Inbox[Trajectory], weights: Weights | None = None) -> Update:
         """One update from everything so far, published to ``weights``."""
-        received = sorted((t for part in self.exchange(trajectories.get_all()) for t in part), key=lambda t: t.first_env)
+        received = sorted(
+            (t for part in self.exchange(trajectories.get_all()) for t in part), key=lambda t: t.first_env
+        )
         if not received:
-            raise ValueError("DAggerLearner.imitate got no trajectory. Next: does the simulator put one before its call returns?")
+            raise ValueError(
+                "DAggerLearner.imitate got no trajectory. Next: does the simulator put one before its call returns?"
+            )
         with self._together():
             self._label(received)
             assert self._data is not None
@@ -80,7 +102,11 @@ class DAggerLearner(CloneLearner):
             self.policy.version += 1
             self._made = self.weights()
         self._taken += sum(t.steps for t in received)
-        metrics = {"env_steps": float(self._taken), "gradient_steps": float(self.env_steps), "samples": float(length(self._data.obs_R))}
+        metrics = {
+            "env_steps": float(self._taken),
+            "gradient_steps": float(self.env_steps),
+            "samples": float(length(self._data.obs_R)),
+        }
         if weights is not None and self.rank == 0:
             weights.publish(self._made)
         return Update(self._made, {**metrics, **episode_metrics(received), **losses})
@@ -89,7 +115,10 @@ class DAggerLearner(CloneLearner):
         obs_B = flat([t.obs_TN for t in trajectories])  # in the same order however a plan has grouped the environments
         action_B = self.expert(obs_B)
         if length(action_B) != length(obs_B):
-            raise EnvError(f"The expert {self.expert!r} gave {length(action_B)} actions for {length(obs_B)} observations. Next: one action for each.")
+            raise EnvError(
+                f"The expert {self.expert!r} gave {length(action_B)} actions for {length(obs_B)} observations. Next: "
+                "one action for each."
+            )
         fresh = Demonstrated(obs_B, action_B)
         if self._data is None:
             self._data = fresh
@@ -108,4 +137,7 @@ class DAggerLearner(CloneLearner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         data = state.get("data")
-        self._data, self._taken = (None if data is None else Demonstrated(data["obs"], data["action"])), int(state.get("taken", 0))
+        self._data, self._taken = (
+            (None if data is None else Demonstrated(data["obs"], data["action"])),
+            int(state.get("taken", 0)),
+        )

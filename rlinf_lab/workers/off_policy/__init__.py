@@ -6,4 +6,12 @@ from rlinf_lab.workers.off_policy.minibatches import Minibatch, Minibatches
 from rlinf_lab.workers.off_policy.sac import SACStep
 from rlinf_lab.workers.off_policy.td3 import TD3Step
 
-__all__ = ["ExploringPolicyWorker", "ExploringRolloutWorker", "Minibatch", "Minibatches", "OffPolicyLearner", "SACStep", "TD3Step"]
+__all__ = [
+    "ExploringPolicyWorker",
+    "ExploringRolloutWorker",
+    "Minibatch",
+    "Minibatches",
+    "OffPolicyLearner",
+    "SACStep",
+    "TD3Step",
+]

@@ -34,18 +34,19 @@ from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
 
 ALPHA, BETA = 0.6, 0.4  # of prioritised replay, as its paper has them for proportional priorities
+BLOCK = 1024  # rows of demonstrations that are looked at together
 
 
 class OffPolicyLearner(TorchWorker):
     """Keeps transitions and learns from random minibatches of them. Several ranks share the rows of each minibatch.
 
     ``step``: makes the `GradientStep`, ``step(learning_rate=..., device=...)``. ``settings``: numbers or schedules over
-    the ``updates`` (`Number`): "learning_rate", "gamma", and what the step asks for. ``gradient_steps``: of an
-    update; -1: as many as environment steps came, -20: twenty for each. Before ``learning_starts`` environment steps there are none.
-    ``std_floor``: added to the deviations by which observations are divided. ``prioritised``: transitions are drawn by their
-    temporal difference. ``offline``: a buffer of demonstrations, of which an ``offline_share`` of each minibatch is.
-    ``state``: of another learner (`state_dict`), to go on from.
-    ``save_to``: safetensors file of the actor, written when the run ends.
+    the ``updates`` (`Number`): "learning_rate", "gamma", and what the step asks for. ``gradient_steps``: of an update;
+    -1: as many as environment steps came, -20: twenty for each. Before ``learning_starts`` environment steps there are
+    none. ``std_floor``: added to the deviations by which observations are divided. ``prioritised``: transitions are
+    drawn by their temporal difference. ``offline``: a buffer of demonstrations, of which an ``offline_share`` of each
+    minibatch is. ``state``: of another learner (`state_dict`), to go on from. ``save_to``: safetensors file of the
+    actor, written when the run ends.
     """
 
     def __init__(
@@ -103,7 +104,10 @@ class OffPolicyLearner(TorchWorker):
         moments = Moments.empty(actor.normalised_size)
         if self.offline is None or not self.offline_share or not actor.normalised_size:
             return moments
-        return moments.update(actor.numbers(self.offline.rows(self.offline.order)["obs"]))
+        parts = np.array_split(self.offline.order, -(-len(self.offline) // BLOCK))  # pictures may lie beside
+        for part in parts:
+            moments = moments.update(actor.numbers(self.offline.rows(part)["obs"]))
+        return moments
 
     def residents(self) -> list[Owner]:
         return [self.learnt, *self.learnt.optimizers] if hasattr(self, "learnt") else []
@@ -115,9 +119,13 @@ class OffPolicyLearner(TorchWorker):
         Raises `ValueError` if nothing came, `FloatingPointError` where weights are not finite any more.
         """
         # Order of arrival is the plan's; nothing may depend on it, sums of returns neither.
-        received = sorted((t for part in self.exchange(trajectories.get_all()) for t in part), key=lambda t: t.first_env)
+        received = sorted(
+            (t for part in self.exchange(trajectories.get_all()) for t in part), key=lambda t: t.first_env
+        )
         if not received:
-            raise ValueError("OffPolicyLearner.train got no trajectory. Next: does the simulator put one before its call returns?")
+            raise ValueError(
+                "OffPolicyLearner.train got no trajectory. Next: does the simulator put one before its call returns?"
+            )
         with self._together():
             count = self._keep(received)
             actor = self.learnt.actor
@@ -128,7 +136,12 @@ class OffPolicyLearner(TorchWorker):
             self._made = self._finite(actor.weights(), losses)
         if weights is not None and self.rank == 0:
             weights.publish(self._made)
-        metrics = {"env_steps": float(self.env_steps), "staleness": float(staleness), **episode_metrics(received), **losses}
+        metrics = {
+            "env_steps": float(self.env_steps),
+            "staleness": float(staleness),
+            **episode_metrics(received),
+            **losses,
+        }
         return Update(self._made, metrics)
 
     def _keep(self, received: list[Trajectory]) -> int:
@@ -149,7 +162,8 @@ class OffPolicyLearner(TorchWorker):
             return {"gradient_steps": float(self.learnt.count)}
         now = self.now()
         self.learnt.set_learning_rate(now["learning_rate"])
-        seen: dict[str, list[Tensor]] = defaultdict(list)  # tensors: reading a number would wait for the GPU after every step
+        # tensors: reading a number would wait for the GPU after every step
+        seen: dict[str, list[Tensor]] = defaultdict(list)
         for batch, index_R in self.minibatches.draw(steps, now["gamma"], self.reward_scale):
             batch, noise_NBK, shared = self._part(batch, self._noise(len(batch.reward)))
             found = self.learnt.step(batch, noise_NBK, now, shared)
@@ -158,7 +172,9 @@ class OffPolicyLearner(TorchWorker):
                 self.replay.update(index_R, self._whole(error_B)[: len(index_R)])
             for name, value in found.items():
                 seen[name].append(value if shared.share == 1.0 else value * shared.share)
-        means = self.group.mean({name: float(torch.stack([v.reshape(()) for v in values]).mean()) for name, values in seen.items()})
+        means = self.group.mean(
+            {name: float(torch.stack([v.reshape(()) for v in values]).mean()) for name, values in seen.items()}
+        )
         return {**means, "gradient_steps": float(self.learnt.count)}
 
     def _noise(self, rows: int) -> Tensor:
@@ -173,7 +189,14 @@ class OffPolicyLearner(TorchWorker):
         here = slice(int(mine[0]), int(mine[-1]) + 1)
         share = self.ranks * len(mine) / len(batch.reward)
         weight_B = None if batch.weight is None else batch.weight[here]
-        part = Minibatch(rows(batch.obs, here), batch.action[here], batch.reward[here], batch.discount[here], rows(batch.next_obs, here), weight_B)
+        part = Minibatch(
+            rows(batch.obs, here),
+            batch.action[here],
+            batch.reward[here],
+            batch.discount[here],
+            rows(batch.next_obs, here),
+            weight_B,
+        )
         return part, noise_NBK[:, here], Shared(self.group.mean, share)
 
     def _whole(self, error_B: Tensor) -> np.ndarray:
@@ -187,7 +210,8 @@ class OffPolicyLearner(TorchWorker):
             return weights
         told = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
         raise FloatingPointError(
-            f"update {weights.version} made {f'weights ({bad})' if bad else 'losses'} that are not finite; the last good weights are kept. {told}. "
+            f"update {weights.version} made {f'weights ({bad})' if bad else 'losses'} that are not finite; the last "
+            f"good weights are kept. {told}. "
             f"Next: a smaller learning_rate, or a reward_scale below 1."
         )
 
@@ -204,13 +228,16 @@ class OffPolicyLearner(TorchWorker):
 
     # --- checkpoints ----------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` needs to go on exactly here, the replay buffer too. Training on does not change it."""
+        """Everything that `load_state_dict` needs to go on exactly here, the replay buffer too. Training on does not
+        change it.
+        """
         with self._together():
             return self._everything()
 
     def _everything(self) -> dict[str, Any]:
         return {
-            "weights": self.learnt.actor.weights(), "step": self.learnt.own_state(), "replay": self.replay.state_dict(), "moments": self.moments,
+            "weights": self.learnt.actor.weights(), "step": self.learnt.own_state(), "replay": self.replay.state_dict(),
+            "moments": self.moments,
             "noise": self.noise.get_state(), "env_steps": self.env_steps,
             "offline_draws": None if self.offline is None else self.offline.draws,
         }  # fmt: skip

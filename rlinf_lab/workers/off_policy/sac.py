@@ -80,7 +80,9 @@ class SACStep(GradientStep):
             found["error"] = (q_KB.detach() - target_B).abs().mean(0)
         return found
 
-    def _critic_step(self, batch: Minibatch, noise_BK: Tensor, alpha: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+    def _critic_step(
+        self, batch: Minibatch, noise_BK: Tensor, alpha: Tensor, shared: Shared
+    ) -> tuple[Tensor, Tensor, Tensor]:
         if self.by_hand is None:
             with self.computing():
                 found: tuple[Tensor, Tensor, Tensor] = self.critic_loss(batch, noise_BK, alpha)
@@ -113,7 +115,9 @@ class SACStep(GradientStep):
         with torch.no_grad():
             next_action, next_log_prob_B = self.actor(batch.next_obs, noise_BK)
             next_q_KB = self.target(batch.next_obs, next_action)
-            target_B = sac_target(batch.reward, batch.discount, next_q_KB, next_log_prob_B, alpha, subset=self._subset(self.n_critics))
+            target_B = sac_target(
+                batch.reward, batch.discount, next_q_KB, next_log_prob_B, alpha, subset=self._subset(self.n_critics)
+            )
         q_KB = self.critic(batch.obs, batch.action)
         return critic_loss(q_KB, target_B, batch.weight), q_KB, target_B
 

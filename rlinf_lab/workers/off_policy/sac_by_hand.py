@@ -1,8 +1,9 @@
-"""The gradients of soft actor-critic written out, for perceptrons with relu: a third of the time of autograd at their usual sizes.
+"""The gradients of soft actor-critic written out, for perceptrons with relu: a third of the time of autograd at their
+usual sizes.
 
-Critics may normalise their layers, as RLPD's do. They are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into the
-same memory; a test holds both against plain torch.
-Legend: K critics, B batch, I inputs of the critics, A components of an action, X features, P parameters of the distribution.
+Critics may normalise their layers, as RLPD's do. They are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into
+the same memory; a test holds both against plain torch. Legend: K critics, B batch, I inputs of the critics, A
+components of an action, X features, P parameters of the distribution.
 """
 
 from __future__ import annotations
@@ -44,13 +45,19 @@ class ByHand:
         self.target_values = Perceptron(layers, norms=norms)
         self.log_reach = float(torch.as_tensor(self.head.reach).log().sum())
 
-    def critic_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, subset: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Write the critics' gradients, of ``share`` times the loss. Returns the loss, the values (K, B) and the targets (B)."""
+    def critic_gradients(
+        self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, subset: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Write the critics' gradients, of ``share`` times the loss. Returns the loss, the values (K, B) and the
+        targets (B).
+        """
         params_BP, _ = self.policy.forward(self._features(self.actor, batch.next_obs))
         drawn = self._drawn(params_BP, noise_BA)
         next_BI = torch.cat([self._features(self.critic, batch.next_obs), drawn.action_BA], 1)
         next_q_KB = self.target_values.forward(next_BI)[0].squeeze(-1)
-        target_B = sac_target(batch.reward, batch.discount, next_q_KB, drawn.log_prob_BA.sum(1) - self.log_reach, alpha, subset=subset)
+        target_B = sac_target(
+            batch.reward, batch.discount, next_q_KB, drawn.log_prob_BA.sum(1) - self.log_reach, alpha, subset=subset
+        )
         action_BA = (batch.action.flatten(1) - self.critic.centre) / self.critic.reach
         q_KB1, inputs = self.values.forward(torch.cat([self._features(self.critic, batch.obs), action_BA], 1))
         q_KB = q_KB1.squeeze(-1)
@@ -60,8 +67,12 @@ class ByHand:
         self.values.backward((weighted_KB * (share / rows)).unsqueeze(-1), inputs)
         return (0.5 / rows) * torch.dot(error_KB.flatten(), weighted_KB.flatten()), q_KB, target_B
 
-    def actor_gradients(self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, average: bool) -> tuple[Tensor, Tensor]:
-        """Write the actor's gradients, of ``share`` times the loss (`sac_actor_loss`). Returns the loss and the log-probabilities (B)."""
+    def actor_gradients(
+        self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, average: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Write the actor's gradients, of ``share`` times the loss (`sac_actor_loss`). Returns the loss and the
+        log-probabilities (B).
+        """
         params_BP, hidden = self.policy.forward(self._features(self.actor, batch.obs))
         drawn = self._drawn(params_BP, noise_BA)
         q_KB1, inputs = self.values.forward(torch.cat([self._features(self.critic, batch.obs), drawn.action_BA], 1))
@@ -89,7 +100,9 @@ class ByHand:
 
 
 def _layers(nets: nn.Module) -> tuple[list[Layer], list[Layer], list[Layer], list[Layer]]:
-    """Weights and biases and where their gradients are, if they have some, of affine layers and of norms: the very tensors, which a switch moves in place."""
+    """Weights and biases and where their gradients are, if they have some, of affine layers and of norms: the very
+    tensors, which a switch moves in place.
+    """
     layers, of_layers, norms, of_norms = list[Layer](), list[Layer](), list[Layer](), list[Layer]()
     for net in nets.children():
         if isinstance(net, (nn.Linear, LinearEnsemble, NormEnsemble)):

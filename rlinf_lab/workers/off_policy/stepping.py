@@ -46,7 +46,11 @@ class GradientStep(nn.Module):
         """steps so far"""
 
     def prepare(
-        self, learning_rate: float, actors: Sequence[nn.Module], critics: Sequence[nn.Module], targets: Sequence[nn.Module]
+        self,
+        learning_rate: float,
+        actors: Sequence[nn.Module],
+        critics: Sequence[nn.Module],
+        targets: Sequence[nn.Module],
     ) -> None:
         """Called when the nets are there. ``targets`` follow ``critics``, or what stands in front of them."""
         self.actors, self.critics = FlatParameters(*actors), FlatParameters(*critics)

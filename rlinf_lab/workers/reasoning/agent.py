@@ -37,7 +37,8 @@ class AgentGenerator(GeneratorWorker):
     ) -> None:  # fmt: skip
         if max_calls < 1 or not patience_s >= 0:
             raise ConfigError(
-                f"AgentGenerator(max_calls={max_calls}, patience_s={patience_s}). Next: at least 1 call, and 0 s or more."
+                f"AgentGenerator(max_calls={max_calls}, patience_s={patience_s}). Next: at least 1 call, and 0 s or "
+                "more."
             )
         super().__init__(model, params, engine=engine, weights=weights, **options)
         self.max_calls, self.patience_s = max_calls, patience_s

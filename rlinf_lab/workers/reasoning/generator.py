@@ -107,7 +107,7 @@ class GeneratorWorker(Worker):
         """Have it answered; the answer of one whose characters the tokenizer does not know."""
         assert self.generator is not None
         try:
-            self.generator.add(Request(self.model.encode(one.problem.prompt), self._params, one.id, item=one))
+            self.generator.add(Request(self.model.encode_prompt(one.problem.prompt), self._params, one.id, item=one))
         except ConfigError as error:
             refused = Completion.refused(Request(np.zeros(0, np.int64), self._params, one.id, item=one), str(error))
             self._tell([refused], [""])

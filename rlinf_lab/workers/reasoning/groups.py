@@ -60,7 +60,8 @@ class InTurn:
         """One more; those whose turn it is now. Raises `WorkflowError` for one that came twice."""
         if group.number < self._next or group.number in self._waiting:
             raise WorkflowError(
-                f"the group of {group.responses[0].asked.id} came twice. Next: does every prompt of an iteration have a "
+                f"the group of {group.responses[0].asked.id} came twice. Next: does every prompt of an iteration have "
+                "a "
                 "number of its own?"
             )
         self._waiting[group.number] = group

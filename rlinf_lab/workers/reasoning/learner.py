@@ -35,9 +35,8 @@ MOST_STALE = 4
 class GroupLearner(TorchWorker):
     """Group-relative policy optimisation and its relatives, on one rank.
 
-    ``model`` constructs the language model. ``prompts``: groups of an iteration that are learnt from, ``asked``: that are
-    asked for (None: as many).
-    ``state``: of another learner (`state_dict`), to go on from.
+    ``model`` constructs the language model. ``prompts``: groups of an iteration that are learnt from, ``asked``: that
+    are asked for (None: as many). ``state``: of another learner (`state_dict`), to go on from.
     """
 
     def __init__(

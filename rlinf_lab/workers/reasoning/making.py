@@ -242,7 +242,8 @@ class GroupsInTheMaking:
         self._responses[which] += len(group.done)
 
     def __repr__(self) -> str:
-        return f"GroupsInTheMaking({self.policy.name}, {len(self._open)} open, {len(self._backlog)} not begun, {self._queue!r})"
+        there = f"{len(self._open)} open, {len(self._backlog)} not begun"
+        return f"GroupsInTheMaking({self.policy.name}, {there}, {self._queue!r})"
 
 
 def dealt(state: Mapping[str, Any], rank: int, ranks: int) -> dict[str, Any]:

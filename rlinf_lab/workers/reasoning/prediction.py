@@ -39,8 +39,8 @@ def predicted_rollouts(
 ) -> pd.DataFrame:
     """A row for each response that is learnt from: iteration, id, tokens, staleness, decode_steps of its iteration.
 
-    ``tokens``: how long each answer is. ``refill_share``: an engine begins requests as soon as this part of its slots is
-    free; 16 is that of the own one. One update after each iteration (a plan of staleness 0), one generator. The
+    ``tokens``: how long each answer is. ``refill_share``: an engine begins requests as soon as this part of its slots
+    is free; 16 is that of the own one. One update after each iteration (a plan of staleness 0), one generator. The
     fields are those of `GRPOConfig`; ``asked`` prompts come in each iteration.
     """
     import pandas as pd

@@ -12,7 +12,8 @@ EVALUATION = -1
 
 
 class PromptWorker(Worker):
-    """Draws problems of the train split, each asked ``group_size`` times. A round is drawn from its number and the seed.
+    """Draws problems of the train split, each asked ``group_size`` times. A round is drawn from its number and the
+    seed.
 
     ``start``: rounds that another run has had already.
     """

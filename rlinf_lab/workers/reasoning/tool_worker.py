@@ -52,7 +52,8 @@ class ToolWorker(Worker):
     def preflight(self) -> None:
         if self.ranks > 1:
             raise WorkflowError(
-                f"{self!r} has {self.ranks} ranks; it has one. Next: concurrency={self.ranks * self.concurrency} on one."
+                f"{self!r} has {self.ranks} ranks; it has one. Next: concurrency={self.ranks * self.concurrency} on "
+                "one."
             )
 
     def answer(self, turns: Inbox[ToolTurn], answers: Outbox[ToolAnswers]) -> dict[str, float]:

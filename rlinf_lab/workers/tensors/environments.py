@@ -1,4 +1,5 @@
-"""One slot's environments where they hand over torch tensors: what is large stays where the simulator put it, and nothing waits for it step by step.
+"""One slot's environments where they hand over torch tensors: what is large stays where the simulator put it, and
+nothing waits for it step by step.
 
     observations, actions ──stay on the device──────────────────▶ Trajectory (tensors)
     rewards, ends, success of all steps ──copied once, at the end──▶ Trajectory (arrays)
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 class TensorEnvGroup(EnvGroup):
     """`EnvGroup` for a vector that `on_host` has wrapped: evaluations go through the host, trajectories do not.
 
-    Tensors that a step handed over are kept as they are, for nobody writes to them again. A number that is not finite is found when the trajectory is
-    finished: before an update, without a wait at every step.
+    Tensors that a step handed over are kept as they are, for nobody writes to them again. A number that is not finite
+    is found when the trajectory is finished: before an update, without a wait at every step.
     """
 
     env: HostVecEnv
@@ -39,7 +40,9 @@ class TensorEnvGroup(EnvGroup):
         self._is_fresh = self._obs_N is None
         if self._is_fresh:
             self.restart(environment_seed(self.seed, Purpose.TRAINING, self.taken))
-            self._last_N = map_tree(lambda leaf: torch.as_tensor(leaf, device=torch.device(str(self.env.env.spec.device))), self._obs_N)
+            self._last_N = map_tree(
+                lambda leaf: torch.as_tensor(leaf, device=torch.device(str(self.env.env.spec.device))), self._obs_N
+            )
         self._shown, self._answers, self._steps = [self._last_N], list[Action](), list[EnvStep]()
 
     def restart(self, seed: int) -> None:
@@ -57,7 +60,9 @@ class TensorEnvGroup(EnvGroup):
         self.taken += 1
 
     def finish(self) -> Trajectory:
-        told = {name: self._told(name) for name in ("reward_N", "terminated_N", "truncated_N", "success_N", "reset_only_N")}
+        told = {
+            name: self._told(name) for name in ("reward_N", "terminated_N", "truncated_N", "success_N", "reset_only_N")
+        }
         end_E2, *ended = self._ended_episodes(told, self._is_finite(told["reward_N"]))
         shown_TN, self._last_N = _stacked(self._shown), self._shown[-1]
         final_TN = _stacked([step.final_obs_N for step in self._steps])
@@ -68,7 +73,8 @@ class TensorEnvGroup(EnvGroup):
             log_prob_TN=torch.stack([torch.as_tensor(a.log_prob_N) for a in self._answers]).cpu().numpy(),
             version_T=np.array([a.policy_version for a in self._answers], np.int64),
             reward_TN=told["reward_N"], terminated_TN=told["terminated_N"], truncated_TN=told["truncated_N"],
-            last_obs_N=self._last_N, end_E2=end_E2, end_obs_E=map_tree(lambda leaf: leaf[place_E2[:, 0], place_E2[:, 1]], final_TN),
+            last_obs_N=self._last_N, end_E2=end_E2,
+            end_obs_E=map_tree(lambda leaf: leaf[place_E2[:, 0], place_E2[:, 1]], final_TN),
             end_return_E=ended[0].astype(np.float32), end_length_E=ended[1], end_success_E=ended[2].astype(np.float32),
             end_success_once_E=ended[3].astype(np.float32), reset_only_TN=told["reset_only_N"],
         )  # fmt: skip
@@ -85,8 +91,14 @@ class TensorEnvGroup(EnvGroup):
 
     def _is_finite(self, reward_TN: NDArray) -> bool:
         """Whether all rewards and observations are."""
-        shown = [[leaf for leaf in leaves(obs_N) if leaf.is_floating_point()] for obs_N in (*self._shown[1:], *(step.final_obs_N for step in self._steps))]
-        fine_2T = torch.stack([torch.stack([torch.isfinite(leaf).all() for leaf in parts]).all() for parts in shown if parts] or [torch.tensor(True)])
+        shown = [
+            [leaf for leaf in leaves(obs_N) if leaf.is_floating_point()]
+            for obs_N in (*self._shown[1:], *(step.final_obs_N for step in self._steps))
+        ]
+        fine_2T = torch.stack(
+            [torch.stack([torch.isfinite(leaf).all() for leaf in parts]).all() for parts in shown if parts]
+            or [torch.tensor(True)]
+        )
         return bool(np.isfinite(reward_TN).all()) and bool(fine_2T.all())
 
     def _check_step(self, t: int, reward_N: NDArray) -> None:
@@ -97,8 +109,12 @@ class TensorEnvGroup(EnvGroup):
         self._check("final observation", arrays(self._steps[t].final_obs_N))
         self.taken += len(self._steps) - t
 
-    def _ended_episodes(self, told: dict[str, Any], is_finite: bool) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
-        """Of each episode that ended: (t, n), sum of rewards, steps, success at the end and once (nan where the task gives no signal)."""
+    def _ended_episodes(
+        self, told: dict[str, Any], is_finite: bool
+    ) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
+        """Of each episode that ended: (t, n), sum of rewards, steps, success at the end and once (nan where the task
+        gives no signal).
+        """
         found: list[tuple[NDArray, ...]] = []
         success_TN, fresh_TN = told["success_N"], told["reset_only_N"]
         done_TN = told["terminated_N"] | told["truncated_N"]
@@ -117,7 +133,15 @@ class TensorEnvGroup(EnvGroup):
                 continue
             at_end_E = np.full(len(n_E), np.nan) if success_TN is None else success_TN[t, n_E].astype(float)
             once_E = np.where(self._told_N[n_E], self._once_N[n_E].astype(float), np.nan)
-            found.append((np.stack([np.full(len(n_E), t), n_E], 1), self._return_N[n_E], self._now - self._began_N[n_E], at_end_E, once_E))
+            found.append(
+                (
+                    np.stack([np.full(len(n_E), t), n_E], 1),
+                    self._return_N[n_E],
+                    self._now - self._began_N[n_E],
+                    at_end_E,
+                    once_E,
+                )
+            )
             self._return_N[n_E], self._began_N[n_E], self._once_N[n_E], self._told_N[n_E] = 0.0, self._now, False, False
         if not found:
             return np.zeros((0, 2), np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0)

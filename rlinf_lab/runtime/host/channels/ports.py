@@ -23,16 +23,50 @@ class Blocks(Protocol):
     def refuse_within(self, process: Process, channel: str, gets: bool) -> None: ...
 
 
-class InboxPort:
-    """The reading end; see `workflow.worker.Inbox` for the contract."""
+class Port:
+    """One end of a channel in one call.
+
+    ``kind``: what it is called; ``methods``: what it has; ``other``: how to have the other end.
+    """
+
+    kind, methods, other = "", "", ""
 
     def __init__(self, ports: Ports, process: Process, channel: str, iteration: int) -> None:
         self._ends, self._blocks, self._layout = ports.ends, ports.blocks, ports.layout
         self._process, self._channel, self._iteration = process, channel, iteration
         self._spec = ports.layout.graph.channel(channel)
-        self._micro_batch, self._members = ports.layout.plan.micro_batch(channel), self._spec.gathered
         self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
-        self.moved = Moved(channel, True)
+        self.moved = Moved(channel, self.kind == "Inbox")
+
+    def refuse_incomplete(self) -> None:
+        """When its call ends. Items that are left are told when the iteration has ended (`unread`): another call may
+        read them.
+        """
+
+    def _who(self) -> str:
+        return f"{self._process.label}: channel {self._channel!r}"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{self._who()} is an {self.kind} here: it has {self.methods}, not {name!r}. "
+            f"Next: annotate it {self.other}."
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({self._channel!r} of {self._process.label}, iteration {self._iteration})"
+
+
+class InboxPort(Port):
+    """The reading end; see `workflow.worker.Inbox` for the contract."""
+
+    kind, other = "Inbox", "lab.Outbox to write"
+    methods = "get, get_nowait, get_weight, get_all, take and qsize"
+
+    def __init__(self, ports: Ports, process: Process, channel: str, iteration: int) -> None:
+        super().__init__(ports, process, channel, iteration)
+        self._micro_batch, self._members = ports.layout.plan.micro_batch(channel), self._spec.gathered
 
     def __iter__(self) -> Iterator[list[Any]]:
         while batch := self.get():
@@ -120,9 +154,6 @@ class InboxPort:
             )
         return queue
 
-    def refuse_incomplete(self) -> None:
-        """Items that are left are told when the iteration has ended (`unread`): another call may read them."""
-
     def _key(self, key: int | None) -> int:
         if self._spec.keyed and key is None:
             raise WorkflowError(f"{self._who()} is keyed. Next: say which key to read, for example take(key=0).")
@@ -133,31 +164,15 @@ class InboxPort:
             )
         return -1 if key is None else key
 
-    def _who(self) -> str:
-        return f"{self._process.label}: channel {self._channel!r}"
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise AttributeError(
-            f"{self._who()} is an Inbox here: it has get, get_nowait, get_weight, get_all, take and qsize, not "
-            f"{name!r}. Next: annotate it lab.Outbox to write."
-        )
-
-    def __repr__(self) -> str:
-        return f"Inbox({self._channel!r} of {self._process.label}, iteration {self._iteration})"
-
-
-class OutboxPort:
+class OutboxPort(Port):
     """The writing end; see `workflow.worker.Outbox`."""
 
+    kind, methods, other = "Outbox", "put, put_all and is_wanted", "lab.Inbox to read"
+
     def __init__(self, ports: Ports, process: Process, channel: str, iteration: int) -> None:
-        self._ends, self._blocks, self._layout = ports.ends, ports.blocks, ports.layout
-        self._process, self._channel, self._iteration = process, channel, iteration
-        self._spec = ports.layout.graph.channel(channel)
+        super().__init__(ports, process, channel, iteration)
         self._plain = self._spec.weight is None and self._spec.order in ("fifo", "lifo")
-        self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
-        self.moved = Moved(channel, False)
 
     def put(
         self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None
@@ -204,28 +219,11 @@ class OutboxPort:
                     if self._spec.keyed
                     else "has no keys. Next: leave key= out, or declare it keyed=True"
                 )
-                raise WorkflowError(f"{self._process.label}: channel {self._channel!r} {need}.")
+                raise WorkflowError(f"{self._who()} {need}.")
             queue = self._queues[key] = self._ends.writing_queue(
                 self._process, self._channel, self._iteration, -1 if key is None else key
             )
         return queue
-
-    def refuse_incomplete(self) -> None:
-        """When its call ends."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise AttributeError(
-            f"{self._who()} is an Outbox here: it has put, put_all and is_wanted, not {name!r}. Next: annotate it "
-            "lab.Inbox to read."
-        )
-
-    def _who(self) -> str:
-        return f"{self._process.label}: channel {self._channel!r}"
-
-    def __repr__(self) -> str:
-        return f"Outbox({self._channel!r} of {self._process.label}, iteration {self._iteration})"
 
 
 class GroupedOutboxPort(OutboxPort):

@@ -5,11 +5,11 @@ order.
                                                   ── Met ──> hosts: back, before those with items
 
 The driver says in which order meetings were complete, and links keep it, so no two devices disagree; see
-`planning.engine.barrier` for why that is enough. Only where two workers that may meet share a device: others keep
-theirs and need nobody's word. Whoever waits at a channel between a meeting and a collective of torch gives its device
-away once more, and comes back like anybody else: the ranks of two workers could then wait for each other inside torch.
-So there, what may wait at a channel is refused within ``with group:``. (A collective outside of such a block nobody
-here knows of.)
+`planning.engine.engine.Engine.come_back` for why that is enough. Only where two workers that may meet share a device:
+others keep theirs and need nobody's word. Whoever waits at a channel between a meeting and a collective of torch gives
+its device away once more, and comes back like anybody else: the ranks of two workers could then wait for each other
+inside torch. So there, what may wait at a channel is refused within ``with group:``. (A collective outside of such a
+block nobody here knows of.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import CodeType
 from typing import Any
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.planning.engine.engine import Do, Event
+from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import Meeting
@@ -139,7 +139,7 @@ class Meetings:
     def _met(self, key: int) -> None:
         """All have come."""
         for process in sorted(self._waiting.get(key, ()), key=lambda p: p.rank):
-            self._control.apply(self._state.engine.come_back(process.index, int(Do.BOUND)))
+            self._control.apply(self._state.engine.come_back(process.index))
 
     def missing(self, process: Process) -> list[str]:
         """Whom one that has stepped aside waits for: those of whom nothing was heard."""
