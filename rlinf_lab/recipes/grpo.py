@@ -191,16 +191,9 @@ class GRPOConfig:
             "env", isinstance(self.env, (str, Task)), "a task's name, such as 'reasoning/remainder', or a Task"
         )
         for name in (
-            "prompts",
-            "max_tokens",
-            "max_calls",
-            "tool_concurrency",
-            "minibatches",
-            "slots",
-            "hidden",
-            "layers",
+            "prompts", "max_tokens", "max_calls", "tool_concurrency", "minibatches", "slots", "hidden", "layers",
             "warm_up_batch_size",
-        ):
+        ):  # fmt: skip
             self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
         self._require(
             "group_size",
@@ -211,13 +204,9 @@ class GRPOConfig:
             self._require(name, _whole(getattr(self, name), 0), "a whole number of at least 0")
         self._require("gae_lambda", _real(self.gae_lambda) and 0 <= self.gae_lambda <= 1, "a number between 0 and 1")
         for name in (
-            "critic_learning_rate",
-            "temperature",
-            "learning_rate",
-            "max_grad_norm",
-            "weight_cap",
+            "critic_learning_rate", "temperature", "learning_rate", "max_grad_norm", "weight_cap",
             "warm_up_learning_rate",
-        ):
+        ):  # fmt: skip
             self._require(name, _real(value := getattr(self, name)) and value > 0, "a number greater than 0")
         for name in ("clip_range", "clip_range_high", "reward_timeout_s"):
             value = getattr(self, name)

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.ma
 HERE = [
     pytest.param(path, id=path.stem, marks=[] if path.stem == "00_hello" else [pytest.mark.long if path.stem in IN_LAB else pytest.mark.slow])
     for path in NOTEBOOKS
+    if path.stem != "63_vllm"  # which has an environment of its own, without a browser
 ]
 
 EVERY_CELL_HAS_RUN = """() => {

@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.host.host import Host
-from rlinf_lab.runtime.machine.devices import refuse_missing, torch_device
+from rlinf_lab.runtime.machine.devices import refuse_missing, refuse_other_nodes, torch_device
 from rlinf_lab.runtime.session.news import News
 from rlinf_lab.runtime.session.session import Ended
 from rlinf_lab.timeline.record.clock import Clock, MonotonicClock
@@ -37,12 +35,7 @@ class LocalExecutor:
         self.flow = flow
         self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
         self._declarations = {**flow.workers, **declarations_of(fillers)}
-        elsewhere = [d for d in plan.devices if Device.parse(d).node]
-        if elsewhere:
-            raise PlanError(
-                f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the local executor has this process only. Next: "
-                "executor='ray'."
-            )
+        refuse_other_nodes(plan, "local executor has this process")
         if clock is None:
             refuse_missing(plan, emulate)
         self.clock = clock or MonotonicClock()

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from typing import Any
 
-from rlinf_lab.errors import ExecutorError, PlanError
+from rlinf_lab.errors import ExecutorError
 from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.child import Child, ChildDied
 from rlinf_lab.runtime.executors.device_host import gpus_of
 from rlinf_lab.runtime.executors.multi_process import HostsExecutor
-from rlinf_lab.runtime.machine.devices import refuse_missing
+from rlinf_lab.runtime.machine.devices import refuse_missing, refuse_other_nodes
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -34,12 +34,7 @@ class ProcessExecutor(HostsExecutor):
         absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc", check_items: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(flow, plan, emulate, fillers, absent, between_gpus, check_items)
-        elsewhere = [d for d in plan.devices if Device.parse(d).node]
-        if elsewhere:
-            raise PlanError(
-                f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the processes executor has this machine only. Next: "
-                "executor='ray'."
-            )
+        refuse_other_nodes(plan, "processes executor has this machine")
         refuse_missing(plan, emulate)
         self._children: dict[str, Child] = {}
 

@@ -53,6 +53,12 @@ def refuse_missing(plan: ExecutionPlan, emulate: bool, kinds: Sequence[str] = ("
         )
 
 
+def refuse_other_nodes(plan: ExecutionPlan, what: str) -> None:
+    """Raises `PlanError` for a device of another node. ``what``: the executor, and what it has."""
+    if elsewhere := [d for d in plan.devices if Device.parse(d).node]:
+        raise PlanError(f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the {what} only. Next: executor='ray'.")
+
+
 def _listed(names: Sequence[str]) -> str:
     return str(names) if len(names) <= 8 else f"{names[0]!r} to {names[-1]!r}"
 

@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from rlinf_lab.errors import Cancelled
@@ -26,13 +25,8 @@ class ObservedSession(Session, Observed):
 
     def __init__(self, executor: Executor, observer: Observer | None = None) -> None:
         super().__init__(executor)
-        self.flow, self.plan = executor.flow, executor.layout.plan
-        self.error: BaseException | None = None
         self._started_at, self._seconds = time.monotonic(), 0.0
-        self._listeners: list[Callable[[Any], None]] = []
-        self._unhurried: list[Callable[[Any], None]] = []
-        self._glancing: dict[int, Callable[[], bool]] = {}
-        self._observer = observer or Observer(executor, self._tell, afterwards=self._tell_afterwards)
+        self._show(executor, observer or Observer(executor, self._tell, afterwards=self._tell_afterwards))
         self._starting, self._stopping = threading.Lock(), threading.Lock()
         self._over = False
 

@@ -309,9 +309,14 @@ class Observed:
     error: BaseException | None
     _executor: Executor
     _observer: Observer
-    _listeners: list[Callable[[Any], None]]
-    _unhurried: list[Callable[[Any], None]]
-    _glancing: dict[int, Callable[[], bool]]
+
+    def _show(self, executor: Executor, observer: Observer) -> None:
+        """To begin with."""
+        self.flow, self.plan, self.error = executor.flow, executor.layout.plan, None
+        self._executor, self._observer = executor, observer
+        self._listeners = list[Callable[[Any], None]]()
+        self._unhurried = list[Callable[[Any], None]]()
+        self._glancing = dict[int, Callable[[], bool]]()
 
     def _is_over(self) -> bool:
         raise NotImplementedError

@@ -22,7 +22,7 @@ from rlinf_lab.runtime.executors.ray_nodes import wait_for_nodes
 from rlinf_lab.runtime.executors.ray_start import check_address, ensure_ray
 from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.host.elastic.unfit import refuse_unfit_workers
-from rlinf_lab.runtime.machine.devices import devices_here, refuse_missing
+from rlinf_lab.runtime.machine.devices import devices_here, refuse_missing, refuse_other_nodes
 from rlinf_lab.runtime.run.checklist import BROKEN, OK, OPTIONAL, Check, Report
 from rlinf_lab.runtime.run.run import check_executor, check_workflow, run
 from rlinf_lab.runtime.transport.pickling import Packed
@@ -135,11 +135,7 @@ class _Looking:
     # --- this machine ---------------------------------------------------------------------------------------------
     def here(self) -> list[Check]:
         def look() -> str:
-            elsewhere = [d for d in self.wanted.devices if Device.parse(d).node]
-            if elsewhere:
-                raise PlanError(
-                    f"{', '.join(elsewhere)}: the {self.executor} executor has this machine only. Next: executor='ray'."
-                )
+            refuse_other_nodes(self.wanted, f"{self.executor} executor has this machine")
             refuse_missing(self.wanted, self.emulate)
             return ", ".join(self.wanted.devices[:8]) + " …" * (len(self.wanted.devices) > 8)
 

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import (
@@ -56,20 +56,15 @@ class Run(Observed):
         inputs: Iterable[Any] | None = None,
         keep_results: bool | int = True,
     ) -> None:
-        self.flow, self.plan = executor.flow, executor.layout.plan
+        observer = Observer(executor, self._tell, lambda: self.stop(wait=False), self._tell_afterwards)
+        self._show(executor, observer)
         self.iterations = iterations
         self.iteration = 0
         self.state = "starting"
-        self.error: BaseException | None = None
         self.left_behind: list[str] = []
         self._told_who_was_left = False
         self._results: deque[Any] = deque(maxlen=None if keep_results is True else int(keep_results))
-        self._executor = executor
-        self._listeners: list[Callable[[Any], None]] = []
-        self._unhurried: list[Callable[[Any], None]] = []
-        self._glancing: dict[int, Callable[[], bool]] = {}
-        self._observer = Observer(executor, self._tell, lambda: self.stop(wait=False), self._tell_afterwards)
-        self._session = ObservedSession(executor, self._observer)
+        self._session = ObservedSession(executor, observer)
         self._inputs = None if inputs is None else iter(inputs)
         self._go = threading.Event()
         self._go.set()

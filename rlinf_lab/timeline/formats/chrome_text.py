@@ -45,7 +45,7 @@ class Loaded(NamedTuple):
 def load(path: Path) -> Loaded:
     """What a trace's file holds. Raises `TimelineError` where that is none, or too little to be sure."""
     text = _text_of(path)
-    found = _whole(text) or _lines(text) or _by_event(text)
+    found = _whole(text) or _by_event(text)
     if found is None and text.startswith(_BEGINS):
         raise cut_off(path, text)
     if found is None:
@@ -118,37 +118,15 @@ def _rank(parsed: Event) -> int | None:
     return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
 
 
-def _lines(text: str) -> Loaded | None:
-    """One event a line; a last line that was cut off is left out."""
-    lines = [line.strip().rstrip(",") for line in text.splitlines() if line.strip() not in ("", "[", "]")]
-    events, is_cut = [], False
-    for number, line in enumerate(lines):
-        try:
-            event = json.loads(line, strict=False)
-        except ValueError:
-            if number and number == len(lines) - 1:
-                is_cut = True
-                break
-            return None
-        if not isinstance(event, dict) or "ph" not in event:
-            return None
-        events.append(event)
-    return Loaded(events, {}, is_cut) if events else None
-
-
 def _by_event(text: str) -> Loaded | None:
-    """Event by event: an odd one is left out, and so is one that was cut off. An array may lack its end, and is not cut
-    off for that.
+    """Event by event, in whatever holds them, or one a line: an odd one is left out, and so is one that was cut off. An
+    array may lack its end, and is not cut off for that.
     """
     events_of = _EVENTS.search(text) if text.startswith("{") else None
-    if not text.startswith("[") and events_of is None:
+    if not text.startswith("[") and events_of is None and not _is_event(text, 0):
         return None
-    decode, events, odd, at = (
-        json.JSONDecoder(strict=False).raw_decode,
-        list[Event](),
-        list[str](),
-        events_of.end() if events_of else 1,
-    )
+    decode, events, odd = json.JSONDecoder(strict=False).raw_decode, list[Event](), list[str]()
+    at = events_of.end() if events_of else int(text.startswith("["))
     while (at := _next(text, at)) < len(text) and text[at] != "]":
         try:
             event, at = decode(text, at)
