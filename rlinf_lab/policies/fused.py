@@ -118,7 +118,8 @@ class _Perceptron(torch.autograd.Function):
         inputs, flat = list(ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
         of_weights, of_input = ctx.needs_input_grad[1], ctx.needs_input_grad[0]
         made: list[Tensor] = [torch.empty_like(tensor) for tensor in flat] if of_weights else []
-        net = Perceptron(*(list(zip(part[::2], part[1::2], strict=True)) for part in (flat, made)))
+        values, gradients = (list(zip(part[::2], part[1::2], strict=True)) for part in (flat, made))
+        net = Perceptron(values, gradients)
         first = net.backward(gradient.contiguous(), inputs, of_weights=of_weights, of_input=of_input)
         return (first, *made) if made else (first, *([None] * len(flat)))
 

@@ -247,7 +247,7 @@ class LearnerWorker(TorchWorker):
     def _optimise(self, batch: TrainBatch) -> dict[str, float]:
         self.optimizer.param_groups[0]["lr"] = self.now("learning_rate")
         names = {"clip": "clip_range", "value_coefficient": "vf_coef", "entropy_coefficient": "ent_coef"}
-        factors = {name: self.now(setting) for name, setting in names.items()}
+        factors: dict[str, Any] = {name: self.now(setting) for name, setting in names.items()}
         loss = partial(ppo_loss, **factors, of_policy=self.loss_of_policy)
         device = next(self.policy.parameters()).device
         model = self.computing(self.group.parallel(self.policy, self.optimizer), device)
