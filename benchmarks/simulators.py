@@ -205,8 +205,24 @@ def maniskill(smoke: bool) -> list[Case]:
 
         return ours_now, floor_now
 
+    def of_one_core(task: str) -> Case:
+        """Made when it is measured."""
+        made: dict[str, Callable[[], float]] = {}
+
+        def ours_now() -> float:
+            return (made.get("ours") or made.setdefault("ours", ours(f"maniskill/{task}", n // 2, steps, cpu=True)))()
+
+        def floor_now() -> float:
+            return (made.get("floor") or made.setdefault("floor", bare_sapien.per_cpu_second(task, n // 2)))()
+
+        return Case(
+            f"maniskill_core_{task.split('-')[0].lower()}", "steps/CPU s", ours_now, peers={"SAPIEN's physics alone": floor_now}, runs=15,
+            note=f"n={n // 2} in one process; two such processes on two cores would need 2,500 each for 5,000; the peer goes through the same scenes",
+        )  # fmt: skip
+
     rows = []
     for task in ("PushCube-v1", "PickCube-v1")[: 1 if smoke else 2]:
+        rows.append(of_one_core(task))
         measured, floor = started(task)
         rows.append(
             Case(

@@ -55,7 +55,9 @@ class ControlEnv:
 
     def __init__(self, task: str, draws: bool, options: dict[str, Any]) -> None:
         domain, _, name = task.partition("-")
-        self._env = _simulator().load(domain, name, environment_kwargs={"flat_observation": False}, **options)
+        # lqr draws its masses and springs when it is made: the same ones in all environments
+        given = {**options, "task_kwargs": {"random": 0, **(options.get("task_kwargs") or {})}}
+        self._env = _simulator().load(domain, name, environment_kwargs={"flat_observation": False}, **given)
         self._draws = draws
         action = self._env.action_spec()
         self.native_space = spaces.Box(

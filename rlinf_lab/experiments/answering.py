@@ -15,7 +15,9 @@ from rlinf_lab.tasks import scored
 
 
 class TrainedModel:
-    """What `load_policy` and `run.policy()` give of a run on a task. ``model``: the `LanguageModel`; ``version``: updates that went into it."""
+    """What `load_policy` and `run.policy()` give of a run on a task. ``model``: the `LanguageModel`; ``version``:
+    updates that went into it.
+    """
 
     def __init__(self, config: Any, weights: PolicyWeights) -> None:
         self.config, self.version = config, weights.version
@@ -24,16 +26,21 @@ class TrainedModel:
         self._generator.load_weights(weights.arrays, weights.version)
 
     def answer(self, prompts: str | Sequence[str], temperature: float | None = None, seed: int = 0) -> Any:
-        """The answer to a prompt, or a list of answers; ``temperature``: of sampling, 0 is greedy; None: as in training."""
+        """The answer to a prompt, or a list of answers; ``temperature``: of sampling, 0 is greedy; None: as in
+        training.
+        """
         one = isinstance(prompts, str)
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         if not asked or not all(isinstance(p, str) for p in asked):
-            raise ConfigError(f"answer({shown(prompts)}): a prompt, or several. Next: answer(task.sample(rng, 1)[0].prompt).")
+            raise ConfigError(
+                f"answer({shown(prompts)}): a prompt, or several. Next: answer(task.sample(rng, 1)[0].prompt)."
+            )
         found = [self.model.decode(c.token_ids) for c in self._completions(asked, temperature, seed)]
         return found[0] if one else found
 
     def evaluate(self, episodes: int = 1000, seed: int | None = None) -> Evaluation:
-        """Answer ``episodes`` problems of the test split, sampled as in training: ``return`` is the reward, ``length`` in tokens.
+        """Answer ``episodes`` problems of the test split, sampled as in training: ``return`` is the reward, ``length``
+        in tokens.
 
         ``seed``: of problems and sampling; None: the run's. ``success_rate``: of answers with the full reward.
         """
@@ -42,7 +49,10 @@ class TrainedModel:
         task = self.config.task()
         problems = task.sample(np.random.default_rng([seed, 1]), episodes, self.config.level, split="test")
         completions = self._completions([p.prompt for p in problems], None, seed)
-        values = [scored(task.reward, p, self.model.decode(c.token_ids)).value for p, c in zip(problems, completions, strict=True)]
+        values = [
+            scored(task.reward, p, self.model.decode(c.token_ids)).value
+            for p, c in zip(problems, completions, strict=True)
+        ]
         rewards = np.array(values, float)
         return Evaluation(rewards, np.array([len(c) for c in completions]), rewards >= 1.0, Told(self.version, seed))
 

@@ -30,14 +30,16 @@ def applies(x: Tensor) -> bool:
 
 # --- perceptrons --------------------------------------------------------------------------------------------------
 class Perceptron:
-    """Affine layers with relu between them, without autograd. ``gradients``: where those of each layer are written.
+    """Affine layers with relu (or ``activation="tanh"``) between them, without autograd. ``gradients``: where those of each layer are written.
 
     ``norms``: factors and offsets, (K, 1, U), of an ensemble whose hidden layers are normalised before relu; ``norm_gradients`` likewise.
     """
 
     def __init__(
-        self, layers: Sequence[Layer], gradients: Sequence[Layer] = (), norms: Sequence[Layer] = (), norm_gradients: Sequence[Layer] = ()
-    ) -> None:
+        self, layers: Sequence[Layer], gradients: Sequence[Layer] = (), norms: Sequence[Layer] = (), norm_gradients: Sequence[Layer] = (),
+        activation: str = "relu",
+    ) -> None:  # fmt: skip
+        self.is_tanh = activation == "tanh"
         self.layers, self.gradients, self.norms, self.norm_gradients = layers, gradients, norms, norm_gradients
         self.is_ensemble = layers[0][0].dim() == 3
 
@@ -55,7 +57,7 @@ class Perceptron:
                 unit, _, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, 1e-5)
                 normal += [unit, scale]
                 x = torch.addcmul(offset, unit, factor)
-            inputs.append(x.relu_())
+            inputs.append(x.tanh_() if self.is_tanh else x.relu_())
         return x, inputs + normal
 
     def backward(self, gradient: Tensor, inputs: list[Tensor], *, of_weights: bool = True, of_input: bool = False) -> Tensor | None:
@@ -74,7 +76,10 @@ class Perceptron:
                 return None
             gradient = torch.bmm(gradient, weight.transpose(1, 2)) if self.is_ensemble else torch.mm(gradient, weight)
             if i:  # in place: nobody else has it
-                torch.ops.aten.threshold_backward.grad_input(gradient, x, 0, grad_input=gradient)
+                if self.is_tanh:
+                    torch.ops.aten.tanh_backward.grad_input(gradient, x, grad_input=gradient)
+                else:
+                    torch.ops.aten.threshold_backward.grad_input(gradient, x, 0, grad_input=gradient)
                 if self.norms:
                     unit, scale = inputs[len(self.layers) + 2 * (i - 1) :][:2]
                     gradient = self._through_norm(i - 1, gradient, unit, scale, of_weights)
@@ -113,7 +118,8 @@ class _Perceptron(torch.autograd.Function):
         inputs, flat = list(ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
         of_weights, of_input = ctx.needs_input_grad[1], ctx.needs_input_grad[0]
         made: list[Tensor] = [torch.empty_like(tensor) for tensor in flat] if of_weights else []
-        net = Perceptron(*(list(zip(part[::2], part[1::2], strict=True)) for part in (flat, made)))
+        values, gradients = (list(zip(part[::2], part[1::2], strict=True)) for part in (flat, made))
+        net = Perceptron(values, gradients)
         first = net.backward(gradient.contiguous(), inputs, of_weights=of_weights, of_input=of_input)
         return (first, *made) if made else (first, *([None] * len(flat)))
 

@@ -28,7 +28,7 @@ from rlinf_lab.policies.leaves import choices, first_choice
 from rlinf_lab.policies.views import HostViews
 from rlinf_lab.trees import map_tree
 
-_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 STATE_LOG_STD = (-20.0, 2.0)  # bounds of a log standard deviation that the net gives
 _LARGEST = (
     1.0 - 2.0**-22
@@ -138,8 +138,8 @@ class GaussianHead(Head):
     def act(self, params_BP: NDArray, noise_BK: NDArray | None) -> tuple[NDArray, NDArray[np.float32]]:
         mean_BA, log_std = self._numpy(params_BP)
         if noise_BK is None:
-            return self._shaped(mean_BA), self._summed(np.broadcast_to(-(log_std + _LOG_SQRT_2PI), mean_BA.shape))
-        log_prob = self._summed(-0.5 * noise_BK * noise_BK - log_std - _LOG_SQRT_2PI)
+            return self._shaped(mean_BA), self._summed(np.broadcast_to(-(log_std + LOG_SQRT_2PI), mean_BA.shape))
+        log_prob = self._summed(-0.5 * noise_BK * noise_BK - log_std - LOG_SQRT_2PI)
         return self._shaped(mean_BA + np.exp(log_std) * noise_BK), log_prob
 
     def choose_there(self, params_BP: Tensor, noise_BK: Any) -> tuple[Any, Tensor]:
@@ -161,17 +161,17 @@ class GaussianHead(Head):
 
     def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
         mean_BA, log_std = self._torch(params_BP)
-        log_prob = self._summed(-0.5 * noise_BK.square() - log_std - _LOG_SQRT_2PI)
+        log_prob = self._summed(-0.5 * noise_BK.square() - log_std - LOG_SQRT_2PI)
         return self._shaped(mean_BA + log_std.exp() * noise_BK), log_prob
 
     def log_prob(self, params_BP: Tensor, action: Tensor) -> Tensor:
         mean_BA, log_std = self._torch(params_BP)
         z_BA = (action.reshape(mean_BA.shape) - mean_BA) * (-log_std).exp()
-        return self._summed(-0.5 * z_BA.square() - log_std - _LOG_SQRT_2PI)
+        return self._summed(-0.5 * z_BA.square() - log_std - LOG_SQRT_2PI)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
         mean_BA, log_std = self._torch(params_BP)
-        return self._summed(log_std + 0.5 + _LOG_SQRT_2PI + torch.zeros_like(mean_BA))
+        return self._summed(log_std + 0.5 + LOG_SQRT_2PI + torch.zeros_like(mean_BA))
 
     def extra_repr(self) -> str:
         return f"action {self.shape}"
@@ -211,7 +211,7 @@ class SquashedGaussianHead(GaussianHead):
         squashed_BA = np.clip((action_BA - self._centre) / self._reach, -_LARGEST, _LARGEST)
         above, below = np.log1p(squashed_BA), np.log1p(-squashed_BA)
         z_BA = (0.5 * (above - below) - mean_BA) * np.exp(-log_std)
-        log_prob = -0.5 * z_BA * z_BA - log_std - _LOG_SQRT_2PI - above - below - np.log(self._reach)
+        log_prob = -0.5 * z_BA * z_BA - log_std - LOG_SQRT_2PI - above - below - np.log(self._reach)
         return self._shaped(action_BA), self._summed(log_prob)
 
     def greedy(self, params_BP: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ class SquashedGaussianHead(GaussianHead):
         squashed_BA = ((action.reshape(mean_BA.shape) - self.centre) / self.reach).clamp(-_LARGEST, _LARGEST)
         above, below = torch.log1p(squashed_BA), torch.log1p(-squashed_BA)
         z_BA = (0.5 * (above - below) - mean_BA) * (-log_std).exp()
-        log_prob = -0.5 * z_BA.square() - log_std - _LOG_SQRT_2PI - above - below - self.reach.log()
+        log_prob = -0.5 * z_BA.square() - log_std - LOG_SQRT_2PI - above - below - self.reach.log()
         return self._summed(log_prob)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
@@ -263,7 +263,7 @@ class DeterministicHead(GaussianHead):
         squashed_BA, log_std_A = np.tanh(params_BP), self._views()[0]
         noise_BA = np.zeros_like(squashed_BA) if noise_BK is None else noise_BK
         explored_BA = np.clip(squashed_BA + np.exp(log_std_A) * noise_BA, -1.0, 1.0)
-        log_prob = -0.5 * noise_BA * noise_BA - log_std_A - np.log(self._reach) - _LOG_SQRT_2PI
+        log_prob = -0.5 * noise_BA * noise_BA - log_std_A - np.log(self._reach) - LOG_SQRT_2PI
         return self._shaped(self._centre + self._reach * explored_BA), self._summed(log_prob)
 
     def greedy(self, params_BP: Tensor) -> Tensor:
@@ -271,13 +271,13 @@ class DeterministicHead(GaussianHead):
 
     def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
         explored_BA = (torch.tanh(params_BP) + self.log_std.exp() * noise_BK).clamp(-1.0, 1.0)
-        log_prob = -0.5 * noise_BK.square() - self.log_std - self.reach.log() - _LOG_SQRT_2PI
+        log_prob = -0.5 * noise_BK.square() - self.log_std - self.reach.log() - LOG_SQRT_2PI
         return self._shaped(self.centre + self.reach * explored_BA), self._summed(log_prob)
 
     def log_prob(self, params_BP: Tensor, action: Tensor) -> Tensor:
         away_BA = (action.reshape(params_BP.shape) - self.centre) / self.reach - torch.tanh(params_BP)
         z_BA = away_BA * (-self.log_std).exp()
-        return self._summed(-0.5 * z_BA.square() - self.log_std - self.reach.log() - _LOG_SQRT_2PI)
+        return self._summed(-0.5 * z_BA.square() - self.log_std - self.reach.log() - LOG_SQRT_2PI)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
         return super().entropy(params_BP) + self._summed(self.reach.log() + torch.zeros_like(params_BP))

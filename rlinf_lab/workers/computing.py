@@ -36,6 +36,11 @@ class Computing:
         self.precision, self.compile = checked(precision), compile
         self._of, self._compiled = 0, (lambda *_: None)
 
+    @property
+    def is_plain(self) -> bool:
+        """In single precision, nothing compiled."""
+        return PRECISIONS[self.precision] is None and not self.compile
+
     def __call__(self, module: nn.Module, device: torch.device) -> Callable[..., tuple[torch.Tensor, ...]]:
         """``module``'s call, which gives a tuple of tensors. What it computes in half precision comes out in single."""
         forward = self._forward(module)

@@ -24,6 +24,7 @@ from torch import nn
 from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, policy_loss, ppo_loss, value_loss
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import ActorCritic, PolicyWeights
+from rlinf_lab.policies.ppo_by_hand import PPOByHand, normalised
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.workers.adam import Adam
@@ -245,11 +246,9 @@ class LearnerWorker(TorchWorker):
 
     def _optimise(self, batch: TrainBatch) -> dict[str, float]:
         self.optimizer.param_groups[0]["lr"] = self.now("learning_rate")
-        loss = partial(
-            ppo_loss, clip=self.now("clip_range"), value_coefficient=self.now("vf_coef"),
-            entropy_coefficient=self.now("ent_coef"),
-            of_policy=self.loss_of_policy,
-        )  # fmt: skip
+        names = {"clip": "clip_range", "value_coefficient": "vf_coef", "entropy_coefficient": "ent_coef"}
+        factors: dict[str, Any] = {name: self.now(setting) for name, setting in names.items()}
+        loss = partial(ppo_loss, **factors, of_policy=self.loss_of_policy)
         device = next(self.policy.parameters()).device
         model = self.computing(self.group.parallel(self.policy, self.optimizer), device)
         trees = [map_tree(lambda leaf: _tensor(leaf).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
@@ -260,6 +259,9 @@ class LearnerWorker(TorchWorker):
             *([] if batch.steps_B is None else [batch.steps_B]),
         ]
         numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in columns]
+        by_hand = None
+        if self._is_written_out():
+            by_hand = PPOByHand(self.policy).of_rows(trees, numbers, self.normalizes_advantage, **factors)
         parts = number_of_minibatches(len(batch), round(self.now("batch_size")), self.ranks)
         sums: dict[str, Any] = defaultdict(float)  # tensors: reading a number would wait for the GPU after every step
         count = 0
@@ -267,7 +269,12 @@ class LearnerWorker(TorchWorker):
         for _ in range(round(self.now("n_epochs"))):
             order = torch.from_numpy(self._rng.permutation(len(batch))).to(device)
             for rows_B in order.tensor_split(parts):
-                found = self._step(model, loss, rows_B, trees, numbers, values_only)
+                if by_hand is None or values_only:
+                    found = self._gradients(model, loss, rows_B, trees, numbers, values_only)
+                else:
+                    found = by_hand(rows_B)
+                self.optimizer.clip(self.now("max_grad_norm"))
+                self.optimizer.step()
                 for name, value in found.items():
                     sums[name] += value
                 count += 1
@@ -275,21 +282,19 @@ class LearnerWorker(TorchWorker):
                     values_only = exceeds_target_kl(self.group.mean({"kl": float(found["kl"])})["kl"], self.target_kl)
         return self.group.mean({name: float(value) / count for name, value in sums.items()})
 
-    def _step(
-        self,
-        model: Callable[..., Any],
-        loss: Callable[..., PPOLoss],
-        rows_B: torch.Tensor,
-        trees: list[Tree],
-        numbers: list[torch.Tensor],
-        values_only: bool,
-    ) -> dict[str, torch.Tensor]:
-        """One gradient step on this rank's part of a minibatch, ``values_only``: of the value net. Returns its share of
-        the minibatch's means.
-        """
+    def _is_written_out(self) -> bool:
+        """Whether gradients are those of `PPOByHand`: a rank alone, with the usual loss."""
+        usual = self.loss_of_policy is policy_loss and self.computing.is_plain
+        return usual and self.ranks == 1 and self.parallel == "ddp" and PPOByHand.works_for(self.policy)
+
+    def _gradients(
+        self, model: Callable[..., Any], loss: Callable[..., PPOLoss], rows_B: torch.Tensor, trees: list[Tree],
+        numbers: list[torch.Tensor], values_only: bool,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """Those of this rank's part of a minibatch, or of the value net alone. Returns its share of the means."""
         old, adv, ret, *steps = (column[rows_B] for column in numbers)
         if self.normalizes_advantage:
-            adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # of the whole minibatch, on however many ranks
+            adv = normalised(adv)  # of the whole minibatch, on however many ranks
         mine, old, adv, ret, *steps = self._part(rows_B, old, adv, ret, *steps)
         # relative to a fair one: the mean over the ranks is the mean over all rows
         share = self.ranks * len(mine) / len(rows_B)
@@ -306,8 +311,6 @@ class LearnerWorker(TorchWorker):
         (share * total).backward()
         for parameter in self._actor_alone or () if values_only else ():
             parameter.grad = None  # a gradient of zero would let Adam's momentum move it on
-        self.optimizer.clip(self.now("max_grad_norm"))
-        self.optimizer.step()
         means = {"policy_loss": found.policy, "value_loss": found.value, "entropy": found.entropy,
                  "kl": found.kl, "clip_fraction": found.clip_fraction}  # fmt: skip
         return {name: share * value.detach() for name, value in means.items()}

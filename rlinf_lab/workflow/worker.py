@@ -541,36 +541,9 @@ class Residence:
     """What the runtime asks of a worker about its device. The worker's own names are left to who writes it."""
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def switch(self, order: str, present: Sequence[Worker], absent: Sequence[Worker]) -> bool:
-        """See `Worker.onload`; whether anything had to move. ``present``: other workers of this process that are on
-        their devices or about to come; ``absent``: the rest of them."""
-        return self._worker._switch(order, present, absent)
-
-    def why_it_stays(self) -> str:
-        """Why it cannot leave its device; "" when it can."""
-        return self._worker._why_it_stays()
-
-    def leaves_at_once(self) -> bool:
-        """Whether it leaves as soon as it is built where others will need the place."""
-        return self._worker._leaves_at_once()
-
-    def does_switch(self) -> bool:
-        """Whether its class does anything about leaving and coming back."""
-        return self._worker._switches()
-
-    def shared(self, other: Worker) -> float:
-        """The share of its memory on the device that is also the other's. From 0 to 1."""
-        return self._worker._shared(other)
-
-    def shares_with_given(self, values: Iterable[Any]) -> bool:
-        """Whether its memory is also under these arguments of another worker. That one is not built yet."""
-        return self._worker._shares_with_given(values)
-
-    def nbytes(self) -> int:
-        """What of it lies on the device, as far as it knows."""
-        return self._worker._nbytes()
+        self.switch, self.does_switch = worker._switch, worker._switches
+        self.why_it_stays, self.leaves_at_once = worker._why_it_stays, worker._leaves_at_once
+        self.shared, self.shares_with_given, self.nbytes = worker._shared, worker._shares_with_given, worker._nbytes
 
 
 def may_share(cls: type[Worker]) -> bool:

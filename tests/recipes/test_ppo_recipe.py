@@ -136,7 +136,9 @@ def test_an_advantage_and_a_loss_of_ones_own_are_used_by_name():
     plain, mine, against = (
         run(dataclasses.replace(SMALL, **more), PLANS["fused"])[0] for more in ({}, {"advantage": "mine", "loss": "mine"}, {"loss": "against"})
     )
-    assert mine == plain and against[1]["return"] != plain[1]["return"]
+    for ours, theirs in zip(mine, plain, strict=True):  # not to the last bit: gradients of the usual loss are written out
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+    assert against[1]["return"] != plain[1]["return"]
     with pytest.raises(UnknownNameError, match="'grpo' is of group; here one of steps is needed"):
         dataclasses.replace(SMALL, advantage="grpo")
     with pytest.raises(UnknownNameError, match="Did you mean 'against'"):

@@ -123,6 +123,13 @@ class ShowsFlatGoal(HidesFlatGoal):
         return np.array([*self.at, *self.goal, 0], np.float32)
 
 
+class SparseReward(ShowsFlatGoal):
+    """Few first steps are rewarded: a touch sensor that shows zeros, and nothing hidden."""
+
+    def reward(self):
+        return float(np.linalg.norm(self.at - self.goal) < 0.4)
+
+
 class OldReset(Good):
     def reset(self, **given):
         return super().reset(**given)[0]
@@ -147,7 +154,7 @@ class Text(Good):
     observation_space = Dict(at=Box(-9, 9, (2,), np.float32), words=spaces.Text(5))
 
 
-@pytest.mark.parametrize("cls", [Good, ShowsFlatGoal])
+@pytest.mark.parametrize("cls", [Good, ShowsFlatGoal, SparseReward])
 def test_what_is_sound_passes(cls) -> None:
     check_env(cls)
 

@@ -66,7 +66,7 @@ def distinct(what: str, error: type[RlinfLabError]) -> Callable[[list[tuple[str,
 
 
 def read(cls: type, data: Any, where: str) -> Any:
-    """An instance of ``cls`` from plain values."""
+    """An instance of ``cls`` from plain values; their types and bounds `check` compares."""
     if not isinstance(data, Mapping):
         names = listing([f.name for f in dataclasses.fields(cls)])
         raise ConfigError(f"{where} is {shown(data)}; it must be an object with the fields {names}. Next: {{...}}.")
@@ -88,34 +88,26 @@ def read(cls: type, data: Any, where: str) -> Any:
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
+    """As the type has it, of what JSON writes in another way. What is of no such type stays, and `check` refuses it."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        return _value(next(a for a in arguments if a is not type(None)), value, where)
-    if origin is tuple:
-        return _tuple(arguments, value, where)
-    if origin is not None:  # Mapping[str, X]
-        if not isinstance(value, Mapping):
-            raise ConfigError(
-                f"{where} is {shown(value)}; it must be an object, by name. Next: {{'a name': {_such(arguments[1])}}}."
-            )
+        return None if value is None else _value(_inner(arguments), value, where)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        kinds = itertools.chain(arguments[:-1], itertools.repeat(arguments[-2 if arguments[-1] is Ellipsis else -1]))
+        return tuple(_value(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(kinds, value, strict=False)))
+    if origin not in (None, tuple) and isinstance(value, Mapping):  # Mapping[str, X]
         return {str(k): _value(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(kind):
         return read(typing.cast(type, kind), value, where)
-    return _scalar(kind, value, where)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return _float(value, where)
+    # JSON and its schemas know numbers only: 64.0 is a whole one
+    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
-def _tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"{where} is {shown(value)}; it must be a list. Next: [{_such(arguments[0])}].")
-    if arguments[-1] is Ellipsis:
-        return tuple(_value(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
-    if len(value) != len(arguments):
-        raise ConfigError(
-            f"{where} is {shown(value)}; it must have {len(arguments)} entries. Next: such as {_example(arguments)}."
-        )
-    return tuple(_value(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True)))
+def _inner(arguments: tuple[Any, ...]) -> Any:
+    """The type of what may be null."""
+    return next(a for a in arguments if a is not type(None))
 
 
 def _example(kinds: tuple[Any, ...]) -> str:
@@ -126,23 +118,10 @@ def _such(kind: Any) -> str:
     """A value of a type, for advice."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return _such(next(a for a in arguments if a is not type(None)))
+        return _such(_inner(arguments))
     if origin is tuple:
         return f"[{_such(arguments[0])}]"
     return {float: "0.5", int: "1", str: "'a name'", bool: "true"}.get(kind, "{...}")
-
-
-def _scalar(kind: Any, value: Any, where: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = _float(value, where)
-    # JSON and its schemas know numbers only: 64.0 is a whole one
-    if kind is int and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}. Next: {_nearby(kind, value)}.")
-    if kind is float and not math.isfinite(value):
-        raise ConfigError(f"{where} is {value}; it must be finite. Next: such as {_such(kind)}.")
-    return value
 
 
 def _nearby(kind: Any, value: Any) -> str:
@@ -189,22 +168,24 @@ def _typed(kind: Any, value: Any, where: str) -> None:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if value is not None:
-            _typed(next(a for a in arguments if a is not type(None)), value, where)
+            _typed(_inner(arguments), value, where)
     elif origin is tuple:
         if not isinstance(value, tuple):
-            raise ConfigError(f"{where} is {shown(value)}; it must be a tuple. Next: ({_such(arguments[0])},).")
+            such = _such(arguments[0])
+            word, advice = ("tuple", f"({such},)") if isinstance(value, list) else ("list", f"[{such}]")
+            raise ConfigError(f"{where} is {shown(value)}; it must be a {word}. Next: {advice}.")
         kinds = itertools.repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
         if arguments[-1] is not Ellipsis and len(value) != len(arguments):
             raise ConfigError(
-                f"{where} is {shown(value)}; it must have {len(arguments)} entries. Next: such as "
-                f"{_example(arguments)}, as a tuple."
+                f"{where} is {shown(list(value))}; it must have {len(arguments)} entries. Next: such as "
+                f"{_example(arguments)}."
             )
         for i, (one, item) in enumerate(zip(kinds, value, strict=False)):
             _typed(one, item, f"{where}[{i}]")
     elif origin is not None:
         if not isinstance(value, Mapping):
             raise ConfigError(
-                f"{where} is {shown(value)}; it must be a mapping, by name. Next: {{'a name': {_such(arguments[1])}}}."
+                f"{where} is {shown(value)}; it must be an object, by name. Next: {{'a name': {_such(arguments[1])}}}."
             )
         for key, item in value.items():
             if not isinstance(key, str) or not key:
@@ -299,7 +280,7 @@ def schema(cls: type) -> dict[str, Any]:
 def _schema_of(kind: Any) -> dict[str, Any]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        inner = _schema_of(next(a for a in arguments if a is not type(None)))
+        inner = _schema_of(_inner(arguments))
         return {**inner, "type": [inner["type"], "null"]}
     if origin is tuple:
         if arguments[-1] is Ellipsis:

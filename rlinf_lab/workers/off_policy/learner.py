@@ -34,6 +34,7 @@ from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
 
 ALPHA, BETA = 0.6, 0.4  # of prioritised replay, as its paper has them for proportional priorities
+BLOCK = 1024  # rows of demonstrations that are looked at together
 
 
 class OffPolicyLearner(TorchWorker):
@@ -103,7 +104,10 @@ class OffPolicyLearner(TorchWorker):
         moments = Moments.empty(actor.normalised_size)
         if self.offline is None or not self.offline_share or not actor.normalised_size:
             return moments
-        return moments.update(actor.numbers(self.offline.rows(self.offline.order)["obs"]))
+        parts = np.array_split(self.offline.order, -(-len(self.offline) // BLOCK))  # pictures may lie beside
+        for part in parts:
+            moments = moments.update(actor.numbers(self.offline.rows(part)["obs"]))
+        return moments
 
     def residents(self) -> list[Owner]:
         return [self.learnt, *self.learnt.optimizers] if hasattr(self, "learnt") else []
