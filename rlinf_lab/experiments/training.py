@@ -203,7 +203,7 @@ class TrainingRun:
 
     def __repr__(self) -> str:
         last = self._between.rows.get(self.iteration, {})
-        value = f", return {last['return']:.4g}" if "return" in last else ""
+        value = "".join(f", {name} {last[name]:.4g}" for name in ("return", "reward") if name in last)
         why = (
             f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
         )
@@ -421,8 +421,17 @@ class TrainingRun:
         elif self._line is None:
             steps = self.config.env_steps
             self._line = Line(
-                f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps
+                f"{self.recipe.name} {env_name(self.config)}",
+                self.config.updates * steps,
+                self._between.first * steps,
+                self._first_words(),
             )
+
+    def _first_words(self) -> str:
+        """Of the line of progress: what comes before the first iteration, which may take minutes, and the folder."""
+        before = "" if self._between.first else getattr(self.config, "begins_with", "")
+        kept = "" if self.folder is None else f"kept in {self.folder}"
+        return ", ".join(filter(None, [before and f"begins with {before}", kept]))
 
     def _tell_folder(self, **about: Any) -> None:
         if self._folder is not None:

@@ -279,6 +279,12 @@ class GRPOConfig:
         return int(self.iterations or 1)
 
     @property
+    def begins_with(self) -> str:
+        """What comes before the first iteration, in words."""
+        warms_up = self.model == "small" and self.warm_up_steps
+        return f"{self.warm_up_steps} supervised steps of the small model" if warms_up else ""
+
+    @property
     def factory(self) -> TaskName:
         """What the front door calls the task."""
         return TaskName(self.env if isinstance(self.env, str) else ROOM + self.env.name)

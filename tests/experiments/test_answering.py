@@ -13,9 +13,12 @@ from rlinf_lab.errors import ConfigError
 from rlinf_lab.tasks import make
 
 
-def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path) -> None:
-    small = {"prompts": 2, "group_size": 2, "minibatches": 1, "warm_up_steps": 2, "max_tokens": 8, "slots": 8, "progress": False}
+def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"prompts": 2, "group_size": 2, "minibatches": 1, "warm_up_steps": 2, "max_tokens": 8, "slots": 8}
     run = lab.train("grpo", "reasoning/sorting", iterations=2, eval_every={"iterations": 1}, eval_episodes=6, folder=tmp_path / "run", **small).wait()
+    told, folder = capsys.readouterr().err.splitlines(), tmp_path / "run"
+    assert told[0] == f"grpo reasoning/sorting: begins with 2 supervised steps of the small model, kept in {folder}"
+    assert f", reward {run.metrics['reward'].iloc[-1]:.4g}" in repr(run)
     assert run.metrics["eval_length"].notna().all() and run.policy().version == 2
     loaded = lab.load_policy(tmp_path / "run")
     found, again = run.evaluate(20, seed=3), loaded.evaluate(20, seed=3)
@@ -30,7 +33,8 @@ def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path) -> None:
     # What it said is there after the kernel, too, and what it says after that comes behind.
     kept = pd.read_parquet(tmp_path / "run" / "samples.parquet")
     assert kept["text"].tolist() == run.samples["text"].tolist() and (len(kept), kept.attrs["total"]) == (8, 8)
-    longer = lab.resume(tmp_path / "run", iterations=3, progress=False).wait()
+    longer = lab.resume(tmp_path / "run", iterations=3).wait()
+    assert "begins with" not in capsys.readouterr().err
     new = {f"2.{p}/{s}" for p in range(2) for s in range(2)}
     assert longer.samples["id"].tolist()[:8] == kept["id"].tolist() and set(longer.samples["id"][8:]) == new
     assert set(longer.samples["learnt_in"]) == {0, 1, 2} and longer.samples.attrs["total"] == 12

@@ -12,10 +12,13 @@ LOOK_SECONDS = 0.2
 
 
 class Line:
-    """A bar of tqdm on stderr, fed with the metrics of each iteration. Says nothing before the first."""
+    """A bar of tqdm on stderr, fed with the metrics of each iteration. ``first``: said before the first of them."""
 
-    def __init__(self, label: str, total: int, done: int = 0) -> None:
+    def __init__(self, label: str, total: int, done: int = 0, first: str = "") -> None:
         from tqdm import tqdm
+
+        if first:
+            print(f"{label}: {first}", file=sys.stderr, flush=True)
 
         live = sys.stderr is not None and sys.stderr.isatty()
         self._bar: Any = tqdm(
@@ -28,7 +31,7 @@ class Line:
         """Metrics of an iteration."""
         values = {
             name: row[name]
-            for name in ("return", "success_rate", "eval_return")
+            for name in ("return", "reward", "success_rate", "eval_return")
             if not math.isnan(row.get(name, math.nan))
         }
         self._bar.set_postfix({name: f"{value:.4g}" for name, value in values.items()}, refresh=False)
