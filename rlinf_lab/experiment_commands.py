@@ -69,7 +69,8 @@ class ListRuns:
         from rlinf_lab.experiments import runs
 
         table = runs(self.root)
-        print(table.to_string(index=False) if len(table) else f"no runs in {self.root}. Next: rlinf-lab train ppo CartPole-v1")
+        none = f"no runs in {self.root}. Next: rlinf-lab train ppo CartPole-v1"
+        print(table.to_string(index=False, na_rep="–", float_format="{:.4g}".format) if len(table) else none)
         return 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
-from rlinf_lab.experiments.display.progress import Line
+from rlinf_lab.experiments.display.progress import Line, first_words
 from rlinf_lab.experiments.display.watching import Watched, charts_of
 from rlinf_lab.experiments.evaluation import Evaluation
 from rlinf_lab.experiments.exits import told, wait_at_exit
@@ -250,13 +250,8 @@ class TrainingRun:
         if self._keeper.best_snapshot is not None:
             self._keeper.best_snapshot.weights.save(folder.path / "best.safetensors")
         folder.write_state(snapshot)
-        folder.about(
-            state=self.state,
-            iteration=snapshot.iteration,
-            iterations=self.config.updates,
-            saved=time.time(),
-            **this_process(),
-        )
+        about = {"state": self.state, "iteration": snapshot.iteration, "iterations": self.config.updates}
+        folder.about(**about, saved=time.time(), **this_process())
         return folder.path
 
     def _best(self) -> Snapshot:
@@ -421,17 +416,9 @@ class TrainingRun:
         elif self._line is None:
             steps = self.config.env_steps
             self._line = Line(
-                f"{self.recipe.name} {env_name(self.config)}",
-                self.config.updates * steps,
-                self._between.first * steps,
-                self._first_words(),
-            )
-
-    def _first_words(self) -> str:
-        """Of the line of progress: what comes before the first iteration, which may take minutes, and the folder."""
-        before = "" if self._between.first else getattr(self.config, "begins_with", "")
-        kept = "" if self.folder is None else f"kept in {self.folder}"
-        return ", ".join(filter(None, [before and f"begins with {before}", kept]))
+                f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps,
+                first_words(self.config, self._between.first, self.folder),
+            )  # fmt: skip
 
     def _tell_folder(self, **about: Any) -> None:
         if self._folder is not None:
@@ -445,10 +432,5 @@ class TrainingRun:
             "training": self.config.seed,
             "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION),
         }
-        folder.about(
-            algorithm=self.recipe.name,
-            env=env_name(self.config),
-            seeds=seeds,
-            versions=versions(),
-            runner=str(self.runner or ""),
-        )
+        kept = {"algorithm": self.recipe.name, "env": env_name(self.config), "seeds": seeds, "versions": versions()}
+        folder.about(**kept, runner=str(self.runner or ""))

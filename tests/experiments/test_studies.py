@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,13 @@ def test_the_shelf_tells_who_died_and_deletes_only_what_is_over(runs: list[list[
     table = lab.runs(tmp_path)
     states = dict(zip(table["name"], table["state"], strict=True))
     assert states == {"slow0": "running", "slow1": "died", "fast0": "damaged", "fast1": "finished"}
+    row = table.set_index("name").loc
+    metrics = RunFolder(runs[0][1]).metrics()
+    assert row["slow1", "return"] == metrics["return"].iloc[-1] and math.isnan(row["fast0", "return"])
+    for file in runs[0][1].iterdir():  # it wrote last two minutes after it had begun
+        os.utime(file, (122.0, 122.0))
+    RunFolder(runs[1][1]).about(state="finished", began=100.0, ended=40.0)  # of before it was resumed
+    assert lab.runs(tmp_path).set_index("name").loc[["slow1", "fast1"], "minutes"].tolist() == [2.0, 0.0]
     with pytest.raises(ConfigError, match="slow0: the run goes on"):
         table.delete()
     table.query("state == 'died'").delete()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 QUIET_SECONDS = 15.0  # between lines where nobody watches: a log file
@@ -46,3 +47,12 @@ class Line:
         self._bar.close()
         if said:
             print(said, file=sys.stderr)
+
+
+def first_words(config: Any, done: int, folder: Path | None) -> str:
+    """Of a line of progress: what comes before the first iteration, which may take minutes, and the run's folder.
+
+    ``done``: iterations of an earlier run that this one goes on from.
+    """
+    before = "" if done else getattr(config, "begins_with", "")
+    return ", ".join([f"begins with {before}"] * bool(before) + [f"kept in {folder}"] * (folder is not None))

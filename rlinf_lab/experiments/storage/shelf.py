@@ -14,7 +14,11 @@ import pandas as pd
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.experiments.storage.folder import RunFolder
 
-COLUMNS = ("name", "algorithm", "env", "state", "iteration", "iterations", "best_return", "began", "minutes", "folder")
+COLUMNS = (
+    "name", "algorithm", "env", "state", "iteration", "iterations", "return", "best_return", "began", "minutes",
+    "folder",
+)  # fmt: skip
+GOING_ON = ("running", "starting", "paused")
 
 
 class Runs(pd.DataFrame):
@@ -26,7 +30,7 @@ class Runs(pd.DataFrame):
 
     def delete(self) -> list[Path]:
         """Delete the folders of these runs. `ConfigError`, and nothing is deleted, where one of them goes on."""
-        going_on = [row.folder for row in self.itertuples() if row.state in ("running", "starting", "paused")]
+        going_on = [row.folder for row in self.itertuples() if row.state in GOING_ON]
         if going_on:
             raise ConfigError(
                 f"{', '.join(map(str, going_on))}: the run goes on. Next: stop it, or lab.runs().query(\"state != "
@@ -43,12 +47,13 @@ def runs(root: str | os.PathLike[str] = "runs") -> Runs:
     """The runs below ``root``, the newest first.
 
     ``state``: running, finished, stopped, failed, or died: its process is not there any more and left no word. What
-    runs on another machine is "running" as long as its files say so.
+    runs on another machine is "running" as long as its files say so. ``return``: of the last iteration that was kept
+    (of a language task its reward); ``best_return``: of the best evaluation, where some were asked for.
     """
     if not isinstance(root, (str, os.PathLike)):
         raise ConfigError(f"runs({shown(root)}): the folder in which runs are kept. Next: lab.runs('runs').")
     found = [_row(path.parent) for path in sorted(Path(root).glob("**/run.json"))]
-    table = Runs(found, columns=list(COLUMNS))
+    table = Runs(found, columns=list(COLUMNS)).astype({"return": float, "best_return": float})
     return table.sort_values("began", ascending=False, ignore_index=True)
 
 
@@ -58,15 +63,36 @@ def _row(path: Path) -> dict[str, Any]:
         about = RunFolder(path).read_json("run.json")
     except ConfigError:
         return row | {"state": "damaged", "began": pd.NaT, "minutes": 0.0}
-    began = float(about.get("began", about.get("saved", 0.0)))
-    ended = about.get("ended") or about.get("saved") or time.time()
+    began, state, metrics = float(about.get("began", about.get("saved", 0.0))), state_of(about), _metrics(path)
     return row | {
-        "algorithm": about.get("algorithm"), "env": about.get("env"), "state": state_of(about),
-        "iteration": about.get("iteration", 0),
-        "iterations": about.get("iterations"), "best_return": (about.get("best") or {}).get("return"),
+        "algorithm": about.get("algorithm"), "env": about.get("env"), "state": state,
+        "iteration": about.get("iteration", 0), "iterations": about.get("iterations"),
+        "return": next((metrics[name].iloc[-1] for name in ("return", "reward") if name in metrics), None),
+        "best_return": (about.get("best") or {}).get("return"),
         "began": pd.Timestamp(round(began), unit="s"),
-        "minutes": round((float(ended) - began) / 60, 2),
+        "minutes": round(_seconds(path, about, state, metrics) / 60, 2),
     }  # fmt: skip
+
+
+def _metrics(path: Path) -> pd.DataFrame:
+    """As they were kept last; empty where there are none, or none that can be read."""
+    try:
+        return RunFolder(path).metrics()
+    except ConfigError:
+        return pd.DataFrame()
+
+
+def _seconds(path: Path, about: dict[str, Any], state: str, metrics: pd.DataFrame) -> float:
+    """From the beginning to the end, or to now; of a copy that `TrainingRun.save` made those of its iterations."""
+    if "began" not in about:
+        return float(metrics["seconds"].sum()) if "seconds" in metrics else 0.0
+    if state in GOING_ON:
+        end = time.time()
+    elif state == "died":  # it left no word: when it wrote last
+        end = max(file.stat().st_mtime for file in path.iterdir())
+    else:
+        end = float(about.get("ended", about["began"]))
+    return max(0.0, end - float(about["began"]))
 
 
 def state_of(about: dict[str, Any]) -> str:
