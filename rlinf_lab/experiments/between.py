@@ -4,8 +4,8 @@ goals.
     requests() ──"train" | "checkpoint" | "state"──▶ iteration function ──metrics, state──▶ harvest() ──▶ row, snapshot
 
 `requests` is the generator of the run's inputs; all of this is executed in the run's own thread, so that a training of
-the same seed is the same however often somebody looks at it. Invariants: an iteration of training is repeated only where
-a phase has failed (`Between.rewind`), and "state" trains nothing.
+the same seed is the same however often somebody looks at it. Invariants: an iteration of training is repeated only
+where a phase has failed (`Between.rewind`), and "state" trains nothing.
 """
 
 from __future__ import annotations
