@@ -180,9 +180,9 @@ class Doors(gymnasium.Env):
         return np.array([self.open, self.t], np.float32), float(action and self.open), bool(self.np_random.integers(10) == 0), False, {}
 
 
-@pytest.mark.parametrize("seed", [0, 2, 26, 36, 37])
+@pytest.mark.parametrize("seed", [1, 17, 18, 19])
 def test_few_beginnings_are_no_fault(seed: int) -> None:
-    """Of two beginnings two are alike now and then; so is what two actions come to."""
+    """Two episodes begin alike now and then, and what two actions come to is the same now and then."""
     check_env(Doors, steps=60, seed=seed)
 
 
