@@ -84,6 +84,7 @@ class TrainingRun:
         self.phases: list[Run] = []
         self.phase_firsts: list[int] = []
         self._begin(workflow, plan, executor)
+        self.run.on_update(self._on_update)
         wait_at_exit(self)
 
     # --- controlling ---------------------------------------------------------------------------------------
@@ -304,6 +305,7 @@ class TrainingRun:
         try:
             if self._changes_phase():
                 self._closing.release()
+                self.run.on_update(self._on_update)  # not before: a phase may have ended by now, and is told of once
                 return
         except Exception as error:  # of the planner, or of the user's on_iteration
             self.error = error
@@ -359,7 +361,6 @@ class TrainingRun:
         else:  # a disk that is full by now stops nothing
             self._keeper.attempt(lambda _: self._tell_folder(**about))
         self._show()
-        started.on_update(self._on_update)
 
     def _phase_seconds(self) -> list[float]:
         """Of the iterations of this phase, as far as they are known. Where they overlap, from the end of one to the end
