@@ -146,6 +146,8 @@ def spec(task: str, max_episode_steps: int | None = None) -> EnvSpec:
 
 def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, cores: int = 1, **options: Any) -> EnvPoolVecEnv:
     """``cores``: threads. ``options``: of envpool.make, such as frame_skip."""
+    if max_episode_steps is not None and "CliffWalking" in task:
+        raise ConfigError(f"envpool/{task}: EnvPool cuts its episodes nowhere, max_episode_steps={max_episode_steps} would do nothing. Next: gymnasium's.")
     return EnvPoolVecEnv(task, num_envs, max_episode_steps, cores, _checked_options(task, options))
 
 

@@ -70,8 +70,8 @@ def _simulator() -> tuple[Any, dict[str, Any]]:
 
 
 def tasks() -> list[str]:
-    """Names of all registered tasks; some need assets that ManiSkill downloads."""
-    return sorted(_simulator()[1])
+    """Names of all registered tasks but the empty scene, which resets nothing; some need assets that ManiSkill downloads."""
+    return sorted(set(_simulator()[1]) - {"Empty-v1"})
 
 
 def runners(task: str, options: dict[str, Any]) -> dict[str, bool]:

@@ -6,10 +6,12 @@ Observations of goal tasks are a dict of ``observation``, ``achieved_goal`` and 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import WrapperSpec
 
 from envs import gymnasium as single
 from rlinf_lab.errors import MissingDependencyError
@@ -46,7 +48,21 @@ def has(task: str) -> bool:
     return task in _registered()
 
 
+class AsNew(gymnasium.Wrapper):
+    """An episode begins with MuJoCo's data as new: the hands with objects keep controls and warm starts of the one before."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        import mujoco
+
+        hand: Any = self.env.unwrapped
+        mujoco.mj_resetData(hand.model, hand.data)
+        return self.env.reset(seed=seed, options=options)
+
+
 def make(task: str, num_envs: int, max_episode_steps: int | None = None, **options: Any) -> VecEnv:
     """``options``: of gymnasium.make, such as reward_type."""
     _registered()
-    return single.from_spec(f"robotics/{task}", gymnasium.spec(task), num_envs=num_envs, max_episode_steps=max_episode_steps, **options)
+    spec = gymnasium.spec(task)
+    if task.startswith("HandManipulate"):
+        spec = dataclasses.replace(spec, additional_wrappers=(*spec.additional_wrappers, WrapperSpec("AsNew", "envs.robotics:AsNew", {})))
+    return single.from_spec(f"robotics/{task}", spec, num_envs=num_envs, max_episode_steps=max_episode_steps, **options)

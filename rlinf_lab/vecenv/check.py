@@ -31,7 +31,7 @@ from rlinf_lab.vecenv.spaces import empty, is_finite, sampled
 from rlinf_lab.vecenv.stepping.on_host import on_host
 
 STEPS = 1000  # of an episode that nothing limits
-ENDS = 8  # of episodes, before a step is called swallowed
+ENDS = 8  # of episodes, or beginnings, before what may be chance is called a fault
 
 
 def check_env(env: Any, steps: int | None = None, seed: int = 0, num_envs: int = 3) -> None:
@@ -102,8 +102,12 @@ class _Pair:
         self.require(equal(obs, other), "the same seed gives another first observation")
         if self.n > 1 and equal(rows(obs, 0), rows(obs, 1)):
             kept = map_tree(np.copy, rows(obs, 0))
-            others = [rows(self.env.reset(seed=self.seed + 1000 * k), 0) for k in range(1, 4)]
-            self.require(all(equal(kept, o) for o in others), "environments 0 and 1 begin alike: seeds must differ")
+            alike, one_beginning = True, True  # in a small space two begin alike by chance, but not with every seed
+            for k in range(1, ENDS):
+                others = self.env.reset(seed=self.seed + 1000 * k)
+                alike &= equal(rows(others, 0), rows(others, 1))
+                one_beginning &= equal(kept, rows(others, 0))
+            self.require(one_beginning or not alike, "environments 0 and 1 begin alike: seeds must differ")
 
     def _walk(self, rng: np.random.Generator, steps: int) -> list[tuple[Tree, EnvStep]]:
         """Both do the same; what the first did, and came of it."""

@@ -98,7 +98,7 @@ class Ref(_Lazy):
         self._dispatcher, self._call, self._path = dispatcher, call, path
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Block until the call returned; this part of its value, or the worker's own exception as `WorkerError`.
+        """Block until the call returned; this part of its value. Raises the worker's own exception as `WorkerError`.
 
         ``timeout`` in seconds; `TimeoutError` when it passes first.
         """

@@ -68,7 +68,7 @@ def test_no_init_files_under_tests() -> None:
 #: Classes above 300 lines or 30 methods: (lines, methods) that they may have. Facades that users hold, and what is still to be cut: nothing is added.
 LARGE = {
     "Session": (440, 40), "Timeline": (400, 45), "ExecutionPlan": (460, 45), "TrainingRun": (400, 45),
-    "Engine": (375, 38), "RankGroup": (420, 45),
+    "RankGroup": (420, 45),
 }  # fmt: skip
 
 

@@ -43,6 +43,8 @@ LONG = {
     "metaworld/pick-place-v3": "metaworld",
     "panda/PandaPickAndPlace-v3": "panda_gym",
     "robotics/FrankaKitchen-v1": "gymnasium_robotics",
+    "robotics/HandManipulateEgg-v1": "gymnasium_robotics",
+    "robotics/HandManipulatePenDense-v1": "gymnasium_robotics",
     "robotics/HandReach-v3": "gymnasium_robotics",
     "robotics/PointMaze_UMaze-v3": "gymnasium_robotics",
 }

@@ -16,6 +16,11 @@ Invariants
 - Of those who wait for a device the one in the oldest iteration gets it (they overlap when the plan allows staleness);
   within an iteration upstream goes before downstream, so a consumer runs when its producer has put data and has nothing
   left to do; among equals the one that has waited longest.
+- A rank that comes to a meeting steps aside, and when all are there they come back (`Engine.come_back`): on every
+  device in the order in which their meetings were complete. Else two workers whose ranks meet, on the same devices,
+  would wait for each other for ever where one has the first device and the other the second. Of two meetings that want
+  the same devices each device then sees the same one first (the ordered acquisition of resources of Dijkstra, 1968),
+  also where each device has an engine of its own. Who keeps the order is the driver's affair.
 - Fillers come after all of them, step by step; see `fillers` for what they may delay.
 
 Source: M2Flow (RLinf, arXiv 2509.15965, sections 3.2-3.4); relief of artificial deadlock: Parks 1995, bounded
@@ -46,6 +51,7 @@ from rlinf_lab.planning.engine.instructions import (
 )  # fmt: skip
 from rlinf_lab.planning.engine.instructions import Do as Do
 from rlinf_lab.planning.engine.instructions import Event as Event
+from rlinf_lab.planning.engine.looks import Looks
 from rlinf_lab.planning.engine.matching import Matching
 from rlinf_lab.planning.engine.state import ALL as ALL
 from rlinf_lab.planning.engine.state import IN_TURN, UNBOUNDED, Channel, Stream, expect
@@ -67,7 +73,8 @@ class Engine:
         queues = self._queues = Matching(self.channels, held, self._out)
         self._fillers = Fillers(held.holder, held.queue)
         at_once = AtOnce(self.processes, self.channels, held, self._fillers)
-        # what is asked most often goes to its part without a call between
+        looks = Looks(self.processes, self.channels, held)
+        # what a part answers by itself goes there without a call between
         self.share, self._touched = held.overlaps.set, held.touched
         self._want, self._release = held.want, held.release
         self._put, self._get, self._serve = queues.put, queues.get, queues.serve
@@ -77,6 +84,10 @@ class Engine:
         self.put_at_once, self.puts_at_once = at_once.put_at_once, at_once.puts_at_once
         self.put_to_waiting, self.arrival_at_once = at_once.put_to_waiting, at_once.arrival_at_once
         self.get_at_once, self.wait_at_once = at_once.get_at_once, at_once.wait_at_once
+        self.depth, self.waiting_at, self.is_putting = looks.depth, looks.waiting_at, looks.is_putting
+        self.is_getting, self.waits_for_all, self.is_full = looks.is_getting, looks.waits_for_all, looks.is_full
+        self.waiting, self.is_waiting, self.is_present = looks.waiting, looks.is_waiting, looks.is_present
+        self.is_room_for_all, self.holder = looks.is_room_for_all, looks.holder
 
     # --- building --------------------------------------------------------------------------------------
     def add_process(
@@ -127,7 +138,7 @@ class Engine:
         """Process the events of one instant; the instructions that follow from them."""
         if len(events) > 1:
             events.sort()
-        processes = self.processes
+        processes, out = self.processes, self._out
         for process, kind, channel, n in events:
             p = processes[process]
             if kind == PUT:
@@ -141,10 +152,16 @@ class Engine:
             elif kind == ONLOADED:
                 self._devices.onloaded(p)
             elif kind == ASIDE:
-                self._step_aside(p)
+                p.state = "aside"  # see `come_back`
+                self._release(p)
+                out.append((MEET, p.index, 0, 0))
             else:
                 self._devices.offloaded(p)
-        return self._flush()
+        if self._touched or self._fillers.running:
+            return self._flush()
+        made = out[:]  # as `_flush`, without its call: a twentieth of a decision
+        out.clear()
+        return made
 
     # --- fillers -----------------------------------------------------------------------------------------
     def fill(self) -> Instructions:
@@ -274,78 +291,7 @@ class Engine:
         out that nothing moves is expensive. ``spared``: channels in which there shall be no more room.
         Returns no instruction when there is neither: then the workflow really waits for something that never comes.
         """
-        full = [
-            (q.tail - q.head, q.putters[0][0].index, i)
-            for i, q in self.channels.items()
-            if q.putters and not q.stub and i not in spared
-        ]
-        full += [(q.tail - q.head, -1, i) for i, q in self.channels.items() if q.remote_stalled and i not in spared]
-        if full:
-            depth, putter, i = min(full)
-            if putter < 0:
-                self._queues.grant_more(i, max(1, depth))
-            elif widen:
-                self.channels[i].capacity = 2 * depth + self.channels[i].putters[0][1]
-            else:
-                self._queues.accept(i, *self.channels[i].putters.popleft())
-            self._serve(i)
-            return self._flush()
-        short = [
-            (q.getters[0][0].index, i) for i, q in self.channels.items()
-            if q.getters and not q.stub and q.getters[0][1] < 0 and q.tail > q.head and not q.is_early
-        ]  # fmt: skip
-        if short:
-            _, i = min(short)
-            self._queues.bind(i, self.depth(i))
-            self._serve(i)
-            return self._flush()
-        return []
-
-    # --- looking -------------------------------------------------------------------------------------------
-    def depth(self, channel: int) -> int:
-        return self.channels[channel].depth
-
-    def waiting_at(self, channel: int) -> tuple[int, int]:
-        """How many wait for items, and how many for room."""
-        queue = self.channels[channel]
-        return len(queue.getters), len(queue.putters)
-
-    def is_putting(self, process: int) -> bool:
-        return self.processes[process].state == "put"
-
-    def is_getting(self, process: int) -> bool:
-        return self.processes[process].state == "get"
-
-    def waits_for_all(self, process: int) -> bool:
-        """Whether it waits for (its share of) everything."""
-        return any(g == (self.processes[process], ALL) for q in self.channels.values() for g in q.getters)
-
-    def is_full(self, channel: int) -> bool:
-        """Putters wait at this channel."""
-        return bool(self.channels[channel].putters)
-
-    def waiting(self) -> list[tuple[int, str, int]]:
-        """(process, "get" | "put" | "lock", channel or device) of everything that waits."""
-        rows = [(g[0].index, "get", i) for i, q in self.channels.items() for g in q.getters]
-        rows += [(g[0].index, "put", i) for i, q in self.channels.items() for g in q.putters]
-        rows += [(p.index, "lock", d) for d, waiting in enumerate(self._devices.queue) for p in waiting]
-        return rows
-
-    def is_waiting(self) -> bool:
-        """Whether anything waits at a channel or for a device."""
-        return any(q.getters or q.putters for q in self.channels.values()) or any(self._devices.queue)
-
-    def is_present(self, process: int) -> bool:
-        """Whether it is on its devices and stays there, or has them and comes."""
-        return self._devices.is_present(self.processes[process])
-
-    def is_room_for_all(self, process: int) -> bool:
-        """Whether a process fits on its devices together with all others, as far as is known."""
-        return self._devices.is_room_for_all(self.processes[process])
-
-    def holder(self, device: int) -> int | None:
-        holder = self._devices.holder[device]
-        return None if holder is None else holder.index
+        return self._flush() if self._queues.relieve(widen, spared) else []
 
     # --- the machine -----------------------------------------------------------------------------------
     def _start(self, p: Process, iteration: int, needs_devices: int) -> None:
@@ -394,21 +340,10 @@ class Engine:
         return out
 
     # --- meetings ----------------------------------------------------------------------------------------
-    def _step_aside(self, p: Process) -> None:
-        """It has come to a meeting: see `come_back`."""
-        p.state = "aside"
-        self._release(p)
-        self._out.append((MEET, p.index, 0, 0))
-
     def come_back(self, process: int) -> Instructions:
         """All ranks of its meeting are there: it wants its devices, before those who wait for them with items.
 
-        Two workers whose ranks meet, on the same devices, would wait for each other for ever where one has the first
-        device and the other the second. So a rank that comes to a meeting steps aside, and when all are there they come
-        back: on every device in the order in which their meetings were complete. Of two meetings that want the same
-        devices each device then sees the same one first (the ordered acquisition of resources of Dijkstra, 1968), also
-        where each device has an engine of its own. Who keeps the order is the driver's affair; see
-        `runtime.host.elastic.meetings`. Nothing for one that does not wait any more.
+        Nothing for one that does not wait any more.
         """
         p = self.processes[process]
         if p.state != "aside":

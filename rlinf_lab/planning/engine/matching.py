@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from rlinf_lab.planning.engine.devices import Devices
 from rlinf_lab.planning.engine.instructions import BOUND, DIVIDE, EXTEND, RESUME, STORE, Instructions
@@ -194,3 +195,32 @@ class Matching:
                 self._divide(channel)
                 return
             self.bind(channel, wanted if wanted < depth else depth)
+
+    def relieve(self, widen: bool, spared: Collection[int]) -> bool:
+        """Let one putter exceed the capacity, or serve a short get: see `Engine.relieve`. Whether there was one."""
+        full = [
+            (q.tail - q.head, q.putters[0][0].index, i)
+            for i, q in self._channels.items()
+            if q.putters and not q.stub and i not in spared
+        ]
+        full += [(q.tail - q.head, -1, i) for i, q in self._channels.items() if q.remote_stalled and i not in spared]
+        if full:
+            depth, putter, i = min(full)
+            if putter < 0:
+                self.grant_more(i, max(1, depth))
+            elif widen:
+                self._channels[i].capacity = 2 * depth + self._channels[i].putters[0][1]
+            else:
+                self.accept(i, *self._channels[i].putters.popleft())
+            self.serve(i)
+            return True
+        short = [
+            (q.getters[0][0].index, i) for i, q in self._channels.items()
+            if q.getters and not q.stub and q.getters[0][1] < 0 and q.tail > q.head and not q.is_early
+        ]  # fmt: skip
+        if short:
+            _, i = min(short)
+            self.bind(i, self._channels[i].depth)
+            self.serve(i)
+            return True
+        return False

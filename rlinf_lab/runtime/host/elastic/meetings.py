@@ -5,7 +5,7 @@ order.
                                                   ── Met ──> hosts: back, before those with items
 
 The driver says in which order meetings were complete, and links keep it, so no two devices disagree; see
-`planning.engine.engine.Engine.come_back` for why that is enough. Only where two workers that may meet share a device:
+`planning.engine.engine` for why that is enough. Only where two workers that may meet share a device:
 others keep theirs and need nobody's word. Whoever waits at a channel between a meeting and a collective of torch gives
 its device away once more, and comes back like anybody else: the ranks of two workers could then wait for each other
 inside torch. So there, what may wait at a channel is refused within ``with group:``. (A collective outside of such a
