@@ -15,7 +15,7 @@ from rlinf_lab.experiments.between import Between, Row
 from rlinf_lab.experiments.display.progress import Line
 from rlinf_lab.experiments.display.watching import Watched, charts_of
 from rlinf_lab.experiments.evaluation import Evaluation
-from rlinf_lab.experiments.exits import wait_at_exit
+from rlinf_lab.experiments.exits import told, wait_at_exit
 from rlinf_lab.experiments.goals import Watch
 from rlinf_lab.experiments.loggers import Loggers
 from rlinf_lab.experiments.options import Options, checked_metrics
@@ -109,6 +109,7 @@ class TrainingRun:
             if ended.came:
                 raise SystemExit(EXIT_STATUS)
         if self.error is not None:
+            told(self)
             raise self.error
         return self
 

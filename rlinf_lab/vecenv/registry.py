@@ -266,6 +266,8 @@ def _by_id(id: str) -> EnvFactory:
         hint = "lab.envs.ids() lists what there is; a class or a function will do, too."
         if task and simulator == "ALE":
             hint += f" Of Atari: 'atari/{task}', preprocessed as usual, or 'ale_py:{id}', frame by frame."
+        elif simulator == "reasoning":
+            hint += f" Tasks of language are GRPO's: lab.train('grpo', {id!r})."
         elif task and simulator not in adapters():
             hint += f" What a package registers with gymnasium is known when it is imported, or as 'package:{id}'."
         raise UnknownNameError.of("environment", id, _known_ids(simulator, "/" in id), hint)
