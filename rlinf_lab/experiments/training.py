@@ -15,7 +15,7 @@ from rlinf_lab.experiments.between import Between, Row
 from rlinf_lab.experiments.display.progress import Line
 from rlinf_lab.experiments.display.watching import Watched, charts_of
 from rlinf_lab.experiments.evaluation import Evaluation
-from rlinf_lab.experiments.exits import wait_at_exit
+from rlinf_lab.experiments.exits import told, wait_at_exit
 from rlinf_lab.experiments.goals import Watch
 from rlinf_lab.experiments.loggers import Loggers
 from rlinf_lab.experiments.options import Options, checked_metrics
@@ -84,6 +84,7 @@ class TrainingRun:
         self.phases: list[Run] = []
         self.phase_firsts: list[int] = []
         self._begin(workflow, plan, executor)
+        self.run.on_update(self._on_update)
         wait_at_exit(self)
 
     # --- controlling ---------------------------------------------------------------------------------------
@@ -108,6 +109,7 @@ class TrainingRun:
             if ended.came:
                 raise SystemExit(EXIT_STATUS)
         if self.error is not None:
+            told(self)
             raise self.error
         return self
 
@@ -304,6 +306,7 @@ class TrainingRun:
         try:
             if self._changes_phase():
                 self._closing.release()
+                self.run.on_update(self._on_update)  # not before: a phase may have ended by now, and is told of once
                 return
         except Exception as error:  # of the planner, or of the user's on_iteration
             self.error = error
@@ -359,7 +362,6 @@ class TrainingRun:
         else:  # a disk that is full by now stops nothing
             self._keeper.attempt(lambda _: self._tell_folder(**about))
         self._show()
-        started.on_update(self._on_update)
 
     def _phase_seconds(self) -> list[float]:
         """Of the iterations of this phase, as far as they are known. Where they overlap, from the end of one to the end

@@ -346,7 +346,11 @@ class GRPOConfig:
         A variant needs ``env=``. Raises `UnknownNameError` for an unknown name or field.
         """
         if name not in VARIANTS and name not in PRESETS:
-            raise UnknownNameError.of("preset of GRPO", name, [*VARIANTS, *PRESETS])
+            hint = (
+                "An environment that gymnasium or a simulator knows is trained on by lab.train('ppo', ...), or by GRPO "
+                "from a policy that sometimes succeeds: lab.train('grpo', 'metaworld/push-v3', policy=run)."
+            )
+            raise UnknownNameError.of("task of language", name, [*VARIANTS, *PRESETS], hint)
         known = [f.name for f in dataclasses.fields(cls)]
         for field in overrides:
             if field not in known:

@@ -19,6 +19,7 @@ from rlinf_lab.experiments.autoplan.probes import gpu_probe, probes, rank_counts
 from rlinf_lab.experiments.between import Between
 from rlinf_lab.experiments.starting import all_devices, train
 from rlinf_lab.experiments.storage.snapshot import Snapshot
+from rlinf_lab.experiments.training import TrainingRun
 from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator.scripts import ALL, SimCall, get, put, run
@@ -251,7 +252,9 @@ def a_gpu_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("a_gpu_that_fails")
-def test_a_gpu_that_fails_while_it_is_tried_is_left_out() -> None:
+def test_a_gpu_that_fails_while_it_is_tried_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = AutoPlan._asks_the_gpu  # whatever setting up takes on this machine
+    monkeypatch.setattr(AutoPlan, "_asks_the_gpu", lambda self, remaining, setup_s: asks(self, remaining, 0.0))
     done = train("ppo", "numpy/ReachArm-v0", num_envs=8, iterations=12, progress=False, folder=False, devices=["cpu:0", "cuda:0"]).wait()
     assert done.state == "finished" and done.metrics["iteration"].tolist() == list(range(1, 13))
     assert [phase.state for phase in done.phases] == ["finished", "finished", "failed", "finished"] and done.phases[2].plan.devices[1] == "cuda:0"
@@ -338,3 +341,17 @@ def test_what_a_failed_phase_trained_is_trained_again(tmp_path: Path, monkeypatc
     done = started.wait()
     assert done.metrics["iteration"].tolist() == [1, 2, 3, 4, 5, 6, 7] and np.diff(done.metrics["env_steps"]).tolist() == [done.config.env_steps] * 6
     assert seen == [1, 2, 3, 4, 3, 4, 5, 6, 7], "from the newest state, which was that of the second iteration"
+
+
+def test_a_phase_that_has_ended_before_anybody_looks_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlinf_lab.experiments.starting.AutoPlan", EveryTwo)
+    begin = TrainingRun._begin
+
+    def slowly(self: TrainingRun, workflow: Workflow, plan: ExecutionPlan, executor: str) -> None:
+        begin(self, workflow, plan, executor)
+        self.run.wait()
+
+    monkeypatch.setattr(TrainingRun, "_begin", slowly)
+    done = train("ppo", "numpy/ReachArm-v0", num_envs=8, iterations=5, progress=False, folder=False, devices=["cpu:0"]).wait(120)
+    assert done.state == "finished" and done.metrics["iteration"].tolist() == [1, 2, 3, 4, 5]
