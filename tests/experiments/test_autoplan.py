@@ -247,8 +247,6 @@ def a_gpu_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rlinf_lab.runtime.machine.devices.gpus", lambda: Gpus(1))
     monkeypatch.setattr("rlinf_lab.experiments.autoplan.phases.CHANGE_S", 0.0)
-    asks = AutoPlan._asks_the_gpu  # however long setting up takes on a loaded machine
-    monkeypatch.setattr(AutoPlan, "_asks_the_gpu", lambda self, remaining, setup_s: asks(self, remaining, 0.0))
 
 
 @pytest.mark.usefixtures("a_gpu_that_fails")
