@@ -350,13 +350,9 @@ class TrainingRun:
         self.phase_firsts.append(first)
         self._between.attach(started)
         about = {
-            "state": "running",
-            "began": time.time(),
-            "iteration": first,
-            "iterations": self.config.updates,
-            "executor": executor,
-            **this_process(),
-        }
+            "state": "running", "began": time.time(), "iteration": first, "iterations": self.config.updates,
+            "executor": executor, **this_process(),
+        }  # fmt: skip
         if len(self.phases) == 1:
             self._tell_folder(**about)
         else:  # a disk that is full by now stops nothing
@@ -367,12 +363,8 @@ class TrainingRun:
         """Of the iterations of this phase, as far as they are known. Where they overlap, from the end of one to the end
         of the next.
         """
-        if (
-            self.plan.staleness
-            and self.auto is not None
-            and self.auto.choice is not None
-            and self.auto.choice.result_s is None
-        ):
+        choice = self.auto.choice if self.auto is not None else None
+        if self.plan.staleness and choice is not None and choice.result_s is None:
             ends = self.run.timeline.iterations()["end_ns"].sort_values()
             return [float(ns) / 1e9 for ns in ends.diff().iloc[1:]]
         rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
@@ -433,10 +425,8 @@ class TrainingRun:
     def _describe(self, folder: RunFolder) -> None:
         folder.write_json("config.json", to_plain(self.config))
         self.plan.save(folder.path / "plan.json")
-        seeds = {
-            "training": self.config.seed,
-            "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION),
-        }
+        evaluated_from = environment_seed(self.config.seed, Purpose.EVALUATION)
+        seeds = {"training": self.config.seed, "evaluation_from": evaluated_from}
         folder.about(
             algorithm=self.recipe.name,
             env=env_name(self.config),
