@@ -29,6 +29,10 @@ from rlinf_lab.tasks import Problem
 
 TASK = "reasoning/sorting"
 SEEDS = (0, 1, 2, 3, 4)
+PPO: dict[str, Any] = {"critic": True, "group_size": 1, "prompts": 512, "groups_per_pass": 128}
+"""as many answers and updates; each prompt once, and a critic instead of the group's mean"""
+FIRST = "reasoning/remainder"
+"""what the front door's example trains"""
 KEPT = os.environ.get("GRPO_SEEDS", "")
 """folder with seeds that `--keep` has finished; the harness takes them from there"""
 
@@ -38,12 +42,12 @@ def coin(problem: Problem, text: str) -> float:
     return float(hashlib.blake2b(f"{problem.prompt}{text}".encode(), digest_size=1).digest()[0] & 1)
 
 
-def learn(seed: int, *, random_rewards: bool = False, keep: Keep | None = None, **overrides: Any) -> dict[str, Any] | None:
+def learn(seed: int, *, task: str = TASK, random_rewards: bool = False, keep: Keep | None = None, **overrides: Any) -> dict[str, Any] | None:
     """One seed: warm-up, evaluation, GRPO, evaluation. CPU seconds of this process, which does all of it.
 
     None: the time was over; what has been learnt is kept, and the next call goes on (and warms up again, which counts).
     """
-    config = GRPOConfig.preset(TASK, seed=seed, reward=coin if random_rewards else None, **overrides)
+    config = GRPOConfig.preset(task, seed=seed, reward=coin if random_rewards else None, **overrides)
     had = keep.load() if keep is not None else None
     if had is not None and "done" in had:
         return had["done"]
@@ -62,8 +66,8 @@ def learn(seed: int, *, random_rewards: bool = False, keep: Keep | None = None, 
         learnt = time.process_time() - start
         after = session.step("evaluate")
     row = {
-        "task": TASK, "seed": seed, "random_rewards": random_rewards, "before": before["reward"], "after": after["reward"],
-        "points": round(100 * (after["reward"] - before["reward"]), 1), "samples": before["samples"], "iterations": config.updates,
+        "task": task, "critic": config.critic, "seed": seed, "random_rewards": random_rewards, "before": before["right"], "after": after["right"],
+        "points": round(100 * (after["right"] - before["right"]), 1), "samples": before["samples"], "iterations": config.updates,
         "response_tokens": [before["response_tokens"], after["response_tokens"]], "train_reward": [rewards[0], float(np.mean(rewards[-5:]))],
         "warm_up_cpu_s": round(warm, 1), "cpu_s": round(learnt, 1),
     }  # fmt: skip
@@ -75,8 +79,8 @@ def learn(seed: int, *, random_rewards: bool = False, keep: Keep | None = None, 
 class Keep:
     """A file in which a seed is kept between calls that end at ``until`` (`time.monotonic`): a shared machine is not held for long."""
 
-    def __init__(self, folder: str, seed: int, random_rewards: bool, until: float) -> None:
-        self.path = Path(folder) / f"{'coin' if random_rewards else 'seed'}{seed}.pickle"
+    def __init__(self, folder: str, seed: int, random_rewards: bool, until: float, name: str = "") -> None:
+        self.path = Path(folder) / f"{name.split(' ')[0]}{'coin' if random_rewards else 'seed'}{seed}.pickle"
         self._until = until
 
     @property
@@ -111,7 +115,25 @@ def cases(smoke: bool) -> list[Case]:
         return rows[random_rewards]
 
     note = f"{TASK}, 1,000 held-out problems, temperature 1, {len(seeds)} seeds, the worst of them; one core, warm-up included"
+    others: dict[str, dict[str, Any]] = {}
+
+    def other(name: str, **overrides: Any) -> dict[str, Any]:
+        """Of seed 0."""
+        if name not in others:
+            kept = Keep(KEPT, 0, False, math.inf, name) if KEPT and not smoke else None
+            others[name] = learn(0, keep=kept, **{**overrides, **small, **({"prompts": 8, "groups_per_pass": 8} if smoke else {})}) or {}
+        return others[name]
+
+    def rows_of(name: str, what: str, **overrides: Any) -> list[Case]:
+        said = f"{what}, seed 0"
+        return [
+            Case(f"{name}: gained", "points", lambda: other(name, **overrides)["points"], target=">= 25", target_of="value", runs=1, note=said),
+            Case(f"{name}: CPU time", "s", lambda: other(name, **overrides)["cpu_s"], target="<= 180", target_of="value", runs=1, note=said),
+        ]
+
     return [
+        *rows_of("ppo with a critic", f"{TASK}, 512 prompts answered once", **PPO),
+        *rows_of("remainder", FIRST, task=FIRST),
         Case("accuracy gained over the warm-up", "points", lambda: worst(of(False), "points"), target=">= 25", target_of="value", runs=1, note=note),
         Case("CPU time of a seed", "s", lambda: worst(of(False), "cpu_s", best=True), target="<= 180", target_of="value", runs=1, note=note),
         Case("the same with random rewards", "points", lambda: worst(of(True), "points", best=True), target="<= 5", target_of="value", runs=1),
@@ -122,14 +144,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="GRPO on a small model over seeds.")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--random-rewards", action="store_true")
+    parser.add_argument("--task", default=TASK)
+    parser.add_argument("--ppo", action="store_true", help="with a critic, each prompt once")
     parser.add_argument("--keep", metavar="FOLDER", help="go on in several calls: where seeds are kept between them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="wall time of a call with --keep")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of GRPOConfig, values as JSON")
     arguments = parser.parse_args()
     overrides = {key: json.loads(value) for key, _, value in (item.partition("=") for item in arguments.set)}
+    overrides = {"task": arguments.task, **(PPO if arguments.ppo else {}), **overrides}
+    name = "ppo" if arguments.ppo else arguments.task.removeprefix("reasoning/") if arguments.task != TASK else ""
     until = time.monotonic() + arguments.seconds
     for seed in arguments.seeds:
-        keep = Keep(arguments.keep, seed, arguments.random_rewards, until) if arguments.keep else None
+        keep = Keep(arguments.keep, seed, arguments.random_rewards, until, name) if arguments.keep else None
         row = learn(seed, random_rewards=arguments.random_rewards, keep=keep, **overrides)
         print(json.dumps(row) if row else f"seed {seed} is not done yet", flush=True)
         if row is None:

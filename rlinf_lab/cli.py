@@ -41,7 +41,7 @@ class Trace:
     """Where the time of a run went, from its file: ours (Parquet, Arrow, Chrome JSON), or Chrome trace JSON of torch's profiler, Ray or RLinf."""
 
     file: Annotated[Path, tyro.conf.Positional]
-    """a file, or the folder of a recorder that was killed"""
+    """a file, a run's folder, or that of a recorder that was killed"""
 
     summary: bool = True
     """print lanes, busy devices, bubbles by cause and the critical path"""

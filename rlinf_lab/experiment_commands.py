@@ -28,11 +28,11 @@ SHELL = ("eval_every", "eval_episodes", "eval_seed", "checkpoint_minutes", "keep
 class Train:
     """Train a policy: ``rlinf-lab train ppo CartPole-v1 --total-timesteps 100000``; its flags: ``rlinf-lab train ppo --help``."""
 
-    algorithm: Annotated[str, tyro.conf.Positional]
-    """such as ppo"""
+    algorithm: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGORITHM")]
+    """clone, dagger, grpo, ppo, rlpd, sac or td3"""
 
-    env: Annotated[str, tyro.conf.Positional]
-    """an environment's id, such as CartPole-v1"""
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    """an environment's id, such as CartPole-v1, or a task of language, such as reasoning/sorting"""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ListRuns:
 class Compare:
     """Put runs beside one another: what they came to, and how their settings differ."""
 
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH [PATH ...]", help_behavior_hint="(required)")]
     """of the runs"""
 
     metric: str | None = None
@@ -122,7 +122,7 @@ def train(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"interrupted; {run.folder} is kept. Next: rlinf-lab evaluate {run.folder}", file=sys.stderr)
         return 130
-    print(run)
+    print(f"Next: rlinf-lab evaluate {run.folder}")  # what became of it stands where its progress stood
     return 0
 
 

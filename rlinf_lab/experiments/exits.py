@@ -41,6 +41,11 @@ def wait_at_exit(run: Waits) -> None:
         atexit.register(_wait_for_all)
 
 
+def told(run: Waits) -> None:
+    """Why the run failed has been raised where somebody waited: the exit does not say it again."""
+    _STARTED.discard(run)
+
+
 def _wait_for_all() -> None:
     # the program ends by an exception: nobody wants what it has begun
     failed = getattr(sys, "last_value", None) is not None

@@ -15,7 +15,7 @@ from rlinf_lab.experiments.between import Between, Row
 from rlinf_lab.experiments.display.progress import Line
 from rlinf_lab.experiments.display.watching import Watched, charts_of
 from rlinf_lab.experiments.evaluation import Evaluation
-from rlinf_lab.experiments.exits import wait_at_exit
+from rlinf_lab.experiments.exits import told, wait_at_exit
 from rlinf_lab.experiments.goals import Watch
 from rlinf_lab.experiments.loggers import Loggers
 from rlinf_lab.experiments.options import Options, checked_metrics
@@ -84,6 +84,7 @@ class TrainingRun:
         self.phases: list[Run] = []
         self.phase_firsts: list[int] = []
         self._begin(workflow, plan, executor)
+        self.run.on_update(self._on_update)
         wait_at_exit(self)
 
     # --- controlling ---------------------------------------------------------------------------------------
@@ -108,6 +109,7 @@ class TrainingRun:
             if ended.came:
                 raise SystemExit(EXIT_STATUS)
         if self.error is not None:
+            told(self)
             raise self.error
         return self
 
@@ -304,6 +306,7 @@ class TrainingRun:
         try:
             if self._changes_phase():
                 self._closing.release()
+                self.run.on_update(self._on_update)  # not before: a phase may have ended by now, and is told of once
                 return
         except Exception as error:  # of the planner, or of the user's on_iteration
             self.error = error
@@ -347,30 +350,21 @@ class TrainingRun:
         self.phase_firsts.append(first)
         self._between.attach(started)
         about = {
-            "state": "running",
-            "began": time.time(),
-            "iteration": first,
-            "iterations": self.config.updates,
-            "executor": executor,
-            **this_process(),
-        }
+            "state": "running", "began": time.time(), "iteration": first, "iterations": self.config.updates,
+            "executor": executor, **this_process(),
+        }  # fmt: skip
         if len(self.phases) == 1:
             self._tell_folder(**about)
         else:  # a disk that is full by now stops nothing
             self._keeper.attempt(lambda _: self._tell_folder(**about))
         self._show()
-        started.on_update(self._on_update)
 
     def _phase_seconds(self) -> list[float]:
         """Of the iterations of this phase, as far as they are known. Where they overlap, from the end of one to the end
         of the next.
         """
-        if (
-            self.plan.staleness
-            and self.auto is not None
-            and self.auto.choice is not None
-            and self.auto.choice.result_s is None
-        ):
+        choice = self.auto.choice if self.auto is not None else None
+        if self.plan.staleness and choice is not None and choice.result_s is None:
             ends = self.run.timeline.iterations()["end_ns"].sort_values()
             return [float(ns) / 1e9 for ns in ends.diff().iloc[1:]]
         rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
@@ -431,10 +425,8 @@ class TrainingRun:
     def _describe(self, folder: RunFolder) -> None:
         folder.write_json("config.json", to_plain(self.config))
         self.plan.save(folder.path / "plan.json")
-        seeds = {
-            "training": self.config.seed,
-            "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION),
-        }
+        evaluated_from = environment_seed(self.config.seed, Purpose.EVALUATION)
+        seeds = {"training": self.config.seed, "evaluation_from": evaluated_from}
         folder.about(
             algorithm=self.recipe.name,
             env=env_name(self.config),

@@ -316,6 +316,10 @@ class GRPOConfig:
         """The task. `UnknownNameError` with the nearest name."""
         return self.env if isinstance(self.env, Task) else tasks.make(self.env.removeprefix(ROOM))
 
+    def generator_options(self) -> dict[str, Any]:
+        """Of its engine, ``engine_options`` last."""
+        return {"slots": self.slots, **self.engine_options}
+
     def language_model(self) -> Callable[[], LanguageModel]:
         """The constructor that generator and learner share: equal initial weights."""
         if self.model != "small":
@@ -342,7 +346,11 @@ class GRPOConfig:
         A variant needs ``env=``. Raises `UnknownNameError` for an unknown name or field.
         """
         if name not in VARIANTS and name not in PRESETS:
-            raise UnknownNameError.of("preset of GRPO", name, [*VARIANTS, *PRESETS])
+            hint = (
+                "An environment that gymnasium or a simulator knows is trained on by lab.train('ppo', ...), or by GRPO "
+                "from a policy that sometimes succeeds: lab.train('grpo', 'metaworld/push-v3', policy=run)."
+            )
+            raise UnknownNameError.of("task of language", name, [*VARIANTS, *PRESETS], hint)
         known = [f.name for f in dataclasses.fields(cls)]
         for field in overrides:
             if field not in known:
@@ -375,7 +383,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """what the papers say, as changes of the defaults (sources: `rlinf_lab.algorithms.groups`)"""
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "reasoning/remainder": {"level": 2, "max_tokens": 110},
+    "reasoning/remainder": {
+        "level": 1,
+        "max_tokens": 56,
+        "prompts": 32,
+        "group_size": 16,
+        "minibatches": 4,
+        "slots": 512,
+        "groups_per_pass": 8,
+        "iterations": 200,
+        "learning_rate": 6e-4,
+        "warm_up_steps": 400,
+    },
     "reasoning/products": {
         "level": 1,
         "max_tokens": 40,
@@ -404,7 +423,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """settings for a task on two cores. Sorting gained 26 to 39 points on seeds 0 to 4 in 77 CPU seconds each
 (``benchmarks/grpo_small_model.py``). Products gained 4 points over 70 in 30 iterations of half the group (notebook 62).
-Remainder does not learn with these"""
+Remainder went from 18 to 52 % of wholly right answers (seed 0 alone, 153 CPU seconds, 95 of them to 52 %)"""
 
 
 def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
@@ -429,7 +448,7 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     )  # fmt: skip
     params = SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
     start = None if state is None else ModelWeights(state["version"], state["weights"].arrays)
-    options: dict[str, Any] = {"slots": config.slots, **config.engine_options}
+    options = config.generator_options()
     kind: type[GeneratorWorker] = GeneratorWorker
     continuing = config.policy.name != "bound"
     if continuing:

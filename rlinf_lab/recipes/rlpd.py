@@ -53,7 +53,7 @@ class RLPDConfig(SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("data", self.data is not None, "demonstrations: a ReplayBuffer, the path of one, or episodes")
+        self._require("data", self.data is not None, "demonstrations: a ReplayBuffer, the path of one, or episodes, such as data=lab.collect(env, 'expert', episodes=10)")
         self._require("offline_share", real(self.offline_share) and 0 <= self.offline_share <= 1, "a number between 0 and 1")
         within = whole(self.target_critics, 1) and self.target_critics <= self.n_critics
         self._require("target_critics", within, f"a whole number between 1 and n_critics = {self.n_critics}")

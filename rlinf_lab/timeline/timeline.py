@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rlinf_lab.timeline.draw.picture import Scene
     from rlinf_lab.timeline.draw.summary import Summary
 
+OF_A_RUN = "timeline.parquet"  # in the folder of a training run
+
 
 @with_old_names({"to_chrome": "to_perfetto"})
 class Timeline(SpanStore):
@@ -201,8 +203,8 @@ class Timeline(SpanStore):
 
     @classmethod
     def open(cls, path: str | Path | Sequence[str | Path]) -> Self:
-        """A timeline from a file or a folder: `to_parquet`, Chrome trace JSON of any tool (`to_perfetto`), or Arrow
-        files that recorders left on disk.
+        """A timeline from a file or a folder: `to_parquet`, Chrome trace JSON of any tool (`to_perfetto`), Arrow
+        files that recorders left on disk, or the folder of a training run.
 
         Several files are Chrome traces of the ranks of one run, and become one timeline.
         Raises `TimelineError` for a file that is not there, damaged, cut off, or of something else.
@@ -212,6 +214,8 @@ class Timeline(SpanStore):
         path = path_of("open", path)
         if not holds(path.exists):
             raise TimelineError(f"There is no {shown(str(path), 300)}. Next: look at {shown(str(path.parent), 300)}.")
+        if (path / OF_A_RUN).is_file():
+            path = path / OF_A_RUN
         if path.is_dir():
             return cls.from_spill(path)
         if path.is_char_device():  # /dev/zero has no end

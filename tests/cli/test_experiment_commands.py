@@ -9,6 +9,8 @@ import pytest
 
 from rlinf_lab.cli import main
 from rlinf_lab.experiment_commands import field_docs, parsed
+from rlinf_lab.experiments import exits, train
+from rlinf_lab.experiments.recipe import HOMES
 from rlinf_lab.recipes.ppo import PPOConfig
 from rlinf_lab.recipes.schedules import linear
 
@@ -19,10 +21,13 @@ def test_train_evaluate_runs_and_compare(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     schedule = ["--learning-rate", "linear(1e-3, 1e-4)", "--gamma", "0.97"]
     assert main(["train", "ppo", "CartPole-v1", *FLAGS, *schedule, "--folder", "runs/one"]) == 0
+    assert capsys.readouterr().out == f"Next: rlinf-lab evaluate {Path('runs/one')}\n"
     config = json.loads(Path("runs/one/config.json").read_text())
     assert config["gamma"] == 0.97 and config["learning_rate"] == {"linear": [1e-3, 1e-4]} and config["total_timesteps"] == 64
     assert main(["evaluate", "runs/one", "--episodes", "3"]) == 0
     assert "3 episodes, seed 1, iteration 2" in capsys.readouterr().out
+    assert main(["trace", "runs/one"]) == 0
+    assert "learner" in capsys.readouterr().out
     assert main(["runs"]) == 0
     assert "finished" in capsys.readouterr().out
     assert main(["compare", "runs/one", "runs/one", "--to", "curves.png"]) == 0
@@ -31,7 +36,12 @@ def test_train_evaluate_runs_and_compare(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["train", "pppo", "CartPole-v1"], "Did you mean 'ppo'"), (["evaluate", "nowhere"], "no run.json"), (["train", "ppo", "CartPol-v1"], "CartPole-v1")],
+    [
+        (["train", "pppo", "CartPole-v1"], "Did you mean 'ppo'"), (["evaluate", "nowhere"], "no run.json"), (["train", "ppo", "CartPol-v1"], "CartPole-v1"),
+        (["train", "ppo", "reasoning/remainder"], "lab.train('grpo', 'reasoning/remainder')"),
+        (["train", "grpo", "reasoning/remaind"], "Did you mean 'reasoning/remainder'"), (["train", "grpo", "CartPol-v1"], "lab.train('ppo', ...)"),
+        (["train", "rlpd", "Pendulum-v1"], "lab.collect(env, 'expert'"),
+    ],
 )
 def test_what_is_wrong_is_one_line(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -57,3 +67,28 @@ def test_the_help_has_every_field_with_its_docstring_and_default(capsys: pytest.
 def test_numbers_and_schedules_are_read_as_they_are_written() -> None:
     assert parsed("learning_rate", "3e-4") == 3e-4 and parsed("n_epochs", "4") == 4 and isinstance(parsed("n_epochs", "4"), int)
     assert parsed("clip_range", "linear(0.2, 0.1)") == linear(0.2, 0.1) and parsed("activation", "relu") == "relu"
+
+
+def test_the_help_of_train_names_what_it_takes_and_every_algorithm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    told = capsys.readouterr().out
+    assert "ALGORITHM" in told and "ENV" in told and "STR" not in told
+    assert all(name in told for name in HOMES if name != "embodied_grpo")  # grpo, where an environment is trained on
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_failure_is_said_once(waited: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where somebody waited it was raised there; else a script says it at its exit."""
+    monkeypatch.setattr(exits, "is_script", lambda: True)
+
+    def stops(row: object) -> None:
+        raise ArithmeticError("of the user's function")
+
+    run = train("ppo", "CartPole-v1", total_timesteps=64, num_envs=2, n_steps=16, batch_size=16, n_epochs=1, on_iteration=stops, folder=False, plan=None)
+    if waited:
+        with pytest.raises(ArithmeticError):
+            run.wait()
+    exits._wait_for_all()
+    assert capsys.readouterr().err.count("of the user's function") == (0 if waited else 1)

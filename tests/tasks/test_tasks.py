@@ -35,7 +35,7 @@ def test_solutions_are_right_and_spoilt_ones_are_not(name):
             solution.replace("#", ""),
         ):
             verdict = task.reward(problem, spoilt)
-            assert verdict.value == 0.0 and verdict.detail and not verdict.failed, (problem, spoilt, verdict)
+            assert verdict.value < 1.0 and verdict.detail and not verdict.failed, (problem, spoilt, verdict)
     assert longest <= task.max_length
 
 
@@ -47,6 +47,15 @@ def test_splits_share_no_prompt_and_seeds_repeat(name):
     assert train == task.sample(np.random.default_rng(0), 300) and len({p.level for p in train}) == task.levels
     prompt, solution = next(task.examples(np.random.default_rng(0)))
     assert Problem(prompt, "").split == "train" and solution.count("#") == 1
+
+
+def test_work_on_a_remainder_is_looked_at():
+    task = lab.tasks.make("remainder")
+    problem = Problem("874%6=", "4", 1, {"dividend": 874, "divisor": 6})
+    for text in ("2:74,3:4,4#4", "#4", "6 times 145 is 870, so: #4"):
+        assert task.reward(problem, text).value == 1.0
+    part = {"2:74,3:4,4#3": 3, "2:74,1:4,4#4": 1, "2:74,3:4#4": 2, "3#4": 0, "2:74,3:4,4": 3, "2:74,3:4,4,4#4": 3, "": 0}
+    assert {text: 4 * task.reward(problem, text).value for text in part} == part
 
 
 def test_lengths_of_remainder_have_a_long_tail():

@@ -47,7 +47,7 @@ class RewardWorker(Worker):
                 self._tell(told)
 
     def evaluate(self, responses: Inbox[Response]) -> dict[str, float]:
-        """Judge everything: mean reward, mean length, shares of what failed and of what was cut off."""
+        """Judge everything: mean reward and length, shares of what is right (full reward), failed, and was cut off."""
         every = [r for batch in responses for r in batch]
         if not every:  # others of several ranks had them all
             return {"samples": 0.0}
@@ -55,6 +55,7 @@ class RewardWorker(Worker):
         return {
             "samples": float(len(every)),
             "reward": float(np.mean([v.value for v in verdicts])),
+            "right": float(np.mean([v.value >= 1.0 for v in verdicts])),
             "response_tokens": float(np.mean([len(r) for r in every])),
             "cut_off": float(np.mean([r.completion.finish_reason == "length" for r in every])),
             "failed": float(np.mean([v.failed for v in verdicts])),
