@@ -15,6 +15,7 @@ from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
 from rlinf_lab.experiments.training import ROOT, TrainingRun
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.machine.devices import devices_here, gpus
+from rlinf_lab.runtime.run.run import check_executor
 from rlinf_lab.workers import SimulatorWorker, TorchWorker
 from rlinf_lab.workflow.worker import Context
 from rlinf_lab.workflow.workflow import Workflow
@@ -46,6 +47,8 @@ def train(
     `TrainingRun.wait`.
     """
     recipe = find(algorithm, env)
+    if executor is not None:  # also where the plan that is found needs one core, and so none
+        check_executor(executor)
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
@@ -95,6 +98,8 @@ def resume(
     ``total_timesteps``: of both together; None: as the run was begun. ``env``: again, where it was no id but an object.
     ``settings``: as in `train`.
     """
+    if executor is not None:
+        check_executor(executor)
     kept = RunFolder(folder)
     about, recipe, start = kept.read_json("run.json"), kept.recipe(), kept.state()
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})

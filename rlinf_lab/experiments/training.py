@@ -84,6 +84,7 @@ class TrainingRun:
         self.phases: list[Run] = []
         self.phase_firsts: list[int] = []
         self._begin(workflow, plan, executor)
+        self.run.on_update(self._on_update)
         wait_at_exit(self)
 
     # --- controlling ---------------------------------------------------------------------------------------
@@ -300,6 +301,7 @@ class TrainingRun:
         try:
             if self._changes_phase():
                 self._closing.release()
+                self.run.on_update(self._on_update)  # not before: a phase may have ended by now, and is told of once
                 return
         except Exception as error:  # of the planner, or of the user's on_iteration
             self.error = error
@@ -343,30 +345,21 @@ class TrainingRun:
         self.phase_firsts.append(first)
         self._between.attach(started)
         about = {
-            "state": "running",
-            "began": time.time(),
-            "iteration": first,
-            "iterations": self.config.updates,
-            "executor": executor,
-            **this_process(),
-        }
+            "state": "running", "began": time.time(), "iteration": first, "iterations": self.config.updates,
+            "executor": executor, **this_process(),
+        }  # fmt: skip
         if len(self.phases) == 1:
             self._tell_folder(**about)
         else:  # a disk that is full by now stops nothing
             self._keeper.attempt(lambda _: self._tell_folder(**about))
         self._show()
-        started.on_update(self._on_update)
 
     def _phase_seconds(self) -> list[float]:
         """Of the iterations of this phase, as far as they are known. Where they overlap, from the end of one to the end
         of the next.
         """
-        if (
-            self.plan.staleness
-            and self.auto is not None
-            and self.auto.choice is not None
-            and self.auto.choice.result_s is None
-        ):
+        choice = self.auto.choice if self.auto is not None else None
+        if self.plan.staleness and choice is not None and choice.result_s is None:
             ends = self.run.timeline.iterations()["end_ns"].sort_values()
             return [float(ns) / 1e9 for ns in ends.diff().iloc[1:]]
         rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
@@ -428,9 +421,7 @@ class TrainingRun:
     def _describe(self, folder: RunFolder) -> None:
         folder.write_json("config.json", to_plain(self.config))
         self.plan.save(folder.path / "plan.json")
-        seeds = {
-            "training": self.config.seed,
-            "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION),
-        }
+        evaluated_from = environment_seed(self.config.seed, Purpose.EVALUATION)
+        seeds = {"training": self.config.seed, "evaluation_from": evaluated_from}
         kept = {"algorithm": self.recipe.name, "env": env_name(self.config), "seeds": seeds, "versions": versions()}
         folder.about(**kept, runner=str(self.runner or ""))

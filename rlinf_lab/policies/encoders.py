@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_lab.policies.leaves import Kind, Leaf, flatten, leaves_of
+from rlinf_lab.policies.leaves import Kind, Leaf, flatten, in_rows, leaves_of
 from rlinf_lab.policies.mlp import blank
 
 NATURE_PIXELS = 36  # the smallest image that passes through the three layers of the Nature net
@@ -41,7 +41,7 @@ class CombinedEncoder(nn.Module):
 
     def forward(self, prepared: Any) -> Tensor:
         rows = [
-            self.images[str(i)](x) if str(i) in self.images else x.flatten(1)
+            self.images[str(i)](x) if str(i) in self.images else in_rows(x)
             for i, x in enumerate(flatten(self.space, prepared))
         ]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)

@@ -88,8 +88,18 @@ def leaves_of(space: Space, name: str = "") -> tuple[Leaf, ...]:
     return tuple(_leaves(space, name))
 
 
+def in_rows(leaf_B: Any) -> Any:
+    """A tensor (B, ...) as (B, X); of a leaf without axes X is 1."""
+    return leaf_B.flatten(1) if leaf_B.dim() > 1 else leaf_B.unsqueeze(1)
+
+
 def _leaves(space: Any, name: str) -> Iterator[Leaf]:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        if not space.spaces:
+            raise ConfigError(
+                f"observation_space{name} is {shown(space)}: nothing is in it. Next: give it at least one entry, or "
+                "leave it out."
+            )
         for key, part in _parts(space):
             yield from _leaves(part, f"{name}[{key!r}]")
     elif isinstance(space, spaces.Box):

@@ -24,6 +24,7 @@ from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import fused
 from rlinf_lab.policies.actor_critic import Actor
 from rlinf_lab.policies.heads import DeterministicHead, Head, SquashedGaussianHead, centre_and_reach, check_box
+from rlinf_lab.policies.leaves import in_rows
 from rlinf_lab.policies.make import Encoder, check_arguments, derived_seed, encoder_of, whole_number
 from rlinf_lab.policies.mlp import ACTIVATIONS, blank
 from rlinf_lab.policies.preprocess import Preprocess
@@ -102,7 +103,7 @@ class QEnsemble(nn.Module):
     reach: Tensor
 
     def forward(self, obs: Any, action: Tensor) -> Tensor:
-        scaled_BA = (action.flatten(1) - self.centre) / self.reach
+        scaled_BA = (in_rows(action) - self.centre) / self.reach
         features_BX = self.encoder(self.preprocess(obs))
         x_BI = torch.cat([features_BX, scaled_BA], dim=1)
         if self._is_plain and fused.applies(x_BI):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlinf_lab.errors import shown
-from rlinf_lab.policies.leaves import Kind, Leaf, choices, first_choice, flatten, leaves_of, unflatten
+from rlinf_lab.policies.leaves import Kind, Leaf, choices, first_choice, flatten, in_rows, leaves_of, unflatten
 from rlinf_lab.policies.views import HostViews
 
 CLIP = 10.0  # standard deviations: one strange observation must not saturate the net
@@ -66,7 +66,7 @@ class Preprocess(nn.Module):
         if leaf.kind is Kind.IMAGE:
             return _scaled(leaf, x)
         if leaf.kind is Kind.CATEGORIES:
-            rows = x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)
+            rows = in_rows(x)
             if not self.one_hot:
                 return rows.long() - self.get_buffer(f"first_{i}")
             component, value = self.get_buffer(f"component_{i}"), self.get_buffer(f"value_{i}")

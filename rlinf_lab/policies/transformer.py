@@ -26,7 +26,7 @@ from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies.actor_critic import ActorCritic
 from rlinf_lab.policies.flow import Flow, FlowHead, towards
 from rlinf_lab.policies.heads import GaussianHead, Head, check_box
-from rlinf_lab.policies.leaves import Kind, Leaf, choices, flatten, leaves_of
+from rlinf_lab.policies.leaves import Kind, Leaf, choices, flatten, in_rows, leaves_of
 from rlinf_lab.policies.make import check_arguments, chunked, derived_seed, whole_number
 from rlinf_lab.policies.preprocess import Preprocess
 
@@ -79,7 +79,7 @@ class RowToken(nn.Module):
         self.linear = nn.Linear(leaf.size, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flatten(1).float()).unsqueeze(1)
+        return self.linear(in_rows(x).float()).unsqueeze(1)
 
 
 TOKENS: dict[Kind, type[nn.Module]] = {

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.vecenv import VecEnv
 from rlinf_lab.vecenv.stepping import is_chunk
@@ -40,20 +42,40 @@ def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> 
     """Greedy episodes as an MP4, each up to one second after its success. Returns what was written, or why nothing was."""
     import imageio.v3 as imageio
 
+    if isinstance(episodes, bool) or not isinstance(episodes, Integral) or episodes < 1:
+        raise ConfigError(f"film(episodes={shown(episodes)}): a whole number of at least 1.")
+    if not path.suffix:
+        raise ConfigError(f"film({shown(str(path))}): a file's name says of which kind it is. Next: film({shown(f'{path}.mp4')}).")
     env = config.factory(1, config.max_episode_steps)
     first = environment_seed(config.seed, Purpose.FILM)
     try:
         if not env.spec.renders:
-            return Film(f"none, {config.factory.id} cannot draw on this machine. Next: rlinf-lab doctor says what is missing.")
+            made_here = "" if config.factory.given is None else "it was made without render_mode='rgb_array', or "
+            return Film(f"none, {config.factory.id} draws no pictures: {made_here}this machine cannot. Next: rlinf-lab doctor says what is missing.")
         frames = [frame for e in range(episodes) for frame in _episode(config, weights, env, first + e)]
         if not frames:
             return Film(f"none, {config.factory.id} gave no picture.")
-        imageio.imwrite(path, for_video(np.stack(frames)), fps=FRAMES_PER_SECOND, macro_block_size=MACRO_BLOCK, quality=7)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        imageio.imwrite(path, for_video(alike(frames)), fps=FRAMES_PER_SECOND, macro_block_size=MACRO_BLOCK, quality=7)
     finally:
         env.close()
     made = Film(f"{path.name}: {episodes} episodes of the learnt policy")
     made.path = path
     return made
+
+
+def alike(frames: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
+    """Pictures of one size and of three colours, (T, H, W, C): grey ones and those with an alpha channel, too.
+
+    Numbers with a fraction are from 0 to 1, or to 255. Smaller pictures get a black border.
+    """
+    bright = 255 if max(np.max(frame) for frame in frames) <= 1 and frames[0].dtype.kind == "f" else 1
+    height, width = (max(frame.shape[axis] for frame in frames) for axis in (0, 1))
+    film_THWC = np.zeros((len(frames), height, width, 3), np.uint8)
+    for whole_HWC, frame in zip(film_THWC, frames, strict=True):
+        colours_HWC = frame[..., None] if frame.ndim == 2 else frame[..., :3] if frame.shape[2] > 2 else frame[..., :1]
+        whole_HWC[: frame.shape[0], : frame.shape[1]] = np.clip(colours_HWC * bright, 0, 255) if frame.dtype != np.uint8 else colours_HWC
+    return film_THWC
 
 
 def for_video(frames_THWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -75,7 +97,7 @@ def _episode(config: Any, weights: PolicyWeights, env: VecEnv, seed: int) -> Ite
         chunk = list(np.swapaxes(action_N, 0, 1)) if is_chunk(env.spec.action_space, action_N) else [action_N]
         for one_N in chunk:  # a picture of each step
             picture = env.render()
-            if picture is None:
+            if picture is None or picture.ndim not in (2, 3) or not picture.size:
                 return
             yield picture
             step = env.step(one_N)

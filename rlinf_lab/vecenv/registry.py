@@ -283,7 +283,13 @@ def _known_ids(simulator: str, simulator_given: bool) -> list[str]:
 def _gymnasium_spec(task: str) -> Any:
     module, colon, task = task.rpartition(":")
     if colon:  # "ale_py:ALE/Pong-v5", as gymnasium.make takes it
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except (ModuleNotFoundError, ValueError) as error:  # ValueError: of an empty name
+            raise MissingDependencyError(
+                f"Environment {shown(f'{module}:{task}')}: the module {module!r} cannot be imported, {error}. Next: install what has it, or a name that "
+                "Python finds; 'package:id' imports the package, which registers the id."
+            ) from error
     try:
         spec = gymnasium.spec(task)
     except gymnasium.error.Error:

@@ -34,6 +34,7 @@ CASES = {
     ),
     "image": (IMAGE, Discrete(2)),
     "unbounded": (Box(-np.inf, np.inf, (1,), np.float32), Box(-np.inf, np.inf, (1, 2), np.float32)),
+    "numbers without axes": (Box(-1, 1, (), np.float32), Box(-1, 1, (), np.float32)),
     "nothing seen": (Box(0, 0, (1,), np.float32), Discrete(2)),
 }  # fmt: skip
 
@@ -128,6 +129,8 @@ def test_a_space_is_seen_acted_in_and_learnt_from(name: str) -> None:
 def test_what_fits_no_policy_is_refused_when_the_workflow_is_built() -> None:
     with pytest.raises(EnvError, match=r"its observation_space\['words'\] is Text"):
         build(small(env_of(Dict(words=gymnasium.spaces.Text(3)), Discrete(2))))
+    with pytest.raises(ConfigError, match=r"observation_space\['more'\] is Dict\(\): nothing is in it"):
+        build(small(env_of(Dict(more=Dict({}), seen=Discrete(2)), Discrete(2))))
     with pytest.raises(ConfigError, match="Box of int64"):
         build(small(env_of(Discrete(2), Box(0, 5, (1,), np.int64))))
 

@@ -4,7 +4,8 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from rlinf_lab.recipes.film import Film, for_video
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.recipes.film import Film, alike, film, for_video
 
 
 @pytest.mark.parametrize("size", [(1, 1), (36, 36), (64, 50), (203, 300), (480, 640)])
@@ -25,3 +26,20 @@ def test_a_film_plays_in_a_notebook_as_long_as_its_file_is_there(tmp_path):
     assert film._repr_html_() is None
     film.path.write_bytes(b"film")
     assert "data:video/mp4;base64,ZmlsbQ==" in film._repr_html_() and "&lt;b&gt;.mp4: 2 episodes" in film._repr_html_()
+
+
+def test_grey_transparent_fractional_and_growing_pictures_are_a_film():
+    red = np.zeros((4, 6, 4), np.uint8)
+    red[..., 0], red[..., 3] = 255, 9
+    frames = [np.full((4, 6), 7, np.uint8), np.full((2, 3, 1), 8, np.uint8), red]
+    made = alike(frames)
+    assert made.shape == (3, 4, 6, 3) and (made[0] == 7).all() and (made[1, :2, :3] == 8).all() and not made[1, 2:].any() and not made[1, :, 3:].any()
+    assert (made[2] == [255, 0, 0]).all()
+    assert alike([np.array([[0.0, 1.0]])])[0, 0].tolist() == [[0] * 3, [255] * 3]
+    assert alike([np.array([[-3.0, 254.0]])])[0, 0].tolist() == [[0] * 3, [254] * 3]
+
+
+@pytest.mark.parametrize(("name", "episodes", "said"), [("a", 1, "Next: film"), ("a.mp4", 0, "at least 1"), ("a.mp4", 1.5, "at least 1")])
+def test_what_is_no_film_is_refused_before_anything_is_played(tmp_path, name, episodes, said):
+    with pytest.raises(ConfigError, match=said):
+        film(None, None, tmp_path / name, episodes)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
+from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv, check_env, environment, ids, make_vec, register
 
 SPEC = EnvSpec("mine/Walk", Box(-np.inf, np.inf, (2,), np.float32), Box(-1, 1, (2,)), 5, "near the origin")
@@ -125,6 +125,12 @@ def test_the_registry_suggests_and_refuses() -> None:
         check_env(3)  # type: ignore[arg-type]
     register("mine/Walk-v0", lambda num_envs: walk())
     assert make_vec("mine/Walk-v0", 3).num_envs == 3 and "mine/Walk-v0" in ids()
+
+
+@pytest.mark.parametrize("id", ["no_such_package:A-v0", ":A-v0"])
+def test_an_id_of_a_package_that_is_not_there_says_so(id: str) -> None:
+    with pytest.raises(MissingDependencyError, match=f"{id}'.* cannot be imported.*Next: install"):
+        environment(id)
 
 
 @pytest.mark.parametrize("id, said", [("ALE/Nope-v5", "'atari/Nope-v5', preprocessed as usual, or 'ale_py:ALE/Nope-v5'"), ("pkg/A-v0", "or as 'package:pkg/A-v0'")])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlinf_lab.algorithms import critic_loss, smoothed_action, td3_actor_loss, td3_target
 from rlinf_lab.policies import Actor, QEnsemble
+from rlinf_lab.policies.leaves import in_rows
 from rlinf_lab.workers.off_policy.flat import FlatParameters
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
 from rlinf_lab.workers.off_policy.stepping import GradientStep, Shared
@@ -63,7 +64,7 @@ class TD3Step(GradientStep):
     def critic_loss(self, batch: Minibatch, noise_BK: Tensor, noise_clip: float) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
             centre, reach = self.critic.centre, self.critic.reach
-            greedy_BA = (self.target_actor.greedy(batch.next_obs).flatten(1) - centre) / reach
+            greedy_BA = (in_rows(self.target_actor.greedy(batch.next_obs)) - centre) / reach
             next_action = centre + reach * smoothed_action(greedy_BA, noise_BK, noise_clip=noise_clip)
             target_B = td3_target(batch.reward, batch.discount, self.target(batch.next_obs, next_action))
         q_KB = self.critic(batch.obs, batch.action)
