@@ -264,11 +264,8 @@ class GRPOConfig:
         advantage.get(self.advantage, of=("group", "batch"))
         loss.get(self.loss)
         task = self.task()
-        self._require(
-            "level",
-            self.level is None or (_whole(self.level, 1) and self.level <= task.levels),
-            f"between 1 and {task.levels}, or None",
-        )
+        fits = self.level is None or (_whole(self.level, 1) and self.level <= task.levels)
+        self._require("level", fits, f"between 1 and {task.levels}, or None")
         if self.model != "small":
             self._folder()
 
