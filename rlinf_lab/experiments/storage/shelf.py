@@ -55,12 +55,15 @@ def runs(root: str | os.PathLike[str] = "runs") -> Runs:
 def _row(path: Path) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"name": path.name, "folder": str(path)}
     try:
-        about = RunFolder(path).read_json("run.json")
-    except ConfigError:
+        return row | _told(RunFolder(path).read_json("run.json"))
+    except (ConfigError, AttributeError, TypeError, ValueError):  # one that was changed by hand hides no other
         return row | {"state": "damaged", "began": pd.NaT, "minutes": 0.0}
+
+
+def _told(about: dict[str, Any]) -> dict[str, Any]:
     began = float(about.get("began", about.get("saved", 0.0)))
     ended = about.get("ended") or about.get("saved") or time.time()
-    return row | {
+    return {
         "algorithm": about.get("algorithm"), "env": about.get("env"), "state": state_of(about),
         "iteration": about.get("iteration", 0),
         "iterations": about.get("iterations"), "best_return": (about.get("best") or {}).get("return"),
