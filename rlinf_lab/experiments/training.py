@@ -359,13 +359,9 @@ class TrainingRun:
         self.phase_firsts.append(first)
         self._between.attach(started)
         about = {
-            "state": "running",
-            "began": time.time(),
-            "iteration": first,
-            "iterations": self.config.updates,
-            "executor": executor,
-            **this_process(),
-        }
+            "state": "running", "began": time.time(), "iteration": first, "iterations": self.config.updates,
+            "executor": executor, **this_process(),
+        }  # fmt: skip
         if len(self.phases) == 1:
             self._tell_folder(**about)
         else:  # a disk that is full by now stops nothing
@@ -376,12 +372,8 @@ class TrainingRun:
         """Of the iterations of this phase, as far as they are known. Where they overlap, from the end of one to the end
         of the next.
         """
-        if (
-            self.plan.staleness
-            and self.auto is not None
-            and self.auto.choice is not None
-            and self.auto.choice.result_s is None
-        ):
+        choice = None if self.auto is None else self.auto.choice
+        if self.plan.staleness and choice is not None and choice.result_s is None:
             ends = self.run.timeline.iterations()["end_ns"].sort_values()
             return [float(ns) / 1e9 for ns in ends.diff().iloc[1:]]
         rows = (self._between.rows.get(i, {}) for i in range(self.phase_firsts[-1] + 1, self.iteration + 1))
@@ -447,9 +439,6 @@ class TrainingRun:
             "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION),
         }
         folder.about(
-            algorithm=self.recipe.name,
-            env=env_name(self.config),
-            seeds=seeds,
-            versions=versions(),
+            algorithm=self.recipe.name, env=env_name(self.config), seeds=seeds, versions=versions(),
             runner=str(self.runner or ""),
-        )
+        )  # fmt: skip
