@@ -44,11 +44,11 @@ class TrainedPolicy:
         self.version = weights.version
 
     def act(self, obs: Any) -> Any:
-        """Greedy actions for observations of one environment, or a vector of them. As `make_vec` takes them: of a
-        bounded Box in [-1, 1].
+        """Greedy actions for observations of one environment, or of a vector of them.
 
-        A policy of chunks gives all actions of a chunk, one after another along an axis before the action's own. Raises
-        `ValueError` naming the leaf of an observation that does not fit.
+        They are as `make_vec` takes them: of a bounded Box in [-1, 1]. A policy of chunks gives all actions of a chunk,
+        one after another along an axis before the action's own. Raises `ValueError` naming the leaf of an observation
+        that does not fit.
         """
         is_one = np.ndim(leaves(obs)[0]) == len(_first_shape(self.observation_space))
         batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs) if is_one else obs

@@ -22,7 +22,7 @@ class TrainedModel:
     def __init__(self, config: Any, weights: PolicyWeights) -> None:
         self.config, self.version = config, weights.version
         self.model = config.language_model()()
-        self._generator: Generator = generator(config.engine, self.model, slots=config.slots, **config.engine_options)
+        self._generator: Generator = generator(config.engine, self.model, **config.generator_options())
         self._generator.load_weights(weights.arrays, weights.version)
 
     def answer(self, prompts: str | Sequence[str], temperature: float | None = None, seed: int = 0) -> Any:

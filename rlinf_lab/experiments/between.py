@@ -4,8 +4,8 @@ goals.
     requests() ──"train" | "checkpoint" | "state"──▶ iteration function ──metrics, state──▶ harvest() ──▶ row, snapshot
 
 `requests` is the generator of the run's inputs; all of this is executed in the run's own thread, so that a training of
-the same seed is the same however often somebody looks at it. Invariant: an iteration of training is never repeated, and
-"state" trains nothing.
+the same seed is the same however often somebody looks at it. Invariants: an iteration of training is repeated only
+where a phase has failed (`Between.rewind`), and "state" trains nothing.
 """
 
 from __future__ import annotations
@@ -69,15 +69,12 @@ class Between:
                 )
             if self.is_over or (self.newest is not None and self.newest.iteration == self._submitted):
                 return self._have()
-            before = self._trained
+            before = self.newest
             self._wishes += 1
             self._changed.notify_all()
-            done = self._changed.wait_for(
-                lambda: (
-                    self.is_over or (self.newest is not None and self.newest.iteration >= before and not self._wishes)
-                ),
-                timeout,
-            )
+            # No count of iterations: a phase that fails takes some back.
+            fresh = lambda: self.newest is not before and not self._wishes  # noqa: E731
+            done = self._changed.wait_for(lambda: self.is_over or fresh(), timeout)
             if not done:
                 raise TimeoutError(
                     f"The iteration that goes on has not ended after {timeout} s. Next: wait, or ask again."

@@ -372,7 +372,7 @@ class TrainingRun:
         """Of the iterations of this phase, as far as they are known. Where they overlap, from the end of one to the end
         of the next.
         """
-        choice = None if self.auto is None else self.auto.choice
+        choice = self.auto.choice if self.auto is not None else None
         if self.plan.staleness and choice is not None and choice.result_s is None:
             ends = self.run.timeline.iterations()["end_ns"].sort_values()
             return [float(ns) / 1e9 for ns in ends.diff().iloc[1:]]
@@ -434,10 +434,8 @@ class TrainingRun:
     def _describe(self, folder: RunFolder) -> None:
         folder.write_json("config.json", to_plain(self.config))
         self.plan.save(folder.path / "plan.json")
-        seeds = {
-            "training": self.config.seed,
-            "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION),
-        }
+        evaluated_from = environment_seed(self.config.seed, Purpose.EVALUATION)
+        seeds = {"training": self.config.seed, "evaluation_from": evaluated_from}
         folder.about(
             algorithm=self.recipe.name, env=env_name(self.config), seeds=seeds, versions=versions(),
             runner=str(self.runner or ""),

@@ -319,6 +319,10 @@ class GRPOConfig:
         """The task. `UnknownNameError` with the nearest name."""
         return self.env if isinstance(self.env, Task) else tasks.make(self.env.removeprefix(ROOM))
 
+    def generator_options(self) -> dict[str, Any]:
+        """Of its engine, ``engine_options`` last."""
+        return {"slots": self.slots, **self.engine_options}
+
     def language_model(self) -> Callable[[], LanguageModel]:
         """The constructor that generator and learner share: equal initial weights."""
         if self.model != "small":
@@ -447,7 +451,7 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     )  # fmt: skip
     params = SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
     start = None if state is None else ModelWeights(state["version"], state["weights"].arrays)
-    options: dict[str, Any] = {"slots": config.slots, **config.engine_options}
+    options = config.generator_options()
     kind: type[GeneratorWorker] = GeneratorWorker
     continuing = config.policy.name != "bound"
     if continuing:

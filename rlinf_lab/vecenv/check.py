@@ -31,7 +31,7 @@ from rlinf_lab.vecenv.spaces import empty, is_finite, sampled
 from rlinf_lab.vecenv.stepping.on_host import on_host
 
 STEPS = 1000  # of an episode that nothing limits
-ENDS = 8  # of episodes, or beginnings, before what may be chance is called a fault
+ENDS = 16  # of episodes, or beginnings, before what may be chance is called a fault
 
 
 def check_env(env: Any, steps: int | None = None, seed: int = 0, num_envs: int = 3) -> None:
@@ -164,30 +164,29 @@ class _Pair:
         """
         if getattr(self.env, "begins_in_next_step", False):
             return
-        lost_N = np.zeros(self.n, bool)
-        for attempt in range(ENDS):
-            ended_N = self._until_an_end(self.seed + attempt, steps)
-            counts_N = ended_N & self._differing()
-            lost_N = (lost_N if attempt else ended_N) & ~counts_N
+        self._reset_both(self.seed)
+        lost_N = self._until_an_end(self._differing(), self.seed, steps)
+        lost_N &= ~self._differing()
+        for trial in range(1, ENDS):
             if not lost_N.any():
                 return
+            ended_N = self._until_an_end(lost_N, self.seed + trial, steps)
+            lost_N &= ~(ended_N & self._differing())
         self.require(
-            False,
+            not lost_N.any(),
             f"the first step after an end does nothing in environment {np.flatnonzero(lost_N)[:1]}, whatever the action: the reset swallows a step. "
             f"Is it gymnasium's NEXT_STEP? Then hand over the VectorEnv itself, which is converted",
         )
 
-    def _until_an_end(self, seed: int, steps: int) -> np.ndarray:
-        """Both go to the first end of an episode, of which ones; only those count whose first step of all depends on its action."""
-        self._reset_both(seed)
-        differs_N = self._differing()
+    def _until_an_end(self, of_N: np.ndarray, seed: int, steps: int) -> np.ndarray:
+        """Both go from the beginning to the first end of an episode ``of_N``; whose it was."""
         self._reset_both(seed)
         rng = np.random.default_rng(seed + 1)
         for _ in range(steps):
             action_N = sampled(self.spec.action_space, rng, self.n)
             step = self.env.step(action_N)
             self.twin.step(action_N)
-            done_N = (step.terminated_N | step.truncated_N) & differs_N
+            done_N = (step.terminated_N | step.truncated_N) & of_N
             if done_N.any():
                 return done_N
         return np.zeros(self.n, bool)

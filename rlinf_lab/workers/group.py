@@ -115,9 +115,8 @@ class RankGroup:
                 self._worker._context.together += 1
             else:
                 self._part([self._came()])
-        except (
-            BaseException
-        ):  # a rank may fail before this one has heard that all are here; the others compute already and wait for it
+        except BaseException:
+            # A rank may fail before this one has heard that all are here. The others compute already and wait for it.
             self._leave_soon()
             raise
         if self._nccl() is not None:
@@ -374,11 +373,10 @@ class RankGroup:
 
     # --- what newcomers take over -----------------------------------------------------------------------------
     def handed_over(self, value: T) -> T:
-        """``value`` of the first rank that had worked, on all ranks. It is what they keep and must agree on
-        since the group was formed. All must ask.
+        """``value``, on all ranks that of the first which had worked when the group was formed. All must ask.
 
-        Others get a copy; its tensors come by a collective, onto their own devices. Where nobody has worked yet it is
-        that of the first rank.
+        It is what ranks keep and must agree on. Others get a copy; its tensors come by a collective, onto their own
+        devices. Where nobody has worked yet it is that of the first rank.
         """
         self._handed, self._owes = True, False
         return self._from_source(value)

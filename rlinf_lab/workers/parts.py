@@ -44,9 +44,10 @@ def parts_of(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list
 def made_whole(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, parts: Sequence[Sequence[Part]] | None
 ) -> None:
-    """Of a sharded module a plain one, in place, and its optimiser. ``parts``: of all ranks, in their order in the
-    group; None: the parameters have no values, and the optimiser knows nothing of them, until another rank hands
-    them over.
+    """Make a sharded module a plain one, in place, with an optimiser of its parameters.
+
+    ``parts``: of all ranks, in their order in the group; None: the parameters have no values, and the optimiser knows
+    nothing of them, until another rank hands them over.
     """
     after: dict[torch.Tensor, nn.Parameter] = {}
     with torch.no_grad():

@@ -31,17 +31,16 @@ LONGEST = 10_000  # steps of an episode in an evaluation that nothing else limit
 
 
 class SimulatorWorker(Worker):
-    """Steps ``num_envs`` environments for ``n_steps`` steps per call of `collect`. So many over all ranks and slots
-    together.
+    """Steps environments, each for ``n_steps`` steps per call of `collect`.
 
-    ``env``: whatever `vecenv.environment` takes: an id, a class, a function that makes one or several, a gymnasium
-    VectorEnv. ``max_episode_steps``: steps after which an episode is cut (None: the environment's own limit).
-    ``taken``: training steps of each environment in an earlier run that this one goes on from; its episodes and its
-    noise are not repeated. ``spaces``: the (observation, action) spaces that the policy was built for, checked in
-    `setup`. ``render``: whether to draw a picture now and then, for a dashboard. ``chunk_size``: the policy chooses so
-    many actions at once, and a row of a trajectory is such a chunk; ``n_steps`` is a multiple of it. ``standing``:
-    where the environments of an earlier run stood (`where_they_stand`); those of slots that fit go on exactly there.
-    ``options`` go to the environment's constructor.
+    ``num_envs``: over all ranks and slots together. ``env``: whatever `vecenv.environment` takes: an id, a class, a
+    function that makes one or several, a gymnasium VectorEnv. ``max_episode_steps``: steps after which an episode is
+    cut (None: the environment's own limit). ``taken``: training steps of each environment in an earlier run that this
+    one goes on from; its episodes and its noise are not repeated. ``spaces``: the (observation, action) spaces that the
+    policy was built for, checked in `setup`. ``render``: whether to draw a picture now and then, for a dashboard.
+    ``chunk_size``: the policy chooses so many actions at once, and a row of a trajectory is such a chunk; ``n_steps``
+    is a multiple of it. ``standing``: where the environments of an earlier run stood (`where_they_stand`); those of
+    slots that fit go on exactly there. ``options`` go to the environment's constructor.
     """
 
     def __init__(

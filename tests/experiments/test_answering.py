@@ -15,6 +15,7 @@ from rlinf_lab.tasks import make
 
 def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path) -> None:
     small = {"prompts": 2, "group_size": 2, "minibatches": 1, "warm_up_steps": 2, "max_tokens": 8, "slots": 8, "progress": False}
+    small["engine_options"] = {"slots": 4}  # in training and in what is kept
     run = lab.train("grpo", "reasoning/sorting", iterations=2, eval_every={"iterations": 1}, eval_episodes=6, folder=tmp_path / "run", **small).wait()
     assert run.metrics["eval_length"].notna().all() and run.policy().version == 2
     loaded = lab.load_policy(tmp_path / "run")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,17 @@ import torch
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.autoplan.choice import Choice, choose
-from rlinf_lab.experiments.autoplan.phases import AutoPlan, Phase, of_a_gpu
+from rlinf_lab.experiments.autoplan.phases import AutoPlan, Phase, of_a_gpu, reason
 from rlinf_lab.experiments.autoplan.probes import gpu_probe, probes, rank_counts
+from rlinf_lab.experiments.between import Between
 from rlinf_lab.experiments.starting import all_devices, train
+from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.experiments.training import TrainingRun
 from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator.scripts import ALL, SimCall, get, put, run
 from rlinf_lab.planning.simulator.simulator import Simulator
+from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.runtime.machine.devices import Gpus
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -265,6 +270,44 @@ def test_a_chosen_plan_whose_gpu_fails_is_given_up(monkeypatch: pytest.MonkeyPat
     done = train("ppo", "numpy/ReachArm-v0", num_envs=8, iterations=12, progress=False, folder=False, devices=["cpu:0", "cuda:0"]).wait()
     assert done.state == "finished" and done.metrics["iteration"].tolist() == list(range(1, 13)) and done.plan.devices == ("cpu:0",)
     assert done.auto is not None and "cuda:0 failed" in done.auto.note
+
+
+def test_a_machine_of_gpus_alone_has_nothing_to_go_on_with() -> None:
+    flow, gpus = cell(), ["cuda:0", "cuda:1"]
+    auto = AutoPlan({"env": 8}, gpus)
+    assert auto.first(flow).plan.devices == ("cuda:0",)
+    error = RuntimeError("CUDA error: out of memory")
+    assert not auto.survives(error), "the error is said, not one of the search"
+    auto = AutoPlan({"env": 8}, ["cpu:0", *gpus], networks=("policy", "learner"))
+    auto.first(flow)
+    auto._probes.append(gpu_probe(flow, auto.devices, auto.networks))
+    auto._number = len(auto._probes) - 1
+    assert auto.survives(error) and not auto.survives(RuntimeError("the arm is broken"))
+
+
+def test_the_reason_of_a_failed_gpu_is_the_line_that_names_it() -> None:
+    try:
+        raise ValueError from RuntimeError("a kernel\nCUDA error: out of memory\n  at line 3")
+    except ValueError as error:
+        assert of_a_gpu(error) and reason(error) == "CUDA error: out of memory"
+
+
+def test_who_waits_for_weights_gets_those_of_the_phase_after_a_failed_one() -> None:
+    """What had been trained after the newest state is taken back meanwhile."""
+    between = Between(0, 9, lambda iteration: False, lambda row, snapshot: False)
+    weights = PolicyWeights({}, 2)
+    between.newest, between._trained, between._submitted = Snapshot(2, {"weights": weights}), 4, 5
+    found: list[Snapshot] = []
+    waiting = threading.Thread(target=lambda: found.append(between.snapshot(timeout=60)))
+    waiting.start()
+    while not between._wishes:
+        waiting.join(0.001)
+    between.rewind()
+    between.attach(SimpleNamespace(metrics_since=lambda version: ([], version), state="running"))  # type: ignore[arg-type]
+    assert between.trained == 2 and between._next() == "checkpoint"
+    between._take_in(0, "checkpoint", {"metrics": {"return": 1.0}, "state": {"weights": weights}})
+    waiting.join(60)
+    assert [snapshot.iteration for snapshot in found] == [3]
 
 
 class Survivor(EveryTwo):

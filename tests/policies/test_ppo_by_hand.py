@@ -21,6 +21,7 @@ ROWS = 37
 @pytest.mark.parametrize("actions", [Box(-2, 2, (2, 2)), Discrete(3, start=-1), MultiDiscrete([2, 4, 3])], ids=["gaussian", "discrete", "several"])
 def test_gradients_and_what_is_logged_are_autograds(actions: gymnasium.Space, net_arch: tuple[int, ...], activation: str) -> None:
     rng = np.random.default_rng(0)
+    actions.seed(0)
     policy = make_policy(FLAT, actions, net_arch=net_arch, activation=activation, log_std_init=-0.3, seed=1)
     with torch.no_grad():
         for parameter in policy.parameters():

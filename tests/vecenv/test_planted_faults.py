@@ -165,6 +165,27 @@ def test_chance_and_one_beginning_are_no_fault(id: str) -> None:
     check_env(lambda: make_vec(id, 2, 6))
 
 
+class Doors(gymnasium.Env):
+    """Every second episode begins at a door that is shut, where both actions come to the same."""
+
+    observation_space, action_space = Box(0, 99, (2,), np.float32), Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.open, self.t = bool(self.np_random.integers(2)), 0
+        return np.array([self.open, 0], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.array([self.open, self.t], np.float32), float(action and self.open), bool(self.np_random.integers(10) == 0), False, {}
+
+
+@pytest.mark.parametrize("seed", [1, 17, 18, 19])
+def test_few_beginnings_are_no_fault(seed: int) -> None:
+    """Two episodes begin alike now and then, and what two actions come to is the same now and then."""
+    check_env(Doors, steps=60, seed=seed)
+
+
 @pytest.mark.parametrize(
     ("cls", "said"),
     [

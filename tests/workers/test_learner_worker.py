@@ -12,7 +12,7 @@ from line_env import MAKE, LineEnv
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import PolicyWeights
-from rlinf_lab.policies.ppo_by_hand import normalised
+from rlinf_lab.policies.ppo_by_hand import PPOByHand, normalised
 from rlinf_lab.records import TrainBatch
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
 from rlinf_lab.workers.learner import episode_metrics, number_of_minibatches
@@ -236,3 +236,38 @@ def test_no_sample_of_a_pass_loses_its_advantage(monkeypatch: pytest.MonkeyPatch
 def test_a_minibatch_of_one_is_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size=1"):
         learner(batch_size=1)
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"critic_warmup": 2}, {"target_kl": 1e-5}, {"normalizes_advantage": False, "vf_coef": 0.0, "ent_coef": 0.01}, {"learning_rate": lambda done: 1e-3 * (1 - done)},
+], ids=["plain", "values first", "values after some steps", "of groups", "schedule"])  # fmt: skip
+def test_written_out_gradients_learn_what_autograd_does(settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several updates, through every change between the two, with the memory of Adam that they share."""
+    steps = {"written out": 0, "autograd": 0}
+    counted = {"written out": (PPOByHand, "step"), "autograd": (LearnerWorker, "_gradients")}
+    for name, (owner, method) in counted.items():
+        original = getattr(owner, method)
+        monkeypatch.setattr(owner, method, lambda self, *given, name=name, original=original, **more: steps.update({name: steps[name] + 1}) or original(self, *given, **more))
+    mine, other = learner(updates=4, **settings), learner(updates=4, **settings)
+    other._is_written_out = lambda: False
+    data = trajectories()
+    for _ in range(4):
+        before = dict(steps)
+        found = mine.train(Scripted(data))
+        by_hand = {name: steps[name] - before[name] for name in steps}
+        assert sum(by_hand.values()) == 2 * 3
+        if not settings:
+            assert by_hand["autograd"] == 0
+        if "critic_warmup" in settings:
+            assert (by_hand["written out"] == 0) == (found.weights.version <= 2)
+        if "target_kl" in settings and found.weights.version > 1:
+            assert by_hand["written out"] and by_hand["autograd"], "both in one update"
+        wanted = other.train(Scripted(data))
+        assert found.metrics == pytest.approx(wanted.metrics, rel=1e-3, abs=1e-5)
+        for name, array in found.weights.arrays.items():
+            np.testing.assert_allclose(array, wanted.weights.arrays[name], rtol=1e-3, atol=1e-5, err_msg=name)
+        if found.weights.version == 2:  # in the middle: what was learnt so far goes through a switch and a file
+            mine.offload()
+            mine.onload()
+            state, mine = mine.state_dict(), learner(updates=4, **settings)
+            mine.load_state_dict(state)

@@ -82,8 +82,9 @@ def choose(
     remaining: int, change_s: float,
     executor: str, staleness: int = 0,
 ) -> Choice:  # fmt: skip
-    """The best plan on ``devices``, and whether a change to it is repaid. By ``remaining`` iterations, where it takes
-    ``change_s`` seconds.
+    """The best plan on ``devices``, and whether a change to it pays.
+
+    It pays where ``remaining`` iterations save more than the ``change_s`` seconds that it takes.
 
     ``runs``: those of `probes`, the first one under the plan that the run would otherwise keep, ``measured_s`` an
     iteration; and of `gpu_probe`, if any: without it no GPU is used. ``shares``: see `probes`. ``executor``: under

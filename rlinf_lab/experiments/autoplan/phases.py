@@ -126,11 +126,12 @@ class AutoPlan:
     def survives(self, error: BaseException) -> bool:
         """Whether a run goes on (`after_failure`) whose phase ended with ``error``: a GPU failed that was being tried.
         """
-        return bool(self._tried_gpus()) and of_a_gpu(error)
+        cores = by_kind(self.devices)[0]  # without any there is nothing to go on with
+        return bool(cores and self._tried_gpus()) and of_a_gpu(error)
 
     def after_failure(self, flow: Workflow, error: BaseException, remaining: int, setup_s: float) -> Phase:
         """The phase in which it goes on: on cores."""
-        self.notes.append(f"{', '.join(self._tried_gpus())} failed, the run goes on without: {_reason(error)}")
+        self.notes.append(f"{', '.join(self._tried_gpus())} failed, the run goes on without: {reason(error)}")
         self.devices = by_kind(self.devices)[0]
         if self.choice is None:
             return self._choose(flow, remaining, setup_s)
@@ -222,6 +223,9 @@ def of_a_gpu(error: BaseException | None) -> bool:
     return error is not None and bool(GPU_FAULT.search(str(error)) or of_a_gpu(error.__cause__))
 
 
-def _reason(error: BaseException) -> str:
-    """The line that names the fault, without the traceback."""
-    return next((line for line in str(error).splitlines() if GPU_FAULT.search(line)), str(error).splitlines()[0])[:200]
+def reason(error: BaseException) -> str:
+    """The line that names the fault, of the error or of what caused it, without the traceback."""
+    found = next((line for line in str(error).splitlines() if GPU_FAULT.search(line)), None)
+    if found is None and error.__cause__ is not None:
+        return reason(error.__cause__)
+    return (found or str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,9 +1,9 @@
 """The gradients of soft actor-critic written out, for perceptrons with relu: a third of the time of autograd at their
 usual sizes.
 
-Critics may normalise their layers, as RLPD's do. They are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into
-the same memory; a test holds both against plain torch. Legend: K critics, B batch, I inputs of the critics, A
-components of an action, X features, P parameters of the distribution.
+The gradients are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into the same memory; a test holds both
+against plain torch. Critics may normalise their layers, as RLPD's do. Legend: K critics, B batch, I inputs of the
+critics, A components of an action, X features, P parameters of the distribution.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class GradientStep(nn.Module):
         return autocast(self.precision, self.device)
 
     def descend(self, flat: FlatParameters, optimizer: torch.optim.Optimizer, loss: Tensor, shared: Shared) -> None:
-        """A step of Adam down the gradient of ``flat``. That is all that the loss has gradients for."""
+        """A step of Adam for the parameters in ``flat``; the loss must have gradients for no others."""
         flat.gradient.zero_()
         (loss if shared.share == 1.0 else shared.share * loss).backward()
         shared.average(flat.gradient)
