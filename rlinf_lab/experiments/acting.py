@@ -32,7 +32,15 @@ class TrainedPolicy:
         self.config = config
         self.observation_space, self.action_space = config.spec.observation_space, config.spec.action_space
         self.module = config.make_policy()()
-        self.module.load(weights)
+        try:
+            self.module.load(weights)
+        except RuntimeError as error:  # torch's
+            lines = [line.strip() for line in str(error).splitlines()]
+            first = next((line for line in lines if "size mismatch" in line), lines[-1])
+            raise ConfigError(
+                f"These weights are of another policy than {config.factory.id} has: {first} Next: the environment that "
+                "they were trained on."
+            ) from error
         self.version = weights.version
 
     def act(self, obs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class TrainedModel:
         training.
         """
         one = isinstance(prompts, str)
-        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        asked = [prompts] if isinstance(prompts, str) else list(prompts) if isinstance(prompts, Iterable) else []
         if not asked or not all(isinstance(p, str) for p in asked):
             raise ConfigError(
                 f"answer({shown(prompts)}): a prompt, or several. Next: answer(task.sample(rng, 1)[0].prompt)."

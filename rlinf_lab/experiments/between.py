@@ -51,6 +51,7 @@ class Between:
         self._seen = 0  # results that were taken in
         self._version = 0
         self._thread: threading.Thread | None = None
+        self._taking: int | None = None  # the thread in which `took` hears of an iteration now
         self._wishes = 0
         self.is_holding = self._ending = self._cut = False
         self._attached = threading.Event()  # the run's thread may ask before `attach` has been told which run that is
@@ -103,6 +104,11 @@ class Between:
         """The iteration that goes on is the last of this phase: the run goes on in another one (`attach`)."""
         with self._changed:
             self._cut = True
+
+    @property
+    def waits_for_me(self) -> bool:
+        """Whether who asks was called by `took`: nothing goes on before it returns."""
+        return self._taking == threading.get_ident()
 
     @property
     def trained(self) -> int:
@@ -224,7 +230,11 @@ class Between:
         if request != "state":
             assert self.run is not None
             self._take_rows(self.run)
-            ends = self._took(self.rows[self._trained], snapshot)
+            self._taking = threading.get_ident()
+            try:
+                ends = self._took(self.rows[self._trained], snapshot)
+            finally:
+                self._taking = None
             self._changed_row(self._trained)
             if ends:
                 self.end()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, ExecutorError
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.between import Between, Row
 from rlinf_lab.experiments.display.progress import Line, first_words
@@ -93,6 +93,10 @@ class TrainingRun:
 
         Ctrl+C ends the run cleanly and is raised again. `TimeoutError` after ``timeout`` seconds; the run goes on.
         """
+        if self._between.waits_for_me:
+            raise ExecutorError(
+                "on_iteration waits for the run, which waits for it. Next: run.stop() ends it after this iteration."
+            )
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while not self._done.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
@@ -114,9 +118,14 @@ class TrainingRun:
         return self
 
     def stop(self, wait: bool = True, at_once: bool = False) -> None:
-        """End the run after the iteration that goes on, and keep its weights. ``at_once``: give that iteration up."""
+        """End the run after the iteration that goes on, and keep its weights. ``at_once``: give that iteration up.
+
+        Called in ``on_iteration`` it returns at once: the run ends after this iteration.
+        """
         self._stopped = self._stopped or not self._is_over
         self._between.end()
+        if self._between.waits_for_me:
+            return
         if wait and (at_once or self.run.state == "starting" or not self._done.wait(STOP_SECONDS)):
             self.run.stop()
             self._done.wait(STOP_SECONDS)

@@ -234,6 +234,9 @@ class GRPOConfig:
         )
         self._require("concurrency", _real(self.concurrency) and self.concurrency >= 1, "a number of at least 1")
         self._require("dispatch", self.dispatch in DISPATCH, " or ".join(map(repr, DISPATCH)))
+        named = isinstance(self.model, (str, os.PathLike)) and bool(os.fspath(self.model))
+        self._require("model", named, "'small', the path of a model's folder, or a name, in a text")
+        self._require("reward", self.reward is None or callable(self.reward), "a function of a problem and a text, or None")
         self._require("lora", self.lora is None or _whole(self.lora, 1), "a rank of at least 1, or None")
         for name in ("lora", "gradient_checkpointing", "chat", "system_prompt"):
             own = self.model == "small" and getattr(self, name)

@@ -45,7 +45,7 @@ class Remainder(Task):
     def reward(self, problem: Problem, completion: str) -> RewardResult:
         work = completion.rpartition(MARK)[0] if MARK in completion else completion
         verdict = exact(problem, completion)
-        if not work or not FORM.issuperset(work):
+        if not work or not FORM.issuperset(work) or "dividend" not in problem.detail:  # a problem of somebody's own
             return verdict
         right, steps = self.solution(problem).rpartition(MARK)[0].split(","), work.split(",")
         if verdict.value and steps == right:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, WorkerError
 from rlinf_lab.experiments.autoplan.choice import Choice, choose
 from rlinf_lab.experiments.autoplan.phases import AutoPlan, Phase, of_a_gpu, reason
 from rlinf_lab.experiments.autoplan.probes import gpu_probe, probes, rank_counts
@@ -290,6 +290,15 @@ def test_the_reason_of_a_failed_gpu_is_the_line_that_names_it() -> None:
         raise ValueError from RuntimeError("a kernel\nCUDA error: out of memory\n  at line 3")
     except ValueError as error:
         assert of_a_gpu(error) and reason(error) == "CUDA error: out of memory"
+
+
+def test_code_that_speaks_of_a_gpu_is_no_fault_of_it() -> None:
+    """From another process the text comes alone."""
+    traceback = 'File "mine.py", line 3\n    if self.device == "cuda:0":\n'
+    for cause, failed in ((ValueError("the arm is broken"), False), (RuntimeError("CUDA error: out of memory"), True)):
+        error = WorkerError.of("learner", 0, "train", cause, f"{traceback}{type(cause).__name__}: {cause}\n")
+        error.__cause__ = None
+        assert of_a_gpu(error) == failed and ("out of memory" in reason(error)) == failed and "mine.py" not in reason(error)
 
 
 def test_who_waits_for_weights_gets_those_of_the_phase_after_a_failed_one() -> None:

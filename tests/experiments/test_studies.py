@@ -63,6 +63,9 @@ def test_the_shelf_tells_who_died_and_deletes_only_what_is_over(runs: list[list[
     RunFolder(runs[0][0]).about(state="running", began=1.0, **here)
     RunFolder(runs[0][1]).about(state="running", began=2.0, **{**here, "process_began": here["process_began"] - 100})
     (runs[1][0] / "run.json").write_text("{")
+    RunFolder(runs[1][1]).about(began="yesterday")
+    assert lab.runs(tmp_path).query("name == 'fast1'")["state"].item() == "damaged"
+    RunFolder(runs[1][1]).about(began=3.0)
     table = lab.runs(tmp_path)
     states = dict(zip(table["name"], table["state"], strict=True))
     assert states == {"slow0": "running", "slow1": "died", "fast0": "damaged", "fast1": "finished"}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.errors import ConfigError, ExecutorError, UnknownNameError
 from rlinf_lab.experiments import TrainingRun
 from rlinf_lab.vecenv import runners
 
@@ -121,6 +121,29 @@ def test_pause_stop_and_asking_meanwhile() -> None:
     run.stop()
     assert run.state == "stopped" and run.policy().version == run.iteration == len(run.metrics)
     assert run.wait() is run
+
+
+def test_on_iteration_may_stop_the_run_and_not_wait_for_it() -> None:
+    began = threading.Semaphore(0)
+    found: list[Any] = []
+
+    def ends(row: dict[str, float]) -> None:
+        with began:
+            run.stop()  # waiting for itself it would end after a minute, its iteration given up
+            found.append((run._done.is_set(), run.run.state))
+            with pytest.raises(ExecutorError, match="waits for the run, which waits for it"):
+                run.wait()
+
+    run = train(iterations=10_000, on_iteration=ends)
+    began.release()
+    run.wait(120)
+    assert found == [(False, "running")] and run.state == "stopped" and run.iteration == 1 and run.policy().version == 1
+
+
+def test_weights_of_another_environment_are_refused(tmp_path: Path) -> None:
+    run = train(folder=tmp_path / "run").wait(120)
+    with pytest.raises(ConfigError, match=r"another policy than gymnasium/CartPole-v1 has.*Next: the environment"):
+        lab.load_policy(run.folder, env="CartPole-v1")
 
 
 def test_what_on_iteration_raises_comes_out_where_the_user_waits() -> None:

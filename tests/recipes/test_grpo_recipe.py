@@ -201,6 +201,20 @@ def test_bad_samples_are_recorded_and_do_not_stop_the_run():
     assert len(run.failures) == run.failures.attrs["total"] == 0.5 * metrics["env_steps"]
 
 
+def test_a_reward_that_never_works_is_told():
+    def broken(problem, text):
+        return text.no_such_method()
+
+    with pytest.warns(UserWarning, match=r"reward: all \d+ rewards of an iteration failed.*no_such_method"):
+        (metrics,) = metrics_of(GRPOConfig(**SMALL, reward=broken), temporal, iterations=1)
+    assert metrics["failed"] == 1
+    with pytest.raises(ConfigError, match="reward is 'x'.*a function of a problem and a text"):
+        GRPOConfig(**SMALL, reward="x")
+    for nothing in ("", 5):
+        with pytest.raises(ConfigError, match="model is .*'small', the path"):
+            GRPOConfig(**SMALL | {"model": nothing})
+
+
 def test_prompts_that_cannot_work_are_recorded_and_do_not_stop_the_run():
     class Odd(lab.tasks.Remainder):
         """Nothing, more than the context holds, and what works."""

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlinf_lab.errors import WorkerError
 from rlinf_lab.experiments.autoplan.choice import Choice, choose
 from rlinf_lab.experiments.autoplan.probes import ITERATIONS, Probe, by_kind, gpu_probe, probes
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -220,12 +221,17 @@ def of_a_gpu(error: BaseException | None) -> bool:
     """Whether torch, or a library below it, says that a GPU failed: no memory left, a driver that is too old, a kernel
     that cannot run there.
     """
-    return error is not None and bool(GPU_FAULT.search(str(error)) or of_a_gpu(error.__cause__))
+    return error is not None and bool(GPU_FAULT.search(_words(error)) or of_a_gpu(error.__cause__))
 
 
 def reason(error: BaseException) -> str:
     """The line that names the fault, of the error or of what caused it, without the traceback."""
-    found = next((line for line in str(error).splitlines() if GPU_FAULT.search(line)), None)
+    found = next((line for line in _words(error).splitlines() if GPU_FAULT.search(line)), None)
     if found is None and error.__cause__ is not None:
         return reason(error.__cause__)
-    return (found or str(error) or type(error).__name__).splitlines()[0][:200]
+    return (found or _words(error) or type(error).__name__).splitlines()[0][:200]
+
+
+def _words(error: BaseException) -> str:
+    """What it says: not its traceback, where lines of code speak of GPUs."""
+    return str(error).removesuffix(error.remote_traceback.rstrip()) if isinstance(error, WorkerError) else str(error)

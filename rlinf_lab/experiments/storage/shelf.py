@@ -60,11 +60,14 @@ def runs(root: str | os.PathLike[str] = "runs") -> Runs:
 def _row(path: Path) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"name": path.name, "folder": str(path)}
     try:
-        about = RunFolder(path).read_json("run.json")
-    except ConfigError:
+        return row | _told(path, RunFolder(path).read_json("run.json"))
+    except (ConfigError, AttributeError, TypeError, ValueError):  # one that was changed by hand hides no other
         return row | {"state": "damaged", "began": pd.NaT, "minutes": 0.0}
+
+
+def _told(path: Path, about: dict[str, Any]) -> dict[str, Any]:
     began, state, metrics = float(about.get("began", about.get("saved", 0.0))), state_of(about), _metrics(path)
-    return row | {
+    return {
         "algorithm": about.get("algorithm"), "env": about.get("env"), "state": state,
         "iteration": about.get("iteration", 0), "iterations": about.get("iterations"),
         "return": next((metrics[name].iloc[-1] for name in ("return", "reward") if name in metrics), None),

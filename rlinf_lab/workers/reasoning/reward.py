@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ class RewardWorker(Worker):
         log_completions: bool = True, group_size: int = 1,
     ) -> None:  # fmt: skip
         self._group_size = group_size
+        self._warned = False
         self._log_completions = log_completions
         self._own: Callable[[Problem, str], Any] = task.reward
         self._reward = reward or self._own
@@ -35,16 +37,25 @@ class RewardWorker(Worker):
 
     def score(self, responses: Inbox[Response], judged: Outbox[Response]) -> None:
         """Until the responses end. The weight of one is its tokens."""
+        failed: list[bool] = []
         for batch in responses:
             told: list[tuple[str, RewardResult]] = []
             try:
                 for response in batch:
                     verdict = self._verdict(response)
                     told.append((response.asked.id, verdict))
+                    failed.append(verdict.failed and not response.completion.failed)
                     group = {} if self._group_size == 1 else {"key": response.group}
                     judged.put(dataclasses.replace(response, reward=verdict), weight=len(response), **group)
             finally:  # a put may end the call: nobody wants more
                 self._tell(told)
+        if failed and all(failed) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.name}: all {len(failed)} rewards of an iteration failed, and nothing is learnt from them; the "
+                f"last one: {verdict.error}. Next: mend reward(problem, text), and try it on one answer.",
+                stacklevel=2,
+            )
 
     def evaluate(self, responses: Inbox[Response]) -> dict[str, float]:
         """Judge everything: mean reward and length, shares of what is right (full reward), failed, and was cut off."""
