@@ -253,11 +253,8 @@ class GRPOConfig:
         self._require("engine_options", isinstance(self.engine_options, Mapping), "names and values, as in a dict")
         self._require("engine", self.engine in GENERATORS, " or ".join(map(repr, GENERATORS)))
         buffer = self.overlong_buffer
-        self._require(
-            "overlong_buffer",
-            buffer is None or (_whole(buffer, 1) and buffer <= self.max_tokens),
-            "between 1 and max_tokens, or None",
-        )
+        fits = buffer is None or (_whole(buffer, 1) and buffer <= self.max_tokens)
+        self._require("overlong_buffer", fits, "between 1 and max_tokens, or None")
         total = self.total_timesteps
         needed = "a whole number of at least 1, or None with total_timesteps"
         self._require(
