@@ -218,11 +218,8 @@ class GRPOConfig:
             self._require(name, value is None or (_real(value) and value > 0), "a number greater than 0, or None")
         self._require("anneal", _real(self.anneal) and 0 <= self.anneal <= 1, "a number between 0 and 1")
         self._require("kl_coef", _real(self.kl_coef) and self.kl_coef >= 0, "a number of at least 0")
-        self._require(
-            "dual_clip",
-            self.dual_clip is None or (_real(self.dual_clip) and self.dual_clip > 1),
-            "a number greater than 1, or None",
-        )
+        dual = self.dual_clip
+        self._require("dual_clip", dual is None or (_real(dual) and dual > 1), "a number greater than 1, or None")
         self._require("minibatches", self.prompts % self.minibatches == 0, f"a divisor of prompts={self.prompts}")
         self._require("aggregation", self.aggregation in AGGREGATIONS, " or ".join(map(repr, AGGREGATIONS)))
         self._require("correction", self.correction in CORRECTIONS, " or ".join(map(repr, CORRECTIONS)))

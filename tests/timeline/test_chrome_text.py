@@ -86,6 +86,16 @@ def test_files_of_ranks_are_one_timeline(tmp_path: Path) -> None:
             Timeline.open(wrong)
 
 
+def test_a_zip_that_was_cut_off_is_told(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.json", "[]" * 100)
+    whole = (tmp_path / "a.zip").read_bytes()
+    for length in (4, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "b.zip").write_bytes(whole[:length])
+        with pytest.raises(TimelineError, match="damaged, cut off"):
+            Timeline.from_chrome(tmp_path / "b.zip")
+
+
 def test_a_zip_of_one_trace_is_opened(tmp_path: Path) -> None:
     for number, some in enumerate((["a"], ["a", "b"])):
         with zipfile.ZipFile(tmp_path / f"{number}.zip", "w") as archive:

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from rlinf_lab.errors import TimelineError, shown
 #: end, sizes beyond all memory.
 DAMAGE = (
     OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError,
-    struct.error, zlib.error,
+    struct.error, zlib.error, zipfile.BadZipFile,
 )  # fmt: skip
 
 
