@@ -140,13 +140,13 @@ class ChunkVelocity(nn.Module):
         self.features = width
         self.actions = nn.Linear(action_size, width)
         self.time = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
-        self.decoder = ChunkDecoder(chunk, action_size, width, heads, depth, 1.0)
+        self.end = ChunkDecoder(chunk, action_size, width, heads, depth, 1.0)
 
     def forward(self, x_BD: Tensor, t_B: Tensor, memory_BLW: Tensor) -> Tensor:
         rate = torch.arange(self.width // 2, device=x_BD.device, dtype=x_BD.dtype) / (self.width // 2)
         angle = t_B.unsqueeze(-1) * 2 * math.pi * 32.0**rate  # periods from one to a thirty-second of the way
         time_B1W = self.time(torch.cat([angle.sin(), angle.cos()], dim=-1)).unsqueeze(1)
-        end_BD = self.decoder(memory_BLW, self.actions(x_BD.unflatten(1, (self.chunk, -1))) + time_B1W)
+        end_BD = self.end(memory_BLW, self.actions(x_BD.unflatten(1, (self.chunk, -1))) + time_B1W)
         velocity_BD: Tensor = towards(end_BD, x_BD, t_B.unsqueeze(-1))
         return velocity_BD
 
