@@ -55,6 +55,8 @@ class RecipeConfig:
     """names that `preset` lets pass, since constructing says more about them"""
 
     def __post_init__(self) -> None:
+        if isinstance(self.total_timesteps, float) and self.total_timesteps.is_integer():  # 1e6
+            object.__setattr__(self, "total_timesteps", int(self.total_timesteps))
         for name in ("max_episode_steps", "total_timesteps", "iterations"):
             self._require(name, (value := getattr(self, name)) is None or whole(value, 1), "a whole number of at least 1, or None")
         self._require("iterations", self.iterations is None or self.total_timesteps is None, "None where total_timesteps is given: one of both")

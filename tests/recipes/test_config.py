@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,13 @@ SETTINGS = {
 
 def test_every_recipe_of_environments_is_tried_here():
     assert set(SETTINGS) == set(HOMES) - {"grpo"}
+
+
+def test_a_whole_float_is_a_number_of_steps():
+    preset = partial(find("ppo").config.preset, ReachLine, iterations=None)
+    assert repr(preset(total_timesteps=1e4).total_timesteps) == "10000"
+    with pytest.raises(ConfigError, match="total_timesteps is 0.5"):
+        preset(total_timesteps=0.5)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
