@@ -99,9 +99,9 @@ class Sleeping(Generator):
 
 
 class Letters:
-    """A model of which only `encode` and `decode` are asked."""
+    """A model of which only `encode_prompt` and `decode` are asked."""
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode_prompt(self, text: str) -> np.ndarray:
         return np.zeros(len(text), np.int64)
 
     def decode(self, ids: np.ndarray) -> str:

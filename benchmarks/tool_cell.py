@@ -68,6 +68,9 @@ class Scripted(Generator):
     def _break_off(self, ids: set[str]) -> list[Completion]:
         return [Completion.broken_off(self._running.pop(key)[0]) for key in ids]
 
+    def _so_far(self) -> list[Completion]:
+        return [Completion.broken_off(request) for request, _ in self._running.values()]
+
     def _take(self, state: Mapping[str, Any]) -> None:
         pass
 

@@ -62,7 +62,7 @@ def test_the_critic_learns_what_is_to_come():
 
 
 def test_the_recipe_runs_with_a_critic_and_goes_on():
-    fields = {"prompts": 6, "group_size": 1, "max_tokens": 8, "warm_up_steps": 0, "hidden": 16, "layers": 1, "iterations": 3, "slots": 8}
+    fields = {"prompts": 8, "group_size": 1, "max_tokens": 8, "warm_up_steps": 0, "hidden": 16, "layers": 1, "iterations": 3, "slots": 8}
     config = GRPOConfig.preset("ppo", env="reasoning/remainder", reward=lambda problem, text: float("1" in text), **fields)
     flow = build(config)
     with lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])) as session:
