@@ -122,6 +122,7 @@ def test_sliders_selection_and_refusals(jupyterlab: Any) -> None:
     assert not errors and not lab.errors()
 
 
+@pytest.mark.long
 def test_sensitivity_is_drawn_row_by_row(jupyterlab: Any) -> None:
     lab, errors, _ = opened(jupyterlab, "light", "maniskill_openvla", 16, {})
     lab.page.get_by_role("button", name="Compute").click()

@@ -41,6 +41,7 @@ def test_a_folder_and_an_empty_file_are_no_profiles(tmp_path: Path) -> None:
         Profile.load(tmp_path / "empty.json")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is a device of Linux")
 def test_a_full_disk_is_an_error_in_words(tmp_path: Path) -> None:
     file = tmp_path / "p.json"

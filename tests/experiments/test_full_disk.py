@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import logging, resource, signal, sys
 from pathlib import Path
@@ -37,6 +39,7 @@ print("resumed", resumed.iteration)
 """
 
 
+@pytest.mark.long
 def test_a_full_disk_loses_no_checkpoint(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)

@@ -38,6 +38,7 @@ def ran(seed: int, faster: str = "") -> tuple[Scenario, Timeline]:
     return made, timeline
 
 
+@pytest.mark.long
 @sweep(30, 120)
 def test_a_gain_is_what_the_faster_run_gains_and_says_where_it_is_about(seeds: range) -> None:
     """Equal, whatever is shared, bounded, stale or takes no time; where something is assumed the note says so, and it is near."""

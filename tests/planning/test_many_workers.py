@@ -132,6 +132,7 @@ def many(devices: int, count: int = 9) -> Profile:
     return Profile.from_dict({**made.to_dict(), "items": 4096, "workers": {n: {"samples": [s]} for n, s in zip(made.workers, samples, strict=True)}})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("memory", [None, 10.0])
 def test_many_workers_on_many_devices_are_looked_for_over_few_counts_and_plans_say_so(memory: float | None) -> None:
     profile = many(256)
@@ -159,6 +160,7 @@ def test_few_leaves_or_few_counts_are_searched_exactly(count: int, devices: int,
     assert search_of(problem, Only()) is (solve if exact else near if count <= SMOOTH else guess)
 
 
+@pytest.mark.long
 def test_a_search_over_few_counts_is_close_to_an_exact_one() -> None:
     ratios = []
     for seed in range(20):

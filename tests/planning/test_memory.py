@@ -176,6 +176,7 @@ def test_random_plans_fit_as_executed(seeds: range) -> None:
     assert checked > len(seeds)
 
 
+@pytest.mark.long
 @sweep(14, 40)
 def test_random_plans_with_shared_weights_fit_as_executed(seeds: range) -> None:
     """Each weights once on a device, whoever of their holders is there."""

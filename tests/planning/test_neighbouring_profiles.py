@@ -86,11 +86,13 @@ def four() -> Plans:
     return plan(six_workers(4), 32)
 
 
+@pytest.mark.long
 def test_where_the_slider_stands_a_quick_answer_is_the_same_plan(four: Plans) -> None:
     now = Question.of(four).answer(four.profile, like=four).best
     assert now.seconds <= 1.01 * min(p.candidate.seconds for p in four)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("field", "value"), [
     ("memory_gib", 48.0), pytest.param("devices.", 48, marks=pytest.mark.slow), pytest.param("switching", 3.0, marks=pytest.mark.slow),
     pytest.param("items", 1024, marks=pytest.mark.slow),
@@ -109,6 +111,7 @@ def drifted(plans: Plans, worker: str, factor: float) -> tuple[float, float]:
     return found.then, plan(truth, len(plans.best.devices)).best.seconds
 
 
+@pytest.mark.long
 def test_replanning_is_no_worse_than_planning_again(four: Plans) -> None:
     proposed, fresh = drifted(four, "e", 1.5)
     assert proposed <= (1 + WORTH_SHARE) * 1.005 * fresh

@@ -122,8 +122,11 @@ def assert_all_equal(seeds: range) -> None:
     assert all(kinds[kind] > len(seeds) // 50 for kind in kinds), kinds
 
 
+LATER = {**dict.fromkeys(range(1, 4), pytest.mark.long), **dict.fromkeys(range(4, 16), pytest.mark.slow)}
+
+
 @pytest.mark.usefixtures("held_up")
-@pytest.mark.parametrize("block", [*range(4), *(pytest.param(block, marks=pytest.mark.slow) for block in range(4, 16))])
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=mark) for block, mark in LATER.items())])
 def test_simulated_and_executed_timelines_are_equal(block: int) -> None:
     """500 random workflows and plans, and 2,000 in all."""
     assert_all_equal(range(block * 125, block * 125 + 125))

@@ -179,6 +179,7 @@ def test_where_nothing_fits_there_is_no_plan() -> None:
         assert r.high == 1.25 and r.instead == ("", NO_PLAN) and r.looks[-1].seconds == math.inf
 
 
+@pytest.mark.long
 # --- entries ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_seconds_that_are_known_of_others_stay_true(seed: int) -> None:

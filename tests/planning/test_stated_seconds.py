@@ -38,6 +38,7 @@ def read_again(profile: Profile, made: Planned) -> Planned:
     return planned(Profile.from_dict(json.loads(profile.to_json())), ExecutionPlan.from_json(made.execution.to_json()))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seeds", FLOWS, ids=str)
 def test_no_plan_is_below_the_bound_and_a_saved_one_takes_exactly_what_it_took(seeds: range) -> None:

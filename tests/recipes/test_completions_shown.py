@@ -66,6 +66,7 @@ def test_what_was_discarded_says_why():
     assert set(equal["discarded"].dropna()) == {"all rewards of its group are equal"} and "learnt_in" not in equal
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("executor", ["local", "processes"])
 def test_whoever_was_not_needed_has_a_reason_too(executor):
     """Dynamic sampling stops as soon as it has its groups: what its channels still hold is discarded wherever it is."""

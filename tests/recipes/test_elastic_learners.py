@@ -358,6 +358,7 @@ class Unwell(Sharded):
         return Unwell(self, timeout=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("executor", ["local", "processes"])
 def test_a_farewell_that_fails_is_the_reason_that_the_others_hear(executor: str) -> None:
     """They had waited for what did not come."""

@@ -34,6 +34,7 @@ def same(a, b, atol: float = 2e-4) -> None:
         assert array.shape == b.arrays[name].shape and np.allclose(array, b.arrays[name], atol=atol), name
 
 
+@pytest.mark.long
 def test_shards_learn_what_one_rank_learns_also_when_switched_out_and_after_a_checkpoint() -> None:
     """Two updates by one rank and by two; then both go on from the checkpoint of the two, which is one of any number of ranks."""
     flow = build(SMALL)

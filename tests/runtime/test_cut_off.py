@@ -61,6 +61,7 @@ def two_hosts() -> tuple[Workflow, ExecutionPlan]:
     return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]})
 
 
+@pytest.mark.long
 def test_a_connection_that_ends_while_both_live_is_an_error() -> None:
     """Before, the sink waited for ever."""
     flow, plan = two_hosts()

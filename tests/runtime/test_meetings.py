@@ -394,6 +394,7 @@ def learners_that_share(what: str, capacity: int | None = 2, steps: int = 3) -> 
     return flow, lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], places, micro_batches={"a": 1, "b": 1}, **memory)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("executor", ["local", "processes"])
 @pytest.mark.parametrize("what", ["get", "put"])
 def test_who_would_wait_at_a_channel_between_a_meeting_and_a_collective_is_told_at_once(what: str, executor: str) -> None:

@@ -238,6 +238,7 @@ def test_what_is_wrong_with_them_is_found_and_a_session_refuses_it_too(options: 
         pass
 
 
+@pytest.mark.long
 def test_a_filler_that_cannot_travel_is_named() -> None:
     flow, plan = elastic()
     locked = lab.Filler(Evaluates, threading.Lock(), on="cpu:0")

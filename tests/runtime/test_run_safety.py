@@ -144,6 +144,7 @@ def test_what_close_raises_is_told() -> None:
         assert s.step() == 0.0
 
 
+@pytest.mark.long
 def test_stopping_while_a_worker_is_set_up_or_computes_ends_and_says_who_was_left() -> None:
     for cls, wait_for in ((Slow, "starting"), (Odd, "running")):
         flow, plan = alone(cls, "sleep", 60.0)

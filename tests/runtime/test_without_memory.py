@@ -237,6 +237,7 @@ for more in range(4, 40, 4):
 """
 
 
+@pytest.mark.long
 def test_who_may_open_too_few_files_for_the_links_is_told(tmp_path: Path) -> None:
     """Before: OSErrors about a file of the kernel, connections that were reset, or advice about modules that are run as programs."""
     script = tmp_path / "few_files.py"

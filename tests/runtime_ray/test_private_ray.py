@@ -74,6 +74,7 @@ class Threads(Worker):
         return os.environ.get("OMP_NUM_THREADS"), os.getpid()
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.parametrize("own_environment", [False, True])
 def test_a_host_computes_in_one_thread_and_is_in_no_process_of_an_earlier_run(own_environment: bool, monkeypatch: pytest.MonkeyPatch) -> None:

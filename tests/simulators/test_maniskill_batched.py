@@ -232,10 +232,12 @@ def test_it_goes_on_where_it_was_saved(task: str, how: str) -> None:
     run(LEAVES, task, how)
 
 
+@pytest.mark.long
 def test_threads_get_the_resets_that_one_alone_gets() -> None:
     run(THREADS, "PushCube-v1")
 
 
+@pytest.mark.long
 def test_a_missing_asset_is_named_and_nobody_is_asked(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
     monkeypatch.delenv("MS_SKIP_ASSET_DOWNLOAD_PROMPT", raising=False)

@@ -13,6 +13,7 @@ from rlinf_lab.errors import MissingDependencyError, UnknownNameError
 from rlinf_lab.vecenv import check_env, ids, make_vec
 
 
+@pytest.mark.long
 def test_metaworld_keeps_the_contract() -> None:
     check_env(lambda: make_vec("metaworld/button-press-v3", 2, 15))
     env = make_vec("metaworld/button-press-v3", 1, 100)
@@ -92,6 +93,7 @@ def test_maniskill_keeps_the_contract_with_and_without_vulkan(icd: str | None) -
     assert done.stdout.strip().split("\n")[-1] in (("kept True", "kept False") if icd is None else ("kept False",))
 
 
+@pytest.mark.long
 def test_a_scene_that_needs_a_renderer_says_so_where_there_is_none() -> None:
     script = """
 from rlinf_lab.errors import EnvError

@@ -75,6 +75,7 @@ print(digest(env, actions))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("id", ["numpy/ReachArm-v0", "gymnasium/Pendulum-v1", "gymnasium/Ant-v5", "metaworld/door-lock-v3"])
 def test_it_goes_on_in_another_process(id: str) -> None:
     env = make_vec(id, N, LIMIT)
