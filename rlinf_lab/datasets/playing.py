@@ -12,9 +12,8 @@ from rlinf_lab.datasets.episodes import Episode
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.trees import Tree, map_tree
 from rlinf_lab.vecenv import VecEnv
+from rlinf_lab.vecenv.base import LONGEST
 from rlinf_lab.vecenv.stepping import is_chunk
-
-LONGEST = 10_000  # steps of an episode that nothing else limits
 
 
 @dataclass

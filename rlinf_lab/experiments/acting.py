@@ -14,9 +14,9 @@ from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts, play
 from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.trees import leaves, map_tree, rows
+from rlinf_lab.vecenv.base import LONGEST
 from rlinf_lab.vecenv.spaces import Native
 from rlinf_lab.workers.seeds import Purpose, environment_seed
-from rlinf_lab.workers.simulator import LONGEST
 
 if TYPE_CHECKING:
     from rlinf_lab.recipes.film import Film

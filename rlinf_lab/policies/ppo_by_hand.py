@@ -62,18 +62,18 @@ class PPOByHand:
         return features_BX
 
     def of_rows(
-        self, trees: list[Any], numbers: list[Tensor], normalises: bool, **factors: float
+        self, trees: list[Any], numbers: list[Tensor], prepared: Callable[[Tensor], Tensor], **factors: float
     ) -> Callable[[Tensor], dict[str, Tensor]]:
         """`step` of some rows of all samples: ``trees`` of observations and actions, ``numbers`` as in `Minibatch`.
 
-        ``normalises``: advantages, within the rows.
+        ``prepared``: what becomes of the rows' advantages.
         """
         features_BX, action_B = self.features(trees[0]), trees[1]
 
         def step(rows_B: Tensor) -> dict[str, Tensor]:
             old_B, advantage_B, return_B = (column[rows_B] for column in numbers[:3])
-            advantage_B = normalised(advantage_B) if normalises else advantage_B
-            return self.step(Minibatch(features_BX[rows_B], action_B[rows_B], old_B, advantage_B, return_B), **factors)
+            rows = Minibatch(features_BX[rows_B], action_B[rows_B], old_B, prepared(advantage_B), return_B)
+            return self.step(rows, **factors)
 
         return step
 
@@ -102,11 +102,6 @@ class PPOByHand:
             "kl": (ratio_B - 1.0 - log_ratio_B).mean(),
             "clip_fraction": (ratio_B != inside_B).float().mean(),
         }
-
-
-def normalised(advantage_B: Tensor) -> Tensor:
-    """With mean 0 and deviation 1."""
-    return (advantage_B - advantage_B.mean()) / (advantage_B.std(correction=0) + 1e-8)
 
 
 class _Gaussian:

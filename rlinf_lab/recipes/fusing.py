@@ -5,7 +5,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan, Ranks
+from rlinf_lab.recipes.config import answering
+from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
+
+Made = Callable[[Workflow], WorkerHandle]
+"""adds a worker to a workflow"""
+
+
+def as_rollout(name: str, plan: ExecutionPlan, rollout: Made, learner: Made) -> tuple[Workflow, ExecutionPlan] | None:
+    """The same training with simulator and policy as one worker, where `together` finds that ``plan`` allows it; else None.
+
+    ``plan``: of the workflow of all workers, or of this one.
+    """
+    if (places := together(plan)) is None:
+        return None
+    flow = Workflow(name)
+    traj, published = flow.channel("traj", whole=True), flow.weights("policy_weights")
+    rolling, learning = rollout(flow), learner(flow)
+
+    @flow.iteration
+    @answering(learning, simulator=rolling)
+    def iteration() -> Any:
+        rolling.roll_out(traj, published)
+        return learning.train(traj, published).metrics
+
+    return flow, as_one(plan, places)
 
 
 def together(plan: ExecutionPlan) -> Ranks | None:

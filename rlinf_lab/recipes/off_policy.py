@@ -24,7 +24,7 @@ from torch import nn
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import make_actor, make_q_ensemble
 from rlinf_lab.recipes.config import SimulatedConfig, answering, real, whole
-from rlinf_lab.recipes.fusing import as_one, together
+from rlinf_lab.recipes.fusing import as_rollout
 from rlinf_lab.replay import ReplayBuffer
 from rlinf_lab.workers import SimulatorWorker
 from rlinf_lab.workers.learner import Number
@@ -162,22 +162,13 @@ def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = Non
 def fuse(
     name: str, config: OffPolicyConfig, plan: ExecutionPlan, state: dict[str, Any] | None = None
 ) -> tuple[Workflow, ExecutionPlan] | None:
-    """The same training with simulator and policy as one `RolloutWorker`, where `together` finds that ``plan`` (of `build`, or of this) allows it; else None."""
-    if (places := together(plan)) is None:
-        return None
-    flow = Workflow(name)
-    traj, published = flow.channel("traj", whole=True), flow.weights("policy_weights")
-    simulating, exploring = _collecting(config, state)
-    rollout = flow.worker(ExploringRolloutWorker, policy=config.make_policy(), name="rollout", **{**simulating, **exploring})
-    learner = _learner(flow, config, state)
+    """The same training with an `ExploringRolloutWorker` for simulator and policy, if ``plan`` allows it: see `as_rollout`."""
 
-    @flow.iteration
-    @answering(learner, simulator=rollout)
-    def iteration() -> Any:
-        rollout.roll_out(traj, published)
-        return learner.train(traj, published).metrics
+    def rollout(flow: Workflow) -> WorkerHandle:
+        simulating, exploring = _collecting(config, state)
+        return flow.worker(ExploringRolloutWorker, policy=config.make_policy(), name="rollout", **{**simulating, **exploring})
 
-    return flow, as_one(plan, places)
+    return as_rollout(name, plan, rollout, partial(_learner, config=config, state=state))
 
 
 def _collecting(config: OffPolicyConfig, state: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:

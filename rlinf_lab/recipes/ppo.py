@@ -29,7 +29,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import PolicyWeights, make_policy
 from rlinf_lab.policies.leaves import Kind, leaves_of
 from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, pooled, real, whole
-from rlinf_lab.recipes.fusing import as_one, together
+from rlinf_lab.recipes.fusing import as_rollout
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.vecenv import environment
@@ -304,25 +304,16 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
 
 
 def fuse(config: PPOConfig, plan: ExecutionPlan, state: dict[str, Any] | None = None) -> tuple[Workflow, ExecutionPlan] | None:
-    """The same training with simulator and policy as one `RolloutWorker`, where `together` finds that ``plan`` (of `build`, or of this) allows it; else None."""
-    if (places := together(plan)) is None:
-        return None
-    flow = Workflow("ppo")
-    traj, published = flow.channel("traj", whole=True), flow.weights("policy_weights")
-    weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
-    make = config.make_policy()
-    make()  # refuses a space here, not in a worker after the launch
-    simulating = config.simulating(config.n_steps, taken, state)
-    rollout = flow.worker(RolloutWorker, policy=make, weights=weights, name="rollout", **simulating, chunk_size=config.chunk)
-    learner = _learner(flow, config, state)
+    """The same training with a `RolloutWorker` for simulator and policy, if ``plan`` allows it: see `as_rollout`."""
 
-    @flow.iteration
-    @answering(learner, simulator=rollout)
-    def iteration() -> Any:
-        rollout.roll_out(traj, published)
-        return learner.train(traj, published).metrics
+    def rollout(flow: Workflow) -> WorkerHandle:
+        weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)
+        make = config.make_policy()
+        make()  # refuses a space here, not in a worker after the launch
+        simulating = config.simulating(config.n_steps, taken, state)
+        return flow.worker(RolloutWorker, policy=make, weights=weights, name="rollout", **simulating, chunk_size=config.chunk)
 
-    return flow, as_one(plan, places)
+    return as_rollout("ppo", plan, rollout, partial(_learner, config=config, state=state))
 
 
 def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) -> WorkerHandle:

@@ -35,6 +35,10 @@ class Runner:
         return f"{self.name}{cores} ({self.why}{f': {told} steps/s' if told else ''})"
 
 
+LONGEST = 10_000
+"""steps after which whoever plays whole episodes cuts one that nothing limits"""
+
+
 @with_old_names(
     {
         "horizon": "max_episode_steps", "obs_size": "observation_space=, as the environment has it",

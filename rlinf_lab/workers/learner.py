@@ -24,7 +24,7 @@ from torch import nn
 from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, policy_loss, ppo_loss, value_loss
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import ActorCritic, PolicyWeights
-from rlinf_lab.policies.ppo_by_hand import PPOByHand, normalised
+from rlinf_lab.policies.ppo_by_hand import PPOByHand
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.workers.adam import Adam
@@ -261,7 +261,7 @@ class LearnerWorker(TorchWorker):
         numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in columns]
         by_hand = None
         if self._is_written_out():
-            by_hand = PPOByHand(self.policy).of_rows(trees, numbers, self.normalizes_advantage, **factors)
+            by_hand = PPOByHand(self.policy).of_rows(trees, numbers, self._prepared, **factors)
         parts = number_of_minibatches(len(batch), round(self.now("batch_size")), self.ranks)
         sums: dict[str, Any] = defaultdict(float)  # tensors: reading a number would wait for the GPU after every step
         count = 0
@@ -282,6 +282,9 @@ class LearnerWorker(TorchWorker):
                     values_only = exceeds_target_kl(self.group.mean({"kl": float(found["kl"])})["kl"], self.target_kl)
         return self.group.mean({name: float(value) / count for name, value in sums.items()})
 
+    def _prepared(self, adv: torch.Tensor) -> torch.Tensor:
+        return (adv - adv.mean()) / (adv.std(correction=0) + 1e-8) if self.normalizes_advantage else adv
+
     def _is_written_out(self) -> bool:
         """Whether gradients are those of `PPOByHand`: a rank alone, with the usual loss."""
         usual = self.loss_of_policy is policy_loss and self.computing.is_plain
@@ -293,8 +296,7 @@ class LearnerWorker(TorchWorker):
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """Those of this rank's part of a minibatch, or of the value net alone. Returns its share of the means."""
         old, adv, ret, *steps = (column[rows_B] for column in numbers)
-        if self.normalizes_advantage:
-            adv = normalised(adv)  # of the whole minibatch, on however many ranks
+        adv = self._prepared(adv)  # of the whole minibatch, on however many ranks
         mine, old, adv, ret, *steps = self._part(rows_B, old, adv, ret, *steps)
         # relative to a fair one: the mean over the ranks is the mean over all rows
         share = self.ranks * len(mine) / len(rows_B)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rlinf_lab.errors import ConfigError, WorkflowError, refuse_old_names, said, shown
 from rlinf_lab.records import Action, Episodes, Observation, Trajectory
 from rlinf_lab.vecenv import cannot_leave, environment
+from rlinf_lab.vecenv.base import LONGEST
 from rlinf_lab.vecenv.stepping.on_host import HostVecEnv, on_host
 from rlinf_lab.workers.environments import EnvGroup, Outcome
 from rlinf_lab.workers.environments import episodes as as_episodes
@@ -25,9 +26,6 @@ from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
 if TYPE_CHECKING:
     from rlinf_lab.vecenv import EnvSpec, Restorable, VecEnv
-
-
-LONGEST = 10_000  # steps of an episode in an evaluation that nothing else limits
 
 
 class SimulatorWorker(Worker):

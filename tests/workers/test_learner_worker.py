@@ -12,7 +12,7 @@ from line_env import MAKE, LineEnv
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import PolicyWeights
-from rlinf_lab.policies.ppo_by_hand import PPOByHand, normalised
+from rlinf_lab.policies.ppo_by_hand import PPOByHand
 from rlinf_lab.records import TrainBatch
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
 from rlinf_lab.workers.learner import episode_metrics, number_of_minibatches
@@ -227,7 +227,8 @@ def test_no_sample_of_a_pass_loses_its_advantage(monkeypatch: pytest.MonkeyPatch
     """Advantages 1, 2, 3 in minibatches of at most two. Alone, a sample would get (a - a) / 0 = 0; together (a - 2) / sqrt(2/3)."""
     worker, seen = learner(n_epochs=1, batch_size=2), []
 
-    monkeypatch.setattr("rlinf_lab.policies.ppo_by_hand.normalised", lambda advantage: seen.append(normalised(advantage)) or seen[-1])
+    step = PPOByHand.step
+    monkeypatch.setattr(PPOByHand, "step", lambda self, batch, **factors: seen.append(batch.advantage_B) or step(self, batch, **factors))
     zeros = np.zeros(3, np.float32)
     worker._optimise(TrainBatch(np.zeros((3, 2), np.float32), np.zeros((3, 1), np.float32), zeros, np.array([1.0, 2.0, 3.0], np.float32), zeros))
     assert sorted(torch.cat(seen).tolist()) == pytest.approx([-np.sqrt(1.5), 0.0, np.sqrt(1.5)])
