@@ -47,7 +47,7 @@ def test_no_foreign_error_comes_out(odd: Any) -> None:
         ours(lambda name=name: PLANS.best.simulate(**{name: odd}))
     for name in ("window", "threshold", "restart_s"):
         ours(lambda name=name: replan(TIMELINE, PLANS.best, **{name: odd}))
-    for name in ("entries", "of", "tolerance", "workers"):
+    for name in ("entries", "tolerance"):
         ours(lambda name=name: sensitivity(PLANS, **{name: odd}))
     for made in (PROFILE, WORK, WORK.samples[0], PROFILE.edges[0]):
         for field in dataclasses.fields(made):
