@@ -131,7 +131,7 @@ def lasting(label: str, thread: int, later: Sequence[str]) -> str:
     return (
         f"{label} has been in its setup() for {TOLD_AFTER_SECONDS:g} s, and the setup of {', '.join(later)} comes "
         "after it in the same process. Next: nothing, if it loads or downloads something; if it waits for those it "
-        "would do so for ever: let ranks meet in a call (self.exchange, RankGroup) instead of in setup(), or give them devices "
-        "and processes of their own; wait for what others do on other machines before the session, or in the first "
-        f"call.{where}"
+        "would do so for ever: let ranks meet in a call (self.exchange, RankGroup) instead of in setup(), or give them "
+        "devices and processes of their own; wait for what others do on other machines before the session, or in the "
+        f"first call.{where}"
     )
