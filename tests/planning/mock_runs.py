@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 import rlinf_lab as lab
 from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.span import SpanKind
 
 
 def run(flow: lab.Workflow, plan: lab.ExecutionPlan | lab.Planned, iterations: int = 4) -> lab.Run:
@@ -22,3 +25,10 @@ def profiled(flow: lab.Workflow) -> Profile:
 def seconds(done: lab.Run) -> float:
     """Of the last iteration."""
     return float(done.timeline.iterations()["seconds"].iloc[-1])
+
+
+def between_ends(done: lab.Run) -> float:
+    """Seconds between ends of iterations that overlap."""
+    spans = done.timeline.spans
+    ends = np.sort(spans[spans["kind"] == SpanKind.MARK]["end"]) / 1e9
+    return float((ends[-3] - ends[3]) / (len(ends) - 6))

@@ -6,14 +6,12 @@ import copy
 import dataclasses
 import itertools
 import json
-import math
 import pickle
 from collections.abc import Sequence
 
 import pytest
 from random_profiles import random_profile
 
-import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -30,7 +28,6 @@ from rlinf_lab.planning.profile.profile import (
     Sample,
     WorkerProfile,
 )
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -271,52 +268,6 @@ def test_execution_plans_of_cells() -> None:
     assert apart.micro_batches == {"obs": ranks["env"] * 2 // ranks["policy"] // 2, "results": 0}
     for execution in (together, apart):
         execution.validate(made.graph)
-
-
-def per_item(items: int) -> WorkerProfile:
-    """A second an item, on each of its devices."""
-    return WorkerProfile(tuple(Sample(n, float(items), items / n) for n in (1, 2, 4) if n <= items))
-
-
-class Source(lab.Worker):
-    def work(self, items: int, out: lab.Outbox) -> None:
-        out.put_all(range(items))
-
-
-class Passes(lab.Worker):
-    def work(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
-        for batch in inbox:
-            self.compute(float(len(batch)))
-            out.put_all(batch)
-
-
-class Counts(lab.Worker):
-    def work(self, inbox: lab.Inbox) -> None:
-        for batch in inbox:
-            self.compute(float(len(batch)))
-
-
-@pytest.mark.parametrize(("items", "devices"), [(4, 16), (16, 8), (12, 5)])
-def test_items_are_whole(items: int, devices: int) -> None:
-    """Plans of more devices than items, or of micro-batches smaller than the ranks, take as long as they are said to take."""
-    flow = lab.Workflow("whole")
-    first, second = flow.channel("first", capacity=None), flow.channel("second", capacity=None)
-    source, a, b = flow.worker(Source, name="source"), flow.worker(Passes, name="a"), flow.worker(Counts, name="b")
-
-    @flow.iteration
-    def iteration() -> None:
-        source.work(items, first)
-        a.work(first, second)
-        b.work(second)
-
-    free = WorkerProfile((Sample(0, float(items), 0.0),), resource="host")
-    profile = Profile(items, {"source": free, "a": per_item(items), "b": per_item(items)}, (EdgeProfile("source", "a"), EdgeProfile("a", "b")))
-    plans = plan(flow, [f"cpu:{i}" for i in range(devices)], profile)
-    assert plans.best.seconds >= 2 * math.ceil(items / devices)
-    for planned in plans:
-        run = lab.run(flow, planned, 2, dashboard=False, clock=MockClock())
-        run.wait()
-        assert run.timeline.iterations()["seconds"].iloc[-1] == pytest.approx(planned.seconds), planned
 
 
 def test_the_bound_of_a_cell_whose_members_have_devices_of_their_own() -> None:
