@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from driving import executed
 from hypothesis import given
 from hypothesis import strategies as st
 from mock_runs import run
+from random_flows import Scenario, scenario
 from sweeps import sweep
-from test_parity import execute
 
 import rlinf_lab as lab
 from rlinf_lab.errors import TimelineError
@@ -22,9 +22,6 @@ from rlinf_lab.timeline.critical import gains
 from rlinf_lab.timeline.critical.gains import SCHEDULER, SPANS
 from rlinf_lab.timeline.record.batch import SpanBatch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from random_flows import Scenario, scenario
-
 
 def ran(seed: int, faster: str = "") -> tuple[Scenario, Timeline]:
     """A random flow under a random plan; what one of its workers computes in half the time."""
@@ -33,7 +30,7 @@ def ran(seed: int, faster: str = "") -> tuple[Scenario, Timeline]:
         if stage.name == faster:
             stage.fixed, stage.each, stage.epilogue = stage.fixed / 2, stage.each / 2, stage.epilogue / 2
             stage.first = None if stage.first is None else stage.first / 2
-    timeline = execute(made)
+    timeline = executed(made.flow, made.plan)
     timeline.rerun = Rerun(checked_layout(made.flow, made.plan))
     return made, timeline
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
+from random_flows import scenario
 from sweeps import sweep
 
 from rlinf_lab.errors import PlanError, UnknownNameError
@@ -17,9 +17,6 @@ from rlinf_lab.planning.simulator.simulator import Outage, SimCall, Simulator, g
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
-
-sys.path.insert(0, str(Path(__file__).parent))
-from random_flows import scenario
 
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
 MS = 1_000_000

@@ -268,6 +268,9 @@ def test_what_is_no_plan_at_all(text: str, match: str) -> None:
         (lambda f: ExecutionPlan.temporal(f, None), "devices is None"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks=2), "ranks is 2"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks={"left": True}), r"ranks\['left'\] is True"),
+        (lambda f: ExecutionPlan.temporal(f, ["cpu:0", "cpu:1"], ranks={"left": 3}), r"ranks\['left'\] is 3.*one rank for each of the 2 devices"),
+        (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks={"lefft": 1}), "Did you mean 'left'"),
+        (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], micro_batchez={}), "Did you mean 'micro_batches'"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], sub_batches=2), "sub_batches is 2"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], sub_batches={"left": "x"}), r"sub_batches\['left'\] is 'x'"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], micro_batches=None), "micro_batches is None"),
@@ -330,21 +333,6 @@ def test_a_changed_plan_runs_or_is_refused(seed: int, changes: int) -> None:
         assert "Next: " in str(error), error
         return
     runs(plan)
-
-
-# --- the same of a cell: tokens go round, so micro-batches, sub-batches, ranks and fusion depend on each other -----------------
-def cell() -> Workflow:
-    flow = Workflow("cell")
-    obs, act, done = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("done", whole=True)
-    simulator, policy, learner = (flow.worker(Part, name=n) for n in ("simulator", "policy", "learner"))
-
-    @flow.iteration
-    def iteration():
-        simulator.step(act, obs, done)
-        policy.convert(obs, act)
-        learner.take(done)
-
-    return flow
 
 
 def test_many_changed_plans_are_of_both_kinds() -> None:

@@ -7,6 +7,9 @@ import pytest
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.replay.estimate import estimate
+from rlinf_lab.planning.simulator.scripts import Script
+from rlinf_lab.planning.simulator.scripts import run as compute
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -69,9 +72,6 @@ def test_a_loop_that_feeds_a_worker_and_reads_it_is_no_cell() -> None:
 
 @pytest.mark.parametrize(("channel", "key", "text"), [("items", 0, "'items' has no keys"), ("answers", -1, "'answers' is keyed")])
 def test_a_script_gives_keys_as_a_worker_must(channel: str, key: int, text: str) -> None:
-    from rlinf_lab.planning.simulator.scripts import Script
-    from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put
-
     flow = Workflow("keys")
     items, answers = flow.channel("items"), flow.channel("answers", keyed=True)
     source, sink = flow.worker(Answers, name="source"), flow.worker(Asks, name="sink")
@@ -92,6 +92,8 @@ def test_a_script_gives_keys_as_a_worker_must(channel: str, key: int, text: str)
     calls = [SimCall("source", "make", make, writes=("items", "answers")), SimCall("sink", "use", use, reads=("items", "answers"))]
     with pytest.raises(WorkflowError, match=text):
         Simulator(flow.graph, ExecutionPlan.temporal(flow, DEVICES)).simulate(calls)
+    with pytest.raises(WorkflowError, match=r"run\(-1\)"):
+        compute(-1)
 
 
 class Answers(Worker):

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import heapq
 import random
-import sys
 import threading
 from collections import Counter
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from driving import hold_up_threads, recorded
-
-sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import MS, Scenario, scenario
 from sweeps import sweep
 
