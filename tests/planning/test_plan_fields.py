@@ -254,8 +254,12 @@ def test_a_missing_field_is_named(key: str) -> None:
         ExecutionPlan.from_dict(data)
 
 
-@pytest.mark.parametrize(("text", "match"), [("{", "not JSON: .* line 1, column 2"), ("[1]", r"A plan is \[1\]"), ("null", "A plan is None"), ("", "not JSON")])
-def test_what_is_no_plan_at_all(text: str, match: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [("{", "not JSON: .* line 1, column 2"), ("[1]", r"A plan is \[1\]"), ("null", "A plan is None"), ("", "not JSON"),
+     *((odd, "Next|must be an object") for odd in (5, None, b"{}", "[" * 100_000, '{"name": 1' + 5000 * "0" + "}", "5", '{"name": "x"}'))],
+)  # fmt: skip
+def test_what_is_no_plan_at_all(text: Any, match: str) -> None:
     with pytest.raises(PlanError, match=match):
         ExecutionPlan.from_json(text)
 
