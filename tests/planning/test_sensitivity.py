@@ -179,8 +179,8 @@ def test_where_nothing_fits_there_is_no_plan() -> None:
         assert r.high == 1.25 and r.instead == ("", NO_PLAN) and r.looks[-1].seconds == math.inf
 
 
-@pytest.mark.long
 # --- entries ------------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_seconds_that_are_known_of_others_stay_true(seed: int) -> None:
     """Tables of a setting in which one worker's seconds are others are those made anew."""
@@ -238,17 +238,6 @@ def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         assert "not looked at, there was no time left: b seconds. Next: more seconds=" in text
     nothing = sensitivity(plans, seconds=0)
     assert not nothing.ranges and len(nothing.left) == 2 and "none of those that were looked at" in repr(nothing)
-
-
-def test_quick_plans_are_planned_again_as_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans, ways = plan(chain(a=FLAT, b=STEEP), 8, simulate=False, quick=True), list[bool]()
-    from rlinf_lab.planning.planner.feasible import of_modes
-
-    monkeypatch.setattr(
-        "rlinf_lab.planning.adapt.sensitivity.of_modes", lambda s, modes, quick, **more: ways.append(quick) or of_modes(s, modes, quick, **more)
-    )
-    found = sensitivity(plans, tolerance=0.0)
-    assert set(ways) == {True} and len(ways) == 2 * (len(FACTORS) - 1) and next(r for r in found.ranges if r.owner == "b").high == 2.0
 
 
 def test_what_takes_long_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
