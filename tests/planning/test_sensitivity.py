@@ -160,18 +160,6 @@ def test_a_plan_with_its_numbers_stands_less_long_than_its_shape() -> None:
         assert wide.low < narrow.low <= 1 <= narrow.high < wide.high
 
 
-@pytest.mark.parametrize("of", ["shape", "plan"])
-@pytest.mark.parametrize(("times", "is_standing"), [(1.0, True), (0.999, False)])
-def test_a_plan_that_takes_as_long_is_not_before_the_choice(monkeypatch: pytest.MonkeyPatch, of: str, times: float, is_standing: bool) -> None:
-    """A twin is ranked, and the choice is not."""
-    plans = plan(chain(a=FLAT, b=FLAT), 12)
-    twin = next(p for p in plans if p.shape != plans.best.shape)
-    monkeypatch.setattr(Asked, "_planned", lambda self, setting: [(twin.candidate, times * plans.best.seconds)])
-    monkeypatch.setattr(Asked, "_as_it_is", lambda self, setting: plans.best.seconds)
-    look = Asked(plans, of, 0.0).look(entry(plans, "seconds", "a"), 2.0)
-    assert look.stands == is_standing and look.winner == (plans.best.shape if is_standing else twin.shape)
-
-
 def test_where_nothing_fits_there_is_no_plan() -> None:
     stuck = dataclasses.replace(STEEP, memory=Memory(30), offloadable=False)
     plans = plan(chain(a=stuck, b=stuck).replace(device_memory_gib=80.0), 1, micro_batches=1, simulate=False)
