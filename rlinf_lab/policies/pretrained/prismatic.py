@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_lab.errors import ConfigError, MissingDependencyError, shown
+from rlinf_lab.policies.pretrained.saved import without_bars
 
 STOP_ID = 2  # Llama's </s>
 HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "so400m": 16}  # of attention, by the size in timm's name
@@ -157,13 +158,14 @@ def load_prismatic(folder: Path, dtype: torch.dtype) -> tuple[Prismatic, dict[st
         raise _bad(folder, f"its language model is {shown(config.get('text_config'))}, and Llama is read here")
     weights = _weights(folder, dtype)
     names = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
-    towers = [
-        _tower(transformers, folder, model_id, side, act, scale, _below(weights, name), dtype)
-        for model_id, side, act, scale, name in zip(ids, sides, acts, scales, names, strict=False)
-    ]
-    layers = _below(weights, "projector.")
-    projector = Projector([_linear(folder, layers, f"fc{i}", "projector.") for i in range(1, 2 + len(towers))])
-    language = _filled(transformers.LlamaModel, transformers.LlamaConfig(**text), _below(weights, "language_model.model."), dtype, folder, "language_model.model.")
+    layers, prefix = _below(weights, "projector."), "language_model.model."
+    projector = Projector([_linear(folder, layers, f"fc{i}", "projector.") for i in range(1, 2 + len(ids))])
+    with without_bars(transformers):
+        towers = [
+            _tower(transformers, folder, model_id, side, act, scale, _below(weights, name), dtype)
+            for model_id, side, act, scale, name in zip(ids, sides, acts, scales, names, strict=False)
+        ]
+        language = _filled(transformers.LlamaModel, transformers.LlamaConfig(**text), _below(weights, prefix), dtype, folder, prefix)
     return Prismatic(towers, projector, language, sides[0]), config
 
 
