@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -33,9 +34,9 @@ def waiting(spares: Spares) -> set[int]:
 
 
 @pytest.mark.parametrize("prepare", [tell, fail])
-def test_a_run_has_the_processes_that_wait(tmp_path: Path, prepare: object) -> None:
+def test_a_run_has_the_processes_that_wait(tmp_path: Path, prepare: Callable[[str], None]) -> None:
     one_core = sorted(os.sched_getaffinity(0))[-1:]
-    spares = Spares(3, partial(prepare, str(tmp_path)), one_core)  # type: ignore[operator]
+    spares = Spares(3, partial(prepare, str(tmp_path)), one_core)
     pids = waiting(spares)
     flow = notebook_flow()
     plan = ExecutionPlan.spatial(flow, DEVICES[:2], {w: [i % 2] for i, w in enumerate(flow.graph.workers)})
@@ -68,7 +69,7 @@ def test_one_that_would_be_started_otherwise_now_is_not_taken(monkeypatch: pytes
 
 
 def test_they_are_ready_when_each_has_done_or_failed() -> None:
-    spares = Spares(1, fail, [])  # called without its argument
+    spares = Spares(1, partial(fail, "in vain"), [])
     spares._preparing[0].result(60)
     assert spares.are_ready()
     spares.close()
