@@ -151,7 +151,7 @@ def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = N
     """
     kept = RunFolder(folder)
     recipe = kept.recipe()
-    return recipe.policy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
+    return recipe.policy(configured_again(recipe, kept, env, None, {}, only_acts=True), kept.weights(best))
 
 
 def auto_plan(

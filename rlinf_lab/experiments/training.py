@@ -422,7 +422,7 @@ class TrainingRun:
             steps = self.config.env_steps
             self._line = Line(
                 f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps,
-                first_words(self.config, self._between.first, self.folder),
+                first_words(self.config, self._between.first, self.folder), getattr(self.config, "unit", "steps"),
             )  # fmt: skip
 
     def _tell_folder(self, **about: Any) -> None:
