@@ -98,6 +98,7 @@ class Comparison:
 
         run = lab.train("ppo", task(self.smoke), iterations=10 if self.smoke else 300, devices=cpus(self.cores), **A_MINUTE)
         run.wait()
+        assert run.auto is not None
         choice = run.auto.choice
         from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
         from rlinf_lab.recipes.ppo import build
