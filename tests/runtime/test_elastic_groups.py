@@ -227,10 +227,11 @@ class Tells(Worker):
         return done
 
 
-def test_groups_change_across_processes() -> None:
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.ray)])
+def test_groups_change_across_processes(executor: str) -> None:
     flow = flow_of()
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "doubles": [0, 1, 2], "sink": [0]}, micro_batch=1)
-    with session(flow, plan, "processes", emulate=True, absent={"doubles": [1]}) as s:
+    with session(flow, plan, executor, emulate=True, absent={"doubles": [1]}) as s:
         assert s.step(20)["who"] == [(0, 2), (2, 2)]
         one = s.submit(300)
         s.join("doubles", 1, timeout=60)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.errors import DeadlockError, WorkflowError
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.timeline.record.span import SpanKind
 
 
@@ -23,9 +23,6 @@ class Meeting(lab.Worker):
             time.sleep(0.001 * ((self.rank * 7 + n * 3) % 4))
             found.append(self.exchange((self.rank, n, self.iteration)))
         return found
-
-    def early(self):
-        return self.exchange(1)
 
 
 def flow_of(**kwargs) -> lab.Workflow:
@@ -83,19 +80,3 @@ def test_before_the_first_call_the_others_are_not_there() -> None:
     flow.iteration(lambda: hasty.go())
     with pytest.raises((lab.errors.WorkerError, WorkflowError), match="outside a call"), lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])):
         pass
-
-
-@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
-def test_a_rank_that_does_not_come_is_a_deadlock_by_name(executor: str) -> None:
-    class Uneven(lab.Worker):
-        def meet(self) -> None:
-            for n in range(2 - self.rank):
-                self.exchange(n)
-
-    flow = lab.Workflow("uneven")
-    uneven = flow.worker(Uneven, name="uneven")
-    flow.iteration(lambda: uneven.meet())
-    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"uneven": [0, 1]})
-    told = r"uneven\[0\] waits for the value of uneven\[1\] in exchange\(\) 2 of meet\(\)\nNext: have every rank of 'uneven' call exchange\(\) equally often"
-    with lab.session(flow, plan, executor=executor) as session, pytest.raises(DeadlockError, match=told):
-        session.step()

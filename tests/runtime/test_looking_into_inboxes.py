@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "planning"))
 from driving import hold_up_threads, recorded
 from mesh import MeshExecutor
-from test_several_hosts import step_within
+from sessions import step_within
 
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan

@@ -38,17 +38,10 @@ class Meets(lab.Worker):
         return seen
 
 
-class MeetsOnce(Meets):
-    def train(self, steps: int, inbox: lab.Inbox) -> list[int]:
-        if self.rank == 0:
-            self.exchange(0)
-        return super().train(steps, inbox)
-
-
-def flow_of(ranks: int, first: type[Meets] = Meets) -> lab.Workflow:
+def flow_of(ranks: int) -> lab.Workflow:
     flow = lab.Workflow("actor_critic")
     a, b = flow.channels("a", "b")
-    source, actor, critic = flow.worker(Source, name="source"), flow.worker(first, name="actor"), flow.worker(Meets, name="critic")
+    source, actor, critic = flow.worker(Source, name="source"), flow.worker(Meets, name="actor"), flow.worker(Meets, name="critic")
 
     @flow.iteration
     def iteration() -> tuple:
@@ -88,13 +81,6 @@ def test_they_meet_in_processes() -> None:
     flow = flow_of(2)
     run = lab.run(flow, plan_of(flow, 2), 4, "processes", dashboard=False, emulate=True)
     assert_all_seen(run.wait(60), 2)
-
-
-def test_a_rank_that_does_not_come_is_named_with_what_would_end_it() -> None:
-    flow = flow_of(2, MeetsOnce)
-    run = lab.run(flow, plan_of(flow, 2), 1, dashboard=False, emulate=True)
-    with pytest.raises(DeadlockError, match=r"(?s)actor\[0\].*exchange\(\).*every rank of 'actor' call exchange\(\) equally often"):
-        run.wait(60)
 
 
 class Waits(Meets):
@@ -311,7 +297,7 @@ def test_a_learner_that_leaves_its_device_while_it_waits_for_the_others_wraps_an
 
 
 def test_who_may_meet_is_read_from_the_code() -> None:
-    assert may_meet(LearnerWorker) and may_meet(Learns) and may_meet(MeetsOnce)
+    assert may_meet(LearnerWorker) and may_meet(Learns)
     assert not may_meet(Source) and not may_meet(SimulatorWorker) and not may_meet(PolicyWorker)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
-from test_several_hosts import step_within
+from sessions import step_within
 
 import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError, UnknownNameError

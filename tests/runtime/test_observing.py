@@ -45,9 +45,6 @@ class Counts(Worker):
     def say(self, metrics: dict[str, Any]) -> None:
         self.log(**metrics)
 
-    def say_unnamed(self, metrics: dict[str, Any]) -> None:
-        self.log(metrics)
-
     def label(self, label: Any) -> None:
         with self.span(label):
             pass

@@ -37,10 +37,6 @@ class Odd(Worker):
             count += len(batch)
         return count
 
-    def measure(self) -> None:
-        self.log(x=1.0)
-        self.log(x=3.0 + self.rank)
-
     def show(self, image: Any) -> None:
         self.frame(image)
 

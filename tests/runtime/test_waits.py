@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
-from rlinf_lab.errors import DeadlockError
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait, WaitGraph, rings
 from rlinf_lab.runtime.run import observer
@@ -145,34 +144,6 @@ def test_a_run_that_moves_or_has_ended_says_nothing(held: Any, monkeypatch: pyte
     Slow.held.set()
     assert held.wait(20) == [3]
     assert held.standstill() is None and held.waits() == [] and "waits" not in held.status()
-
-
-class TwoThenNone(Worker):
-    def go(self, inbox: Inbox, out: Outbox) -> int:
-        n = 0
-        for batch in inbox:
-            n += 1
-            if n <= 2:
-                out.put_all(batch)
-        return n
-
-
-def test_who_has_put_all_that_it_will_is_on_no_cycle() -> None:
-    """The loop has fed x and returned; the two workers wait for each other."""
-    flow = Workflow("knot")
-    x, y = flow.channels("x", "y")
-    alice, bob = flow.worker(TwoThenNone, name="alice"), flow.worker(TwoThenNone, name="bob")
-
-    @flow.iteration
-    def iteration() -> Any:
-        x.put_all([1, 2, 3])
-        alice.go(y, x)
-        return bob.go(x, y)
-
-    going = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"alice": [0], "bob": [1]}, micro_batch=1), 1, emulate=True)
-    with pytest.raises(DeadlockError, match=r"alice\[0\] → bob\[0\] → alice\[0\](?s:.*)have one of alice\[0\], bob\[0\] put before it gets"):
-        going.wait(20)
-    assert "a cycle: alice[0] → bob[0] → alice[0]" in going.status()
 
 
 class Learns(Worker):

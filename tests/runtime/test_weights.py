@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
-from rlinf_lab.errors import DeadlockError, WorkerError, WorkflowError
+from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.state.messages import Pull
@@ -219,12 +219,6 @@ def test_weights_that_cannot_travel_fail_their_reader_and_newer_ones_arrive() ->
                 s.step(2)
         assert s.step(1) == 2
         assert s.step(2) == (2, "good")
-
-
-def test_waiting_for_a_version_that_nobody_publishes_is_a_deadlock() -> None:
-    flow, plan = one_store(("actor", "act_late", (1,)))
-    with session(flow, plan) as s, pytest.raises(DeadlockError, match=r"actor\[0\] waits for version 1 of the weights 'actor'"):
-        s.step(0)
 
 
 def test_a_version_may_be_waited_for_within_an_iteration() -> None:
