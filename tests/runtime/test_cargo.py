@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import rlinf_lab as lab
-from rlinf_lab.errors import WorkerError, WorkflowError
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.runtime.transport.cargo import Arrived, Bucket, Outgoing, assembled, ranges
 from rlinf_lab.runtime.transport.unchanged import Unchanged
 
@@ -101,27 +97,6 @@ def test_every_reader_gets_what_was_published(shipping: dict, executor: str) -> 
             assert each[:3] == (i + 1, i, total), i
             assert third is None if i % 3 else third[:3] == (i + 1, i, total)
             assert each[3], "what is pulled may be written"
-
-
-def test_a_state_that_cannot_travel_is_named_in_buckets_too() -> None:
-    import threading
-
-    class Bad(lab.Worker):
-        def train(self, weights: lab.Weights) -> None:
-            weights.publish(threading.Lock(), bucket_mib=1)
-
-    flow = lab.Workflow("bad")
-    weights = flow.weights("actor")
-    trains, acts = flow.worker(Bad, name="trains"), flow.worker(Acts, name="acts")
-
-    @flow.iteration
-    def iteration() -> Any:
-        trains.train(weights).wait()
-        return acts.act(weights)
-
-    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"trains": [0], "acts": [1]})
-    with pytest.raises(WorkerError, match="version 1 of the weights 'actor'"), lab.session(flow, plan, executor="processes", emulate=True) as session:
-        session.step()
 
 
 def test_a_bucket_that_holds_nothing_is_refused() -> None:
