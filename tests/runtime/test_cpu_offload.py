@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sessions import both, opened
 
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
-
-from rlinf_lab.errors import ConfigError, WorkerError
+from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors import local
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.runtime.transport import cpu_offload as resting
 from rlinf_lab.runtime.transport import pickling
 from rlinf_lab.runtime.transport.cpu_offload import Resting
@@ -70,14 +64,10 @@ def expected(n: int, device: str = "cpu") -> list[Any]:
 
 
 @pytest.mark.parametrize("channel", [{"capacity": None}, {"capacity": 2}, {"capacity": None, "order": "lifo"}])
-@pytest.mark.parametrize("far", [False, True])
-def test_what_waits_waits_in_host_memory_and_comes_as_it_was(gpu: None, far: bool, channel: dict[str, Any]) -> None:
-    flow = flow_of(**channel)
-    executor: Any = MeshExecutor(flow, PLAN) if far else LocalExecutor(flow, PLAN, emulate=True)
-    executor.start()
-    found = Session(executor).step(5)
-    assert found == (expected(5)[::-1] if channel.get("order") else expected(5))
-    assert executor.stop() == Ended()
+@both
+def test_what_waits_waits_in_host_memory_and_comes_as_it_was(gpu: None, kind: str, channel: dict[str, Any]) -> None:
+    with opened(kind, flow_of(**channel), PLAN) as s:
+        assert s.step(5) == (expected(5)[::-1] if channel.get("order") else expected(5))
 
 
 def test_items_in_the_queue_hold_no_memory_of_the_gpu(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +99,3 @@ def test_what_does_not_pickle_is_named(gpu: None) -> None:
 def test_between_processes() -> None:
     with session(flow_of(capacity=2), PLAN, executor="processes", emulate=True) as s:
         assert s.step(5) == expected(5)
-
-
-def test_what_is_no_flag_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cpu_offload is 1; it must be True or False"):
-        Workflow("w").channel("items", cpu_offload=1)  # type: ignore[arg-type]
-    assert "waits in host memory" in repr(Workflow("w").channel("items", cpu_offload=True))

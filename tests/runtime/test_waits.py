@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import both, opened
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait, WaitGraph, rings
 from rlinf_lab.runtime.run import observer
 from rlinf_lab.runtime.run.run import run
-from rlinf_lab.runtime.session.session import Session
 
 
 def test_the_shortest_cycle_is_named() -> None:
@@ -159,7 +153,7 @@ class Collects(Worker):
         out.put_all(range(10))
 
 
-@pytest.mark.parametrize("kind", ["local", "mesh"])
+@both
 def test_a_value_of_a_call_behind_one_that_reads_to_the_end_of_a_stream_comes(kind: str) -> None:
     """It stood still: the loop ends a stream where it waits for who reads it, and it waited for the call behind that one."""
     flow = Workflow("behind")
@@ -172,10 +166,5 @@ def test_a_value_of_a_call_behind_one_that_reads_to_the_end_of_a_stream_comes(ki
         return learner.state().wait(), trained
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "collector": [1]})
-    executor = LocalExecutor(flow, plan, emulate=True) if kind == "local" else MeshExecutor(flow, plan)
-    executor.start()
-    one = Session(executor)
-    try:
-        assert [one.step(), one.step()] == [("learnt", 45)] * 2
-    finally:
-        executor.stop()
+    with opened(kind, flow, plan) as s:
+        assert [s.step(), s.step()] == [("learnt", 45)] * 2
