@@ -28,8 +28,7 @@ def timeline_of(runs: Made) -> Timeline:
     recorder, timeline = Recorder("simulated"), Timeline()
     for number, (devices, start, end) in enumerate(runs):
         recorder.add(recorder.track("w", number, devices), SpanKind.RUN, recorder.name("work"), start, end, 0)
-    for batch in recorder.batches():
-        timeline.extend(batch)
+    timeline.extend(recorder.drain())
     return timeline
 
 

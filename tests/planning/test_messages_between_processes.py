@@ -145,8 +145,7 @@ def test_flights_are_read_off_the_run() -> None:
         start = (10 + number) * 10**9
         recorder.add(lane, SpanKind.TRANSFER, name, start, start + took * MS, 1, 1, 0, obs)
         recorder.add(reader, SpanKind.GET, recorder.name("act"), start - MS, start + (took + 1) * MS, 1, 1, 0, obs)
-    for batch in recorder.batches():
-        timeline.extend(batch)
+    timeline.extend(recorder.drain())
     assert seen_messages(flow.graph, timeline, {1}, ()) == (Message("unix", pytest.approx(0.021)),)
     assert seen_messages(flow.graph, timeline, {1}, (UNIX, TCP)) == (Message("unix", pytest.approx(0.021), UNIX.busy_s), TCP)
     assert seen_messages(flow.graph, timeline, {0}, (UNIX,)) == (UNIX,), "none in that iteration"

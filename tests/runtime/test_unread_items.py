@@ -191,7 +191,7 @@ def test_a_run_that_is_stopped_in_the_middle_has_left_nothing() -> None:
 @pytest.mark.parametrize(
     ("flag", "wrong", "words"),
     [
-        ("discard_unread", "yes", "unread items are discarded"), ("may_be_empty", 1, "may be empty"), ("cpu_offload", 1, "waits in host memory"),
+        ("discard_unread", "yes", "unread items are discarded"), ("may_be_empty", 1, "may be empty"),
     ],
 )  # fmt: skip
 def test_what_is_no_flag_is_refused(flag: str, wrong: Any, words: str) -> None:

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from sessions import both, opened
 
@@ -34,8 +35,8 @@ class Learner(Worker):
     def publish_all(self, states: list[Any], weights: Weights) -> list[int]:
         return [weights.publish(state) for state in states]
 
-    def publish_lock(self, shipping: dict[str, Any], weights: Weights) -> int:
-        return weights.publish(threading.Lock(), **shipping)
+    def publish_lock(self, weights: Weights) -> int:
+        return weights.publish(threading.Lock())
 
     def publish_from(self, rank: int, weights: Weights) -> int:
         return weights.publish("state") if self.rank == rank else 0
@@ -97,9 +98,8 @@ def test_what_a_failed_call_published_is_never_seen() -> None:
         assert s.step(0) == 2 and s.step(2) == (2, "good")
 
 
-@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 1}], ids=["whole", "in buckets"])
-def test_weights_that_cannot_travel_fail_their_reader_and_newer_ones_arrive(shipping: dict[str, Any]) -> None:
-    flow, plan = one_store(("learner", "publish_lock", (shipping,)), ("learner", "publish", ("good", False)), ("actor", "act_late", (1,)))
+def test_weights_that_cannot_travel_fail_their_reader_and_newer_ones_arrive() -> None:
+    flow, plan = one_store(("learner", "publish_lock", ()), ("learner", "publish", ("good", False)), ("actor", "act_late", (1,)))
     with session(flow, plan, executor="processes") as s:
         assert s.step(0) == 1
         for _ in range(2):
@@ -124,6 +124,46 @@ def test_a_version_may_be_waited_for_within_an_iteration(kind: str) -> None:
     plan = ExecutionPlan("within", ("cpu:0", "cpu:1"), {"actor": ((0,),), "learner": ((1,),)})
     with opened(kind, flow, plan) as s:
         assert s.step() == (1, "state")
+
+
+class Trains(Worker):
+    def __init__(self, size: int) -> None:
+        self.state = np.zeros(size, np.float32)
+
+    def train(self, weights: Weights) -> float:
+        self.state = self.state.copy()
+        self.state[self.iteration :: 50] += 1
+        weights.publish({"w": self.state, "step": self.iteration})
+        return float(self.state.sum())
+
+
+class Follows(Worker):
+    def act(self, weights: Weights, every: int = 1) -> Any:
+        if self.iteration % every:
+            return None
+        version, state = weights.pull(at_least=1)
+        return version, state["step"], float(state["w"].sum()), state["w"].flags.writeable
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_every_reader_gets_what_was_published(executor: str) -> None:
+    flow = Workflow("shipped")
+    weights = flow.weights("actor")
+    trains, often, seldom = flow.worker(Trains, 20_000, name="trains"), flow.worker(Follows, name="often"), flow.worker(Follows, name="seldom")
+
+    @flow.iteration
+    def iteration() -> Any:
+        total = trains.train(weights)
+        total.wait()
+        return total, often.act(weights), seldom.act(weights, 3)
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"trains": [0], "often": [1], "seldom": [2]})
+    with session(flow, plan, executor=executor, emulate=True) as s:
+        for i in range(7):
+            total, each, third = s.step()
+            assert each[:3] == (i + 1, i, total), i
+            assert third is None if i % 3 else third[:3] == (i + 1, i, total)
+            assert each[3], "what is pulled may be written"
 
 
 def test_misuse_is_named() -> None:

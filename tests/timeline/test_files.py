@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -154,16 +153,11 @@ def test_what_is_missing_and_how_far_clocks_can_be_trusted_comes_back(tmp_path: 
 WHOLE = [(i % 3, i % 11, 10 * i, 7) for i in range(300)]
 
 
-@pytest.mark.parametrize("ending", ["parquet", "json", "gz", "arrow"])
+@pytest.mark.parametrize("ending", ["parquet", "json", "gz"])
 @pytest.mark.parametrize("damage", ["cut", "zeros", "empty"])
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, ending: str, damage: str) -> None:
     made, path = timeline_of(WHOLE), tmp_path / f"t.{ending}"
-    if ending == "arrow":
-        from rlinf_lab.timeline.record.spill import write_arrow
-
-        write_arrow(path, made.spans, "node/1/x", made.tracks, made.names)
-    else:
-        {"parquet": made.to_parquet, "json": made.to_perfetto, "gz": made.to_perfetto}[ending](path)
+    {"parquet": made.to_parquet, "json": made.to_perfetto, "gz": made.to_perfetto}[ending](path)
     whole = path.read_bytes()
     middle = len(whole) // 2
     path.write_bytes({"cut": whole[:middle], "zeros": whole[: middle // 2] + bytes(middle) + whole[middle + middle // 2 :], "empty": b""}[damage])
@@ -197,7 +191,7 @@ def test_half_a_character_is_no_name_of_a_file(who: str) -> None:
 
 
 def test_what_is_not_there_or_no_path(tmp_path: Path) -> None:
-    for who in (Timeline.open, Timeline.from_parquet, Timeline.from_chrome, Timeline.from_spill):
+    for who in (Timeline.open, Timeline.from_parquet, Timeline.from_chrome):
         with pytest.raises(TimelineError, match="nowhere.*Next: "):
             who(tmp_path / "nowhere")
         with pytest.raises(TimelineError, match=r"\(3\): the path of a file. Next"):
@@ -270,27 +264,3 @@ def test_a_batch_that_was_cut_off_is_refused(size: int) -> None:
     assert len(SpanBatch.from_bytes(whole)) == 1
     with pytest.raises(TimelineError, match="Next: hand over"):
         SpanBatch.from_bytes(whole[: min(size, len(whole) - 1)])
-
-
-def test_spans_in_files_that_somebody_removed_are_counted(tmp_path: Path) -> None:
-    recorder, timeline = Recorder(limit=200, spill=tmp_path), Timeline()
-    track, name, total = recorder.track("w", 0), recorder.name("m"), 2000
-    for i in range(total):
-        recorder.add(track, SpanKind.RUN, name, i, i + 1)
-        for thread in threading.enumerate():  # the disk keeps up
-            if thread.name == "span spill":
-                thread.join()
-    files = sorted(tmp_path.glob("*.arrow"))
-    assert len(files) > 2
-    files[0].unlink()
-    files[1].write_bytes(b"ARROW1")
-    for batch in recorder.batches():
-        timeline.extend(batch)
-    assert 0 < recorder.dropped < total and len(timeline) + timeline.dropped == total and timeline.dropped == recorder.dropped
-    assert "are lost" in repr(recorder) and f"{recorder.dropped:,} spans DROPPED" in repr(timeline)
-    for i in range(150):  # and the disk is used as before
-        recorder.add(track, SpanKind.RUN, name, i, i + 1)
-    for thread in threading.enumerate():
-        if thread.name == "span spill":
-            thread.join()
-    assert [path.name for path in tmp_path.glob("*.arrow") if path != files[1]] and len(recorder) == 150
