@@ -29,10 +29,10 @@ class Train:
     """Train a policy: ``rlinf-lab train ppo CartPole-v1 --total-timesteps 100000``; its flags: ``rlinf-lab train ppo --help``."""
 
     algorithm: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGORITHM")]
-    """clone, dagger, grpo, ppo, rlpd, sac or td3"""
+    """clone, dagger, grpo, ppo, rlpd, sac or td3; for tasks of language grpo, ppo, dapo, dr_grpo, reinforce++ or rloo"""
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """an environment's id, such as CartPole-v1, or a task of language, such as reasoning/sorting"""
+    """an environment's id, such as CartPole-v1, or a task of language, such as reasoning/sorting or problems.jsonl"""
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,11 @@ def train(arguments: list[str]) -> int:
     if named is None:
         tyro.cli(Train, prog="rlinf-lab train", args=arguments)
         return 2
-    found = recipe.find(named)
     rest = list(arguments)
+    place = rest.index(named)
     rest.remove(named)
+    env = next((a for a in rest[place : place + 1] if not a.startswith("-")), None)  # it decides between two of one name
+    found = recipe.find(named, env)
     flags = tyro.cli(flags_of(found), prog=f"rlinf-lab train {named}", args=rest, description=inspect.getdoc(found.config))
     given = {f.name: value for f in dataclasses.fields(flags) if (value := getattr(flags, f.name)) is not None}
     settings = {name: parsed(name, value) for name, value in given.items()}

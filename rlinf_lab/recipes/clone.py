@@ -200,7 +200,7 @@ def _check_spaces(config: CloneConfig) -> None:
 
 
 def _check_chunks(config: CloneConfig, module: Any) -> None:
-    shape = getattr(getattr(getattr(module, "head", None), "space", None), "shape", None)
+    shape = getattr(getattr(module, "head", None), "executed_shape", None)
     action = config.spec.action_space.shape
     wanted = action if config.chunk is None or action is None else (config.chunk, *action)
     if shape is not None and shape != wanted:

@@ -38,7 +38,7 @@ def test_train_evaluate_runs_and_compare(tmp_path: Path, monkeypatch: pytest.Mon
     ("arguments", "said"),
     [
         (["train", "pppo", "CartPole-v1"], "Did you mean 'ppo'"), (["evaluate", "nowhere"], "no run.json"), (["train", "ppo", "CartPol-v1"], "CartPole-v1"),
-        (["train", "ppo", "reasoning/remainder"], "lab.train('grpo', 'reasoning/remainder')"),
+        (["train", "sac", "reasoning/remainder"], "lab.train('grpo', 'reasoning/remainder')"),
         (["train", "grpo", "reasoning/remaind"], "Did you mean 'reasoning/remainder'"), (["train", "grpo", "CartPol-v1"], "lab.train('ppo', ...)"),
         (["train", "ppo", "CartPole-v1", "--executor", "thread"], "executor='thread' is not known. Next: 'local'"),
         (["train", "rlpd", "Pendulum-v1"], "lab.collect(env, 'expert'"),

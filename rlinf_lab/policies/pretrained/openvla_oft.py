@@ -125,6 +125,10 @@ class L1Head(GaussianHead):
         super().__init__(spaces.Box(-np.inf, np.inf, chunk), math.log(std))
         self.scale, self.action_shape = scale, tuple(space.shape)
 
+    @property
+    def executed_shape(self) -> tuple[int, ...]:
+        return (self.shape[0], *self.action_shape)
+
     def _scaled(self, chunk: Tensor) -> Tensor:
         return self.scale(chunk).reshape(*chunk.shape[:2], *self.action_shape)
 
