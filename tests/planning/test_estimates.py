@@ -11,6 +11,7 @@ import pytest
 from driving import executed
 from random_flows import Scenario, scenario
 from sweeps import sweep
+from timed_flows import cell
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -375,41 +376,9 @@ def test_random_flows_are_predicted_as_they_ran_and_in_other_micro_batches(seeds
 
 
 # --- who answers whom ----------------------------------------------------------------------------------------------
-class Uneven(Worker):
-    """The simulator of a cell whose tokens take different times, so that ranks that answer them get them in no regular order."""
-
-    def collect(self, actions: Inbox, observations: Outbox) -> None:
-        mine = [self.rank * self.sub_batches + k for k in range(self.sub_batches)]
-        for key in mine:
-            self.compute(0.001 * (1 + key))
-            observations.put(key)
-        for left in range(4, -1, -1):
-            for key in mine:
-                actions.take(key=key)
-                self.compute(0.001 * (1 + 3 * key))
-                if left:
-                    observations.put(key)
-
-
-class Answers(Worker):
-    def act(self, observations: Inbox, actions: Outbox) -> None:
-        for batch in observations:
-            self.compute(0.002 * len(batch))
-            for key in batch:
-                actions.put(key, key=key)
-
-
 def test_ranks_that_share_a_queue_answer_whoever_asked() -> None:
     """Answered in turn, the tokens of one rank would get the answers of another, and the prediction would stand still."""
-    flow = Workflow("uneven")
-    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
-    sim, policy = flow.worker(Uneven, name="sim"), flow.worker(Answers, name="policy")
-
-    @flow.iteration
-    def iteration() -> None:
-        sim.collect(act, obs)
-        policy.act(obs, act)
-
+    flow = cell(0.001, 0.002, 5, uneven=3.0)
     devices = [f"cpu:{i}" for i in range(8)]
     plans = [
         ExecutionPlan.spatial(flow, devices, {"sim": [0], "policy": [1]}, name="one", sub_batches={"sim": 4}),
