@@ -11,7 +11,7 @@ import pytest
 from driving import executed
 from random_flows import Scenario, scenario
 from sweeps import sweep
-from timed_flows import cell
+from timed_flows import Timed, cell, timed
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -272,25 +272,17 @@ def test_a_fit_that_comes_out_negative_says_so(sizes: tuple, spent: tuple, expec
     assert note in said and bool(said) == bool(note)
 
 
-class Sinking(Worker):
-    def use(self, inbox: Inbox) -> None:
+class Sinking(Timed):
+    def work(self, inbox: Inbox, *outs: Outbox) -> None:
         for batch in inbox:
             self.compute(0.020 if len(batch) == 1 else 0.004)
 
 
 def test_the_estimate_tells_of_such_a_fit() -> None:
-    flow = Workflow("sinking")
-    a = flow.channel("a")
-    w, v = flow.worker(Source, name="w"), flow.worker(Sinking, name="v")
-
-    @flow.iteration
-    def iteration() -> None:
-        w.make(5, 1, a)
-        v.use(a)
-
-    plan = ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"a": 4})
+    flow, _ = timed("ab", 5, {"a": (0, 0.001), "b": (0, 0.001)}, kinds={"b": Sinking})
+    plan = ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"ab": 4})
     found = estimate(flow, plan, executed(flow, plan))
-    assert any(n.startswith("v.use: larger batches were not slower") for n in found.notes) and "note: v.use: larger" in repr(found)
+    assert any(n.startswith("b.work: larger batches were not slower") for n in found.notes) and "note: b.work: larger" in repr(found)
 
 
 # --- what a record does not say --------------------------------------------------------------------------------------

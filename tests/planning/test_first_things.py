@@ -71,13 +71,6 @@ def on_each_device(planned: lab.Planned) -> dict[int, list[str]]:
     return found
 
 
-def test_preparing_costs_turns_and_the_plans_say_so() -> None:
-    """Two devices: where c shares one with b, it comes once for nothing."""
-    found = [lab.plan(chain(prepares), ["cpu:0", "cpu:1"], believed(), micro_batches=4) for prepares in (False, True)]
-    worst = [max(p.seconds for p in plans if p.mode == "hybrid") for plans in found]
-    assert worst[1] > worst[0] + SWITCH
-
-
 def test_the_workflow_tells_and_not_the_profile() -> None:
     for prepares in (False, True):
         profile = believed().with_worker("b", starts_on_device=not prepares)
