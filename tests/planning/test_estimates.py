@@ -63,9 +63,6 @@ class Worked(Worker):
             self.compute(0.001 + 0.003 * len(batch))
         self.compute(0.004)
 
-    def use_all(self, inbox: Inbox) -> None:
-        self.compute(0.001 + 0.003 * len(inbox.get_all()))
-
 
 def spread(flow: Workflow, **fields: Any) -> ExecutionPlan:
     return ExecutionPlan.spatial(flow, TWO, {"w": [0], "v": [1]}, **fields)
@@ -116,13 +113,6 @@ def test_iterations_that_did_something_else_are_refused_by_name() -> None:
 
 
 # --- joins ---------------------------------------------------------------------------------------------------------
-class Source(Worker):
-    def make(self, n: int, ms: float, out: Outbox) -> None:
-        for i in range(n):
-            self.compute(ms / 1e3)
-            out.put(i)
-
-
 class Join(Worker):
     def in_step(self, left: Inbox, right: Inbox, out: Outbox) -> None:
         for batch in left:
@@ -147,27 +137,18 @@ class Join(Worker):
             out.put_all(batch)
 
 
-class Collector(Worker):
-    def collect(self, inbox: Inbox) -> int:
-        got = 0
-        for batch in inbox:
-            self.compute(0.001 * len(batch))
-            got += len(batch)
-        return got
-
-
 def joining(method: str, capacity: int | None = 4) -> Workflow:
     flow = Workflow(method)
     left, right, out = (flow.channel(c, capacity=capacity) for c in ("left", "right", "out"))
-    one, two = flow.worker(Source, name="one"), flow.worker(Source, name="two")
-    join, end = flow.worker(Join, name="join"), flow.worker(Collector, name="end")
+    one, two = flow.worker(Timed, 6, 0.0, 0.005, 1, name="one"), flow.worker(Timed, 12, 0.0, 0.003, 1, name="two")
+    join, end = flow.worker(Join, name="join"), flow.worker(Timed, 0, 0.0, 0.001, 1, name="end")
 
     @flow.iteration
     def iteration() -> Any:
-        one.make(6, 5, left)
-        two.make(12, 3, right)
+        one.make(left)
+        two.make(right)
         getattr(join, method)(left, right, out)
-        return end.collect(out)
+        return end.work(out)
 
     return flow
 
@@ -289,11 +270,11 @@ def test_the_estimate_tells_of_such_a_fit() -> None:
 def test_sources_and_single_gets_on_other_ranks_are_refused() -> None:
     flow = Workflow("ranks")
     a = flow.channel("a")
-    w, v = flow.worker(Source, name="w"), flow.worker(Taking, name="v")
+    w, v = flow.worker(Timed, 6, 0.0, 0.001, 1, name="w"), flow.worker(Taking, name="v")
 
     @flow.iteration
     def iteration() -> None:
-        w.make(6, 1, a)
+        w.make(a)
         v.take(a)
 
     plan = spread(flow)
