@@ -106,7 +106,7 @@ def test_who_loads_new_weights_comes_to_its_device_for_it(staleness: int) -> Non
     assert seconds(run(flow, plans.best)) == pytest.approx(1.44) and plans.bound.seconds == pytest.approx(1.02)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.floats(0.001, 0.05), st.floats(0.0, 0.5), st.floats(0.001, 0.5), st.lists(st.floats(0.001, 0.05), max_size=1).map(tuple), st.integers(0, 2)
 )  # fmt: skip

@@ -65,7 +65,7 @@ def test_a_batch_of_each_at_a_time_is_no_turn() -> None:
     assert profile.workers["j"].in_turn == () and not lab.plan(profile, 3).best.notes
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.tuples(*[st.floats(0.001, 0.05)] * 4))
 def test_streams_in_turn_take_what_a_run_takes(times: tuple[float, float, float, float]) -> None:
     flow = join(times[0], times[1], (16, 16), (times[2], times[3]))
