@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, counted
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts, play
 from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.trees import leaves, map_tree, rows
@@ -128,7 +128,7 @@ class TrainedPolicy:
         return found
 
     def __repr__(self) -> str:
-        return f"TrainedPolicy({self.config.factory.id!r}, after {self.version} updates)"
+        return f"TrainedPolicy({self.config.factory.id!r}, after {counted(self.version, 'update')})"
 
 
 def _first_shape(space: Any) -> tuple[int, ...]:

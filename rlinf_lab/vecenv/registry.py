@@ -21,7 +21,15 @@ from typing import Any, Protocol, cast
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
-from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError, refuse_old_names, shown
+from rlinf_lab.errors import (
+    ConfigError,
+    EnvError,
+    MissingDependencyError,
+    UnknownNameError,
+    article,
+    refuse_old_names,
+    shown,
+)
 from rlinf_lab.vecenv.base import EnvSpec, Runner, VecEnv, cannot_leave
 from rlinf_lab.vecenv.chosen import ChosenVecEnv
 from rlinf_lab.vecenv.loop import LoopVecEnv
@@ -376,7 +384,7 @@ def _kind_of(thing: Any) -> str:
     if module.startswith("stable_baselines3"):
         return "a vector of stable-baselines3 (Next: give the function that makes a single one of its environments)"
     missing = [name for name in ("num_envs", "spec", "reset", "step", "render", "close") if not hasattr(thing, name)]
-    what = "None" if thing is None else f"a {type(thing).__name__}"
+    what = "None" if thing is None else article(type(thing).__name__)
     return f"{what} without {', '.join(missing)}" if missing and len(missing) < 6 else what
 
 

@@ -203,7 +203,7 @@ def test_a_variation_that_fails_is_noted() -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(PlanError, match="takes a Workflow"):
         lab.profile("flow")  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match=r"'trainer' has 3 ranks on 1 devices\. Next: 1 to 1"):
+    with pytest.raises(PlanError, match=r"'trainer' has 3 ranks on 1 device\. Next: 1 to 1"):
         lab.profile(flow(), ["cpu:0"], ranks={"trainer": [3]})
     with pytest.raises(UnknownNameError, match="Did you mean 'trainer'"):
         lab.profile(flow(), ["cpu:0"], ranks={"trainr": [1]})

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlinf_lab.errors import WorkerError
+from rlinf_lab.errors import WorkerError, counted
 from rlinf_lab.experiments.autoplan.choice import Choice, choose
 from rlinf_lab.experiments.autoplan.probes import ITERATIONS, Probe, by_kind, gpu_probe, probes
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -100,7 +100,7 @@ class AutoPlan:
             if most_gained <= 2 * CHANGE_S:  # there and, of a change that was a mistake, back
                 self._is_over = True
                 self.notes.append(
-                    f"{remaining} iterations of {self._measured_s:.3g} s are left: no change of plans could pay"
+                    f"{counted(remaining, 'iteration')} of {self._measured_s:.3g} s left: no change of plans could pay"
                 )
         return not self._is_over
 
