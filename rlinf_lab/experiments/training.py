@@ -63,9 +63,7 @@ class TrainingRun:
         self.runner, self._begins_anew = runner, begins_anew
         self.error: BaseException | None = None
         self._folder = folder
-        best = (
-            None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
-        )
+        best = None if folder is None or start is None else folder.best_return()
         self._keeper = Keeper(folder, options.checkpoint_minutes, options.keep_checkpoints, best)
         self._watch = Watch(options.goals, options.eval_every is not None)
         self._between = Between(first, config.updates, self._wants_state, self._took)
@@ -419,7 +417,7 @@ class TrainingRun:
             steps = self.config.env_steps
             self._line = Line(
                 f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps,
-                first_words(self.config, self._between.first, self.folder),
+                first_words(self.config, self._between.first, self.folder), getattr(self.config, "counts", "steps"),
             )  # fmt: skip
 
     def _tell_folder(self, **about: Any) -> None:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from gymnasium.spaces import Box
 from torch import nn
@@ -78,6 +78,7 @@ class CloneConfig(RecipeConfig):
     """bytes of episodes that are held at once; more data than that is streamed"""
     parallel: str = "ddp"
     """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
+    counts: ClassVar[str] = "gradient steps"
     total_timesteps: int | None = None
     """None: nothing is simulated here; see `gradient_steps`"""
     iterations: int | None = None

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rlinf_lab import tasks
 from rlinf_lab.algorithms import advantage, loss
@@ -191,6 +191,9 @@ class GRPOConfig:
     layers: int = 2
     """of the small model"""
 
+    counts: ClassVar[str] = "responses"
+    """what `env_steps` and a line of progress count"""
+
     def __post_init__(self) -> None:
         self._require(
             "env", isinstance(self.env, (str, Task)), "a task's name, such as 'reasoning/remainder', or a Task"
@@ -257,7 +260,8 @@ class GRPOConfig:
         self._require(
             "iterations", _whole(self.iterations, 1) or (self.iterations is None and total is not None), needed
         )
-        self._require("total_timesteps", total is None or _whole(total, 1), "a whole number of at least 1, or None")
+        fits = total is None or _whole(total, 1)
+        self._require("total_timesteps", fits, "a whole number of at least 1, or None. Next: total_timesteps=10_000")
         advantage.get(self.advantage, of=("group", "batch"))
         loss.get(self.loss)
         task = self.task()
@@ -308,6 +312,11 @@ class GRPOConfig:
     def _folder(self) -> Path:
         """Of the model's files. `ConfigError` where they are not here."""
         if Path(self.model).is_dir():
+            if not (Path(self.model) / "config.json").is_file():
+                raise ConfigError(
+                    f"GRPOConfig.model is {shown(self.model)}, a folder without config.json: it is no model in Hugging "
+                    "Face's format. Next: the folder that model.save(path) or save_pretrained(path) wrote."
+                )
             return Path(self.model)
         if self.model in KNOWN_MODELS:
             return KNOWN_MODELS[self.model].folder()

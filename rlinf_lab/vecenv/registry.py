@@ -88,17 +88,24 @@ class EnvFactory:
             env.spec = replace(env.spec, runner=chosen)
         return ChosenVecEnv(env, ways) if chosen.rates and runner == AUTO else env
 
-    def for_run(self, num_envs: int, max_episode_steps: int | None = None, *, runner: str = AUTO, cores: int = 1, **options: Any) -> EnvFactory:
+    def for_run(
+        self, num_envs: int, max_episode_steps: int | None = None, *, runner: str = AUTO, cores: int = 1, elsewhere: bool = True, **options: Any
+    ) -> EnvFactory:
         """This factory with one runner for all vectors of a run of ``num_envs`` environments, however a plan divides them; see `make_vec`.
 
         Chosen for vectors of different sizes, runners would differ, and they differ in the last digits of their numbers. Where the simulator is not installed
-        here it stays as it is, and each vector chooses.
+        here it stays as it is, and each vector chooses: it may be installed where the workers will live. With ``elsewhere=False``, where they live here, it is
+        refused: `MissingDependencyError` names the command that installs it.
         """
         self._check(num_envs, max_episode_steps, cores, options)
         try:
+            if not elsewhere and hasattr(adapter := self._adapter(), "spec"):  # which is known without a simulator
+                adapter.tasks()
             ways = self._ways(int(num_envs), max_episode_steps, int(cores), options, runner)
             return replace(self, runner=self._chosen(int(num_envs), max_episode_steps, int(cores), options, runner, ways))
         except MissingDependencyError:
+            if not elsewhere:
+                raise
             return self
 
     def _chosen(

@@ -13,9 +13,13 @@ import numpy as np
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError, ExecutorError, UnknownNameError
+from rlinf_lab.errors import ConfigError, ExecutorError, MissingDependencyError, UnknownNameError
 from rlinf_lab.experiments import TrainingRun
-from rlinf_lab.vecenv import runners
+from rlinf_lab.experiments.display.progress import Line
+from rlinf_lab.experiments.recipe import find
+from rlinf_lab.experiments.settings import with_runner
+from rlinf_lab.recipes.ppo import PPOConfig
+from rlinf_lab.vecenv import EnvSpec, registry, runners
 
 SMALL: dict[str, Any] = {"num_envs": 4, "n_steps": 20, "batch_size": 40, "n_epochs": 1, "progress": False, "max_episode_steps": 20}
 
@@ -171,7 +175,7 @@ def test_a_broken_environment_comes_out_too() -> None:
         ({"lr": 1e-3}, "'lr' is called 'learning_rate' here. Next: learning_rate=0.001."),
         ({"eval_evry": 3}, "eval_every"),
         ({"gamma": 2.0}, "gamma is 2.0"),
-        ({"total_timesteps": 0}, "total_timesteps is 0"),
+        ({"total_timesteps": 0}, r"total_timesteps is 0.*Next: total_timesteps=100_000"),
         ({"eval_every": {"steps": 3}}, "eval_every="),
         ({"plan": "fastest"}, "an ExecutionPlan"),
     ],
@@ -179,6 +183,46 @@ def test_a_broken_environment_comes_out_too() -> None:
 def test_settings_that_make_no_sense_are_refused_before_anything_starts(settings: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, UnknownNameError), match=said):
         train(**settings)
+
+
+class Absent:
+    """An adapter that knows its task without the simulator, which is not installed here."""
+
+    name = "absent"
+
+    def load(self) -> Any:
+        return self
+
+    def tasks(self) -> list[str]:
+        raise MissingDependencyError.of("absent_sim", "absent", "An environment of absent")
+
+    def has(self, task: str) -> bool:
+        return True
+
+    def spec(self, task: str, max_episode_steps: int | None = None) -> EnvSpec:
+        return EnvSpec(f"absent/{task}", gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2), 10)
+
+    def make(self, task: str, num_envs: int, max_episode_steps: int | None) -> Any:
+        self.tasks()
+
+
+def test_a_simulator_that_is_not_here_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in a worker; unless workers live elsewhere, where it may be installed."""
+    found = {**registry.adapters(), "absent": Absent()}
+    monkeypatch.setattr(registry, "adapters", lambda: found)
+    with pytest.raises(MissingDependencyError, match=r"absent_sim.*Next: pip install 'rlinf-lab\[absent\]'"):
+        lab.train("ppo", "absent/Task-v0", **{**SMALL, "folder": "here"})
+    assert not Path("here").exists(), "nothing was begun"
+    factory = registry.environment("absent/Task-v0")
+    assert factory.for_run(4).runner is not None and with_runner(PPOConfig("absent/Task-v0"), "ray")[1] is not None
+
+
+@pytest.mark.parametrize(("algorithm", "counts"), [("ppo", "steps"), ("clone", "gradient steps"), ("grpo", "responses")])
+def test_a_line_of_progress_says_what_it_counts(algorithm: str, counts: str) -> None:
+    line = Line("mine", 10, counts=find(algorithm).config.counts)
+    line({"env_steps": 10})
+    assert f" {counts}/s" in str(line._bar)
+    line.close()
 
 
 def test_unknown_algorithms_and_folders_are_named(tmp_path: Path) -> None:
