@@ -5,14 +5,10 @@ The flags of ``train`` are the fields of the algorithm's configuration, with the
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import re
 import sys
-import textwrap
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +16,7 @@ from typing import Annotated, Any
 import tyro
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.recipes.described import default_of, field_docs, summary
 
 BEFORE = "as the run was begun"
 PLAIN = (int, float, bool, str)
@@ -140,7 +137,7 @@ def _settings(recipe: Any, arguments: list[str], named: str, command: str, flags
     """What the flags say, as keywords of `train` and `resume`. ``named``: the argument that said which flags there are."""
     rest = list(arguments)
     rest.remove(named)
-    found = tyro.cli(flags, prog=f"rlinf-lab {command} {named}", args=rest, description=inspect.getdoc(recipe.config))
+    found = tyro.cli(flags, prog=f"rlinf-lab {command} {named}", args=rest, description=summary(recipe.config))
     given = {f.name: value for f in dataclasses.fields(found) if (value := getattr(found, f.name)) is not None}
     settings = {name: parsed(name, value) for name, value in given.items()}
     until = {goal: settings.pop(f"until_{goal}") for goal in ("return", "success_rate", "hours", "patience") if f"until_{goal}" in settings}
@@ -197,12 +194,12 @@ def flags_of(recipe: Any, anew: bool = True) -> type[Any]:
     for name, field in recipe.fields.items():
         kind = flag_type(hints[name])
         if kind is not None and name not in ("env", "total_timesteps"):
-            made.append(_flag(name, kind, docs.get(name, ""), _default(field) if anew else BEFORE))
+            made.append(_flag(name, kind, docs.get(name, ""), default_of(field) if anew else BEFORE))
     docs, hints = field_docs(Options), typing.get_type_hints(Options)
     for field in dataclasses.fields(Options):
         if field.name in SHELL:
             kind = tuple[str, ...] if field.name == "loggers" else flag_type(hints[field.name]) or int
-            made.append(_flag(field.name, kind, docs[field.name], _default(field)))
+            made.append(_flag(field.name, kind, docs[field.name], default_of(field)))
     for goal, meaning in {"return": "mean return of an episode", "success_rate": "share of successes, 0 to 1", "hours": "wall clock",
                           "patience": "looks without a better return"}.items():  # fmt: skip
         made.append(_flag(f"until_{goal}", float, f"end as soon as it is reached: {meaning}", "none"))
@@ -217,12 +214,6 @@ def _flag(name: str, kind: Any, text: str, default: str) -> tuple[str, Any, Any]
     what = getattr(kind, "__name__", "text").upper() if kind in PLAIN else None
     told = tyro.conf.arg(help=said, metavar=what, help_behavior_hint=f"(default: {default})")
     return name, Annotated[kind | None, told], dataclasses.field(default=None)
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
-        return str(field.default)
-    return repr(field.default_factory()) if field.default_factory is not dataclasses.MISSING else "none"
 
 
 def flag_type(hint: Any) -> Any:
@@ -254,20 +245,3 @@ def parsed(name: str, value: Any) -> Any:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: numbers. Next: 'linear(1e-3, 1e-4)'.") from error
     return value
-
-
-def field_docs(cls: type[Any]) -> Mapping[str, str]:
-    """The string under each field of a dataclass, those of its bases, too."""
-    found: dict[str, str] = {}
-    for part in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(part):
-            continue
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
-        except (OSError, TypeError, SyntaxError):  # made without a file
-            continue
-        assert isinstance(body, ast.ClassDef)
-        for field, text in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[field.target.id] = str(text.value.value)
-    return found

@@ -27,6 +27,7 @@ from rlinf_lab.datasets.sampling import MEMORY
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import Flow, make_policy
 from rlinf_lab.recipes.config import RecipeConfig, answering, real, whole
+from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.ppo import seeded
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
@@ -35,6 +36,7 @@ from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
 
 
+@described
 @dataclass(frozen=True)
 class CloneConfig(RecipeConfig):
     """Every number of the experiment, see `RecipeConfig`."""

@@ -31,6 +31,7 @@ from rlinf_lab.algorithms.aggregation import AGGREGATIONS
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.generation import GENERATORS, KNOWN_MODELS, LanguageModel, SamplingParams, load_model, small_model
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
+from rlinf_lab.recipes.described import described
 from rlinf_lab.tasks import Problem, Task, Tool
 from rlinf_lab.tasks.tools import tools_of
 from rlinf_lab.workers.reasoning import (
@@ -64,6 +65,7 @@ ENVIRONMENTS = (
 )
 
 
+@described
 @dataclass(frozen=True)
 class GRPOConfig:
     """Every number of the experiment. `preset` knows the published variants by name.
@@ -268,7 +270,7 @@ class GRPOConfig:
         fits = self.level is None or (_whole(self.level, 1) and self.level <= task.levels)
         self._require("level", fits, f"between 1 and {task.levels}, or None")
         if self.model != "small":
-            self._folder()
+            _folder_of(self.model)
 
     def _require(self, field: str, holds: bool, limit: str) -> None:
         if not holds:
@@ -309,23 +311,6 @@ class GRPOConfig:
             return self.prompts * math.ceil(self.concurrency + self.oversample)
         return math.ceil(self.prompts * self.oversample)
 
-    def _folder(self) -> Path:
-        """Of the model's files. `ConfigError` where they are not here."""
-        if Path(self.model).is_dir():
-            if not (Path(self.model) / "config.json").is_file():
-                raise ConfigError(
-                    f"GRPOConfig.model is {shown(self.model)}, a folder without config.json: it is no model in Hugging "
-                    "Face's format. Next: the folder that model.save(path) or save_pretrained(path) wrote."
-                )
-            return Path(self.model)
-        if self.model in KNOWN_MODELS:
-            return KNOWN_MODELS[self.model].folder()
-        known = difflib.get_close_matches(self.model, KNOWN_MODELS, n=1, cutoff=0.5)
-        raise ConfigError(
-            f"GRPOConfig.model is {shown(self.model)}, which is neither 'small' nor a folder, nor a name. "
-            f"Next: {f'{known[0]!r}, or ' if known else ''}the path of a saved model; lab.generation.known_models() lists names."
-        )
-
     def task(self) -> Task:
         """The task. `UnknownNameError` with the nearest name."""
         return self.env if isinstance(self.env, Task) else tasks.make(self.env.removeprefix(ROOM))
@@ -339,7 +324,7 @@ class GRPOConfig:
         if self.model != "small":
             chat = self.model in KNOWN_MODELS if self.chat is None else self.chat
             return partial(
-                load_model, os.fspath(self._folder()), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing,
+                load_model, os.fspath(_folder_of(self.model)), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing,
                 chat=chat, system_prompt=self.system_prompt,
             )  # fmt: skip
         longest = 512 if self.max_tokens <= 384 else 2 * self.max_tokens
@@ -434,6 +419,25 @@ PRESETS: dict[str, dict[str, Any]] = {
 """settings for a task on two cores. Sorting gained 26 to 39 points on seeds 0 to 4 in 77 CPU seconds each
 (``benchmarks/grpo_small_model.py``). Products gained 4 points over 70 in 30 iterations of half the group (notebook 62).
 Remainder went from 18 to 52 % of wholly right answers (seed 0 alone, 153 CPU seconds, 95 of them to 52 %)"""
+
+
+def _folder_of(model: str) -> Path:
+    """Of the model's files. `ConfigError` where they are not here."""
+    if Path(model).is_dir():
+        if not (Path(model) / "config.json").is_file():
+            raise ConfigError(
+                f"GRPOConfig.model is {shown(model)}, a folder without config.json: it is no model in Hugging Face's "
+                "format. Next: the folder that model.save(path) or save_pretrained(path) wrote."
+            )
+        return Path(model)
+    if model in KNOWN_MODELS:
+        return KNOWN_MODELS[model].folder()
+    known = difflib.get_close_matches(model, KNOWN_MODELS, n=1, cutoff=0.5)
+    raise ConfigError(
+        f"GRPOConfig.model is {shown(model)}, which is neither 'small' nor a folder, nor a name. "
+        f"Next: {f'{known[0]!r}, or ' if known else ''}the path of a saved model; lab.generation.known_models() lists "
+        "names."
+    )
 
 
 def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:

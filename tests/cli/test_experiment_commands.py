@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.cli import main
-from rlinf_lab.experiment_commands import field_docs, parsed
+from rlinf_lab.experiment_commands import parsed
 from rlinf_lab.experiments import exits, train
 from rlinf_lab.experiments.recipe import HOMES
+from rlinf_lab.recipes.described import field_docs
 from rlinf_lab.recipes.ppo import PPOConfig
 from rlinf_lab.recipes.schedules import linear
 
