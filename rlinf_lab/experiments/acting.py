@@ -95,6 +95,8 @@ class TrainedPolicy:
         """To the range of the environment's own actions; None where it is no gymnasium environment."""
         factory = self.config.factory
         stock = {"runner": "loop"} if "loop" in factory.runners() else {}  # others do not hold gymnasium's environments
+        if factory.size is not None:
+            return Native(factory.given.single_action_space)
         env = factory(1, self.config.max_episode_steps, **stock)
         try:
             single = getattr(next(iter(getattr(env, "envs", ())), None), "env", None)
@@ -113,7 +115,7 @@ class TrainedPolicy:
         factory, steps = self.config.factory, self.config.max_episode_steps
         is_endless = steps is None and factory.spec().max_episode_steps is None
         found = play(
-            lambda n: factory(n, LONGEST if is_endless else steps),
+            lambda n: factory(factory.size or n, LONGEST if is_endless else steps),
             self._greedy,
             episodes,
             first,

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, replace
 from typing import Any
 
+from gymnasium.vector import VectorEnv
+
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.experiments.recipe import Recipe, find, name_of
 from rlinf_lab.experiments.storage.folder import RunFolder, from_plain
@@ -41,6 +43,8 @@ def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Map
     if given.get("policy") is not None and "policy" in recipe.fields:
         given = {**given, "policy": gone_on_from(given["policy"])}
     settings = dict(given) if total_timesteps is None else {**given, "total_timesteps": total_timesteps}
+    if isinstance(env, VectorEnv) and "num_envs" in recipe.fields:
+        settings.setdefault("num_envs", env.num_envs)
     if "render" in recipe.fields:  # where nobody looks nothing is drawn
         settings.setdefault("render", in_notebook())
     preset = getattr(recipe.config, "preset", recipe.config)

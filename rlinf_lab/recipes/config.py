@@ -172,8 +172,8 @@ class SimulatedConfig(RecipeConfig):
         }  # fmt: skip
 
     def shares(self) -> dict[str, int]:
-        """The simulator may have as many ranks as there are environments, the learner as many as the settings say."""
-        return {"simulator": self.num_envs, "learner": self.learners}
+        """The simulator may have as many ranks as there are environments, the learner as many as the settings say. A VectorEnv is not divided."""
+        return {"learner": self.learners} | ({"simulator": self.num_envs} if self.factory.size is None else {})
 
 
 def answering(

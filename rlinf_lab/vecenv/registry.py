@@ -28,6 +28,7 @@ from rlinf_lab.errors import (
     UnknownNameError,
     article,
     refuse_old_names,
+    said,
     shown,
 )
 from rlinf_lab.vecenv.base import EnvSpec, Runner, VecEnv, cannot_leave
@@ -98,6 +99,7 @@ class EnvFactory:
         refused: `MissingDependencyError` names the command that installs it.
         """
         self._check(num_envs, max_episode_steps, cores, options)
+        self._check_copies(int(num_envs))
         try:
             if not elsewhere and hasattr(adapter := self._adapter(), "spec"):  # which is known without a simulator
                 adapter.tasks()
@@ -107,6 +109,26 @@ class EnvFactory:
             if not elsewhere:
                 raise
             return self
+
+    @property
+    def size(self) -> int | None:
+        """How many environments its vectors have, where that cannot be chosen: a VectorEnv was given."""
+        return self.given.num_envs if isinstance(self.given, gymnasium.vector.VectorEnv) else None
+
+    def _check_copies(self, num_envs: int) -> None:
+        """A run has several vectors: of training, of evaluations, after a change of its plan. `ConfigError` where one was given that cannot be copied."""
+        if self.size is None:
+            return
+        advice = "a function that takes num_envs, such as functools.partial(gymnasium.make_vec, 'CartPole-v1')"
+        if num_envs != self.size:
+            raise ConfigError(f"{self.id}: this VectorEnv has {self.size} environments, num_envs is {num_envs}. Next: num_envs={self.size}, or {advice}.")
+        try:
+            copy.deepcopy(self.given)
+        except Exception as error:  # whatever a simulator raises
+            why = f"{type(error).__name__}: {said(error)}"[:200]
+            raise ConfigError(
+                f"{self.id}: a run needs several vectors like this {type(self.given).__name__}, which cannot be copied ({why}). Next: {advice}."
+            ) from error
 
     def _chosen(
         self, num_envs: int, max_episode_steps: int | None, cores: int, options: dict[str, Any], wanted: str, ways: dict[str, Callable[[int], VecEnv]]
@@ -167,8 +189,8 @@ class EnvFactory:
 
     def spec(self, max_episode_steps: int | None = None, **options: Any) -> EnvSpec:
         """Read from an environment that is made for it and closed."""
-        if isinstance(self.given, gymnasium.vector.VectorEnv):
-            return self(self.given.num_envs, max_episode_steps, **options).spec
+        if self.size is not None:
+            return self(self.size, max_episode_steps, **options).spec
         if (known := self._known_spec(max_episode_steps)) is not None and not options:
             return known
         env = self(1, max_episode_steps, **{**options, "runner": next(iter(self.runners())), "cores": 1})
@@ -260,7 +282,7 @@ def environment(env: Any) -> EnvFactory:
     if isinstance(env, str):
         return _by_id(env)
     if isinstance(env, gymnasium.vector.VectorEnv):
-        return EnvFactory(_name_of(env), partial(_from_gymnasium, "from_vector", _name_of(env), env), env)
+        return EnvFactory(_name_of(env), partial(_from_vector, _name_of(env), env), env)
     if isinstance(env, gymnasium.Env):
         return _of_an_instance(env)
     if callable(env) and not _looks_like_an_instance(env):
@@ -327,6 +349,13 @@ def _from_gymnasium(function: str, id: str, what: Any, **arguments: Any) -> VecE
     """What the adapter of gymnasium makes of an EnvSpec, a class, a function or a VectorEnv of gymnasium's."""
     vector: VecEnv = getattr(adapters()[GYMNASIUM].load(), function)(id, what, **arguments)
     return vector
+
+
+def _from_vector(id: str, env: gymnasium.vector.VectorEnv, **arguments: Any) -> VecEnv:
+    """A copy, so that each vector begins as the one that was given, which stays as it is; that one itself where it cannot be copied."""
+    with contextlib.suppress(Exception):  # whatever a simulator raises
+        env = copy.deepcopy(env)
+    return _from_gymnasium("from_vector", id, env, **arguments)
 
 
 def adapters() -> dict[str, EntryPoint]:

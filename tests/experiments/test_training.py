@@ -185,6 +185,21 @@ def test_settings_that_make_no_sense_are_refused_before_anything_starts(settings
         train(**settings)
 
 
+def test_a_vector_of_gymnasium_is_trained_on_as_it_is() -> None:
+    """With its own number of environments, on copies: the user's stays as it was."""
+    vector = gymnasium.make_vec("CartPole-v1", 3)
+    settings: dict[str, Any] = {"n_steps": 8, "batch_size": 12, "n_epochs": 1, "iterations": 2, "folder": False, "progress": False}
+    run = lab.train("ppo", vector, **settings).wait()
+    assert run.config.num_envs == 3 and run.evaluate(2)["episodes"] == 2 and len(run.metrics) == 2
+    assert vector.reset(seed=0)[0].shape == (3, 4) and not vector.closed
+    assert run.policy().predict(vector.reset(seed=0)[0])[0].shape == (3,)
+    with pytest.raises(ConfigError, match=r"this VectorEnv has 3 environments, num_envs is 4\. Next: num_envs=3"):
+        lab.train("ppo", vector, **settings, num_envs=4)
+    vector.__deepcopy__ = lambda memo: 1 / 0
+    with pytest.raises(ConfigError, match=r"which cannot be copied \(ZeroDivisionError.*Next: a function that takes num_envs"):
+        lab.train("ppo", vector, **settings)
+
+
 class Absent:
     """An adapter that knows its task without the simulator, which is not installed here."""
 
