@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import gymnasium
 import numpy as np
@@ -18,8 +18,10 @@ from rlinf_lab.experiments import TrainingRun
 from rlinf_lab.experiments.display.progress import Line
 from rlinf_lab.experiments.recipe import find
 from rlinf_lab.experiments.settings import with_runner
+from rlinf_lab.experiments.storage.folder import RunFolder
 from rlinf_lab.recipes.ppo import PPOConfig
 from rlinf_lab.vecenv import EnvSpec, registry, runners
+from rlinf_lab.workers.learner import Number
 
 SMALL: dict[str, Any] = {"num_envs": 4, "n_steps": 20, "batch_size": 40, "n_epochs": 1, "progress": False, "max_episode_steps": 20}
 
@@ -103,6 +105,35 @@ def test_what_steps_the_environments_is_said_kept_and_kept_to(monkeypatch: pytes
             assert run.config.runner == "numpy" and "steps by numpy (measured: numpy 20, loop 10 steps/s)" in repr(run)
             assert run.runner is not None and json.loads((run.folder / "run.json").read_text())["runner"] == str(run.runner)
     assert lab.resume(run.folder, total_timesteps=160, progress=False).wait().config.runner == "numpy"
+
+
+def test_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+    run = train(folder=tmp_path / "run", checkpoint_minutes=1e-9, keep_checkpoints=2, iterations=5).wait()
+    assert [p.name for p in RunFolder(run.folder).checkpoints()] == ["learner-000004.safetensors", "learner-000005.safetensors"]
+
+
+def test_what_is_saved_of_a_run_that_goes_on_names_its_iteration(tmp_path: Path) -> None:
+    run = train(iterations=10_000)
+    saved = run.save(tmp_path / "copy")
+    run.stop()
+    copied = json.loads((saved / "run.json").read_text())["iteration"]
+    assert 1 <= copied == lab.load_policy(saved).version <= run.iteration and RunFolder(saved).state().iteration == copied
+
+
+def test_every_number_of_an_update_may_be_a_schedule() -> None:
+    """One that does not change learns what the number learns; each is asked with the share of the run that is done."""
+    asked: dict[str, list[float]] = {}
+    numbers = {"gamma": 0.9, "gae_lambda": 0.8, "learning_rate": 1e-3, "n_epochs": 2, "batch_size": 40, "clip_range": 0.2, "vf_coef": 0.4,
+               "ent_coef": 0.01, "max_grad_norm": 0.3}  # fmt: skip
+    assert set(numbers) == {name for name, hint in get_type_hints(PPOConfig).items() if hint == Number}
+
+    def constant(name: str, value: float) -> Callable[[float], float]:
+        return lambda progress: asked.setdefault(name, []).append(progress) or value
+
+    plain = train(**numbers, iterations=4).wait()
+    scheduled = train(**{name: constant(name, value) for name, value in numbers.items()}, iterations=4).wait()
+    assert same(arrays(plain), arrays(scheduled))
+    assert all({0.0, 0.25, 0.5, 0.75} <= set(asked[name]) for name in numbers)
 
 
 def test_a_goal_ends_a_run_and_is_named() -> None:
