@@ -28,10 +28,10 @@ class Train:
     """Train a policy: ``rlinf-lab train ppo CartPole-v1 --total-timesteps 100000``; its flags: ``rlinf-lab train ppo --help``."""
 
     algorithm: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGORITHM")]
-    """clone, dagger, grpo, ppo, rlpd, sac or td3"""
+    """clone, dagger, grpo, ppo, rlpd, sac or td3; for tasks of language grpo, ppo, dapo, dr_grpo, reinforce++ or rloo"""
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """an environment's id, such as CartPole-v1, or a task of language, such as reasoning/sorting"""
+    """an environment's id, such as CartPole-v1, or a task of language, such as reasoning/sorting or problems.jsonl"""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,9 @@ def train(arguments: list[str]) -> int:
     if named is None:
         tyro.cli(Train, prog="rlinf-lab train", args=arguments)
         return 2
-    found = recipe.find(named)
+    after = arguments.index(named) + 1
+    env = next((a for a in arguments[after : after + 1] if not a.startswith("-")), None)  # it decides between two of one name
+    found = recipe.find(named, env)
     settings = _settings(found, arguments, named, "train", flags_of(found))
     return _waited(starting.train(found, settings.pop("env"), **settings))
 

@@ -47,8 +47,7 @@ def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Map
         settings.setdefault("num_envs", env.num_envs)
     if "render" in recipe.fields:  # where nobody looks nothing is drawn
         settings.setdefault("render", in_notebook())
-    preset = getattr(recipe.config, "preset", recipe.config)
-    return preset(env, **settings)
+    return recipe.configured(env, **settings)
 
 
 def with_runner(config: Any, executor: str | None = None) -> tuple[Any, Runner | None]:
@@ -84,20 +83,21 @@ def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any]
 
 
 def configured_again(
-    recipe: Recipe, kept: RunFolder, env: Any, total_timesteps: int | None, given: Mapping[str, Any]
-) -> Any:
-    """The configuration of a run's folder, changed by ``given``."""
+    recipe: Recipe, kept: RunFolder, env: Any, total_timesteps: int | None, given: Mapping[str, Any],
+    only_acts: bool = False,
+) -> Any:  # fmt: skip
+    """The configuration of a run's folder, changed by ``given``. ``only_acts``: without what only training needs."""
     plain = kept.read_json("config.json") | ({} if env is None else {"env": env}) | dict(given)
     if "policy" in plain:
         plain["policy"] = gone_on_from(plain["policy"], env)
     if total_timesteps is not None:
         plain |= {"total_timesteps": total_timesteps, "iterations": None}
-    return _of_plain(recipe, plain, f"the run in {str(kept.path)!r}")
+    return _of_plain(recipe, plain, f"the run in {str(kept.path)!r}", only_acts)
 
 
-def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str) -> Any:
+def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: bool = True) -> Any:
     """The configuration that settings of a file make. `ConfigError` for what is missing or was changed by hand."""
-    plain = {name: value for name, value in given.items() if not _is_spare(recipe, name, value)}
+    plain = {name: value for name, value in given.items() if not (only_acts and _is_spare(recipe, name, value))}
     for name, value in plain.items():
         if name not in recipe.fields:
             raise UnknownNameError.of(f"setting of {recipe.name!r}", name, recipe.fields)
@@ -140,7 +140,8 @@ def gone_on_from(given: Any, env: Any = None) -> Any:
     if isinstance(given, (str, os.PathLike)):
         kept = RunFolder(given)
         recipe = kept.recipe()
-        return StartingPolicy(recipe.name, configured_again(recipe, kept, env, None, {}), kept.weights())
+        config = configured_again(recipe, kept, env, None, {}, only_acts=True)
+        return StartingPolicy(recipe.name, config, kept.weights())
     if hasattr(given, "recipe") and hasattr(given, "policy"):  # a run
         return StartingPolicy(given.recipe.name, given.config, given.policy().module.weights())
     if hasattr(given, "module") and hasattr(given, "config"):  # a loaded policy

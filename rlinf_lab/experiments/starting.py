@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
+from rlinf_lab.experiments.autoplan.warming import warm_up
 from rlinf_lab.experiments.options import OPTIONS, Options
 from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.settings import check_names, configured, configured_again, with_runner
@@ -153,7 +155,7 @@ def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = N
     """
     kept = RunFolder(folder)
     recipe = kept.recipe()
-    return recipe.policy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
+    return recipe.policy(configured_again(recipe, kept, env, None, {}, only_acts=True), kept.weights(best))
 
 
 def auto_plan(
@@ -166,13 +168,20 @@ def auto_plan(
         behind = staleness if isinstance(staleness, int) else 0  # GRPO's is the name of a rule
         networks = tuple(name for name, worker in workflow.workers.items() if issubclass(worker.cls, TorchWorker))
         return AutoPlan(
-            recipe.shares(config), found, executor or "processes", behind, recipe.fuse is not None, networks
-        )
+            recipe.shares(config), found, executor or "processes", behind, recipe.fuse is not None, networks,
+            partial(warm_up, sorted({worker.cls.__module__ for worker in workflow.workers.values()}), env_id(config)),
+        )  # fmt: skip
     if devices is not None:
         raise ConfigError(
             f"train(devices={shown(devices)}): for plan='auto' only; a plan names its own. Next: leave one of them out."
         )
     return None
+
+
+def env_id(config: Any) -> str | None:
+    """Of an environment that is known by name: one of those may be made to see what it imports. None for others."""
+    env = getattr(config, "env", None)
+    return env if isinstance(env, str) else None
 
 
 def all_devices() -> list[str]:

@@ -76,6 +76,11 @@ class Head(nn.Module):
         """Of what `act` returned, the part that an environment gets: all of it, unless the head says otherwise."""
         return action
 
+    @property
+    def executed_shape(self) -> tuple[int, ...] | None:
+        """Of what an environment gets of one action, of a chunk with its actions first; None: a tree of several."""
+        return self.space.shape
+
     def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
         """What `act` gives, with gradients through the action (reparametrised); Gaussians can."""
         raise NotImplementedError(f"{type(self).__name__}: its actions have no gradient. Next: a Box of actions.")

@@ -80,7 +80,7 @@ class CloneConfig(RecipeConfig):
     """bytes of episodes that are held at once; more data than that is streamed"""
     parallel: str = "ddp"
     """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
-    counts: ClassVar[str] = "gradient steps"
+    unit: ClassVar[str] = "gradient steps"
     total_timesteps: int | None = None
     """None: nothing is simulated here; see `gradient_steps`"""
     iterations: int | None = None
@@ -203,7 +203,7 @@ def _check_spaces(config: CloneConfig) -> None:
 
 
 def _check_chunks(config: CloneConfig, module: Any) -> None:
-    shape = getattr(getattr(getattr(module, "head", None), "space", None), "shape", None)
+    shape = getattr(getattr(module, "head", None), "executed_shape", None)
     action = config.spec.action_space.shape
     wanted = action if config.chunk is None or action is None else (config.chunk, *action)
     if shape is not None and shape != wanted:

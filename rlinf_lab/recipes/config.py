@@ -51,7 +51,7 @@ class RecipeConfig:
     save_to: str | None = None
     """safetensors file that the learner writes when the run ends"""
 
-    counts: ClassVar[str] = "steps"
+    unit: ClassVar[str] = "steps"
     """what `env_steps` and a line of progress count"""
     elsewhere: ClassVar[tuple[str, ...]] = ()
     """names that `preset` lets pass, since constructing says more about them"""

@@ -33,6 +33,7 @@ from rlinf_lab.generation import GENERATORS, KNOWN_MODELS, LanguageModel, Sampli
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
 from rlinf_lab.recipes.described import described
 from rlinf_lab.tasks import Problem, Task, Tool
+from rlinf_lab.tasks.registry import ROOM, is_task, names
 from rlinf_lab.tasks.tools import tools_of
 from rlinf_lab.workers.reasoning import (
     AgentGenerator,
@@ -50,7 +51,6 @@ from rlinf_lab.workers.reasoning import (
 from rlinf_lab.workers.reasoning.settings import CORRECTIONS
 from rlinf_lab.workflow.workflow import Workflow
 
-ROOM = "reasoning/"
 DISPATCH = ("even", "shortest_queue")
 
 
@@ -73,8 +73,11 @@ class GRPOConfig:
     Raises `ConfigError` naming the field, its value and the limit.
     """
 
+    unit: ClassVar[str] = "answers"
+    """what ``env_steps`` and ``total_timesteps`` count"""
+
     env: str | Task
-    """a task by name ("reasoning/remainder"), or a `Task`"""
+    """a task by name ("reasoning/remainder", "reasoning_gym/chain_sum", "problems.jsonl"), or a `Task`"""
     model: str = "small"
     """"small": made here and warmed up; else the folder of a model in Hugging Face's format, or a name whose weights are in
     the hub's cache on this machine ("SmolLM2-135M", "Qwen3-0.6B"; `lab.generation.known_models` lists them)"""
@@ -149,10 +152,10 @@ class GRPOConfig:
     """Euclidean norm to which the gradient is cut"""
     in_order: bool = True
     """learn from groups in the order of their prompts: bit for bit the same under every plan; False: as they come"""
-    reward: Callable[[Problem, str], Any] | None = None
+    reward: Callable[[Problem, str], Any] | None = dataclasses.field(default=None, metadata={"needed_to_act": False})
     """of training, from a problem and a completion's text; None: the task's own, which evaluations always use"""
     reward_timeout_s: float | None = None
-    """judge in a child process with this limit, in seconds; None: in the reward worker, without one"""
+    """judge in a child process with this limit, in seconds; None: in the reward worker, without one, which is faster"""
     engine: str = "own"
     """what generates: "own", "transformers", ... (`generation.generator`)"""
     slots: int = 256
@@ -192,9 +195,6 @@ class GRPOConfig:
     """width of the small model"""
     layers: int = 2
     """of the small model"""
-
-    counts: ClassVar[str] = "responses"
-    """what `env_steps` and a line of progress count"""
 
     def __post_init__(self) -> None:
         self._require(
@@ -313,7 +313,7 @@ class GRPOConfig:
 
     def task(self) -> Task:
         """The task. `UnknownNameError` with the nearest name."""
-        return self.env if isinstance(self.env, Task) else tasks.make(self.env.removeprefix(ROOM))
+        return self.env if isinstance(self.env, Task) else tasks.make(self.env)
 
     def generator_options(self) -> dict[str, Any]:
         """Of its engine, ``engine_options`` last."""
@@ -338,23 +338,37 @@ class GRPOConfig:
         )
 
     @classmethod
-    def preset(cls, name: str, **overrides: Any) -> GRPOConfig:
-        """A published variant by name, or the settings for a task ("reasoning/sorting"; see `PRESETS`), some fields
-        changed.
+    def preset(cls, name: str | Task, **overrides: Any) -> GRPOConfig:
+        """The settings for a task ("reasoning/sorting"; `PRESETS` has those that were tried), some fields changed.
 
-        A variant needs ``env=``. Raises `UnknownNameError` for an unknown name or field.
+        ``name`` may be that of a published variant ("dapo"; `VARIANTS`) with ``env=``. Raises `UnknownNameError` for an
+        unknown name or field.
         """
-        if name not in VARIANTS and name not in PRESETS:
-            raise UnknownNameError.of("task of language", name, [*VARIANTS, *PRESETS], ENVIRONMENTS)
+        variant = name if isinstance(name, str) and name in VARIANTS else ""
+        task = overrides.get("env", name)
+        if "env" in overrides and not variant:
+            raise UnknownNameError.of("variant of GRPO", name, VARIANTS)
+        if variant and task == variant:
+            raise ConfigError(f"GRPOConfig.preset({variant!r}) needs a task. Next: env='reasoning/remainder'.")
         known = [f.name for f in dataclasses.fields(cls)]
         for field in overrides:
             if field not in known:
                 raise UnknownNameError.of("field of GRPOConfig", field, known)
-        if name in VARIANTS and "env" not in overrides:
-            raise ConfigError(f"GRPOConfig.preset({name!r}) needs a task. Next: env='reasoning/remainder'.")
-        task = overrides.get("env", name)
-        settings = {**(PRESETS.get(task, {}) if isinstance(task, str) else {}), **VARIANTS.get(name, {}), **overrides}
-        return cls(**{"env": task, **settings})
+        return cls(**{**_settings_for(task, variant), **overrides, "env": task})
+
+
+def _settings_for(task: Any, variant: str) -> dict[str, Any]:
+    """Those that were tried on a task, changed as the variant has it. `UnknownNameError` for no task's name."""
+    named = task if not isinstance(task, str) or is_task(task) else ROOM + task
+    if isinstance(named, str) and named.removeprefix(ROOM) not in names() and not is_task(named.removeprefix(ROOM)):
+        known = [ROOM + one for one in names() if not one.startswith(("<", "reasoning_gym"))]
+        raise UnknownNameError.of("task of language", task, known, ENVIRONMENTS)
+    settings, changes = dict(PRESETS.get(named, {}) if isinstance(named, str) else {}), VARIANTS.get(variant, {})
+    if changes.get("group_size") == 1:  # each prompt is answered once: as many answers, of as many prompts
+        size = settings.get("group_size", GRPOConfig.group_size)
+        for name in ("prompts", "groups_per_pass"):
+            settings[name] = size * settings.get(name, getattr(GRPOConfig, name))
+    return {**settings, **changes}
 
 
 def _whole(value: object, least: int) -> bool:
@@ -372,7 +386,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "advantage": "grpo", "aggregation": "token_mean", "clip_range": 0.2, "clip_range_high": 0.28,
         "dynamic_sampling": True, "oversample": 1.5, },
     "rloo": {"advantage": "rloo", "aggregation": "token_mean"},
-    "ppo": {"critic": True, "group_size": 1, "prompts": 256, "aggregation": "token_mean"},
+    "ppo": {"critic": True, "group_size": 1, "aggregation": "token_mean"},
     "reinforce++": {"advantage": "reinforce++", "aggregation": "token_mean"},
 }  # fmt: skip
 """what the papers say, as changes of the defaults (sources: `rlinf_lab.algorithms.groups`)"""
@@ -423,13 +437,14 @@ Remainder went from 18 to 52 % of wholly right answers (seed 0 alone, 153 CPU se
 
 def _folder_of(model: str) -> Path:
     """Of the model's files. `ConfigError` where they are not here."""
-    if Path(model).is_dir():
-        if not (Path(model) / "config.json").is_file():
+    given = Path(model).expanduser()
+    if given.is_dir():
+        if not (given / "config.json").is_file():
             raise ConfigError(
                 f"GRPOConfig.model is {shown(model)}, a folder without config.json: it is no model in Hugging Face's "
                 "format. Next: the folder that model.save(path) or save_pretrained(path) wrote."
             )
-        return Path(model)
+        return given
     if model in KNOWN_MODELS:
         return KNOWN_MODELS[model].folder()
     known = difflib.get_close_matches(model, KNOWN_MODELS, n=1, cutoff=0.5)

@@ -85,7 +85,7 @@ class Workflow(LoopPart):
     def channel(
         self, name: str, *, capacity: int | None = DEFAULT_CAPACITY, keyed: bool = False, whole: bool = False,
         weight: Callable[[Any], int] | None = None, order: str | Callable[[Any], float] = "fifo", group: int = 1,
-        discard_unread: bool = False, may_be_empty: bool = False, cpu_offload: bool = False, gather: str = "writers",
+        discard_unread: bool = False, may_be_empty: bool = False, gather: str = "writers",
     ) -> Channel:  # fmt: skip
         """Declare a channel. See `ChannelSpec` for the fields."""
         if name in self.channel_specs:
@@ -94,7 +94,7 @@ class Workflow(LoopPart):
                 "that makes the Workflow again."
             )
         self.channel_specs[name] = ChannelSpec(
-            name, capacity, keyed, whole, weight, order, group, discard_unread, may_be_empty, cpu_offload, gather
+            name, capacity, keyed, whole, weight, order, group, discard_unread, may_be_empty, gather
         )
         self._forget_graph()
         return Channel(self, self.channel_specs[name])

@@ -42,7 +42,7 @@ def test_train_evaluate_runs_and_compare(tmp_path: Path, monkeypatch: pytest.Mon
     ("arguments", "said"),
     [
         (["train", "pppo", "CartPole-v1"], "Did you mean 'ppo'"), (["evaluate", "nowhere"], "no run.json"), (["train", "ppo", "CartPol-v1"], "CartPole-v1"),
-        (["train", "ppo", "reasoning/remainder"], "rlinf-lab train grpo reasoning/remainder"),
+        (["train", "sac", "reasoning/remainder"], "rlinf-lab train grpo reasoning/remainder"),
         (["train", "grpo", "reasoning/remaind"], "Did you mean 'reasoning/remainder'"), (["train", "grpo", "CartPol-v1"], "rlinf-lab train ppo ..."),
         (["evaluate", "nowhere"], "Next: rlinf-lab runs lists"), (["resume", "nowhere"], "Next: rlinf-lab runs lists"),
         (["train", "ppo", "CartPole-v1", "--total-timesteps", "0"], "--total-timesteps is 0; it must be a whole number of at least 1, or None. Next: --total-timesteps 100000."),

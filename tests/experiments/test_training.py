@@ -263,11 +263,11 @@ def test_a_simulator_that_is_not_here_is_refused_before_anything_starts(monkeypa
     assert factory.for_run(4).runner is not None and with_runner(PPOConfig("absent/Task-v0"), "ray")[1] is not None
 
 
-@pytest.mark.parametrize(("algorithm", "counts"), [("ppo", "steps"), ("clone", "gradient steps"), ("grpo", "responses")])
-def test_a_line_of_progress_says_what_it_counts(algorithm: str, counts: str) -> None:
-    line = Line("mine", 10, counts=find(algorithm).config.counts)
+@pytest.mark.parametrize(("algorithm", "unit"), [("ppo", "steps"), ("clone", "gradient steps"), ("grpo", "answers")])
+def test_a_line_of_progress_says_what_it_counts(algorithm: str, unit: str) -> None:
+    line = Line("mine", 10, unit=find(algorithm).config.unit)
     line({"env_steps": 10})
-    assert f" {counts}/s" in str(line._bar)
+    assert f" {unit}/s" in str(line._bar)
     line.close()
 
 

@@ -254,8 +254,12 @@ def test_a_missing_field_is_named(key: str) -> None:
         ExecutionPlan.from_dict(data)
 
 
-@pytest.mark.parametrize(("text", "match"), [("{", "not JSON: .* line 1, column 2"), ("[1]", r"A plan is \[1\]"), ("null", "A plan is None"), ("", "not JSON")])
-def test_what_is_no_plan_at_all(text: str, match: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [("{", "not JSON: .* line 1, column 2"), ("[1]", r"A plan is \[1\]"), ("null", "A plan is None"), ("", "not JSON"),
+     *((odd, "Next|must be an object") for odd in (5, None, b"{}", "[" * 100_000, '{"name": 1' + 5000 * "0" + "}", "5", '{"name": "x"}'))],
+)  # fmt: skip
+def test_what_is_no_plan_at_all(text: Any, match: str) -> None:
     with pytest.raises(PlanError, match=match):
         ExecutionPlan.from_json(text)
 
@@ -268,6 +272,9 @@ def test_what_is_no_plan_at_all(text: str, match: str) -> None:
         (lambda f: ExecutionPlan.temporal(f, None), "devices is None"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks=2), "ranks is 2"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks={"left": True}), r"ranks\['left'\] is True"),
+        (lambda f: ExecutionPlan.temporal(f, ["cpu:0", "cpu:1"], ranks={"left": 3}), r"ranks\['left'\] is 3.*one rank for each of the 2 devices"),
+        (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks={"lefft": 1}), "Did you mean 'left'"),
+        (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], micro_batchez={}), "Did you mean 'micro_batches'"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], sub_batches=2), "sub_batches is 2"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], sub_batches={"left": "x"}), r"sub_batches\['left'\] is 'x'"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], micro_batches=None), "micro_batches is None"),
@@ -330,21 +337,6 @@ def test_a_changed_plan_runs_or_is_refused(seed: int, changes: int) -> None:
         assert "Next: " in str(error), error
         return
     runs(plan)
-
-
-# --- the same of a cell: tokens go round, so micro-batches, sub-batches, ranks and fusion depend on each other -----------------
-def cell() -> Workflow:
-    flow = Workflow("cell")
-    obs, act, done = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("done", whole=True)
-    simulator, policy, learner = (flow.worker(Part, name=n) for n in ("simulator", "policy", "learner"))
-
-    @flow.iteration
-    def iteration():
-        simulator.step(act, obs, done)
-        policy.convert(obs, act)
-        learner.take(done)
-
-    return flow
 
 
 def test_many_changed_plans_are_of_both_kinds() -> None:

@@ -1,75 +1,29 @@
-"""Weights in buckets: bit for bit what was published, over several hosts."""
+"""Weights on their way: bit for bit what was published, over several hosts."""
 
 from __future__ import annotations
 
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import rlinf_lab as lab
-from rlinf_lab.errors import WorkerError, WorkflowError
-from rlinf_lab.runtime.transport.cargo import Arrived, Bucket, Outgoing, assembled, ranges
-from rlinf_lab.runtime.transport.unchanged import Unchanged
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 200), max_size=6), st.integers(1, 90))
-def test_ranges_cover_every_byte_once_and_fit(sizes: list[int], bucket: int) -> None:
-    found = ranges(sizes, bucket)
-    covered = [np.zeros(size, int) for size in sizes]
-    for one in found:
-        assert sum(stop - start for _, start, stop in one) <= max(4, bucket)
-        for block, start, stop in one:
-            assert start < stop and start % 4 == 0
-            covered[block][start:stop] += 1
-    assert all((c == 1).all() for c in covered) and found
-
-
-def sent(state: Any, bucket: int) -> Any:
-    """What the reader has of it."""
-    outgoing, arrived, count = Outgoing(1, state, bucket, Unchanged(state)), list[Arrived](), 1
-    while len(arrived) < count:
-        arrived.append(pickle.loads(pickle.dumps(Bucket(outgoing, len(arrived)), protocol=5)))
-        count = arrived[-1].total
-    return assembled(arrived).open()
-
-
-KINDS = (np.float32, np.float64, np.float16, np.int8)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from(KINDS)), min_size=1, max_size=5), st.integers(4, 700), st.integers(0, 1 << 20))
-def test_what_arrives_is_what_was_sent(shapes: list, bucket: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    state = {i: rng.integers(0, 100, n).astype(kind) for i, (n, kind) in enumerate(shapes)}
-    for key, array in sent(state, bucket).items():
-        assert array.dtype == state[key].dtype and np.array_equal(array, state[key]) and array.flags.writeable
-
-
-def test_tensors_of_any_type_and_states_without_arrays_travel_too() -> None:
-    state = {"w": torch.randn(33).to(torch.bfloat16), "n": 3}
-    assert torch.equal(sent(state, 16)["w"], state["w"])
-    assert sent("plain", 16) == "plain"
+from rlinf_lab.errors import WorkerError
 
 
 # --- over hosts ------------------------------------------------------------------------------------------------
 class Trains(lab.Worker):
-    def __init__(self, size: int, shipping: dict) -> None:
-        self.state, self.shipping = np.zeros(size, np.float32), shipping
+    def __init__(self, size: int) -> None:
+        self.state = np.zeros(size, np.float32)
 
     def train(self, weights: lab.Weights) -> float:
         self.state = self.state.copy()
         self.state[self.iteration :: 50] += 1
-        weights.publish({"w": self.state, "step": self.iteration}, **self.shipping)
+        weights.publish({"w": self.state, "step": self.iteration})
         return float(self.state.sum())
 
 
@@ -81,12 +35,11 @@ class Acts(lab.Worker):
         return version, state["step"], float(state["w"].sum()), state["w"].flags.writeable
 
 
-@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 0.01}], ids=["whole", "buckets"])
 @pytest.mark.parametrize("executor", ["local", "processes"])
-def test_every_reader_gets_what_was_published(shipping: dict, executor: str) -> None:
+def test_every_reader_gets_what_was_published(executor: str) -> None:
     flow = lab.Workflow("shipped")
     weights = flow.weights("actor")
-    trains, often, seldom = flow.worker(Trains, 20_000, shipping, name="trains"), flow.worker(Acts, name="often"), flow.worker(Acts, name="seldom")
+    trains, often, seldom = flow.worker(Trains, 20_000, name="trains"), flow.worker(Acts, name="often"), flow.worker(Acts, name="seldom")
 
     @flow.iteration
     def iteration() -> Any:
@@ -103,12 +56,12 @@ def test_every_reader_gets_what_was_published(shipping: dict, executor: str) -> 
             assert each[3], "what is pulled may be written"
 
 
-def test_a_state_that_cannot_travel_is_named_in_buckets_too() -> None:
+def test_a_state_that_cannot_travel_is_named() -> None:
     import threading
 
     class Bad(lab.Worker):
         def train(self, weights: lab.Weights) -> None:
-            weights.publish(threading.Lock(), bucket_mib=1)
+            weights.publish(threading.Lock())
 
     flow = lab.Workflow("bad")
     weights = flow.weights("actor")
@@ -122,9 +75,3 @@ def test_a_state_that_cannot_travel_is_named_in_buckets_too() -> None:
     plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"trains": [0], "acts": [1]})
     with pytest.raises(WorkerError, match="version 1 of the weights 'actor'"), lab.session(flow, plan, executor="processes", emulate=True) as session:
         session.step()
-
-
-def test_a_bucket_that_holds_nothing_is_refused() -> None:
-    for bad in (0, -1, float("nan"), "16", True):
-        with pytest.raises(WorkflowError, match="bucket_mib="):
-            lab.Weights().publish(1, bucket_mib=bad)  # type: ignore[arg-type]

@@ -217,21 +217,20 @@ class GoesOn:
 
 
 class Hurries(Worker):
-    def __init__(self, kind: str, shipping: dict) -> None:
-        self.kind, self.shipping = kind, shipping
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
 
     def learn(self, goes_on: bool, weights: Weights) -> int:
         part = np.zeros(500_000) if self.kind == "arrays" else torch.zeros(500_000)
-        return weights.publish({"more": GoesOn(part) if goes_on else None, "bias": part}, **self.shipping)
+        return weights.publish({"more": GoesOn(part) if goes_on else None, "bias": part})
 
 
-@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 1}, {"bucket_mib": 100}], ids=["whole", "in buckets", "in one bucket"])
 @pytest.mark.parametrize("kind", ["tensors", "arrays"])
-def test_a_change_while_a_version_is_on_its_way_is_refused(kind: str, shipping: dict) -> None:
+def test_a_change_while_a_version_is_on_its_way_is_refused(kind: str) -> None:
     """Before, the actor got version 1 with what was learnt while it was sent."""
     flow = Workflow("hurries")
     weights = flow.weights("w")
-    learner, actor = flow.worker(Hurries, kind, shipping, name="learner"), flow.worker(Actor, name="actor")
+    learner, actor = flow.worker(Hurries, kind, name="learner"), flow.worker(Actor, name="actor")
 
     @flow.iteration
     def iteration(goes_on: bool) -> object:

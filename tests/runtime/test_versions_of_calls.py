@@ -47,20 +47,20 @@ class Acts(Worker):
 
 
 class Learns(Worker):
-    def __init__(self, seconds: float, seed: int, shipping: dict) -> None:
-        self.seconds, self.rng, self.shipping, self.count = seconds, random.Random(seed), shipping, 0
+    def __init__(self, seconds: float, seed: int) -> None:
+        self.seconds, self.rng, self.count = seconds, random.Random(seed), 0
 
     def learn(self, weights: Weights) -> None:
         self.compute(self.rng.random() * self.seconds)
         self.count += 1
-        weights.publish(f"state {self.count}", **self.shipping)
+        weights.publish(f"state {self.count}")
 
 
-def flow_of(seconds: float, seed: int, ranks: int, staleness: int, shipping: dict | None = None) -> tuple[Workflow, ExecutionPlan]:
+def flow_of(seconds: float, seed: int, ranks: int, staleness: int) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("versions")
     weights = flow.weights("actor")
     acts, other = flow.worker(Acts, seconds, seed, name="acts"), flow.worker(Acts, seconds, seed, name="other")
-    learns = flow.worker(Learns, 2 * seconds, seed + 1, shipping or {}, name="learns")
+    learns = flow.worker(Learns, 2 * seconds, seed + 1, name="learns")
 
     @flow.iteration
     def iteration() -> Any:
@@ -111,10 +111,9 @@ def test_threads_and_a_mock_clock(staleness: int, ranks: int, seed: int) -> None
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 0.001}], ids=["whole", "in buckets"])
-def test_many_hosts_with_messages_on_their_way(staleness: int, shipping: dict) -> None:
+def test_many_hosts_with_messages_on_their_way(staleness: int) -> None:
     for seed in range(6):
-        flow, plan = flow_of(0.003, seed, 3, staleness, shipping)
+        flow, plan = flow_of(0.003, seed, 3, staleness)
         assert_one_version(calls_of(MeshExecutor(flow, plan, delay=0.001, seed=seed), 6), staleness)
 
 

@@ -173,9 +173,9 @@ class Makes(Worker):
         shared_memory.LIMIT = 0
         out.put(np.ones(size, np.uint8))
 
-    def learn(self, size: int, shipping: dict, weights: Weights) -> int:
+    def learn(self, size: int, weights: Weights) -> int:
         shared_memory.LIMIT = 0
-        return weights.publish(np.ones(size, np.uint8), **shipping)
+        return weights.publish(np.ones(size, np.uint8))
 
 
 class Takes(Worker):
@@ -188,18 +188,18 @@ class Takes(Worker):
         return int(weights.pull(at_least).state.sum())
 
 
-@pytest.mark.parametrize("shipping", [None, {}, {"bucket_mib": 8}], ids=["channel", "whole", "buckets"])
-def test_a_reader_without_memory_fails_the_iteration_and_the_session_goes_on(shipping: dict | None) -> None:
+@pytest.mark.parametrize("what", ["items", "weights"])
+def test_a_reader_without_memory_fails_the_iteration_and_the_session_goes_on(what: str) -> None:
     flow = Workflow("little memory")
     items, weights = flow.channel("items"), flow.weights("w")
     makes, takes = flow.worker(Makes, name="makes"), flow.worker(Takes, name="takes")
 
     @flow.iteration
     def iteration(size: int) -> Any:
-        if shipping is None:
+        if what == "items":
             makes.make(size, items)
             return takes.take(items).wait()
-        return takes.act(makes.learn(size, shipping, weights).wait(), weights).wait()
+        return takes.act(makes.learn(size, weights).wait(), weights).wait()
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"makes": [0], "takes": [1]})
     with session(flow, plan, executor="processes", emulate=True) as s:

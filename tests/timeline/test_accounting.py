@@ -156,23 +156,6 @@ def test_of_a_run_only_what_is_new_is_looked_at_though_marks_begin_before_their_
     _assert_same(timeline.accounting(), account(timeline.snapshot()))
 
 
-def test_a_short_stretch_is_not_left_between_long_ones(monkeypatch):
-    """What is neither joined nor long enough to go to a file stays in memory: of a run without end, ever more."""
-    monkeypatch.setattr(accounting, "_ENOUGH_ROWS", 65)
-    recorder, timeline = Recorder(), Timeline(["cpu:0"])
-    track, name, mark = recorder.track("a", 0, ONE), recorder.name("call"), recorder.name("iteration")
-    for i in range(400):
-        for n in range(10):
-            recorder.add(track, K.RUN, name, 1000 * i + 20 * n, 1000 * i + 20 * n + 10, i)
-        recorder.add(0, K.MARK, mark, 1000 * i, 1000 * i + 900, i)
-        if i % 10 == 9:
-            timeline.extend(recorder.drain())
-            timeline.accounting()
-    stretches = timeline._ledger._stretches
-    assert len([s for s in stretches if not isinstance(s._bubbles, accounting._Kept)]) < 8, [len(s.bubbles) for s in stretches]
-    _assert_same(timeline.accounting(), account(timeline.snapshot()))
-
-
 def test_a_snapshot_from_before_is_accounted_as_it_was():
     recorder, timeline = Recorder(), Timeline(["cpu:0"])
     track = recorder.track("a", 0, ONE)
