@@ -6,7 +6,7 @@ import dataclasses
 import html
 import pydoc
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -95,9 +95,22 @@ def weights_of(name: str, **more) -> dict[str, np.ndarray]:
     return {key: tensor.detach().numpy().copy() for key, tensor in run.policy().module.state_dict().items()}
 
 
+@cache
+def usual_weights_of(name: str) -> dict[str, np.ndarray]:
+    return weights_of(name)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_same_seed_learns_the_same_to_the_last_bit(name):
+    once, again, other = usual_weights_of(name), weights_of(name), weights_of(name, seed=1)
+    for key, array in once.items():
+        np.testing.assert_array_equal(again[key], array, err_msg=key)
+    assert any(not np.array_equal(other[key], array) for key, array in once.items())
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_half_precision_learns_nearly_the_same(name):
-    single, half = weights_of(name), weights_of(name, precision="bfloat16")
+    single, half = usual_weights_of(name), weights_of(name, precision="bfloat16")
     moved = [np.abs(half[key] - single[key]).max() for key in single if single[key].dtype.kind == "f" and single[key].size]
     assert 0 < max(moved) < 0.05, "it is computed otherwise, and not very otherwise"
     assert {array.dtype for array in half.values()} == {array.dtype for array in single.values()}
@@ -106,6 +119,6 @@ def test_half_precision_learns_nearly_the_same(name):
 @pytest.mark.slow  # the compiler takes its time
 @pytest.mark.parametrize("name", SETTINGS)
 def test_compiled_learns_the_same(name):
-    plain, compiled = weights_of(name), weights_of(name, compile=True)
+    plain, compiled = usual_weights_of(name), weights_of(name, compile=True)
     for key, array in plain.items():
         np.testing.assert_allclose(compiled[key], array, rtol=1e-3, atol=1e-4, err_msg=key)
