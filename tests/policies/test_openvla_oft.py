@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
 from functools import partial
 
 import gymnasium
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, MissingDependencyError
 from rlinf_lab.policies.pretrained import load_openvla_oft
 from rlinf_lab.vecenv import environment
 from rlinf_lab.vecenv.stepping import step_chunk
@@ -312,6 +313,7 @@ def test_it_is_cloned_and_improved_through_the_front_door(folder):
         ({"config": {"timm_model_ids": ["vit_large_patch14_clip_336.openai"] * 2}}, "DINOv2 with registers and SigLIP"),
         ({"config": {"text_config": {"model_type": "mistral"}}}, "Llama is read here"),
         ({"config": {"text_config": {"model_type": "llama", **LLAMA, "num_hidden_layers": 3}}}, "language_model.model. do not fit config.json, such as layers.2"),
+        ({"config": {"text_config": {"model_type": "llama", **LLAMA, "intermediate_size": 64}}}, "weights at language_model.model. do not fit config.json"),
         ({"dataset_statistics": {"another": RANGES}}, r"\['another', 'libero_spatial_no_noops'\]. Next: data="),
         ({"dataset_statistics": {"libero_spatial_no_noops": {"proprio": RANGES["proprio"], "action": {"q01": [0], "q99": [1]}}}}, "2 ranges are needed"),
     ],
@@ -319,6 +321,21 @@ def test_it_is_cloned_and_improved_through_the_front_door(folder):
 def test_a_folder_that_lacks_something_is_refused(folder, tmp_path, files, said):
     with pytest.raises(ConfigError, match=said):
         load_openvla_oft(changed(folder, tmp_path / "copy", **files), OBS, ARM, chunk=K)
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "action_head--150000_checkpoint.pt", "tokenizer.json", "config.json"])
+def test_a_file_that_was_cut_off_is_named(folder, tmp_path, name):
+    shutil.copytree(folder, tmp_path / "cut")
+    file = tmp_path / "cut" / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ConfigError, match=f"{name} cannot be read"):
+        load_openvla_oft(tmp_path / "cut", SEEN, ARM, chunk=K, instruction="lift it")
+
+
+def test_without_transformers_it_is_said_what_to_install(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingDependencyError, match=r"load_openvla_oft needs .*transformers"):
+        load_openvla_oft(folder, OBS, ARM, chunk=K)
 
 
 @pytest.mark.parametrize(
