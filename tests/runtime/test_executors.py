@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -28,8 +29,13 @@ executors = pytest.mark.parametrize("executor", ["local", "processes", pytest.pa
 APART = {"good": [0], "bad": [1]}
 
 
-@executors
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize(
+    ("executor", "index"),
+    [
+        *itertools.product(["local", "processes"], range(3)), pytest.param("ray", 0, marks=[pytest.mark.ray, pytest.mark.long]),
+        *(pytest.param("ray", index, marks=pytest.mark.ray) for index in (1, 2)),
+    ],
+)  # fmt: skip
 def test_every_plan_gives_the_same_results(executor: str, index: int) -> None:
     flow = cell_flow()
     with session(flow, cell_plans(flow)[index], executor=executor) as s:  # iteration i uses weight i + 1 on two slots of six steps each

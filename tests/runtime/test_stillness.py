@@ -64,7 +64,7 @@ def until(has_come: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
 def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
     executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

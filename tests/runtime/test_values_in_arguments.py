@@ -63,7 +63,7 @@ def expected(n: int) -> str:
     return repr((value, ([n], {n}), {"named": [{"deep": ([n, n + 1],)}], "same": [1, 2.0, "x"]}))
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
 def test_values_deep_inside_arguments_and_results_arrive(executor: str) -> None:
     flow = nested_flow()
     assert [(v.consumer, v.label) for v in flow.graph.value_edges][:2] == [("taker", "n"), ("taker", "['inner'][1]")]
