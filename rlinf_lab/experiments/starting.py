@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.autoplan.warming import warm_up
 from rlinf_lab.experiments.options import OPTIONS, Options
@@ -53,7 +54,7 @@ def train(
         check_executor(executor)
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
-    config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
+    config, runner = with_runner(configured(recipe, env, total_timesteps, settings), executor)
     workflow = recipe.build(config)
     home = home_of(config)
     auto = auto_plan(
@@ -106,10 +107,13 @@ def resume(
     about, recipe, start = kept.read_json("run.json"), kept.recipe(), kept.state()
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
-    config, runner = with_runner(configured_again(recipe, kept, env, total_timesteps, settings))
+    executor = executor or about.get("executor")
+    config, runner = with_runner(configured_again(recipe, kept, env, total_timesteps, settings), executor)
+    if runner is not None and "runner" not in settings:
+        runner = replace(runner, why="as the run was begun")
     if config.updates <= start.iteration:
         raise ConfigError(
-            f"The run in {str(kept.path)!r} has done all its {start.iteration} iterations. "
+            f"The run in {str(kept.path)!r} has done all its {counted(start.iteration, 'iteration')}. "
             f"Next: lab.resume(..., total_timesteps={2 * start.iteration * config.env_steps})."
         )
     workflow, before = recipe.build(config, start.state), kept.plan()
@@ -117,13 +121,12 @@ def resume(
         workflow, before = recipe.fused(config, workflow, before, start.state)
     plan = checked_plan(before if plan is None else plan, workflow)
     rows = {number: row for number, row in kept.rows().items() if number <= start.iteration}
-    executor = executor_for(plan, executor or about.get("executor"))
     return TrainingRun(
         recipe,
         config,
         workflow,
         plan,
-        executor,
+        executor_for(plan, executor),
         options,
         kept,
         start,
@@ -142,7 +145,8 @@ def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:
             why: str = declaration.build(context).begins_anew  # type: ignore[attr-defined]
             if why:
                 return why
-    return f"its plan lets weights be {plan.staleness} updates behind, and they begin anew" if plan.staleness else ""
+    behind = counted(plan.staleness, "update")
+    return f"its plan lets weights be {behind} behind, and they begin anew" if plan.staleness else ""
 
 
 def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> Any:

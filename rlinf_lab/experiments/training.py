@@ -63,9 +63,7 @@ class TrainingRun:
         self.runner, self._begins_anew = runner, begins_anew
         self.error: BaseException | None = None
         self._folder = folder
-        best = (
-            None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
-        )
+        best = None if folder is None or start is None else folder.best_return()
         self._keeper = Keeper(folder, options.checkpoint_minutes, options.keep_checkpoints, best)
         self._watch = Watch(options.goals, options.eval_every is not None)
         self._between = Between(first, config.updates, self._wants_state, self._took)

@@ -22,7 +22,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, article, shown
 from rlinf_lab.policies.fused import squashed_sample
 from rlinf_lab.policies.leaves import choices, first_choice
 from rlinf_lab.policies.views import HostViews
@@ -462,7 +462,7 @@ def make_head(
         return CategoricalHead(space)
     if isinstance(space, spaces.MultiBinary):
         return BernoulliHead(space)
-    what = "" if isinstance(space, Space) else f", a {type(space).__name__} and no gymnasium space"
+    what = "" if isinstance(space, Space) else f", {article(type(space).__name__)} and no gymnasium space"
     raise ConfigError(
         f"{name} is {shown(space)}{what}: policies act in Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple of "
         f"those. Next: gymnasium.wrappers.TransformAction to one of them."

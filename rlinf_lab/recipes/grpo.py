@@ -31,6 +31,7 @@ from rlinf_lab.algorithms.aggregation import AGGREGATIONS
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.generation import GENERATORS, KNOWN_MODELS, LanguageModel, SamplingParams, load_model, small_model
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
+from rlinf_lab.recipes.described import described
 from rlinf_lab.tasks import Problem, Task, Tool
 from rlinf_lab.tasks.registry import ROOM, is_task, names
 from rlinf_lab.tasks.tools import tools_of
@@ -64,6 +65,7 @@ ENVIRONMENTS = (
 )
 
 
+@described
 @dataclass(frozen=True)
 class GRPOConfig:
     """Every number of the experiment. `preset` knows the published variants by name.
@@ -260,14 +262,15 @@ class GRPOConfig:
         self._require(
             "iterations", _whole(self.iterations, 1) or (self.iterations is None and total is not None), needed
         )
-        self._require("total_timesteps", total is None or _whole(total, 1), "a whole number of at least 1, or None")
+        fits = total is None or _whole(total, 1)
+        self._require("total_timesteps", fits, "a whole number of at least 1, or None. Next: total_timesteps=10_000")
         advantage.get(self.advantage, of=("group", "batch"))
         loss.get(self.loss)
         task = self.task()
         fits = self.level is None or (_whole(self.level, 1) and self.level <= task.levels)
         self._require("level", fits, f"between 1 and {task.levels}, or None")
         if self.model != "small":
-            self._folder()
+            _folder_of(self.model)
 
     def _require(self, field: str, holds: bool, limit: str) -> None:
         if not holds:
@@ -308,19 +311,6 @@ class GRPOConfig:
             return self.prompts * math.ceil(self.concurrency + self.oversample)
         return math.ceil(self.prompts * self.oversample)
 
-    def _folder(self) -> Path:
-        """Of the model's files. `ConfigError` where they are not here."""
-        given = Path(self.model).expanduser()
-        if given.is_dir():
-            return given
-        if self.model in KNOWN_MODELS:
-            return KNOWN_MODELS[self.model].folder()
-        known = difflib.get_close_matches(self.model, KNOWN_MODELS, n=1, cutoff=0.5)
-        raise ConfigError(
-            f"GRPOConfig.model is {shown(self.model)}, which is neither 'small' nor a folder, nor a name. "
-            f"Next: {f'{known[0]!r}, or ' if known else ''}the path of a saved model; lab.generation.known_models() lists names."
-        )
-
     def task(self) -> Task:
         """The task. `UnknownNameError` with the nearest name."""
         return self.env if isinstance(self.env, Task) else tasks.make(self.env)
@@ -334,7 +324,7 @@ class GRPOConfig:
         if self.model != "small":
             chat = self.model in KNOWN_MODELS if self.chat is None else self.chat
             return partial(
-                load_model, os.fspath(self._folder()), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing,
+                load_model, os.fspath(_folder_of(self.model)), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing,
                 chat=chat, system_prompt=self.system_prompt,
             )  # fmt: skip
         longest = 512 if self.max_tokens <= 384 else 2 * self.max_tokens
@@ -443,6 +433,26 @@ PRESETS: dict[str, dict[str, Any]] = {
 """settings for a task on two cores. Sorting gained 26 to 39 points on seeds 0 to 4 in 77 CPU seconds each
 (``benchmarks/grpo_small_model.py``). Products gained 4 points over 70 in 30 iterations of half the group (notebook 62).
 Remainder went from 18 to 52 % of wholly right answers (seed 0 alone, 153 CPU seconds, 95 of them to 52 %)"""
+
+
+def _folder_of(model: str) -> Path:
+    """Of the model's files. `ConfigError` where they are not here."""
+    given = Path(model).expanduser()
+    if given.is_dir():
+        if not (given / "config.json").is_file():
+            raise ConfigError(
+                f"GRPOConfig.model is {shown(model)}, a folder without config.json: it is no model in Hugging Face's "
+                "format. Next: the folder that model.save(path) or save_pretrained(path) wrote."
+            )
+        return given
+    if model in KNOWN_MODELS:
+        return KNOWN_MODELS[model].folder()
+    known = difflib.get_close_matches(model, KNOWN_MODELS, n=1, cutoff=0.5)
+    raise ConfigError(
+        f"GRPOConfig.model is {shown(model)}, which is neither 'small' nor a folder, nor a name. "
+        f"Next: {f'{known[0]!r}, or ' if known else ''}the path of a saved model; lab.generation.known_models() lists "
+        "names."
+    )
 
 
 def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:

@@ -122,7 +122,7 @@ def changed_hands(rng: random.Random) -> Counter[str]:
         elif chance < 0.55:
             puts(one, other, rng.choice(running), rng.choice(channels), rng.randint(1, 3), taken)
         else:
-            n = rng.choice((1, 1, 2, -2)) if rng.random() < 0.95 else rng.choice((0, ALL, ALL + 2))
+            n = rng.choice((1, 1, 2, -2)) if rng.random() < 0.85 else rng.choice((0, ALL, ALL + 2, ALL + 4))
             gets(one, other, rng.choice(running), rng.choice(channels), n, taken)
         assert books(one) == books(other)
     return taken

@@ -11,6 +11,7 @@ import pytest
 from driving import executed
 from random_flows import Scenario, scenario
 from sweeps import sweep
+from timed_flows import Timed, cell, timed
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -62,9 +63,6 @@ class Worked(Worker):
             self.compute(0.001 + 0.003 * len(batch))
         self.compute(0.004)
 
-    def use_all(self, inbox: Inbox) -> None:
-        self.compute(0.001 + 0.003 * len(inbox.get_all()))
-
 
 def spread(flow: Workflow, **fields: Any) -> ExecutionPlan:
     return ExecutionPlan.spatial(flow, TWO, {"w": [0], "v": [1]}, **fields)
@@ -115,13 +113,6 @@ def test_iterations_that_did_something_else_are_refused_by_name() -> None:
 
 
 # --- joins ---------------------------------------------------------------------------------------------------------
-class Source(Worker):
-    def make(self, n: int, ms: float, out: Outbox) -> None:
-        for i in range(n):
-            self.compute(ms / 1e3)
-            out.put(i)
-
-
 class Join(Worker):
     def in_step(self, left: Inbox, right: Inbox, out: Outbox) -> None:
         for batch in left:
@@ -146,27 +137,18 @@ class Join(Worker):
             out.put_all(batch)
 
 
-class Collector(Worker):
-    def collect(self, inbox: Inbox) -> int:
-        got = 0
-        for batch in inbox:
-            self.compute(0.001 * len(batch))
-            got += len(batch)
-        return got
-
-
 def joining(method: str, capacity: int | None = 4) -> Workflow:
     flow = Workflow(method)
     left, right, out = (flow.channel(c, capacity=capacity) for c in ("left", "right", "out"))
-    one, two = flow.worker(Source, name="one"), flow.worker(Source, name="two")
-    join, end = flow.worker(Join, name="join"), flow.worker(Collector, name="end")
+    one, two = flow.worker(Timed, 6, 0.0, 0.005, 1, name="one"), flow.worker(Timed, 12, 0.0, 0.003, 1, name="two")
+    join, end = flow.worker(Join, name="join"), flow.worker(Timed, 0, 0.0, 0.001, 1, name="end")
 
     @flow.iteration
     def iteration() -> Any:
-        one.make(6, 5, left)
-        two.make(12, 3, right)
+        one.make(left)
+        two.make(right)
         getattr(join, method)(left, right, out)
-        return end.collect(out)
+        return end.work(out)
 
     return flow
 
@@ -271,36 +253,28 @@ def test_a_fit_that_comes_out_negative_says_so(sizes: tuple, spent: tuple, expec
     assert note in said and bool(said) == bool(note)
 
 
-class Sinking(Worker):
-    def use(self, inbox: Inbox) -> None:
+class Sinking(Timed):
+    def work(self, inbox: Inbox, *outs: Outbox) -> None:
         for batch in inbox:
             self.compute(0.020 if len(batch) == 1 else 0.004)
 
 
 def test_the_estimate_tells_of_such_a_fit() -> None:
-    flow = Workflow("sinking")
-    a = flow.channel("a")
-    w, v = flow.worker(Source, name="w"), flow.worker(Sinking, name="v")
-
-    @flow.iteration
-    def iteration() -> None:
-        w.make(5, 1, a)
-        v.use(a)
-
-    plan = ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"a": 4})
+    flow, _ = timed("ab", 5, {"a": (0, 0.001), "b": (0, 0.001)}, kinds={"b": Sinking})
+    plan = ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"ab": 4})
     found = estimate(flow, plan, executed(flow, plan))
-    assert any(n.startswith("v.use: larger batches were not slower") for n in found.notes) and "note: v.use: larger" in repr(found)
+    assert any(n.startswith("b.work: larger batches were not slower") for n in found.notes) and "note: b.work: larger" in repr(found)
 
 
 # --- what a record does not say --------------------------------------------------------------------------------------
 def test_sources_and_single_gets_on_other_ranks_are_refused() -> None:
     flow = Workflow("ranks")
     a = flow.channel("a")
-    w, v = flow.worker(Source, name="w"), flow.worker(Taking, name="v")
+    w, v = flow.worker(Timed, 6, 0.0, 0.001, 1, name="w"), flow.worker(Taking, name="v")
 
     @flow.iteration
     def iteration() -> None:
-        w.make(6, 1, a)
+        w.make(a)
         v.take(a)
 
     plan = spread(flow)
@@ -375,41 +349,9 @@ def test_random_flows_are_predicted_as_they_ran_and_in_other_micro_batches(seeds
 
 
 # --- who answers whom ----------------------------------------------------------------------------------------------
-class Uneven(Worker):
-    """The simulator of a cell whose tokens take different times, so that ranks that answer them get them in no regular order."""
-
-    def collect(self, actions: Inbox, observations: Outbox) -> None:
-        mine = [self.rank * self.sub_batches + k for k in range(self.sub_batches)]
-        for key in mine:
-            self.compute(0.001 * (1 + key))
-            observations.put(key)
-        for left in range(4, -1, -1):
-            for key in mine:
-                actions.take(key=key)
-                self.compute(0.001 * (1 + 3 * key))
-                if left:
-                    observations.put(key)
-
-
-class Answers(Worker):
-    def act(self, observations: Inbox, actions: Outbox) -> None:
-        for batch in observations:
-            self.compute(0.002 * len(batch))
-            for key in batch:
-                actions.put(key, key=key)
-
-
 def test_ranks_that_share_a_queue_answer_whoever_asked() -> None:
     """Answered in turn, the tokens of one rank would get the answers of another, and the prediction would stand still."""
-    flow = Workflow("uneven")
-    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
-    sim, policy = flow.worker(Uneven, name="sim"), flow.worker(Answers, name="policy")
-
-    @flow.iteration
-    def iteration() -> None:
-        sim.collect(act, obs)
-        policy.act(obs, act)
-
+    flow = cell(0.001, 0.002, 5, uneven=3.0)
     devices = [f"cpu:{i}" for i in range(8)]
     plans = [
         ExecutionPlan.spatial(flow, devices, {"sim": [0], "policy": [1]}, name="one", sub_batches={"sim": 4}),

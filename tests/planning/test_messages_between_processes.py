@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 from driving import executed
+from timed_flows import cell
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
@@ -23,39 +24,6 @@ TOKENS, STEPS = 2, 5
 MS = 1_000_000
 
 
-class Sim(lab.Worker):
-    def collect(self, actions: lab.Inbox, obs: lab.Outbox) -> None:
-        keys = range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches)
-        for step in range(STEPS + 1):
-            for key in keys:
-                if step:
-                    actions.take(key=key)
-                self.compute(0.010)
-                if step < STEPS:
-                    obs.put(key)
-
-
-class Policy(lab.Worker):
-    def act(self, obs: lab.Inbox, actions: lab.Outbox) -> None:
-        for batch in obs:
-            for key in batch:
-                self.compute(0.020)
-                actions.put(key, key=key)
-
-
-def cell() -> lab.Workflow:
-    flow = lab.Workflow("cell")
-    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
-    simulator, policy = flow.worker(Sim, name="sim"), flow.worker(Policy, name="policy")
-
-    @flow.iteration
-    def iteration() -> None:
-        simulator.collect(act, obs)
-        policy.act(obs, act)
-
-    return flow
-
-
 def one(flow: lab.Workflow, tokens: int = 1) -> lab.ExecutionPlan:
     return lab.ExecutionPlan.temporal(flow, ["cpu:0"], sub_batches={"sim": tokens}, micro_batches={"obs": 1})
 
@@ -66,7 +34,7 @@ def apart(flow: lab.Workflow, there: str = "cpu:1", tokens: int = 1) -> lab.Exec
 
 @pytest.mark.parametrize(("there", "message"), [("cpu:1", UNIX), ("node1/cpu:0", TCP)])
 def test_a_round_trip_costs_two_flights_and_computing_at_four_ends(there: str, message: Message) -> None:
-    flow = cell()
+    flow = cell(0.010, 0.020, STEPS)
     timeline = executed(flow, one(flow))
     here = estimate(flow, one(flow), timeline)
     there_too = estimate(flow, one(flow), timeline, messages=(UNIX, TCP))
@@ -79,7 +47,7 @@ def test_a_round_trip_costs_two_flights_and_computing_at_four_ends(there: str, m
 
 
 def test_who_asks_another_host_for_items_pays_a_message_there_and_one_back() -> None:
-    flow = cell()
+    flow = cell(0.010, 0.020, STEPS)
     plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"sim": 2, "policy": 2})
     hops = Hops(checked_layout(flow, plan), (UNIX,))
     near, far = hops.taking("policy", 0, "obs"), hops.taking("policy", 1, "obs")
@@ -91,7 +59,7 @@ def test_who_asks_another_host_for_items_pays_a_message_there_and_one_back() -> 
 
 def test_what_the_measured_run_had_is_not_added_again() -> None:
     """Computing for messages is in the durations of a run in processes; the flights are not."""
-    flow = cell()
+    flow = cell(0.010, 0.020, STEPS)
     timeline = executed(flow, apart(flow))
     known = estimate(flow, apart(flow), timeline, messages=(UNIX,))
     in_processes = dataclasses.replace(known, in_processes=True)
@@ -102,7 +70,7 @@ def test_what_the_measured_run_had_is_not_added_again() -> None:
 
 def test_a_flight_that_ends_before_its_item_is_wanted_costs_nobody_anything() -> None:
     """Two tokens time-share: what one's step takes, the other's answer flies."""
-    flow = cell()
+    flow = cell(0.010, 0.020, STEPS)
     timeline = executed(flow, one(flow, 2))
     plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"sim": [0], "policy": [1]}, sub_batches={"sim": 2}, micro_batches={"obs": 1})
     without, flying = (estimate(flow, one(flow, 2), timeline, messages=m) for m in ((), (Message("unix", 0.003),)))
@@ -112,7 +80,7 @@ def test_a_flight_that_ends_before_its_item_is_wanted_costs_nobody_anything() ->
 
 
 def test_computing_for_messages_that_a_plan_does_not_send_is_taken_off() -> None:
-    flow = cell()
+    flow = cell(0.010, 0.020, STEPS)
     known = dataclasses.replace(estimate(flow, apart(flow), executed(flow, apart(flow)), messages=(UNIX,)), in_processes=True)
     here, there = (known._simulated(plan, 1, True).elapsed_ns for plan in (one(flow), apart(flow)))
     all_but_one = (4 * STEPS - 1) * UNIX.busy_s  # after its last answer the policy does nothing that could be shorter
@@ -121,7 +89,7 @@ def test_computing_for_messages_that_a_plan_does_not_send_is_taken_off() -> None
 
 def test_flights_are_read_off_the_run() -> None:
     """10 and 30 ms on their way, and the reader of each goes on 1 ms later."""
-    flow = cell()
+    flow = cell(0.010, 0.020, STEPS)
     timeline = Timeline(["cpu:0", "cpu:1"])
     recorder = Recorder("host1")
     lane = recorder.track("host0 → host1", 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import pickle
 
 import pytest
+from timed_flows import timed
 
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.placement.search_space import Setting
@@ -126,12 +126,6 @@ def test_unused_devices_go_to_who_is_no_slower_with_them() -> None:
     assert [at["devices"] for at in plans["temporal"].placement.values()] == [7, 0, 4]
 
 
-def test_asynchronous_plans_are_simulated_too() -> None:
-    plans = plan(chain(a=FLAT, b=FLAT), 8, staleness=1)
-    assert plans.best.simulated is not None and plans.best.seconds < plan(chain(a=FLAT, b=FLAT), 8).best.seconds
-    assert json.loads(plans.to_json())["plans"][0]["seconds_are"] == "simulated"
-
-
 def test_the_bound_knows_that_ranks_of_a_generator_end_one_by_one() -> None:
     """Somebody who waits for none of its responses, or can begin with the first ones, may have their devices."""
     sampler = WorkerProfile((Sample(8, 64.0, 8.0),), "generation", lengths=Lengths(4000.0, mean_tokens=200.0), exponent=1.0)
@@ -153,37 +147,21 @@ def test_notes_say_what_the_figures_rest_on() -> None:
 
 
 # --- what an executor takes -------------------------------------------------------------------------------
-class Stage(Worker):
-    def produce(self, out: Outbox) -> None: ...
-    def convert(self, inbox: Inbox, out: Outbox) -> None: ...
-    def consume(self, inbox: Inbox) -> None: ...
-
-
 class Env(Worker):
     def collect(self, actions: Inbox, out: Outbox, results: Outbox) -> None: ...
     def act(self, inbox: Inbox, out: Outbox) -> None: ...
     def train(self, results: Inbox) -> None: ...
 
 
-def flow(*names: str) -> Workflow:
-    made = Workflow("stages")
-    first, second = made.channel("first"), made.channel("second")
-    a, b, c = (made.worker(Stage, name=n) for n in names)
-
-    @made.iteration
-    def iteration() -> None:
-        a.produce(first)
-        b.convert(first, second)
-        c.consume(second)
-
-    return made
+def flow(links: str) -> Workflow:
+    return timed(links, 64, dict.fromkeys(links.replace(" ", ""), (0.0, 1.0)))[0]
 
 
 def test_execution_plans_fit_the_workflow() -> None:
     sampler = WorkerProfile((Sample(4, 64.0, 8.0),), "generation", lengths=Lengths(500.0, mean_tokens=100.0), exponent=0.5, ranks=RankRule(2))
     heavy = dataclasses.replace(STEEP, memory=Memory(50), onload_s=1.0)
     profile = chain(a=sampler, b=heavy, c=heavy).replace(device_memory_gib=60)
-    stages = flow("a", "b", "c")
+    stages = flow("ab bc")
     graph = stages.graph
     for one in plan(stages, 8, profile):
         execution = one.execution
@@ -194,10 +172,10 @@ def test_execution_plans_fit_the_workflow() -> None:
         switched = {w for w, at in one.placement.items() if not at["stays"] and w != "a"}  # coming and going costs a nothing
         assert switched <= set(execution.memory) and (execution.device_memory is None) == (not switched)
     temporal = plan(stages, 8, profile)["temporal"].execution
-    assert temporal.micro_batches == {"first": 8, "second": 8}  # a share of everything for each of eight ranks
+    assert temporal.micro_batches == {"ab": 8, "bc": 8}  # a share of everything for each of eight ranks
     with pytest.raises(PlanError, match=r"has the workers x, of which the profile knows nothing; it knows a, b, c"):
-        plan(flow("a", "b", "x"), 8, profile)
-    with pytest.raises(PlanError, match=r"has the workers d, but workflow 'stages' has a, b, c"):
+        plan(flow("ab bx"), 8, profile)
+    with pytest.raises(PlanError, match=r"has the workers d, but workflow 'timed' has a, b, c"):
         plan(stages, 8, chain(a=sampler, b=heavy, c=heavy, d=heavy))
     with pytest.raises(PlanError, match=r"needs profile=\. Next: profile=lab\.profile\(flow\)"):
         plan(stages, 8)

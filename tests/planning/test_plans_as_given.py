@@ -87,7 +87,7 @@ KINDS = (DeviceKind("H"), DeviceKind("L", 0.5))
         (two(), {"micro_batches": {"a_to_c": 4}}, "Did you mean 'a_to_b'"),
         (two(), {"placements": {"a": [[0]]}}, r"places no rank of worker 'b'\. Next"),
         (two(), {"micro_batches": {"a_to_b": 3}}, r"micro_batches\['a_to_b'\] is 3; .* in 1, 2, 4, \.\.\. micro-batches\. Next: 2 or 4"),
-        (two(workers={"a": WORK, "b": dataclasses.replace(WORK, ranks=RankRule(2))}), {}, r"placements\['b'\] has ranks of 1 devices; the profile says 2"),
+        (two(workers={"a": WORK, "b": dataclasses.replace(WORK, ranks=RankRule(2))}), {}, r"placements\['b'\] has ranks of 1 device; the profile says 2"),
         (two(workers={"a": WORK, "b": dataclasses.replace(WORK, ranks=RankRule(counts=(2, 8)))}), {}, r"has 4 ranks, which .* Next: 2 devices"),
         (two(workers={"a": WORK, "b": dataclasses.replace(WORK, devices=2)}), {}, "pins it to 2"),
         (two(workers={"a": WORK, "b": WorkerProfile((Sample(0, 64.0, 8.0),), resource="host")}), {}, r"on 4 devices, but the profile has it on the host"),

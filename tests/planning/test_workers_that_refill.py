@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from driving import executed
+from timed_flows import Timed
 
 import rlinf_lab as lab
 from rlinf_lab.planning.fit.fit import profile_from_run
@@ -37,22 +38,17 @@ class Refills(Worker):
             wanted = (asked.get_nowait(free) if running else asked.get(free)) if free else []
 
 
-class Learner(Worker):
-    def train(self, done: Inbox) -> None:
-        for batch in done:
-            self.compute(0.002 * len(batch))
-
-
 def ran(ranks: int) -> tuple[Workflow, ExecutionPlan, Timeline]:
     flow = Workflow("refilled")
     asked, done = flow.channel("asked", capacity=None), flow.channel("done", capacity=None)
-    source, generator, learner = (flow.worker(w, name=n) for w, n in ((Source, "source"), (Refills, "generator"), (Learner, "learner")))
+    source, generator = flow.worker(Source, name="source"), flow.worker(Refills, name="generator")
+    learner = flow.worker(Timed, 0, 0.0, 0.002, 1, name="learner")
 
     @flow.iteration
     def iteration() -> None:
         source.make(asked)
         generator.generate(asked, done)
-        learner.train(done)
+        learner.work(done)
 
     devices = tuple(f"cpu:{i}" for i in range(ranks + 1))
     places = {"source": ((0,),), "generator": tuple((1 + r,) for r in range(ranks)), "learner": ((0,),)}

@@ -1,4 +1,4 @@
-"""Workflows whose workers take so many seconds a batch and so many an item, and the profile that is true of them."""
+"""Workflows whose workers take so many seconds a batch and so many an item, and the profile that is true of them; cells of a simulator and a policy."""
 
 from __future__ import annotations
 
@@ -84,3 +84,45 @@ def timed(
 
     edges = [{"producer": k[0], "consumer": k[1], "group": groups.get(k[0], 1)} for k in channels]
     return flow, Profile.from_dict({"items": items, "workers": {n: worker(n) for n in costs}, "edges": edges})
+
+
+class Sim(lab.Worker):
+    """Steps of its tokens in turn, each of which the policy answers, and a last one. ``uneven``: how much longer each token takes than the one before."""
+
+    def __init__(self, seconds: float, steps: int, uneven: float) -> None:
+        self.seconds, self.steps, self.uneven = seconds, steps, uneven
+
+    def collect(self, actions: lab.Inbox, obs: lab.Outbox) -> None:
+        keys = range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches)
+        for step in range(self.steps + 1):
+            for key in keys:
+                if step:
+                    actions.take(key=key)
+                self.compute(self.seconds * (1 + self.uneven * key))
+                if step < self.steps:
+                    obs.put(key)
+
+
+class Policy(lab.Worker):
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def act(self, obs: lab.Inbox, actions: lab.Outbox) -> None:
+        for batch in obs:
+            self.compute(self.seconds * len(batch))
+            for key in batch:
+                actions.put(key, key=key)
+
+
+def cell(sim: float, policy: float, steps: int, uneven: float = 0.0) -> lab.Workflow:
+    """``sim`` and ``policy``: seconds of a step of a token."""
+    flow = lab.Workflow("cell")
+    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
+    one, other = flow.worker(Sim, sim, steps, uneven, name="sim"), flow.worker(Policy, policy, name="policy")
+
+    @flow.iteration
+    def iteration() -> None:
+        one.collect(act, obs)
+        other.act(obs, act)
+
+    return flow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
+import pydoc
 import sys
 from functools import cache, partial
 from pathlib import Path
@@ -11,8 +14,10 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.experiments.options import Options
 from rlinf_lab.experiments.recipe import HOMES, find
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.recipes.described import default_of, field_docs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from reach_line import ReachLine
@@ -51,6 +56,18 @@ def test_a_whole_float_is_a_number_of_steps():
     assert repr(preset(total_timesteps=1e4).total_timesteps) == "10000"
     with pytest.raises(ConfigError, match="total_timesteps is 0.5"):
         preset(total_timesteps=0.5)
+
+
+@pytest.mark.parametrize("settings", [*(find(name).config for name in HOMES), Options], ids=lambda settings: settings.__name__)
+def test_every_field_is_explained_in_help_and_in_a_notebook(settings):
+    read = " ".join(line.strip(" |") for line in pydoc.render_doc(settings, renderer=pydoc.plaintext).split("\n"))
+    docs = field_docs(settings)
+    one = settings.preset(ReachLine) if settings.__name__ == "PPOConfig" else Options() if settings is Options else None
+    for field in dataclasses.fields(settings):
+        assert docs[field.name] and f"{field.name} ({default_of(field)}): {docs[field.name]}" in read
+        if one is not None:
+            cells = [f"<code>{field.name}</code>", html.escape(default_of(field)), html.escape(docs[field.name])]
+            assert all(cell in one._repr_html_() for cell in cells)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

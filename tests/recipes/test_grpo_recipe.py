@@ -271,6 +271,11 @@ def test_a_model_from_a_folder_learns_in_low_rank_and_goes_on(tmp_path):
         assert session.step("train") == expected
 
 
+def test_a_folder_that_holds_no_model_is_refused_before_anything_starts(tmp_path):
+    with pytest.raises(ConfigError, match=r"without config.json.*Next: the folder that model.save"):
+        GRPOConfig(**{k: v for k, v in SMALL.items() if k not in ("warm_up_steps", "hidden", "layers")}, model=str(tmp_path))
+
+
 def test_an_advantage_of_another_shape_is_named():
     config = GRPOConfig(**SMALL, reward=ones, advantage=lambda reward_PG: reward_PG[0])
     with pytest.raises(WorkerError, match=r"gave \(3,\) for rewards \(1, 3\)"):

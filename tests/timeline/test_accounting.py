@@ -100,7 +100,7 @@ _span = st.tuples(
 _mark = st.tuples(st.integers(0, 40), st.integers(0, 25), st.integers(0, 3))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(_span, max_size=14), st.lists(_mark, max_size=4))
 def test_one_cause_per_nanosecond_and_the_sum_is_exact(spans, marks):
     rows = [(w, r, p, k, s, s + n, i, c) for w, r, p, k, s, n, i, c in spans]
@@ -119,7 +119,7 @@ def test_one_cause_per_nanosecond_and_the_sum_is_exact(spans, marks):
     assert counted == Counter(reference(timeline.rows(), DEVICES))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(_span, max_size=5), max_size=6), st.lists(_mark, max_size=5), st.randoms(use_true_random=False))
 def test_what_is_computed_as_spans_arrive_equals_what_is_computed_at_once(portions, marks, random):
     recorder, timeline = Recorder(), Timeline(DEVICES[:2])

@@ -161,7 +161,6 @@ def test_what_finds_no_room_is_counted(limit, long):
 
 
 
-
 def test_who_computes_nothing_leaves_no_more_rows_than_others():
     """A driver that hands out items, and ranks whose stretches take no time by a clock that stands still."""
     recorder = Recorder()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlinf_lab.errors import WorkerError
+from rlinf_lab.errors import WorkerError, counted
 from rlinf_lab.experiments.autoplan.choice import Choice, choose
 from rlinf_lab.experiments.autoplan.probes import ITERATIONS, Probe, by_kind, gpu_probe, most_ranks, probes
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -112,7 +112,7 @@ class AutoPlan:
             if most_gained <= 2 * CHANGE_S:  # there and, of a change that was a mistake, back
                 self._is_over = True
                 self.notes.append(
-                    f"{remaining} iterations of {self._measured_s:.3g} s are left: no change of plans could pay"
+                    f"{counted(remaining, 'iteration')} of {self._measured_s:.3g} s left: no change of plans could pay"
                 )
         last = self._number == len(self._probes) - 1
         return not self._is_over and (not last or self._has_processes(timeline))

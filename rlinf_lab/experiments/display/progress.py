@@ -1,4 +1,4 @@
-"""The line in a shell: steps (or answers), return, how many a second, what remains."""
+"""The line in a shell: steps (or what else a recipe counts), return, how many a second, what remains."""
 
 from __future__ import annotations
 
