@@ -98,7 +98,6 @@ _MOVED = {
     "VecEnv": "lab.envs.VecEnv",
     "EnvSpec": "lab.envs.EnvSpec",
     "Simulator": "lab.planning.Simulator",
-    "Outage": "lab.planning.Outage",
     "profile_from_run": "lab.planning.profile_from_run",
     "profile_from_trace": "lab.planning.profile_from_trace",
     "planned": "lab.planning.planned",

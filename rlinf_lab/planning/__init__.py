@@ -1,7 +1,7 @@
 """How to do it: plans, the engine, the simulator, estimates.
 
 ``lab.planning`` holds what is needed beside ``lab.plan``: costs from a run or a trace, what if, plans of one's own,
-outages, staleness of asynchronous training, tools. Loaded when first used.
+staleness of asynchronous training, tools. Loaded when first used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 _HOMES = {
     "AsynchronousTraining": "simulator.rollouts",
     "MeanStaleness": "simulator.staleness",
-    "Outage": "simulator.scripts",
     "ResponseLengths": "costs.response_lengths",
     "Simulator": "simulator.simulator",
     "StalenessPolicy": "simulator.staleness",

@@ -87,9 +87,9 @@ class Policy(nn.Module):
     def weights(self, state: Mapping[str, Tensor] | None = None) -> PolicyWeights:
         """A copy of all parameters and of the normalisation, in host memory.
 
-        ``state``: they, where the module's own are sharded.
+        ``state``: they, where the module's own are sharded. bfloat16, which numpy has not, travels as float32.
         """
-        arrays = {key: tensor.detach().cpu().numpy().copy() for key, tensor in (state or self.state_dict()).items()}
+        arrays = {key: _array(tensor) for key, tensor in (state or self.state_dict()).items()}
         return PolicyWeights(arrays, self.version)
 
     def load(self, weights: PolicyWeights) -> None:
@@ -120,6 +120,11 @@ class Policy(nn.Module):
                 f"act: the noise has the shape {noise_BK.shape}; it must be {(rows, self.head.noise_size)}. "
                 f"Next: policy.draw_noise(rng, {rows})."
             )
+
+
+def _array(tensor: Tensor) -> NDArray:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
 
 
 def in_tensor(tree: Any) -> bool:

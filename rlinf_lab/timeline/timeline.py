@@ -203,8 +203,8 @@ class Timeline(SpanStore):
 
     @classmethod
     def open(cls, path: str | Path | Sequence[str | Path]) -> Self:
-        """A timeline from a file or a folder: `to_parquet`, Chrome trace JSON of any tool (`to_perfetto`), Arrow
-        files that recorders left on disk, or the folder of a training run.
+        """A timeline from a file or a folder: `to_parquet`, Chrome trace JSON of any tool (`to_perfetto`), or
+        the folder of a training run.
 
         Several files are Chrome traces of the ranks of one run, and become one timeline.
         Raises `TimelineError` for a file that is not there, damaged, cut off, or of something else.
@@ -216,18 +216,15 @@ class Timeline(SpanStore):
             raise TimelineError(f"There is no {shown(str(path), 300)}. Next: look at {shown(str(path.parent), 300)}.")
         if (path / OF_A_RUN).is_file():
             path = path / OF_A_RUN
-        if path.is_dir():
-            return cls.from_spill(path)
-        if path.is_char_device():  # /dev/zero has no end
+        if path.is_dir() or path.is_char_device():  # /dev/zero has no end
+            what = "folder" if path.is_dir() else "device"
             raise TimelineError(
-                f"{shown(str(path), 300)} is a device and no file. Next: name the file that the trace was written to."
+                f"{shown(str(path), 300)} is a {what} and no file. Next: name the file that the trace was written to."
             )
         with reading("open", path), path.open("rb") as file:
             begins = file.read(6)
         if begins[:4] == b"PAR1":
             return cls.from_parquet(path)
-        if begins == b"ARROW1":
-            return cls.from_spill(path)
         # protobuf: field 1, of 128 bytes and more, so a length that goes on; no text has such a second character
         if begins[:1] == b"\n" and begins[1:2] >= b"\x80":
             raise TimelineError(
@@ -271,21 +268,6 @@ class Timeline(SpanStore):
 
         with reading("from_chrome", path) as source:
             return cls._of(*chrome_import.read_chrome(source))
-
-    @classmethod
-    def from_spill(cls, folder: str | Path) -> Self:
-        """What recorders left on disk: the Arrow files of a folder (or one of them), of processes that were killed,
-        say.
-
-        Files of a folder that are cut or damaged are left out, and a warning says how many.
-        """
-        from rlinf_lab.timeline.record import spill
-
-        timeline = cls()
-        with reading("from_spill", folder) as source:
-            for batch in spill.read_folder(source):
-                timeline.extend(batch)
-        return timeline
 
     def to_svg(
         self, path: str | Path | None = None, width: int = 960, *, lanes: str = "device", theme: str = "auto"

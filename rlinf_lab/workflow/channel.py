@@ -67,7 +67,7 @@ class Channel:
         notes += ["keyed"] * spec.keyed + ["whole batch"] * spec.whole + ["weighed"] * (spec.weight is not None)
         notes += [f"groups of {spec.group}{' of any rank' * (spec.gathered > 1)}"] * (spec.group > 1)
         notes += ["unread items are discarded"] * spec.discard_unread
-        notes += ["may be empty"] * spec.may_be_empty + ["waits in host memory"] * spec.cpu_offload
+        notes += ["may be empty"] * spec.may_be_empty
         order = spec.order if isinstance(spec.order, str) else "by a function"
         notes += [f"order={order}"] * (order != "fifo")
         return f"Channel({spec.name!r}, {', '.join(notes)})"

@@ -48,11 +48,6 @@ class ChannelSpec:
     ``may_be_empty``: it is all right that producers are called in an iteration and put nothing, as a filter that lets
     nothing pass. Without it the iteration fails: whoever reads an empty stream to its end computes something of
     nothing.
-
-    ``cpu_offload``: torch tensors that are put on a GPU wait in host memory, and are on the reader's device when it
-    takes them (the loop has none: there they stay in host memory). An item with such tensors comes as a copy, also in
-    the same process, and has to pickle. A queue of rollouts then takes nothing of the GPU's memory, for two copies over
-    the bus.
     """
 
     name: str
@@ -64,7 +59,6 @@ class ChannelSpec:
     group: int = 1
     discard_unread: bool = False
     may_be_empty: bool = False
-    cpu_offload: bool = False
     gather: str = "writers"
 
     def __post_init__(self) -> None:
@@ -72,7 +66,7 @@ class ChannelSpec:
             raise ConfigError(
                 f"Channel name {self.name!r} is not an identifier. Next: use letters, digits and underscores."
             )
-        for option in ("keyed", "whole", "discard_unread", "may_be_empty", "cpu_offload"):
+        for option in ("keyed", "whole", "discard_unread", "may_be_empty"):
             if not isinstance(getattr(self, option), bool):
                 given = getattr(self, option)
                 raise ConfigError(

@@ -28,7 +28,7 @@ class Weights:
         self.name = name
         self._newest = Published(0, None)
 
-    def publish(self, state: Any, *, bucket_mib: float | None = None) -> int:
+    def publish(self, state: Any) -> int:
         """Hand out a new state, from rank 0 of the learner. Any value that travels, not to be changed any more. Returns
         its version: 1, 2, ...
 
@@ -38,13 +38,9 @@ class Weights:
         elements of a large array, which torch does not count, may be missed: of arrays, of what ``.data`` or a fused
         optimiser changed and of GPUs.)
 
-        To other processes it travels whole, in one message; with ``bucket_mib`` in messages of so many MiB, between
-        which items go.
-
         Kept are the newest version, and those that calls of several ranks which are under way have: all their ranks get
         the same.
         """
-        check_shipping(self, bucket_mib)
         self._newest = Published(self._newest.version + 1, state)
         return self._newest.version
 
@@ -72,17 +68,6 @@ class Weights:
 
     def __repr__(self) -> str:
         return f"Weights({self.name!r}, version {self._newest.version})"
-
-
-def check_shipping(weights: Weights, bucket_mib: float | None) -> None:
-    """Raises `WorkflowError` for a bucket that holds nothing."""
-    if bucket_mib is not None and (
-        isinstance(bucket_mib, bool) or not isinstance(bucket_mib, (int, float)) or not 2**-10 <= bucket_mib < 2**20
-    ):
-        raise WorkflowError(
-            f"{weights!r}: publish(bucket_mib={bucket_mib!r}): MiB of a message, at least {2**-10:g}. Next: "
-            "bucket_mib=16."
-        )
 
 
 class WeightsHandle(LoopPart):

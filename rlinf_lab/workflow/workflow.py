@@ -10,10 +10,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, WorkflowError
+from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, WorkflowError, counted
 from rlinf_lab.workflow.channel import Channel
 from rlinf_lab.workflow.declaration import Declaration, check_constructor, check_function, would_not_run
-from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph, counted
+from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
 from rlinf_lab.workflow.handles import Dispatcher, Handle, LoopPart
 from rlinf_lab.workflow.specs import DEFAULT_CAPACITY, ChannelSpec
 from rlinf_lab.workflow.tracing.trace import trace
@@ -85,7 +85,7 @@ class Workflow(LoopPart):
     def channel(
         self, name: str, *, capacity: int | None = DEFAULT_CAPACITY, keyed: bool = False, whole: bool = False,
         weight: Callable[[Any], int] | None = None, order: str | Callable[[Any], float] = "fifo", group: int = 1,
-        discard_unread: bool = False, may_be_empty: bool = False, cpu_offload: bool = False, gather: str = "writers",
+        discard_unread: bool = False, may_be_empty: bool = False, gather: str = "writers",
     ) -> Channel:  # fmt: skip
         """Declare a channel. See `ChannelSpec` for the fields."""
         if name in self.channel_specs:
@@ -94,7 +94,7 @@ class Workflow(LoopPart):
                 "that makes the Workflow again."
             )
         self.channel_specs[name] = ChannelSpec(
-            name, capacity, keyed, whole, weight, order, group, discard_unread, may_be_empty, cpu_offload, gather
+            name, capacity, keyed, whole, weight, order, group, discard_unread, may_be_empty, gather
         )
         self._forget_graph()
         return Channel(self, self.channel_specs[name])

@@ -103,7 +103,6 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "ExecutionPlan of a thousand": (_many, "ExecutionPlan 'temporal' on 1024 devices: cuda:0, cuda:1, cuda:2, …, cuda:1023\n  sim          1000 ranks"),
     "Layout": (lambda o: Layout(o.graph, o.plan), "Layout(workflow 'cell' under plan 'temporal': 4 ranks on 2 devices; channels obs"),
     "Simulator": (lambda o: lab.planning.Simulator(o.graph, o.plan), "Simulator(workflow 'cell' under plan 'temporal', 2 devices)"),
-    "Outage": (lambda o: lab.planning.Outage.of("cuda:3", 100, 160), "Outage(device='cuda:3', start_ns=100000000000, end_ns=160000000000, lost=False)"),
     "SimCall": (lambda o: SimCall("sim", "collect", lambda turn: iter(()), ("act",), ("obs",), (0,)), "SimCall(sim.collect, reads act, writes obs, after [0])"),
     "Run": (lambda o: o.run, "Run('cell', plan 'temporal': finished, iteration 2/2"),
     "Session": (lambda o: o.ports()[-1], "Session('ports', plan 'temporal': 1 iteration done)"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from gymnasium import spaces
 
@@ -39,3 +41,18 @@ def made(observation: spaces.Space = STATE, action: spaces.Space = ARM, count: i
             rng.random(T) < 0.3, final, seed=100 + i, task=["push the cube", "lift it"][i % 2],
         ))  # fmt: skip
     return EpisodeList(DataSpec(observation, action, "metaworld/push-v3", 8, 20.0, "somebody"), episodes)
+
+
+FILMED = spaces.Dict({"camera": spaces.Box(0, 255, (32, 48, 3), np.uint8), "state": STATE})
+
+
+def filmed(count: int = 4, seed: int = 0) -> EpisodeList:
+    """Pictures as cameras see them: smooth, each one shade lighter than the one before."""
+    data = made(FILMED, ARM, count, seed)
+    slope = np.linspace(0, 60, 48)[:, None] * [1.0, 0.5, 0.8]
+    episodes = []
+    for i, episode in enumerate(data):
+        shade = 20 + 30 * i + 8 * np.arange(len(episode))
+        obs = {**episode.obs_T, "camera": (shade[:, None, None, None] + np.broadcast_to(slope, (32, 48, 3))).round().astype(np.uint8)}
+        episodes.append(dataclasses.replace(episode, obs_T=obs))
+    return EpisodeList(data.spec, episodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import shutil
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
-from made_episodes import ARM, RICH, STATE, made
+from made_episodes import ARM, FILMED, RICH, STATE, filmed, made
 
 from rlinf_lab.datasets import Episode, EpisodeList, read_lerobot, write_lerobot
 from rlinf_lab.datasets.lerobot import layout, writing
@@ -38,6 +39,44 @@ def test_what_is_written_is_read_back(observation: spaces.Space, action: spaces.
 def _leaves(tree: Any) -> list[np.ndarray]:
     parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else None
     return [np.asarray(tree)] if parts is None else [leaf for part in parts for leaf in _leaves(part)]
+
+
+@pytest.mark.parametrize("pictures_a_file", [3, 10**6])
+def test_videos_are_read_back_picture_by_picture(pictures_a_file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "VIDEO_FILE_MB", pictures_a_file * 32 * 48 * 3 / 8 / 2**20)
+    data = filmed()
+    folder = write_lerobot(data, tmp_path / "data", videos=True)
+    assert len(list((folder / "videos/observation.images.camera").glob("*/*.mp4"))) == (1 if pictures_a_file > 100 else 4)
+    back = read_lerobot(folder)
+    assert back.spec == data.spec
+    for mine, theirs in zip(data, back, strict=True):
+        away = np.abs(mine.obs_T["camera"].astype(int)[:, None] - theirs.obs_T["camera"].astype(int)).mean((2, 3, 4))
+        np.testing.assert_array_equal(away.argmin(0), np.arange(len(mine)))  # a neighbour is 8 shades away
+        assert away.diagonal().max() < 2.5
+        rest = dataclasses.replace(theirs, obs_T={**theirs.obs_T, "camera": mine.obs_T["camera"]})
+        assert mine.differences(rest) == "" and theirs.seed == mine.seed
+    stats = json.loads((folder / layout.STATS).read_text())["observation.images.camera"]
+    np.testing.assert_allclose(np.ravel(stats["mean"]), np.concatenate([e.obs_T["camera"] for e in data]).mean((0, 1, 2)) / 255, rtol=1e-5)
+
+
+def test_a_video_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no pictures"):
+        write_lerobot(made(), tmp_path / "none", videos=True)
+    odd = spaces.Dict({"camera": spaces.Box(0, 255, (13, 16, 3), np.uint8)})
+    with pytest.raises(ConfigError, match="13 × 16; of a video both must be even"):
+        write_lerobot(made(odd), tmp_path / "odd", videos=True)
+    data = filmed(2)
+    with pytest.raises(ConfigError, match="33.333 frames a second"):
+        write_lerobot(EpisodeList(dataclasses.replace(data.spec, fps=33.333), list(data)), tmp_path / "fps", videos=True)
+    other = made(FILMED, count=1, seed=3)[0]
+    wrong = dataclasses.replace(other, obs_T={**other.obs_T, "state": np.zeros((len(other), 9), np.float32)})
+    with pytest.raises(ConfigError, match="observation.state of number 2"):
+        write_lerobot(EpisodeList(data.spec, [*data, wrong]), tmp_path / "wrong", videos=True)
+    assert list(tmp_path.iterdir()) == []
+    folder = write_lerobot(data, tmp_path / "cut", videos=True)
+    truncated("videos/*/*/*.mp4")(folder)
+    with pytest.raises(ConfigError, match=r"file-000.mp4: it (cannot be decoded|holds)"):
+        read_lerobot(folder)[1]
 
 
 def test_statistics_are_those_of_all_frames(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import lerobot_library
 import numpy as np
 import pytest
-from made_episodes import ARM, RICH, STATE, made
+from made_episodes import ARM, RICH, STATE, filmed, made
 
 from rlinf_lab.datasets import read_lerobot, write_lerobot
+from rlinf_lab.datasets.lerobot import layout
 
 pytestmark = pytest.mark.lerobot
 
@@ -42,6 +43,21 @@ def test_lerobot_reads_every_frame(dataset, observation, tmp_path):
             picture = frame["observation.images.camera"].numpy().transpose(1, 2, 0) * 255
             np.testing.assert_allclose(picture, mine.obs_T["camera"][t], atol=1e-3)
     np.testing.assert_allclose(theirs.meta.stats["action"]["mean"], np.concatenate([e.action_T for e in data]).mean(0), rtol=1e-5)
+
+
+def test_lerobot_reads_every_picture_of_a_video(dataset, tmp_path, monkeypatch):
+    """By time stamp, as it reads its own: several episodes in a file, several files."""
+    monkeypatch.setattr(layout, "VIDEO_FILE_MB", 10 * 32 * 48 * 3 / 8 / 2**20)
+    data = filmed(count=6)
+    folder = write_lerobot(data, tmp_path / "data", videos=True)
+    theirs = dataset("made/some", root=folder, delta_timestamps={"observation.images.camera": [0.0, 1 / data.spec.fps]}, video_backend="pyav")
+    assert theirs.meta.video_keys == ["observation.images.camera"] and len({p.name for p in folder.glob("videos/*/*/*.mp4")}) > 1
+    rows = [(e, t) for e, T in enumerate(data.lengths_E) for t in range(T)]
+    for index, (e, t) in enumerate(rows):
+        mine, frame = data[e].obs_T, theirs[index]
+        np.testing.assert_array_equal(frame["observation.state"], mine["state"][t])
+        for k, picture in enumerate(frame["observation.images.camera"].numpy().transpose(0, 2, 3, 1) * 255):
+            np.testing.assert_allclose(picture.mean(), mine["camera"][min(t + k, len(data[e]) - 1)].mean(), atol=3)  # a neighbour is 8 away
 
 
 @pytest.mark.parametrize("videos", [False, True], ids=["pictures", "video"])

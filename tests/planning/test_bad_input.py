@@ -19,7 +19,6 @@ from rlinf_lab.planning.fit.fit import profile_from_run
 from rlinf_lab.planning.fit.from_trace import profile_from_trace
 from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.simulator.scripts import Outage
 from rlinf_lab.widgets.explorer import PlanExplorer
 
 WORK = WorkerProfile((Sample(1, 8.0, 1.0),))
@@ -44,18 +43,18 @@ def ours(ask: Callable[[], Any]) -> str:
 def test_no_foreign_error_comes_out(odd: Any) -> None:
     for name in ("devices", "memory_gib", "staleness", "micro_batches", "rule", "modes", "profile"):
         ours(lambda name=name: plan(PROFILE, **{"devices": 2, name: odd}))
-    for name in ("iterations", "noise", "seed", "outages"):
+    for name in ("iterations", "noise", "seed"):
         ours(lambda name=name: PLANS.best.simulate(**{name: odd}))
     for name in ("window", "threshold", "restart_s"):
         ours(lambda name=name: replan(TIMELINE, PLANS.best, **{name: odd}))
-    for name in ("entries", "of", "tolerance", "workers"):
+    for name in ("entries", "tolerance"):
         ours(lambda name=name: sensitivity(PLANS, **{name: odd}))
     for made in (PROFILE, WORK, WORK.samples[0], PROFILE.edges[0]):
         for field in dataclasses.fields(made):
             ours(lambda made=made, field=field: _planned(made, {field.name: odd}))
     for ask in (
         lambda: plan(odd, 2), lambda: Profile.from_json(odd), lambda: Profile.from_dict(odd), lambda: replan(odd, PLANS.best), lambda: replan(TIMELINE, odd),
-        lambda: PlanExplorer(odd), lambda: Outage.of("cuda:0", 0, odd), lambda: PROFILE.scaled("a", odd), lambda: PROFILE.scaled(odd, 1.0),
+        lambda: PlanExplorer(odd), lambda: PROFILE.scaled("a", odd), lambda: PROFILE.scaled(odd, 1.0),
         lambda: profile_from_trace(odd, {"a": "*"}, 8, []), lambda: profile_from_trace(TIMELINE, odd, 8, []), lambda: profile_from_run(odd, odd, odd),
         lambda: profile_from_trace(TIMELINE, {"a": "*"}, odd, []), lambda: profile_from_trace(TIMELINE, {"a": "*"}, 8, odd),
     ):  # fmt: skip
@@ -96,7 +95,6 @@ def test_an_explorer_survives_questions_that_cannot_be_asked(odd: Any) -> None:
         (lambda: plan(PROFILE, 2, modes=()), "modes is (); give some of temporal, spatial, hybrid."),
         (lambda: PLANS.best.simulate(0), "iterations is 0; give a whole number, at least 1. Next: 1."),
         (lambda: PLANS.best.simulate(noise=-1), "noise is -1; give a number, at least 0, at most 10."),
-        (lambda: PLANS.best.simulate(outages=["cuda:0"]), "Next: outages=[lab.planning.Outage.of('cuda:3', 100, 160)]"),
         (lambda: Profile.from_dict({"items": 8, "workers": {}}), "profile.workers is empty"),
         (lambda: PROFILE.with_worker("a", samples=(Sample(1, 8, math.inf),)), "profile.workers.a.samples[0].seconds is inf; it must be finite."),
         (lambda: PROFILE.with_worker("a", samples=[Sample(1, 8, 1.0)]), "profile.workers.a.samples is [Sample(devices=1"),
@@ -142,9 +140,9 @@ def test_bad_options_are_one_line(given: list[str], tmp_path: Path, capsys: pyte
 
 
 def test_nearest_devices_are_found_for_large_budgets_at_once() -> None:
-    large = dataclasses.replace(WORK, memory=dataclasses.replace(WORK.memory, resident_gib=1e6, sharded=True))
-    with pytest.raises(PlanError, match=r"'a' needs 244 GiB on each of 4096 devices, and a device has 200 GiB\. Next: memory_gib=245, or devices=5000\."):
-        plan(PROFILE.replace(workers={"a": large, "b": WORK}, device_memory_gib=200.0), 4096)
+    large = dataclasses.replace(WORK, memory=dataclasses.replace(WORK.memory, resident_gib=2.5e5, sharded=True))
+    with pytest.raises(PlanError, match=r"'a' needs 244 GiB on each of 1024 devices, and a device has 200 GiB\. Next: memory_gib=245, or devices=1250\."):
+        plan(PROFILE.replace(workers={"a": large, "b": WORK}, device_memory_gib=200.0), 1024)
 
 
 @pytest.mark.parametrize("devices", [{0: 4}, {None: 4}, {"": 2, 1: 2}])

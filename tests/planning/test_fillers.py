@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from driving import recorded
-
-sys.path.insert(0, str(Path(__file__).parent))
+from driving import finished
 from random_flows import MS, Scenario, scenario
 from sweeps import sweep
 
@@ -22,7 +18,7 @@ from rlinf_lab.planning.engine.fillers import Fillers
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator.simulator import SimCall, SimFiller, Simulator, Turn, get, put, run
 from rlinf_lab.runtime.executors.local import LocalExecutor
-from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record.span import Span, SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -62,15 +58,7 @@ def simulate(made: Scenario, delays: int = 1, fillers: bool = True) -> Timeline:
 
 def execute(made: Scenario, delays: int) -> Timeline:
     executor = LocalExecutor(made.flow, made.plan, MockClock(), fillers=[Filler(Idler, made.seed, on=made.plan.devices, delays=delays)])
-    executor.start()
-    session = Session(executor)
-    try:
-        for _ in range(ITERATIONS):
-            session.submit()
-        session.finish()
-    finally:
-        assert executor.stop() == Ended()
-    timeline = recorded(made.plan, executor)
+    timeline = finished(executor, made.plan, ITERATIONS)
     told = {f.rank: f.steps for f in executor.news.fillers()}
     assert told == {r: sum(s.track.rank == r for s in steps(timeline)) for r in told}
     return timeline

@@ -29,7 +29,7 @@ def test_all_that_takes_long_looks_whether_it_is_wanted() -> None:
     plans = plan(PROFILE, 8, simulate=False)
     placement = plans.best.candidate.placement
     works: list[Callable[[], object]] = [
-        lambda: plan(PROFILE, 8), lambda: forecast(placement), lambda: follow(placement), lambda: sensitivity(plans, workers=["ref"]),
+        lambda: plan(PROFILE, 8), lambda: forecast(placement), lambda: follow(placement), lambda: sensitivity(plans),
         lambda: Question.of(plans).answer(PROFILE),
     ]  # fmt: skip
     for work in works:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import heapq
 import random
-import sys
 import threading
 from collections import Counter
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from driving import hold_up_threads, recorded
-
-sys.path.insert(0, str(Path(__file__).parent))
-from random_flows import MS, Scenario, scenario
+from random_flows import Scenario, scenario
 from sweeps import sweep
 
-from rlinf_lab.errors import ExecutorError, PlanError
+from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.layout import checked_layout, refuse_fixed_place
-from rlinf_lab.planning.simulator.simulator import Simulator, Turnover
 from rlinf_lab.runtime.executors.local import LocalExecutor
-from rlinf_lab.runtime.host.control.instants import Instants
-from rlinf_lab.runtime.host.control.scheduler import Scheduler
-from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.runtime.threads.clocks import MockClock
-from rlinf_lab.timeline.timeline import Timeline
 
 ITERATIONS = 3
 
@@ -110,117 +100,3 @@ def assert_once(made: Scenario, log: list) -> None:
         times = {first[rank, i] for i in range(made.stages[0].count)}
         assert len(times) == 1 and times <= set(range(ITERATIONS + 1)), (made.seed, rank, first)
         assert rank or times == {ITERATIONS}, (made.seed, first)
-
-
-# --- the simulator takes the same events ---------------------------------------------------------------------
-class Conductor:
-    """Has a place among the timers of a host: when time has come, a rank comes or goes, in a thread that counts as running meanwhile."""
-
-    filled = None
-    failures: ClassVar[list[BaseException]] = []
-    loop: ClassVar[Any] = None  # of the session under way
-
-    def __init__(self, host: Host, session: Session, change: Turnover) -> None:
-        self._host, self._session, self._change = host, session, change
-
-    def act(self) -> None:
-        self._host.scheduler.begins()
-        threading.Thread(target=self._act).start()
-
-    def _act(self) -> None:
-        try:
-            (self._session.join if self._change.comes else self._session.leave)(self._change.worker, self._change.rank)
-        except ExecutorError:  # the run has ended meanwhile
-            pass
-        except BaseException as error:
-            self.failures.append(error)
-        with self._host.state.mutex:
-            self._host.scheduler.ends()
-            self._host.scheduler.settle()
-
-
-@pytest.fixture
-def conducted(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Scheduler.wake
-
-    def wake(self: Scheduler, process: Any, timer: bool = False) -> None:
-        if isinstance(process, Conductor):
-            process.act()
-        else:
-            original(self, process, timer)
-
-    moves = Instants._moves
-
-    def moves_in_iterations(self: Instants) -> bool:
-        """Between iterations the user's loop is not counted as running: time must not pass for those who come and go before it begins the next one."""
-        return bool(Conductor.loop.is_open()) and moves(self)
-
-    monkeypatch.setattr(Scheduler, "wake", wake)
-    monkeypatch.setattr(Instants, "_moves", moves_in_iterations)
-
-
-@pytest.mark.usefixtures("held_up", "conducted")
-@sweep(60, 150, 90000)
-def test_simulated_and_executed_turnover_are_equal(seeds: range) -> None:
-    came, went = 0, 0
-    for seed in seeds:
-        log: list = []
-        made = scenario(seed, log)
-        if not (ranks := movable(made)) or made.stages[0].kind != "source":
-            continue
-        changes, absent = drawn(made, ranks, random.Random(seed))
-        simulated = Simulator(made.flow.graph, made.plan, made.switch, turnover=changes, absent=absent).simulate(made.sim_calls(), ITERATIONS)
-        executed = execute(made, changes, absent)
-        assert not (difference := executed.diff(simulated)), f"seed {seed}, {made.plan}\n{changes} {absent}\n{difference}"
-        assert_once(made, log)
-        came += sum(c.comes for c in changes)
-        went += sum(not c.comes for c in changes)
-    assert came > 8 and went > 8 and not Conductor.failures, Conductor.failures
-
-
-def drawn(made: Scenario, ranks: list[tuple[str, int]], rng: random.Random) -> tuple[list[Turnover], dict[str, list[int]]]:
-    """Each rank comes or goes once, or does neither."""
-    length = Simulator(made.flow.graph, made.plan, made.switch).simulate(made.sim_calls(), ITERATIONS).elapsed_ns // MS
-    changes: list[Any] = []
-    absent: dict[str, Any] = {}
-    for worker, rank in ranks:
-        what = rng.choice(("comes", "goes", "stays"))
-        if what == "comes":
-            absent.setdefault(worker, []).append(rank)
-        if what != "stays":
-            changes.append(Turnover(worker, rank, rng.randint(1, max(1, length * 2 // 3)) * MS, what == "comes"))
-    return changes, absent
-
-
-def execute(made: Scenario, changes: list[Turnover], absent: dict[str, list[int]]) -> Timeline:
-    executor = LocalExecutor(made.flow, made.plan, MockClock(), absent=absent)
-    executor.start()
-    session, host = Session(executor), executor.driver_host
-    Conductor.loop = session._loop
-    begin = session._loop.begin
-
-    def first(iteration: int) -> None:
-        begin(iteration)
-        if not iteration:
-            with host.state.mutex:
-                for i, change in enumerate(changes):
-                    heapq.heappush(host.scheduler.instants._timers, (change.at_ns, 10_000 + i, Conductor(host, session, change)))  # type: ignore[misc]
-
-    session._loop.begin = first  # type: ignore[method-assign]
-    try:
-        for _ in range(ITERATIONS):
-            session.submit()
-        session.finish()
-    finally:
-        assert executor.stop() == Ended()
-    return recorded(made.plan, executor)
-
-
-def test_what_cannot_turn_over_is_refused_when_its_time_has_come() -> None:
-    made = next(m for m in (scenario(seed, []) for seed in range(90_000, 90_150)) if m.stages[0].kind == "source" and movable(m))
-    worker, rank = movable(made)[0]
-    for changes, message in (([Turnover.of(worker, rank, 0.001, comes=True)], "is there already"), ([Turnover(worker, rank, MS)] * 2, "not there|not left")):
-        with pytest.raises(PlanError, match=message):
-            Simulator(made.flow.graph, made.plan, made.switch, turnover=changes).simulate(made.sim_calls(), ITERATIONS)
-    with pytest.raises(PlanError, match="rank 0 of 'source' stays"):
-        Simulator(made.flow.graph, made.plan, turnover=[Turnover("source", 0, MS)])

@@ -221,7 +221,7 @@ def test_a_refusal_advises_in_the_fields_of_a_question() -> None:
     plans = plan(two(memory=Memory(30.0)), 4)
     with pytest.raises(PlanError, match=r"'b' needs 30 GiB .* Next: memory_gib=30\.$"):
         answers(plans, memory_gib=20.0)
-    with pytest.raises(PlanError, match=r"'b' needs .* Next: devices=5, or memory_gib=45\.$"):
+    with pytest.raises(PlanError, match=r"'b' needs .* Next: memory_gib=45, or devices=5\.$"):
         answers(plan(two(memory=Memory(180.0, sharded=True)), 4), memory_gib=40.0)
 
 

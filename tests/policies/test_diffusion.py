@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.policies.pretrained.diffusion import load_diffusion
+from rlinf_lab.policies.pretrained import load_diffusion
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
 import lerobot_library

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import gc
 import pickle
-import sys
 import weakref
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import opened
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.control.post import Post
 from rlinf_lab.runtime.host.state.messages import Message
-from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.transport.cargo import ALIGNED, LITTLE, Whole
 from rlinf_lab.runtime.transport.pickling import LARGE
 from rlinf_lab.runtime.transport.unchanged import Unchanged
@@ -31,13 +26,13 @@ PUBLISHED: list[weakref.ref] = []
 
 
 class Learns(Worker):
-    def __init__(self, sizes: list[int], shipping: dict) -> None:
-        self.sizes, self.shipping = sizes, shipping
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
 
     def learn(self, weights: Weights) -> int:
         state = [np.full(size, self.iteration, np.float32) for size in self.sizes]
         PUBLISHED.append(weakref.ref(state[0]))
-        return weights.publish(state, **self.shipping)
+        return weights.publish(state)
 
 
 class Acts(Worker):
@@ -45,10 +40,10 @@ class Acts(Worker):
         return [float(each.mean()) for each in weights.pull(at_least).state]
 
 
-def weights_of(sizes: list[int], shipping: dict) -> tuple[Workflow, ExecutionPlan]:
+def weights_of(sizes: list[int]) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("costs")
     weights = flow.weights("w")
-    learns, acts = flow.worker(Learns, sizes, shipping, name="learns"), flow.worker(Acts, name="acts")
+    learns, acts = flow.worker(Learns, sizes, name="learns"), flow.worker(Acts, name="acts")
 
     @flow.iteration
     def iteration(pulls: bool) -> object:
@@ -59,14 +54,12 @@ def weights_of(sizes: list[int], shipping: dict) -> tuple[Workflow, ExecutionPla
 
 
 @pytest.mark.parametrize(
-    ("shipping", "sizes", "looks", "asks"),
-    [({}, [1000] * 20, 1, 1), ({}, [100_000] * 5, 1, 2), ({"bucket_mib": 0.01}, [25_000], 1, 11)],
-    ids=["little", "whole", "buckets"],
+    ("sizes", "looks", "asks"), [([1000] * 20, 1, 1), ([100_000] * 5, 1, 2)], ids=["little", "much"]
 )
 def test_a_version_is_looked_at_once_and_not_under_the_mutex(
-    shipping: dict, sizes: list[int], looks: int, asks: int, monkeypatch: pytest.MonkeyPatch
+    sizes: list[int], looks: int, asks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, at every bucket and twice otherwise, while the learner's whole host waited; what is little was asked after, too."""
+    """Before, twice, while the learner's whole host waited; what is little was asked after, too."""
     seen, under_the_mutex = Counter[str](), Counter[str]()
     changed, say = Unchanged.changed, Post.say
     mutexes: list[Any] = []
@@ -80,36 +73,21 @@ def test_a_version_is_looked_at_once_and_not_under_the_mutex(
         seen[message.kind] += 1
         say(self, host, message, urgent)
 
-    flow, plan = weights_of(sizes, shipping)
-    executor = MeshExecutor(flow, plan)
-    mutexes += [host.state.mutex for host in executor.hosts.values()]
-    executor.start()
-    session = Session(executor)
-    monkeypatch.setattr(Unchanged, "changed", counted)
-    monkeypatch.setattr(Post, "say", told)
-    try:
-        assert session.step(True) == [0.0] * len(sizes)
-    finally:
-        executor.stop()
+    with opened("mesh", *weights_of(sizes)) as s:
+        mutexes += [host.state.mutex for host in s._executor.hosts.values()]
+        monkeypatch.setattr(Unchanged, "changed", counted)
+        monkeypatch.setattr(Post, "say", told)
+        assert s.step(True) == [0.0] * len(sizes)
     assert (seen["looks"], seen["pull"], under_the_mutex["looks"]) == (looks, asks, 0)
 
 
-@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 0.01}], ids=["whole", "buckets"])
-def test_nothing_of_a_version_that_has_come_and_is_superseded_stays(shipping: dict) -> None:
-    """Before, what went in buckets stayed with the learner until the same host asked again."""
-    flow, plan = weights_of([100_000], shipping)
-    executor = MeshExecutor(flow, plan)
+def test_nothing_of_a_version_that_has_come_and_is_superseded_stays() -> None:
     PUBLISHED.clear()
-    executor.start()
-    session = Session(executor)
-    try:
-        session.step(True)
-        session.step(False)
-        session.step(False)
+    with opened("mesh", *weights_of([100_000])) as s:
+        for pulls in (True, False, False):
+            s.step(pulls)
         gc.collect()
         assert [ref() is None for ref in PUBLISHED] == [True, True, False]
-    finally:
-        executor.stop()
 
 
 def test_small_arrays_travel_together() -> None:

@@ -1,26 +1,14 @@
-"""Who waits for whom: the cycle, the words of a run that stands still, and what the dashboard is told."""
+"""Who waits for whom: the cycle, and what the dashboard is told."""
 
 from __future__ import annotations
 
 import random
-import sys
-import threading
-import time
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import both, opened
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
-from rlinf_lab.errors import DeadlockError
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait, WaitGraph, rings
-from rlinf_lab.runtime.run import observer
-from rlinf_lab.runtime.run.run import run
-from rlinf_lab.runtime.session.session import Session
 
 
 def test_the_shortest_cycle_is_named() -> None:
@@ -90,91 +78,6 @@ def test_who_is_waited_for_by_its_name_and_by_its_rank_is_drawn_once() -> None:
         assert all(0 <= n < len(drawn["nodes"]) for a, b, _ in drawn["edges"] for n in (a, b)) and graph.lines() is not None
 
 
-class Slow(Worker):
-    held = threading.Event()
-
-    def make(self, out: Outbox) -> None:
-        out.put(1)
-        self.held.wait(30)
-        out.put(2)
-
-    def take(self, inbox: Inbox) -> int:
-        return sum(sum(batch) for batch in inbox)
-
-
-@pytest.fixture
-def held() -> Any:
-    Slow.held.clear()
-    flow = Workflow("held")
-    items = flow.channel("items")
-    maker, taker = flow.worker(Slow, name="maker"), flow.worker(Slow, name="taker")
-
-    @flow.iteration
-    def iteration() -> Any:
-        maker.make(items)
-        return taker.take(items)
-
-    started = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, micro_batch=1), iterations=1)
-    yield started
-    Slow.held.set()
-    started.wait(20)
-
-
-def until(holds: Any) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_a_run_that_stands_still_says_who_computes_and_who_waits_for_whom(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer, "STILL_SECONDS", 0.3)
-    until(held.standstill)
-    title, *lines = held.standstill().lines()
-    assert title.startswith("Nothing has moved for ")
-    assert "maker[0].make computes" in lines and "taker[0] waits for items of channel 'items'" in lines
-    assert not any("cycle" in line for line in lines)
-    assert {w.who: w.on for w in held.waits()}["taker[0]"] == ("maker",)
-    assert "nothing has moved for" in held.status() and "maker[0].make computes" in held.status()
-
-
-def test_a_run_that_moves_or_has_ended_says_nothing(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer, "STILL_SECONDS", 1e9)
-    until(lambda: held.waits())
-    assert held.standstill() is None  # that long it has not stood still
-    Slow.held.set()
-    assert held.wait(20) == [3]
-    assert held.standstill() is None and held.waits() == [] and "waits" not in held.status()
-
-
-class TwoThenNone(Worker):
-    def go(self, inbox: Inbox, out: Outbox) -> int:
-        n = 0
-        for batch in inbox:
-            n += 1
-            if n <= 2:
-                out.put_all(batch)
-        return n
-
-
-def test_who_has_put_all_that_it_will_is_on_no_cycle() -> None:
-    """The loop has fed x and returned; the two workers wait for each other."""
-    flow = Workflow("knot")
-    x, y = flow.channels("x", "y")
-    alice, bob = flow.worker(TwoThenNone, name="alice"), flow.worker(TwoThenNone, name="bob")
-
-    @flow.iteration
-    def iteration() -> Any:
-        x.put_all([1, 2, 3])
-        alice.go(y, x)
-        return bob.go(x, y)
-
-    going = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"alice": [0], "bob": [1]}, micro_batch=1), 1, emulate=True)
-    with pytest.raises(DeadlockError, match=r"alice\[0\] → bob\[0\] → alice\[0\](?s:.*)have one of alice\[0\], bob\[0\] put before it gets"):
-        going.wait(20)
-    assert "a cycle: alice[0] → bob[0] → alice[0]" in going.status()
-
-
 class Learns(Worker):
     def train(self, inbox: Inbox) -> int:
         return sum(sum(batch) for batch in inbox)
@@ -188,7 +91,7 @@ class Collects(Worker):
         out.put_all(range(10))
 
 
-@pytest.mark.parametrize("kind", ["local", "mesh"])
+@both
 def test_a_value_of_a_call_behind_one_that_reads_to_the_end_of_a_stream_comes(kind: str) -> None:
     """It stood still: the loop ends a stream where it waits for who reads it, and it waited for the call behind that one."""
     flow = Workflow("behind")
@@ -201,10 +104,5 @@ def test_a_value_of_a_call_behind_one_that_reads_to_the_end_of_a_stream_comes(ki
         return learner.state().wait(), trained
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "collector": [1]})
-    executor = LocalExecutor(flow, plan, emulate=True) if kind == "local" else MeshExecutor(flow, plan)
-    executor.start()
-    one = Session(executor)
-    try:
-        assert [one.step(), one.step()] == [("learnt", 45)] * 2
-    finally:
-        executor.stop()
+    with opened(kind, flow, plan) as s:
+        assert [s.step(), s.step()] == [("learnt", 45)] * 2

@@ -34,7 +34,6 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run
 from rlinf_lab.runtime.transport import cuda_ipc as lending
 from rlinf_lab.runtime.transport import pickling
-from rlinf_lab.runtime.transport.cargo import Cargo
 from rlinf_lab.runtime.transport.collectives import Receivers
 from rlinf_lab.runtime.transport.cuda_ipc import ids
 from rlinf_lab.runtime.transport.frames import FrameReader, NotYetThere, Stream
@@ -248,12 +247,6 @@ def test_a_process_that_may_not_open_it_says_so_and_gives_it_back(ends: Ends, sh
         packed.open()
     del packed
     assert soon(lambda: not ends.lent) and sharing.released == sharing.shared
-
-
-def test_weights_with_tensors_on_a_gpu_travel_in_host_memory(sharing: HostSharing) -> None:
-    state = {"w": torch.arange(10.0), "b": np.ones(3)}
-    opened = Cargo.of(1, state).open()
-    assert torch.equal(opened["w"], state["w"]) and np.array_equal(opened["b"], state["b"]) and not sharing.shared
 
 
 def test_what_is_kept_here_is_the_tensor_itself(sharing: HostSharing) -> None:

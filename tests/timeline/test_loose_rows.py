@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +16,6 @@ from rlinf_lab.runtime.host.state.spans import SpanWriter
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record import pending
 from rlinf_lab.timeline.record.batch import NARROW_DTYPE, SPAN_DTYPE
-from rlinf_lab.timeline.record.overflow import Overflow
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 
@@ -122,7 +119,7 @@ kept += [], [], []
 found = recorder.{take}()
 gc.callbacks.clear()
 gc.set_threshold(700)
-spans = sum(len(batch.spans) for batch in [*recorder.batches(), *([found] if found else [])])
+spans = sum(len(batch.spans) for batch in [recorder.drain(), *([found] if found else [])])
 print(spans - 1000 == 100_000 * wrote)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -143,41 +140,25 @@ def test_every_row_of_many_threads_is_drained_once():
     while any(thread.is_alive() for thread in writing):
         taken = recorder.take_rows(1 << 20)
         seen += (recorder.drain().spans["start"] if taken is None else np.frombuffer(taken[1], NARROW_DTYPE)["start"]).tolist()
-    for batch in recorder.batches():
-        seen += batch.spans["start"].tolist()
+    seen += recorder.drain().spans["start"].tolist()
     assert sorted(seen) == list(range(threads * each)) and recorder.dropped == 0
 
 
 @pytest.mark.parametrize("limit", [1, 2, 10, 1000, 5000])
-def test_what_finds_no_room_is_counted(monkeypatch, limit):
-    monkeypatch.setattr(Overflow, "_write", lambda self: None)  # a disk that never gets there
+@pytest.mark.parametrize("long", [0, 1 << 33])
+def test_what_finds_no_room_is_counted(limit, long):
+    """Stretches of more than 4.29 s are wide: they count, and are counted, like others."""
     recorder = Recorder(limit=limit)
     for i in range(3 * limit + 7):
-        _leave(recorder, i)
-    kept = sum(len(batch.spans) for batch in recorder.batches())
-    assert kept + recorder.dropped == 3 * limit + 7 and limit <= kept <= limit + recorder.most_loose // 9
+        _leave(recorder, i, duration=long * (i % 3 > 0))
+    waiting = len(recorder._buffer) + len(recorder._wide)
+    kept = len(recorder.drain())
+    assert kept + recorder.dropped == 3 * limit + 7 and recorder.dropped > 0 and waiting <= limit * NARROW_DTYPE.itemsize
+    assert long or limit <= kept <= limit + recorder.most_loose // 9
     for i in range(limit):
         _leave(recorder, i)
-    assert sum(len(batch.spans) for batch in recorder.batches()) == limit, "there is room again"
+    assert len(recorder.drain()) == limit, "there is room again"
 
-
-@pytest.mark.parametrize("limit", [1, 10, 1000, 5000])
-def test_rows_that_are_long_find_as_little_room_and_go_to_disk_too(monkeypatch, tmp_path, limit):
-    """Stretches of more than 4.29 s are wide: they count, and are counted, like others."""
-    with monkeypatch.context() as patched:
-        patched.setattr(Overflow, "_write", lambda self: None)  # a disk that never gets there
-        recorder = Recorder(limit=limit)
-        for i in range(3 * limit + 7):
-            _leave(recorder, i, duration=(1 << 33) - (i % 3 == 0) * (1 << 33))
-        waiting = len(recorder._buffer) + len(recorder._wide)
-        kept = sum(len(batch.spans) for batch in recorder.batches())
-        assert kept + recorder.dropped == 3 * limit + 7 and recorder.dropped > 0 and waiting <= limit * NARROW_DTYPE.itemsize
-    recorder = Recorder(limit=10_000, spill=tmp_path)
-    for i in range(6_000):
-        _leave(recorder, i, duration=1 << 33)
-    while recorder._overflow.is_writing or not recorder._spill:
-        time.sleep(0.01)
-    assert [start for batch in recorder.batches() for start in batch.spans["start"]] == list(range(6_000)) and recorder.dropped == 0
 
 
 def test_who_computes_nothing_leaves_no_more_rows_than_others():
@@ -191,16 +172,3 @@ def test_who_computes_nothing_leaves_no_more_rows_than_others():
         writer.resumed(driver, int(SpanKind.PUT), 8)
         assert len(recorder.loose) <= recorder.most_loose + 9
     assert len(recorder) == 3_000
-
-
-def test_what_a_fork_writes_is_counted_and_what_its_parent_wrote_is_not_told_twice():
-    recorder = Recorder()
-    _leave(recorder, 1)
-    child = os.fork()
-    if not child:
-        _leave(recorder, 2)
-        _leave(recorder, 3)
-        os._exit(int(len(recorder) != 0))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    batch = recorder.drain()
-    assert (batch.spans["start"].tolist(), batch.dropped) == ([1], 2)

@@ -6,11 +6,8 @@ import gc
 import os
 import pickle
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,27 +17,9 @@ from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
-from rlinf_lab.timeline.record import spill, store
+from rlinf_lab.timeline.record import store
 from rlinf_lab.timeline.record.batch import NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, widened
 from rlinf_lab.timeline.record.store import Growing
-
-
-def test_a_span_arrives_as_it_was_added():
-    recorder = Recorder("here")
-    track = recorder.track("simulator", 1, ("cpu:0", "cpu:1"))
-    recorder.add(
-        track, SpanKind.GET, recorder.name("collect"), 10, 30, iteration=2, items=4, nbytes=99,
-        channel=recorder.channel("act"), flow=17,
-    )  # fmt: skip
-    timeline = Timeline()
-    timeline.extend(recorder.drain())
-    (span,) = timeline.rows()
-    assert (span.track.worker, span.track.rank, span.track.devices, span.track.host) == (
-        "simulator", 1, ("cpu:0", "cpu:1"), "here",
-    )  # fmt: skip
-    assert (span.kind, span.name, span.start_ns, span.end_ns) == (SpanKind.GET, "collect", 10, 30)
-    assert (span.iteration, span.items, span.nbytes, span.channel, span.flow) == (2, 4, 99, "act", 17)
-    assert timeline.devices == ["cpu:0", "cpu:1"]
 
 
 def test_no_span_is_lost_or_doubled_while_threads_add_and_another_drains():
@@ -113,8 +92,7 @@ def test_rows_as_they_wait_make_the_same_timeline(rows, checked):
             for track, kind, start, length, iteration, items, nbytes, channel, flow in rows:
                 where = names[channel] if channel >= 0 else -1
                 recorder.add(tracks[track], kind, names[track], start, start + length, iteration, max(items, 0), nbytes, where, flow)
-            for batch in recorder.batches(as_it_is):
-                timeline.extend(batch, 7, checked=checked)
+            timeline.extend(recorder.drain(as_it_is), 7, checked=checked)
     fields = [name for name in SPAN_DTYPE.names or () if rows]
     assert narrow.spans[fields].tolist() == whole.spans[fields].tolist() and len(narrow) == 2 * len(rows)
     assert (narrow.tracks, narrow.names) == (whole.tracks, whole.names)
@@ -140,7 +118,7 @@ def test_rows_that_wait_in_a_timeline_are_there_for_whoever_reads(steps):
         kind, name = (SpanKind.MARK, numbers[1]) if what == "mark" else (SpanKind.RUN, numbers[-1])
         recorder.add(track, kind, name, now, now + (1 << 33 if what == "long" else 7), now)
         for source in (recorder, other):
-            for batch in source.batches(as_it_is=True):
+            for batch in [source.drain(as_it_is=True)]:
                 usual.extend(batch)
                 live.extend(batch, checked=True)
         rows = live.waiting(waited)
@@ -180,123 +158,6 @@ def test_rows_as_they_wait_are_looked_at_too():
         Timeline().extend(recorder.drain(as_it_is=True))
 
 
-def _filled(spill: Path, portions: int) -> Recorder:
-    """A recorder of limit 1000 that was filled up ``portions`` times; each time the disk took what was there."""
-    recorder = Recorder(limit=1000, spill=spill)
-    for i in range(portions):
-        _add_many(recorder, i, 500)
-        while len(recorder._spill) < 500 * i + 1:
-            _add_many(recorder, i, 1)
-            time.sleep(0.001)
-    while recorder._overflow.is_writing:  # the file is there a moment before its spans leave the memory
-        time.sleep(0.001)
-    return recorder
-
-
-def test_batches_end_while_others_add(monkeypatch: pytest.MonkeyPatch):
-    recorder, drain = Recorder(), Recorder.drain
-
-    def drain_and_add(self: Recorder, as_it_is: bool) -> SpanBatch:
-        batch = drain(self, as_it_is)
-        _add_many(self, 0, 1)
-        return batch
-
-    monkeypatch.setattr(Recorder, "drain", drain_and_add)
-    _add_many(recorder, 0, 5)
-    assert [len(batch) for batch in recorder.batches()] == [5] and len(recorder) == 1
-
-
-def test_what_nobody_fetches_goes_to_disk_and_comes_back_in_order(tmp_path: Path):
-    recorder, timeline = _filled(tmp_path, 3), Timeline()
-    assert len(list(tmp_path.glob("*.arrow"))) >= 3 and "on disk" in repr(recorder)
-    waiting = len(recorder)
-    recorder.counter("depth", 1, 2.0)
-    for batch in recorder.batches():
-        timeline.extend(SpanBatch.from_bytes(batch.to_bytes()))
-    assert len(timeline) == waiting and recorder.dropped == timeline.dropped == len(recorder) == 0
-    assert not list(tmp_path.iterdir())
-    ranks = [t.rank for t in timeline.tracks]
-    assert sorted(ranks) == [0, 1, 2] and len(timeline.counters()) == 1
-    for number in range(3):
-        mine = timeline.spans[timeline.spans["track"] == number]["start"]
-        assert mine[:500].tolist() == list(range(500))
-
-
-def test_files_that_a_killed_process_left_can_be_read(tmp_path: Path):
-    recorder = _filled(tmp_path, 2)
-    on_disk = len(recorder._spill)
-    timeline = Timeline.from_spill(tmp_path)
-    assert len(timeline) == on_disk and {t.worker for t in timeline.tracks} == {"worker"}
-    assert "call 7" in timeline.names
-    files = len(list(tmp_path.glob("*.arrow")))
-    (tmp_path / "cut.arrow").write_bytes(b"ARROW1")
-    (tmp_path / "other.arrow.part").write_bytes(b"ARROW1")
-    with pytest.warns(UserWarning, match=rf"2 of {files + 2} files in .*cut or damaged.*cut\.arrow.*not written to its end"):
-        assert np.array_equal(Timeline.from_spill(tmp_path).spans, timeline.spans)
-    for path in tmp_path.glob("local*.arrow"):
-        path.unlink()
-    for place in (tmp_path, tmp_path / "cut.arrow"):  # nothing else is there
-        with pytest.raises(TimelineError, match=r"cut\.arrow.*not written to its end"):
-            Timeline.from_spill(place)
-    with pytest.raises(TimelineError, match="no Arrow files"):
-        Timeline.from_spill(tmp_path / "nothing")
-
-
-def test_a_disk_that_has_room_again_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(spill, "RETRY_SECONDS", 0.0)
-
-    class AtOnce:
-        def __init__(self, target: Callable[[], None], **_: object) -> None:
-            self.start = target
-
-    monkeypatch.setattr("rlinf_lab.timeline.record.overflow.threading", SimpleNamespace(**{**vars(threading), "Thread": AtOnce}))  # of nobody else
-    write, full = spill.write_arrow, True
-
-    def into_a_full_disk(*what: Any) -> None:
-        if full:
-            raise OSError(28, "No space left on device")
-        write(*what)
-
-    monkeypatch.setattr(spill, "write_arrow", into_a_full_disk)
-    recorder, timeline = Recorder(limit=10, spill=tmp_path), Timeline()
-    _add_many(recorder, 0, 13)
-    assert recorder.dropped == 3 and "No space left" in repr(recorder)
-    full = False
-    _add_many(recorder, 0, 40)
-    assert recorder.dropped == 3 and len(recorder._spill) > 10
-    for batch in recorder.batches():
-        timeline.extend(batch)
-    assert (len(timeline), timeline.dropped) == (50, 3)
-
-
-def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    recorder = _filled(tmp_path / "good", 1)
-    spans, about = spill.read_arrow(next((tmp_path / "good").glob("*.arrow")))
-    assert len(recorder) >= len(spans) > 0
-    whole = tmp_path / "spans.arrow"
-    whole.write_bytes(b"what was there before")
-
-    def no_room(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", no_room)
-    with pytest.raises(OSError, match="No space left"):
-        spill.write_arrow(whole, spans, about["source"], about["tracks"], about["names"])
-    assert whole.read_bytes() == b"what was there before" and not list(tmp_path.glob("*.part"))
-
-
-def test_the_spill_folder_of_its_own_is_gone_with_the_recorder():
-    recorder = Recorder(limit=10)
-    _add_many(recorder, 0, 6)
-    while not recorder._spill:
-        time.sleep(0.001)
-    folder = recorder._spill._folder
-    assert folder.exists()
-    del recorder
-    gc.collect()
-    assert not folder.exists()
-
-
 def _in_a_fork(told: Callable[[], bytes]) -> bytes:
     """What a forked child tells; it ends as an ordinary process does, its clean-up included (but for what is not of the toolkit: folders of other tests)."""
     gc.collect()
@@ -319,47 +180,26 @@ def _in_a_fork(told: Callable[[], bytes]) -> bytes:
     return text
 
 
-def test_what_forked_children_add_is_counted_and_leaves_what_their_parent_has_to_tell():
+def test_forked_children_record_nothing_and_leave_what_their_parent_has_to_tell():
     recorder = Recorder(limit=1000)
     _add_many(recorder, 0, 500)
-    while len(recorder._spill) < 1:
-        _add_many(recorder, 0, 1)
-        time.sleep(0.001)
-    while recorder._overflow.is_writing:
-        time.sleep(0.001)
-    _add_many(recorder, 1, 7)
     waiting, timeline = len(recorder), Timeline()
 
     def child() -> bytes:
-        assert len(recorder) == 0
         _add_many(recorder, 1, 3)
         recorder.add(0, SpanKind.RUN, 0, 0, 1 << 40, items=1 << 20)  # a wide row
         recorder.counter("load", 1, 2.0)
-        _in_a_fork(grandchild)
-        assert not len(recorder.drain())
+        batch = recorder.drain()
+        assert not len(batch) and not len(batch.counters) and (recorder.dropped, recorder.dropped_samples) == (4, 1)
         own = Recorder()
         _add_many(own, 0, 2)
         return own.drain().to_bytes()
 
-    def grandchild() -> bytes:
-        _add_many(recorder, 2, 5)
-        return b""
-
-    def last() -> bytes:
-        _add_many(recorder, 1, 4)
-        recorder.counter("load", 1, 2.0)
-        return b""
-
     with recorder._lock, recorder._draining:  # another thread of the parent may be in the middle of it
         theirs = SpanBatch.from_bytes(_in_a_fork(child))
-    for batch in [*recorder.batches(), theirs]:
+    for batch in [recorder.drain(), theirs]:
         timeline.extend(batch)
-    assert len(theirs) == 2 and len(timeline) == waiting + 2
-    assert (recorder.dropped, recorder.dropped_samples, timeline.dropped, timeline.dropped_samples) == (9, 1, 9, 1)
-    _in_a_fork(last)
-    for batch in recorder.batches():  # nothing else is new
-        timeline.extend(batch)
-    assert (timeline.dropped, timeline.dropped_samples, len(timeline)) == (13, 2, waiting + 2)
+    assert len(theirs) == 2 and len(timeline) == waiting + 2 and (recorder.dropped, recorder.dropped_samples) == (0, 0)
 
 
 def test_a_forked_child_does_not_write_into_its_parents_timeline():
@@ -431,92 +271,31 @@ def test_samples_that_nobody_fetches_are_no_spans_that_are_missing():
     assert "3 counter samples DROPPED" in repr(recorder) and "3 counter samples DROPPED" in repr(timeline) and "spans DROPPED" not in repr(timeline)
 
 
-@pytest.mark.parametrize("given_", [("a", 0, "cpu:0"), ("a", 0, (1,)), (5, 0), ("a", "0"), ("a", 0.5), ("a", 1 << 63), ("a", -(1 << 64))])
-def test_lanes_that_make_no_sense_are_refused(given_: tuple):
-    with pytest.raises(TimelineError, match=r"track\(.*Next: recorder\.track\('actor'"):
-        Recorder().track(*given_)
-
-
-@pytest.mark.parametrize("given_", [(None, 1, 1.0), ("reward", 1.5, 1.0), ("reward", 1 << 70, 1.0), ("reward", 1, "high"), (["a"], 1, 1.0)])
-def test_samples_that_make_no_sense_are_refused(given_: tuple):
+@pytest.mark.parametrize(
+    ("what", "given_", "says"),
+    [
+        *(("track", g, r"track\(.*Next: recorder\.track\('actor'") for g in (
+            ("a", 0, "cpu:0"), ("a", 0, (1,)), (5, 0), ("a", "0"), ("a", 0.5), ("a", 1 << 63), ("a", -(1 << 64)))),
+        *(("counter", g, r"(counter|name)\(.*Next: recorder\.") for g in (
+            (None, 1, 1.0), ("reward", 1.5, 1.0), ("reward", 1 << 70, 1.0), ("reward", 1, "high"), (["a"], 1, 1.0))),
+        *(("add", (0, kind, 0, 1, 2), rf"add\(kind={kind}\).*Next: SpanKind.RUN") for kind in (99, -99, len(SpanKind))),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_where_it_is_said(what: str, given_: tuple, says: str):
     recorder = Recorder()
-    with pytest.raises(TimelineError, match=r"(counter|name)\(.*Next: recorder\."):
-        recorder.counter(*given_)
+    track, name = recorder.track("w", 0), recorder.name("step")
+    with pytest.raises(TimelineError, match=says):
+        getattr(recorder, what)(*given_)
+    recorder.add(track, SpanKind.RUN, name, 1, 2)
     recorder.counter("reward", 1, 2)
-    assert len(recorder.drain().counters) == 1
+    batch = recorder.drain()
+    assert len(batch) == len(batch.counters) == 1
 
 
 @pytest.mark.parametrize("options", [{"limit": -5}, {"limit": 0}, {"limit": 2.5}, {"limit": True}, {"host": 5}])
 def test_recorders_that_make_no_sense_are_refused(options: dict):
     with pytest.raises(TimelineError, match=r"Recorder\(.*Next: "):
         Recorder(**options)
-
-
-def test_flipped_bits_on_disk_never_become_other_numbers(tmp_path: Path) -> None:
-    recorder = Recorder(limit=1000)
-    _add_many(recorder, 3, 300)
-    spans = recorder.drain().spans
-    spill.write_arrow(tmp_path / "whole", spans, "s", [], [])
-    whole, lost = (tmp_path / "whole").read_bytes(), 0
-    for at in range(0, len(whole), 41):
-        files = spill.Spill("s", tmp_path / str(at))
-        files.write(spans, [], [])
-        (file,) = (tmp_path / str(at)).glob("*.arrow")
-        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-        found = files.fetch()
-        if files.lost:
-            lost += 1
-            assert files.lost == 300 and len(found) == 0 and str(file) in files.unread
-        else:  # where nothing is read: padding, and what the metadata says of tracks
-            assert found.tolist() == spans.tolist()
-    assert lost > 50
-
-
-def test_without_threads_nothing_goes_to_disk_until_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill, "RETRY_SECONDS", 0.0)
-    recorder, start = Recorder(limit=10, spill=tmp_path), threading.Thread.start
-
-    def refused(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
-    _add_many(recorder, 0, 13)  # the worker goes on
-    assert "3 DROPPED" in repr(recorder) and "can't start new thread" in repr(recorder)
-    monkeypatch.setattr(threading.Thread, "start", start)
-    _add_many(recorder, 0, 1)
-    while not recorder._spill:
-        time.sleep(0.001)
-    assert len(recorder._spill) == 10
-
-
-def test_what_is_on_its_way_to_disk_is_among_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a run drains once: what the file being written does not hold comes with it."""
-    began, given = threading.Event(), spill.Spill.write
-
-    def slow(self: spill.Spill, *args: Any) -> bool:
-        began.set()
-        time.sleep(0.2)
-        return given(self, *args)
-
-    monkeypatch.setattr(spill.Spill, "write", slow)
-    recorder = Recorder(limit=2000)
-    track, name = recorder.track("w", 0), recorder.name("x")
-    for i in range(1001):
-        recorder.add(track, SpanKind.RUN, name, i, i + 1)
-    assert began.wait(10)
-    for i in range(500):  # while the others are being written
-        recorder.add(track, SpanKind.RUN, name, i, i + 1)
-    assert sum(len(batch) for batch in recorder.batches()) == 1501
-
-
-@pytest.mark.parametrize("kind", [99, -99, len(SpanKind)])
-def test_what_is_no_kind_of_span_is_refused_where_it_is_added(kind: int):
-    recorder = Recorder()
-    track, name = recorder.track("w", 0), recorder.name("step")
-    with pytest.raises(TimelineError, match=rf"add\(kind={kind}\).*Next: SpanKind.RUN"):
-        recorder.add(track, kind, name, 1, 2)
-    recorder.add(track, SpanKind.RUN, name, 1, 2)
-    assert len(recorder.drain()) == 1
 
 
 def test_rows_are_taken_where_nothing_else_is_to_be_told():
@@ -534,7 +313,7 @@ def test_rows_are_taken_where_nothing_else_is_to_be_told():
         return found is not None
 
     def drain() -> int:
-        batches = list(recorder.batches(as_it_is=True))
+        batches = [batch] if (batch := recorder.drain(as_it_is=True)) else []
         for batch in batches:
             timeline.extend(batch, checked=True)
         return sum(map(len, batches))

@@ -693,7 +693,6 @@ def test_what_is_no_timeline_is_refused_by_name(given: Any) -> None:
 def test_device_time_before_zero_is_as_long_as_the_timeline() -> None:
     recorder, timeline = Recorder(), Timeline(["cpu:0"])
     recorder.add(recorder.track("w", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("step"), -5_000_000, -4_000_000)
-    for batch in recorder.batches():
-        timeline.extend(batch)
+    timeline.extend(recorder.drain())
     idle = np.frombuffer(TimelineFeed(timeline).take(final=True).idle, IDLE_WIRE)
     assert timeline.elapsed_ns == 1_000_000 == idle["dur"].sum() and set(idle["cause"]) == {BUSY}

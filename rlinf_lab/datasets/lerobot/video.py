@@ -1,17 +1,93 @@
-"""Pictures of an episode from the video files of a LeRobotDataset. Legend: T steps, H height, W width, C channels."""
+"""Pictures of episodes in the video files of a LeRobotDataset, written and read. Legend: T steps, H height, W width, C channels."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.datasets.lerobot import layout
+from rlinf_lab.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf_lab.datasets.lerobot.reading import LeRobotData
+
+CODEC = ["-crf", "18", "-g", "2", "-bf", "0"]
+"""H.264 that looks lossless, a key frame at every second picture as lerobot has it: one picture is read without its file; no frames out of order"""
+
+COMPRESSION = 8
+"""at least, as assumed: a new file begins after a number of pictures, not after a size that depends on when ffmpeg writes"""
+
+
+class VideoFiles:
+    """The mp4 files of one camera, episodes one after another, a new file where one has grown large.
+
+    Raises `ConfigError` for pictures that the codec has no form for.
+    """
+
+    def __init__(self, root: Path, name: str, shape: list[int], fps: float) -> None:
+        if shape[0] % 2 or shape[1] % 2:
+            raise ConfigError(f"write_lerobot(videos=True): {name} has pictures of {shape[0]} × {shape[1]}; of a video both must be even. Next: videos=False.")
+        if round(fps, 2) != fps:
+            raise ConfigError(f"write_lerobot(videos=True): {fps} frames a second; of a video it must have two decimals at most. Next: videos=False.")
+        self.root, self.name, self.fps = root, name, fps
+        self.number, self.frames = -1, 0
+        self.most = layout.VIDEO_FILE_MB * 2**20 * COMPRESSION / np.prod(shape)
+        self._writer: Any = None
+        height, width = shape[:2]
+        self.info = {
+            "video.height": height, "video.width": width, "video.codec": "h264", "video.pix_fmt": "yuv420p", "video.is_depth_map": False,
+            "video.fps": int(fps) if float(fps).is_integer() else fps, "video.channels": 3, "has_audio": False,
+        }  # fmt: skip
+
+    @property
+    def path(self) -> Path:
+        """Of the file that is being written."""
+        chunk, file = divmod(self.number, layout.FILES_A_CHUNK)
+        return self.root / layout.VIDEO_PATH.format(video_key=self.name, chunk_index=chunk, file_index=file)
+
+    def add(self, frames_THWC: NDArray[np.uint8]) -> dict[str, Any]:
+        """Write an episode's pictures. Returns what meta/episodes says of where they are; times in seconds."""
+        import imageio.v2 as imageio
+
+        if self._writer is None or self.frames > self.most:
+            self.close()
+            self.number, self.frames = self.number + 1, 0
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # macro_block_size 1: no padding to multiples of 16
+            self._writer = imageio.get_writer(
+                self.path, "ffmpeg", fps=self.fps, codec="libx264", pixelformat="yuv420p", quality=None, macro_block_size=1, output_params=CODEC
+            )
+        start = self.frames
+        for frame in frames_THWC:
+            self._writer.append_data(frame)
+        self.frames += len(frames_THWC)
+        chunk, file = divmod(self.number, layout.FILES_A_CHUNK)
+        place = {"chunk_index": chunk, "file_index": file, "from_timestamp": start / self.fps, "to_timestamp": self.frames / self.fps}
+        return {f"videos/{self.name}/{part}": value for part, value in place.items()}
+
+    def abandon(self) -> None:
+        """End ffmpeg, whatever it has written."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def close(self) -> None:
+        """End the file. `OSError` where ffmpeg did not write all of it, as on a full disk."""
+        if self._writer is None:
+            return
+        from imageio_ffmpeg import count_frames_and_secs
+
+        self.abandon()
+        found = 0
+        with contextlib.suppress(RuntimeError):  # no video at all
+            found, _ = count_frames_and_secs(str(self.path))
+        if found != self.frames:
+            raise OSError(f"{self.path.name} of {self.name} holds {found} of {self.frames} pictures. Next: is the disk full?")
 
 
 def read_frames(data: LeRobotData, name: str, at: dict[str, int]) -> NDArray[np.uint8]:

@@ -20,15 +20,18 @@ from PIL import Image
 
 from rlinf_lab.datasets.episodes import Episode, EpisodeSource
 from rlinf_lab.datasets.lerobot import layout
+from rlinf_lab.datasets.lerobot.video import VideoFiles
 from rlinf_lab.datasets.space_json import at, leaf_spaces, to_json
 from rlinf_lab.errors import ConfigError
 
 
-def write_lerobot(data: EpisodeSource, folder: str | os.PathLike[str]) -> Path:
-    """Write a LeRobotDataset of codebase version 3.0, which lerobot 0.4 reads. Pictures as PNG within the frames. Returns the folder.
+def write_lerobot(data: EpisodeSource, folder: str | os.PathLike[str], *, videos: bool = False) -> Path:
+    """Write a LeRobotDataset of codebase version 3.0, which lerobot 0.4 reads. Returns the folder.
 
+    Pictures are PNG within the frames, without loss; with ``videos`` they are H.264 in an mp4 for each camera, much smaller and not bit for bit the same.
     One episode at a time is in memory. The folder is there whole or not at all. Beside what lerobot reads there are seeds, kinds of ends and last
-    observations, so that `read_lerobot` gives the same episodes. Raises `ConfigError` where the folder is there, or there are no episodes.
+    observations, so that `read_lerobot` gives the same episodes. Raises `ConfigError` where the folder is there, there are no episodes, or no pictures for
+    a video.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -38,7 +41,7 @@ def write_lerobot(data: EpisodeSource, folder: str | os.PathLike[str]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
-        _Writer(data, part).write()
+        _Writer(data, part, videos).write()
         part.chmod(0o755)
         if target.exists():
             target.rmdir()  # empty
@@ -77,7 +80,7 @@ class _Statistics:
 
 
 class _Writer:
-    def __init__(self, data: EpisodeSource, root: Path) -> None:
+    def __init__(self, data: EpisodeSource, root: Path, videos: bool) -> None:
         self.data, self.root, self.spec = data, root, data.spec
         self.columns: dict[str, tuple[str, tuple[str, ...], Any]] = {}  # name: (obs or action, place in the tree, space of the leaf)
         for kind, space in (("observation", self.spec.observation_space), ("action", self.spec.action_space)):
@@ -87,20 +90,25 @@ class _Writer:
         self.tells_success = first.success_T is not None
         extra = {layout.REWARD: "float32", layout.DONE: "bool", **({layout.SUCCESS: "bool"} if self.tells_success else {})}
         self.features = {
-            **{name: layout.feature_of(leaf) for name, (_, _, leaf) in self.columns.items()},
+            **{name: layout.feature_of(leaf, videos) for name, (_, _, leaf) in self.columns.items()},
             **{name: {"dtype": kind, "shape": [1], "names": None} for name, kind in extra.items()}, **layout.OWN_COLUMNS,
         }  # fmt: skip
+        self.videos = {n: VideoFiles(root, n, f["shape"], self.spec.fps) for n, f in self.features.items() if f["dtype"] == "video"}
+        if videos and not self.videos:
+            raise ConfigError(f"write_lerobot(videos=True): {data!r} has no pictures. Next: videos=False.")
+        for name, files in self.videos.items():
+            self.features[name]["info"] = files.info
         self.stats = {name: _Statistics() for name in self.features}
         self.tasks: dict[str, int] = {}
         self.frames = 0
 
     def write(self) -> None:
         rows, ours = [], []
-        for index, (episode, (chunk, file)) in enumerate(self._written()):
+        for index, (episode, (chunk, file), seen) in enumerate(self._written()):
             rows.append({
                 "episode_index": index, "tasks": [episode.task], "length": len(episode), "data/chunk_index": chunk, "data/file_index": file,
                 "dataset_from_index": self.frames - len(episode), "dataset_to_index": self.frames,
-                "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0,
+                "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0, **seen,
             })  # fmt: skip
             final = None if episode.final_obs is None else packed(self._final(episode))
             ours.append({"seed": episode.seed, "terminated": episode.terminated, "truncated": episode.truncated, "final_obs": final})
@@ -108,12 +116,12 @@ class _Writer:
         schema = pa.schema({"seed": pa.int64(), "terminated": pa.bool_(), "truncated": pa.bool_(), "final_obs": pa.binary()})
         self._table(layout.OURS, pa.Table.from_pylist(ours, schema))
         self._tasks()
-        stats = {n: s.as_json(self.features[n]["shape"], self.features[n]["dtype"] == "image") for n, s in self.stats.items()}
+        stats = {n: s.as_json(self.features[n]["shape"], self.features[n]["dtype"] in ("image", "video")) for n, s in self.stats.items()}
         self._json(layout.STATS, stats)
         self._json(layout.INFO, self._info(len(rows)))
 
-    def _written(self) -> Iterator[tuple[Episode, tuple[int, int]]]:
-        """Each episode when its frames are on disk, and in which file."""
+    def _written(self) -> Iterator[tuple[Episode, tuple[int, int], dict[str, Any]]]:
+        """Each episode when its frames are on disk, in which file, and where its videos are."""
         number, writer, path = -1, None, self.root
         try:
             for index, episode in enumerate(self.data):
@@ -128,10 +136,14 @@ class _Writer:
                 table = self._table_of(episode, index)
                 writer.write_table(table, row_group_size=len(episode))
                 self.frames += len(episode)
-                yield episode, place
+                yield episode, place, {k: v for name, files in self.videos.items() for k, v in files.add(self._column(episode, name)).items()}
+            for files in self.videos.values():
+                files.close()
         finally:
             if writer is not None:
                 writer.close()
+            for files in self.videos.values():
+                files.abandon()
 
     def _schema(self) -> pa.Schema:
         """With what Hugging Face's datasets reads of it: which columns are pictures."""
@@ -139,6 +151,8 @@ class _Writer:
         described: dict[str, dict[str, Any]] = {}
         for name, feature in self.features.items():
             kind, shape = feature["dtype"], feature["shape"]
+            if kind == "video":
+                continue
             if kind == "image":
                 fields[name], described[name] = pa.struct({"bytes": pa.binary(), "path": pa.string()}), {"_type": "Image"}
                 continue
@@ -165,17 +179,20 @@ class _Writer:
         }  # fmt: skip
         if episode.success_T is not None:
             values[layout.SUCCESS] = episode.success_T
-        for name, (kind, path, _) in self.columns.items():
-            values[name] = np.asarray(at(episode.obs_T if kind == "observation" else episode.action_T, path))
         arrays = []
         for name, feature in self.features.items():
-            picture = feature["dtype"] == "image"
-            column = values[name]
+            picture = feature["dtype"] in ("image", "video")
+            column = self._column(episode, name) if name in self.columns else values[name]
             if column.shape[1:] not in (tuple(feature["shape"]), ()) or (column.ndim == 1 and feature["shape"] != [1]):
                 raise ConfigError(f"write_lerobot: {name} of number {index}, {episode!r}, has rows of the shape {column.shape[1:]}, not {feature['shape']}.")
             self.stats[name].add(column, picture)
-            arrays.append(_pictures(column) if picture else _array(column, feature))
+            if feature["dtype"] != "video":
+                arrays.append(_pictures(column) if picture else _array(column, feature))
         return pa.Table.from_arrays(arrays, schema=self._schema())
+
+    def _column(self, episode: Episode, name: str) -> NDArray:
+        kind, path, _ = self.columns[name]
+        return np.asarray(at(episode.obs_T if kind == "observation" else episode.action_T, path))
 
     def _final(self, episode: Episode) -> dict[str, NDArray]:
         return {name: np.asarray(at(episode.final_obs, path)) for name, (kind, path, _) in self.columns.items() if kind == "observation"}
@@ -194,7 +211,8 @@ class _Writer:
             "codebase_version": layout.VERSION, "robot_type": None, "total_episodes": episodes, "total_frames": self.frames,
             "total_tasks": len(self.tasks), "chunks_size": layout.FILES_A_CHUNK, "data_files_size_in_mb": layout.DATA_FILE_MB,
             "video_files_size_in_mb": layout.VIDEO_FILE_MB, "fps": int(spec.fps) if float(spec.fps).is_integer() else spec.fps,
-            "splits": {"train": f"0:{episodes}"}, "data_path": layout.DATA_PATH, "video_path": None, "features": self.features,
+            "splits": {"train": f"0:{episodes}"}, "data_path": layout.DATA_PATH,
+            "video_path": layout.VIDEO_PATH if self.videos else None, "features": self.features,
             "rlinf_lab": {
                 "observation_space": to_json(spec.observation_space), "action_space": to_json(spec.action_space), "env": spec.env,
                 "max_episode_steps": spec.max_episode_steps, "by": spec.by,

@@ -1,19 +1,16 @@
 """How far off an entry of the profile (`planning.adapt.perturb`) may be before another plan wins.
 
-Each entry is multiplied by a few factors, and it is planned again with each. A choice is a shape (its numbers of
-devices may follow the profile) or one plan with its numbers: everybody on the same devices, in the same ranks
-(`candidates.alike`). It stands where it fits and takes at most ``tolerance`` longer than the best plan that is found
-then: two plans a thousandth apart are no two choices.
+Each entry is multiplied by a few factors, and it is planned again with each. A choice is a shape: its numbers of
+devices may follow the profile. It stands where it fits and takes at most ``tolerance`` longer than the best plan that
+is found then: two plans a thousandth apart are no two choices.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import numbers
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,6 @@ from tqdm.auto import tqdm
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.adapt.perturb import KINDS, SEARCHED, Entry, of_kind
-from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check, wanted_now
 from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
@@ -30,7 +26,6 @@ from rlinf_lab.planning.planner.feasible import MODES, of_modes
 from rlinf_lab.planning.planner.planner import Plans
 from rlinf_lab.planning.planner.ranking import SEVERAL, ranking
 from rlinf_lab.planning.schema.arguments import number
-from rlinf_lab.planning.schema.json_schema import known
 from rlinf_lab.planning.search.plan_tree import evaluate
 from rlinf_lab.timeline.draw.svg import anywhere
 
@@ -41,7 +36,6 @@ TIE = 1e-7  # relative: a simulation counts in nanoseconds
 NO_PLAN = "no plan"
 ALL = "all"  # entries
 BAR_SECONDS = 2.0  # until there is a bar
-OF = ("shape", "plan")
 
 
 @dataclass(frozen=True)
@@ -82,18 +76,16 @@ class Range:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Ranges of one choice, the narrowest first. ``left``: (owner, entry) of those for which the time that was given
-    did not do. ``tolerance``: how much slower than the best plan the choice may be, and stands."""
+    """Ranges of one choice, the narrowest first. ``tolerance``: how much slower than the best plan the choice may be,
+    and stands."""
 
     choice: str
     ranges: tuple[Range, ...]
-    left: tuple[tuple[str, str], ...] = ()
     tolerance: float = 0.0
 
     def __repr__(self) -> str:
         if not self.ranges:
-            none = "the entries that were asked for" if not self.left else "those that were looked at"
-            return "\n".join([f"The choice {self.choice}: none of {none} can matter to it", *self._notes()])
+            return f"The choice {self.choice}: none of the entries that were asked for can matter to it"
         lines = [f"The choice {self.choice} stands while"]
         for r in self.ranges:
             low, high = (
@@ -101,21 +93,15 @@ class Sensitivity:
                 for end, other in zip((r.low, r.high), r.instead, strict=True)
             )
             lines.append(f"  {r.owner} {r.entry:<8} is off by {low} to {high}")
-        return "\n".join([*lines, *(f"  {note}" for note in self._notes())])
+        return "\n".join([*lines, f"  {self._note()}"])
 
-    def _notes(self) -> list[str]:
+    def _note(self) -> str:
         """On how it was found."""
-        found = []
-        if self.ranges:
-            times = ", ".join(f"{f:g}" for f in FACTORS if f != 1)
-            found.append(
-                f"planned again at {times} times the profile's value; it stands where it takes at most "
-                f"{100 * self.tolerance:.3g} % longer than the best plan"
-            )
-        if self.left:
-            names = ", ".join(f"{owner} {entry}" for owner, entry in self.left)
-            found.append(f"not looked at, there was no time left: {names}. Next: more seconds=")
-        return found
+        times = ", ".join(f"{f:g}" for f in FACTORS if f != 1)
+        return (
+            f"planned again at {times} times the profile's value; it stands where it takes at most "
+            f"{100 * self.tolerance:.3g} % longer than the best plan"
+        )
 
     def to_pandas(self) -> Any:
         """One row for each entry: owner, entry, low, high, what wins below and above."""
@@ -123,15 +109,6 @@ class Sensitivity:
 
         rows = [(r.owner, r.entry, r.low, r.high, *r.instead) for r in self.ranges]
         return pd.DataFrame(rows, columns=["owner", "entry", "low", "high", "below", "above"])
-
-    @property
-    def winners(self) -> Any:
-        """Which shape wins, as a table: a row for each (owner, entry), a column for each factor."""
-        import pandas as pd
-
-        rows = [[self.choice if look.stands else look.winner for look in r.looks] for r in self.ranges]
-        names = pd.MultiIndex.from_tuples([(r.owner, r.entry) for r in self.ranges], names=["owner", "entry"])
-        return pd.DataFrame(rows, index=names, columns=list(FACTORS))
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -146,77 +123,34 @@ class Sensitivity:
         head = "".join(
             f"<th>{h}</th>" for h in ("", "stands from a quarter to four times", "from", "to", "below", "above")
         )
-        notes = "<br>".join(f"<small>{escape(note)}</small>" for note in self._notes())
         return (
             f"<div>The choice <b>{escape(self.choice)}</b> stands "
-            f"while<table><tr>{head}</tr>{rows}</table>{notes}</div>"
+            f"while<table><tr>{head}</tr>{rows}</table><small>{escape(self._note())}</small></div>"
         )
 
 
 def sensitivity(
-    plans: Plans,
-    entries: Collection[str] | str = ("seconds",),
-    of: str = "shape",
-    tolerance: float = TOLERANCE,
-    workers: Collection[str] | None = None,
-    seconds: float | None = None,
-    progress: bool = True,
+    plans: Plans, entries: Collection[str] | str = ("seconds",), tolerance: float = TOLERANCE
 ) -> Sensitivity:
     """How far entries of the profile may be off before another plan is best.
 
-    ``entries``: some of those that `planning.adapt.perturb` names, or ``"all"``. ``of``: its ``"shape"`` or the very
-    ``"plan"`` (the same devices and ranks for everybody, in whatever micro-batches).
-    ``tolerance``: so much slower than the best plan that is found still counts as standing (0: nothing may be faster).
-    ``workers``: only what concerns one of these. ``seconds``: to spend on it (None: as long as it takes; each entry as
-    long as planning eight times); entries for which they do not do are named, without a range. ``progress``: a bar that
-    says how many entries are done and which is looked at now, once that has taken some seconds.
+    ``entries``: some of those that `planning.adapt.perturb` names, or ``"all"``. ``tolerance``: so much slower than the
+    best plan that is found still counts as standing (0: nothing may be faster).
 
-    Each entry is multiplied by each of `FACTORS`, and it is planned again as ``plans`` was. Link, transfer and messages
-    are known to simulated plans only, so with ``simulate=False`` they have no range.
+    Each entry is multiplied by each of `FACTORS`, and it is planned again as ``plans`` was: an entry takes as long as
+    planning eight times. Link, transfer and messages are known to simulated plans only, so with ``simulate=False`` they
+    have no range.
     """
-    kinds = _checked(plans, entries, of, tolerance, workers, seconds, progress)
-    asked = Asked(plans, of, tolerance)
-    found, left = list[Range](), list[tuple[str, str]]()
-    outer, until = wanted_now(), math.inf if seconds is None else monotonic() + seconds
-    looks = itertools.count(1)
-    matter = asked.entries(kinds, workers)
+    kinds = _checked(plans, entries, tolerance)
+    asked = Asked(plans, tolerance)
+    matter = asked.entries(kinds)
     # an entry takes as long as it takes: no time to go
-    form = "{l_bar}{bar}| {n_fmt}/{total_fmt} entries [{elapsed}{postfix}]"
-    with tqdm(
-        total=len(matter),
-        desc="sensitivity",
-        bar_format=form,
-        delay=BAR_SECONDS,
-        miniters=0,
-        leave=False,
-        disable=not progress,
-    ) as bar:
-        asked = replace(
-            asked,
-            looked=lambda entry, factor, _: _say(bar, f"{entry.owner} {entry.kind} × {factor:.2g}, look {next(looks)}"),
-        )
-        for entry in matter:
-            try:
-                with as_long_as(lambda: monotonic() < until and (outer is None or outer())):
-                    check()
-                    found.append(asked.range(entry))
-            except Abandoned:
-                check()  # nobody wants the others either
-                left.append((entry.owner, entry.kind))
-            bar.update()
-    return Sensitivity(
-        plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))), tuple(left), tolerance
-    )
+    form = "{l_bar}{bar}| {n_fmt}/{total_fmt} entries [{elapsed}]"
+    found = [asked.range(e) for e in tqdm(matter, "sensitivity", leave=False, bar_format=form, delay=BAR_SECONDS)]
+    return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))), tolerance)
 
 
-def _say(bar: tqdm, what: str) -> None:
-    bar.set_postfix_str(what, refresh=False)
-    bar.update(0)
-
-
-def _checked(
-    plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, seconds: Any, progress: Any
-) -> Sequence[str]:
+def _checked(plans: Any, entries: Any, tolerance: Any) -> Sequence[str]:
     """The kinds of entries that are asked for."""
     if not hasattr(plans, "best"):
         raise PlanError(
@@ -228,25 +162,10 @@ def _checked(
         raise PlanError(
             f"sensitivity(entries={shown(entries)}): names of entries, or 'all'. Next: entries=('seconds',)."
         )
-    if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real):
-        raise PlanError(f"sensitivity(tolerance={shown(tolerance)}): a number, at least 0. Next: tolerance=0.0.")
     for entry in entries:
         if entry not in KINDS:
             raise UnknownNameError.of("entry", entry, KINDS)
-    if of not in OF:
-        raise UnknownNameError.of("kind of choice", of, OF)
-    if not 0 <= float(tolerance) < float("inf"):
-        raise PlanError(f"sensitivity(tolerance={tolerance}): at least 0. Next: tolerance=0.0.")
-    if isinstance(workers, str) or not (workers is None or isinstance(workers, Collection)):
-        raise PlanError(
-            f"sensitivity(workers={shown(workers)}): names of workers. Next: workers={list(plans.profile.workers)[:2]}."
-        )
-    for worker in workers or ():
-        known("worker", worker, plans.profile.workers, "workers")
-    if seconds is not None:
-        number("sensitivity: seconds", seconds, 0)
-    if not isinstance(progress, bool):
-        raise PlanError(f"sensitivity(progress={shown(progress)}): whether there is a bar. Next: progress=False.")
+    number("sensitivity: tolerance", tolerance, 0)
     return tuple(dict.fromkeys(entries))
 
 
@@ -256,17 +175,16 @@ Looked = Callable[[Entry, float, float], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """Over which ranges the best of ``plans`` stands, entry by entry. ``of``, ``tolerance``: of `sensitivity`."""
+    """Over which ranges the best of ``plans`` stands, entry by entry. ``tolerance``: of `sensitivity`."""
 
     plans: Plans
-    of: str = "shape"
     tolerance: float = TOLERANCE
     looked: Looked | None = None
 
-    def entries(self, kinds: Collection[str] = KINDS, workers: Collection[str] | None = None) -> list[Entry]:
-        """Those that can matter, of these kinds, and of some ``workers`` alone."""
+    def entries(self, kinds: Collection[str] = KINDS) -> list[Entry]:
+        """Those that can matter, of these kinds."""
         found = (entry for kind in kinds for entry in of_kind(self._placement.setting, kind))
-        return [entry for entry in found if (workers is None or entry.workers & set(workers)) and self._matters(entry)]
+        return list(filter(self._matters, found))
 
     def range(self, entry: Entry) -> Range:
         """Planned again with each factor."""
@@ -322,7 +240,7 @@ class Asked:
 
     def _is_chosen(self, placement: Placement) -> bool:
         """By another name, too."""
-        return (self.of == "shape" and placement.shape == self._placement.shape) or alike(placement, self._placement)
+        return placement.shape == self._placement.shape or alike(placement, self._placement)
 
     def _as_it_is(self, setting: Setting) -> float:
         """Seconds of the choice under a changed setting, as plans are ranked. Inf where it does not fit any more."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -15,11 +15,11 @@ from rlinf_lab.errors import PlanError, UnknownNameError, refuse_old_names, show
 from rlinf_lab.planning.adapt.perturb import longer
 from rlinf_lab.planning.forecast.forecast import graph_of
 from rlinf_lab.planning.placement.budget import Budget
-from rlinf_lab.planning.placement.infeasible import Refusal, Unplaceable
+from rlinf_lab.planning.placement.infeasible import Unplaceable
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.device import extended
 from rlinf_lab.planning.plan.execution_plan import OLD_NAMES
-from rlinf_lab.planning.planner.feasible import MAX_GIB, MODES, Wish, limited, nearest
+from rlinf_lab.planning.planner.feasible import MAX_GIB, MODES, Wish, nearest
 from rlinf_lab.planning.planner.planner import Plans, searched
 from rlinf_lab.planning.profile.memory import limits
 from rlinf_lab.planning.profile.profile import DeviceKind, Profile
@@ -158,7 +158,8 @@ class Question:
         try:
             setting = Setting.of(profile, self.devices, self.micro_batches, self.rule, self.staleness)
         except Unplaceable as error:
-            raise PlanError(self._refused(profile, error.refusal)) from None
+            wish = Wish(profile, self.devices, self.micro_batches, self.rule, self.staleness, MODES)
+            raise PlanError(error.refusal.said + nearest(wish, error.refusal.gib, error.refusal.devices)) from None
         if like is None:
             return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
         before = like.best.candidate.placement.setting
@@ -166,40 +167,6 @@ class Question:
         known = replace(like.best.known, alone=_devices_of(setting) == _devices_of(before))
         names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
         return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, known=known)
-
-    def _refused(self, profile: Profile, refusal: Refusal) -> str:
-        """With what helps, in the fields of a question: nobody else is refused then, and there is a plan."""
-        wish = Wish(profile, self.devices, self.micro_batches, self.rule, self.staleness, MODES)
-        fields: dict[str, tuple[int | float | None, Callable[[Any], Wish]]] = {
-            "memory_gib": (refusal.gib, lambda gib: replace(wish, profile=limited(profile, gib))),
-        }
-        if len(self.devices) == 1:
-            fields = {
-                "devices": (refusal.devices, lambda n: replace(wish, devices=dict.fromkeys(self.devices, n))),
-                **fields,
-            }
-        enough = {field: _enough(wanted, changed, field) for field, (wanted, changed) in fields.items()}
-        advice = ", or ".join(f"{field}={value}" for field, value in enough.items() if value is not None)
-        return (
-            f"{refusal.said} Next: {advice}." if advice else refusal.said + nearest(wish, refusal.gib, refusal.devices)
-        )
-
-
-def _enough(wanted: int | float | None, changed: Callable[[Any], Wish], field: str) -> int | float | None:
-    """What one refusal after another asks for, until there is a plan. None where that is nothing, or no more than
-    before.
-    """
-    before: float = 0
-    while wanted is not None and wanted > before:
-        try:
-            found = changed(wanted).candidates()
-        except Unplaceable as error:
-            before, wanted = wanted, error.refusal.devices if field == "devices" else error.refusal.gib
-        except PlanError:  # more than can be asked for
-            return None
-        else:
-            return wanted if found else None
-    return None
 
 
 def _with_known(setting: Setting, before: Setting) -> Setting:

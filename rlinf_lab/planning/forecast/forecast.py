@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from rlinf_lab.errors import PlanError, shown
+from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.forecast.bundles import Bundles
 from rlinf_lab.planning.forecast.message_costs import message_of
@@ -34,7 +34,7 @@ from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Message, Profile
 from rlinf_lab.planning.schema.arguments import MAX_ITERATIONS, number, whole
 from rlinf_lab.planning.search.plan_tree import Leaf, leaf_of
-from rlinf_lab.planning.simulator.scripts import Outage, Script, SimCall, Turn, get, put, run
+from rlinf_lab.planning.simulator.scripts import Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.simulator.simulator import Simulator
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
@@ -51,7 +51,6 @@ def forecast(
     devices: Sequence[str] = (),
     noise: float = 0.0,
     seed: int = 0,
-    outages: Sequence[Outage] = (),
     detail: int = BUNDLES,
     one_by_one: bool = False,
 ) -> Timeline:
@@ -60,23 +59,13 @@ def forecast(
 
     ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn
     from ``seed``.
-    ``outages``: when devices are away; a worker group waits for all of its devices, a rank by itself for its own.
     ``detail``: bundles of items at most, unless the plan's micro-batches ask for more. ``one_by_one``: sources hand
     over each bundle as soon as it is made, and ranks take theirs by themselves, whatever the plan's micro-batches.
     """
     whole("iterations", iterations, 1, MAX_ITERATIONS)
     number("noise", noise, 0, 10)
     whole("seed", seed, 0, 2**63)
-    if (
-        isinstance(outages, str | bytes)
-        or not isinstance(outages, Sequence)
-        or not all(isinstance(o, Outage) for o in outages)
-    ):
-        raise PlanError(
-            f"outages is {shown(outages)}, no list. Next: outages=[lab.planning.Outage.of('cuda:3', 100, 160)],"
-            " from and to in seconds."
-        )
-    return _Forecast(placement, devices, noise, seed, detail, one_by_one).run(iterations, outages)
+    return _Forecast(placement, devices, noise, seed, detail, one_by_one).run(iterations)
 
 
 def device_names(placement: Placement) -> tuple[str, ...]:
@@ -171,7 +160,7 @@ class _Forecast:
         self.bundles = Bundles(placement, self.edges, detail, one_by_one)
         self.links = Links.of(self.profile, self._moving(), self.bundles.count)
 
-    def run(self, iterations: int, outages: Sequence[Outage]) -> Timeline:
+    def run(self, iterations: int) -> Timeline:
         graph = self.links.inserted(graph_of(self.profile))
         plan, switches = self._plan(graph), self._switches()
         first = len(self.profile.workers)
@@ -183,9 +172,7 @@ class _Forecast:
             for i, step in enumerate(graph.program)
         ]
         try:
-            return Simulator(graph, plan, switches, outages=outages, shared=shared_weights(self.profile)).simulate(
-                calls, iterations
-            )
+            return Simulator(graph, plan, switches, shared=shared_weights(self.profile)).simulate(calls, iterations)
         except (struct.error, OverflowError) as error:  # nanoseconds in 64 bits
             work = follow(self.placement).work
             stage, most = max(work.items(), key=lambda item: item[1].busy)

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlinf_lab.errors import PlanError, UnknownNameError, renamed, shown
+from rlinf_lab.errors import PlanError, UnknownNameError, counted, renamed, shown
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED, CostEstimate
 from rlinf_lab.planning.forecast.forecast import device_names, forecast, graph_of
 from rlinf_lab.planning.forecast.steady_state import settled, steady
@@ -34,9 +34,8 @@ from rlinf_lab.planning.schema.arguments import names_and_counts, number
 from rlinf_lab.planning.schema.json_schema import listing
 from rlinf_lab.planning.search.effort import FEW_COUNTS, is_exact
 from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, Orders
-from rlinf_lab.planning.simulator.scripts import Outage
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import WorkflowGraph, counted
+from rlinf_lab.workflow.graph import WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
 MAX_FACTOR = 100.0  # an estimate that is off by more says nothing
@@ -156,13 +155,9 @@ class Planned:
         """What is different in another plan, as of `ExecutionPlan.diff`."""
         return self.execution.diff(other)
 
-    def simulate(
-        self, iterations: int = 10, noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()
-    ) -> Timeline:
-        """A longer forecast; ``noise``: relative standard deviation of every duration. ``outages``:
-        `lab.planning.Outage.of("cuda:3", 100, 160)`: from, to [s].
-        """
-        return forecast(self.candidate.placement, iterations, self.devices, noise, seed, outages)
+    def simulate(self, iterations: int = 10, noise: float = 0.0, seed: int = 0) -> Timeline:
+        """A longer forecast; ``noise``: relative standard deviation of every duration."""
+        return forecast(self.candidate.placement, iterations, self.devices, noise, seed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the timeline, which is simulated again."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.simulator.early_stop import Unwanted
 from rlinf_lab.planning.simulator.state import ENDING, IDLE, STARTING, VALUE, Rank, State
-from rlinf_lab.planning.simulator.turnover import Members
 from rlinf_lab.planning.simulator.user_loop import UserLoop
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
@@ -21,25 +20,21 @@ class Calls:
     def __init__(
         self,
         state: State,
-        members: Members,
         unwanted: Unwanted,
         loop: UserLoop,
         close: Callable[[Rank, int], None],
     ) -> None:
-        self._state, self._members, self._unwanted, self._loop, self._close = state, members, unwanted, loop, close
+        self._state, self._unwanted, self._loop, self._close = state, unwanted, loop, close
 
     def begin(self, p: Rank) -> None:
         """Take up the next call, if there is one."""
         state = self._state
         if not p.calls:
             p.doing = IDLE
-            if p.ends:
-                p.ends = False
-                state.engine.vacate(p.index)
             return
         p.number, p.call, turn = p.calls.popleft()
         p.iteration, p.method, p.ports = turn.iteration, state.rows.name(p.call.method), {}
-        p.machine.part = state.layout.part(p.worker, turn.position, self._members.began(turn, p.number))
+        p.machine.part = state.layout.part(p.worker, turn.position, turn.count)
         p.send = p.call.script(turn).send
         p.waits_for, p.start = list(p.call.after), state.now
         self.await_values(p)

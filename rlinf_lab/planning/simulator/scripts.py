@@ -14,9 +14,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_lab.errors import PlanError, WorkflowError, shown
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.engine.engine import ALL, NOW
-from rlinf_lab.planning.schema.arguments import number
 from rlinf_lab.workflow.filler import FillerSpec
 
 RUN, GET, PUT = 0, 1, 2
@@ -121,55 +120,6 @@ class SimCall:
     def __repr__(self) -> str:
         ends = "".join(f", reads {c}" for c in self.reads) + "".join(f", writes {c}" for c in self.writes)
         return f"SimCall({self.worker}.{self.method}{ends}{f', after {list(self.after)}' if self.after else ''})"
-
-
-@dataclass(frozen=True)
-class Outage:
-    """A device is away from ``start_ns`` to ``end_ns``: preempted, failed, or (from 0) not there yet. Ranks that use it
-    wait.
-
-    ``lost``: what was being computed on it is lost and done again from its beginning; else it goes on where it was.
-    """
-
-    device: str
-    start_ns: int
-    end_ns: int
-    lost: bool = False
-
-    @classmethod
-    def of(cls, device: str, start: float, end: float, lost: bool = False) -> Outage:
-        """From seconds."""
-        at = [
-            round(number(f"Outage of {shown(device)}: {what}", value, 0, 1e9) * 1e9)
-            for what, value in (("start", start), ("end", end))
-        ]
-        return cls(device, at[0], at[1], lost)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start_ns < self.end_ns:
-            raise PlanError(
-                f"Outage of {self.device!r} from {self.start_ns} to {self.end_ns} ns: it must end after it begins, and "
-                "not begin before 0. A device that "
-                f"never comes back leaves its ranks waiting for ever. Next: another plan without it."
-            )
-
-
-@dataclass(frozen=True)
-class Turnover:
-    """At ``at_ns`` a rank that is absent ``comes``, or one that is there leaves. What it has not taken the others take.
-
-    See `runtime.session.session.Session.join`.
-    """
-
-    worker: str
-    rank: int
-    at_ns: int
-    comes: bool = False
-
-    @classmethod
-    def of(cls, worker: str, rank: int, at: float, comes: bool = False) -> Turnover:
-        """From seconds."""
-        return cls(worker, rank, round(number(f"Turnover of {shown(worker)}: at", at, 0, 1e9) * 1e9), comes)
 
 
 class SimFiller:

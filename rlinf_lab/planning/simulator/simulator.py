@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.errors import PlanError, counted
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.plan.layout import Layout, checked_layout, refuse_fixed_place
+from rlinf_lab.planning.plan.layout import Layout, checked_layout
 from rlinf_lab.planning.simulator.messages import Flights
 from rlinf_lab.planning.simulator.scripts import (
     Op,
-    Outage,
     Script,
     SimCall,
     SimFiller,
     Turn,
-    Turnover,
     all_at_once,
     call,
     get,
@@ -41,33 +39,17 @@ class Simulator:
     device.
     ``relieve``: let a channel exceed its capacity when nothing else can move (as the executors do); False raises
     instead.
-    ``outages``: when devices are away: preempted, failed, or not there yet. ``fillers``: work for the bubbles.
-    ``turnover``: ranks that come and go; ``absent``: ranks that are not there at first, by worker. ``flights``: of
-    messages, where hosts are processes.
+    ``fillers``: work for the bubbles. ``flights``: of messages, where hosts are processes.
     ``shared``: weights that several workers hold: of each of them, which part of what it moves they are (1: all of it).
     """
 
     def __init__(
         self, flow: Workflow | WorkflowGraph, plan: ExecutionPlan,
         switch_ns: Mapping[str, tuple[int, int]] | None = None, relieve: bool = True,
-        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (),
-        absent: Mapping[str, Sequence[int]] | None = None, flights: Flights | None = None,
-        shared: Sequence[Mapping[str, float]] = (),
+        fillers: Sequence[SimFiller] = (), flights: Flights | None = None, shared: Sequence[Mapping[str, float]] = (),
     ) -> None:  # fmt: skip
-        self.layout: Layout = checked_layout(flow, plan, [f.spec for f in fillers], absent)
-        if flights is not None and (turnover or absent):
-            raise PlanError(
-                f"Simulator of plan {plan.name!r}: flights= together with {'turnover=' if turnover else 'absent='}: "
-                "who takes over what flies to a rank that "
-                f"has left is not simulated. Next: one of them."
-            )
-        for change in turnover:
-            refuse_fixed_place(self.layout, repr(change), change.worker, change.rank)
-        for outage in outages:
-            if outage.device not in plan.devices:
-                raise UnknownNameError.of("device", outage.device, plan.devices, f"Plan {plan.name!r} has no other.")
-        self._outages, self._fillers, self._turnover = tuple(outages), tuple(fillers), tuple(turnover)
-        self._switch_ns = dict(switch_ns or {})
+        self.layout: Layout = checked_layout(flow, plan, [f.spec for f in fillers])
+        self._fillers, self._switch_ns = tuple(fillers), dict(switch_ns or {})
         self._relieve, self._flights, self._shared = relieve, flights, tuple(shared)
         self.relieved = 0
 
@@ -95,9 +77,8 @@ class Simulator:
         if loop is None:
             self._refuse_silent_loop()
         host = VirtualHost(
-            self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve, self._outages,
-            self._fillers, self._turnover, self._flights,
-            stored, self._shared,
+            self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve,
+            self._fillers, self._flights, stored, self._shared,
         )  # fmt: skip
         timeline = Timeline(self.layout.plan.devices)
         timeline.extend(host.run(iterations))
@@ -117,7 +98,7 @@ class Simulator:
     def __repr__(self) -> str:
         return (
             f"Simulator(workflow {self.layout.graph.name!r} under plan {self.layout.plan.name!r}, "
-            f"{len(self.layout.plan.devices)} devices)"
+            f"{counted(len(self.layout.plan.devices), 'device')})"
         )
 
 
@@ -125,13 +106,11 @@ __all__ = [
     "ALL",
     "DRIVER",
     "Op",
-    "Outage",
     "Script",
     "SimCall",
     "SimFiller",
     "Simulator",
     "Turn",
-    "Turnover",
     "call",
     "get",
     "put",

@@ -18,7 +18,7 @@ from rlinf_lab.timeline.record.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind, Track
 
 # A timer is one integer: its time, then what it is for. An even slot is the timer of a rank, an odd one a switch of it;
-# behind those of all ranks come those that come and go (even), and one for all messages (odd).
+# behind those of all ranks comes one for all messages (odd).
 BITS = 32
 SLOT = (1 << BITS) - 1
 
@@ -49,7 +49,7 @@ class Rank:
     """One rank of a worker, following scripts."""
 
     __slots__ = (
-        "away", "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "ends", "first",
+        "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "first",
         "index", "iteration", "left",
         "lock_from", "lock_waited", "machine", "method", "moves", "number", "on_device", "ports", "queue", "rank",
         "send", "since", "slot", "start",
@@ -75,9 +75,6 @@ class Rank:
         self.switching = self.coming = self.deferred = False  # deferred: woken while it switches, goes on after that
         self.switch_from = 0
         self.moves = True  # whether its switch moves anything
-        self.ends = False  # it is leaving
-        # when one of its devices is not there, and whether what it does then is lost
-        self.away: list[tuple[int, int, bool]] = []
 
     @property
     def label(self) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.engine.engine import Event
+from rlinf_lab.planning.simulator.early_stop import Unwanted
 from rlinf_lab.planning.simulator.scripts import CALL, GET, PUT, WAIT, Script, Turn
-from rlinf_lab.planning.simulator.state import AWAITING, DRIVING, Apply, Iteration, Rank, State, next_of
-from rlinf_lab.planning.simulator.turnover import Members
+from rlinf_lab.planning.simulator.state import AWAITING, DRIVING, IDLE, Apply, Iteration, Rank, State, next_of
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
 
@@ -27,11 +27,11 @@ class UserLoop:
         self,
         state: State,
         script: Callable[[Turn], Script],
-        members: Members,
+        unwanted: Unwanted,
         close: Callable[[Rank, int], None],
         apply: Apply,
     ) -> None:
-        self._state, self._script, self._members, self._close, self._apply = state, script, members, close, apply
+        self._state, self._script, self._unwanted, self._close, self._apply = state, script, unwanted, close, apply
         self.made: list[int] = []
         self._sealed: set[str] = set()
         self._is_there: Callable[[], bool] = bool  # whether what it waits for has come
@@ -61,7 +61,6 @@ class UserLoop:
             del state.open[iteration]
             state.engine.over(iteration)
             state.retire(iteration)
-            self._members.retire(iteration)
 
     def wake(self) -> None:
         """Once, if what it waits for is there."""
@@ -83,7 +82,7 @@ class UserLoop:
             kind, channel, number, rank = op
             if kind == CALL:
                 self.made.append(number)
-                self._members.submit(iteration, number)
+                self._submit(iteration, number)
             elif kind == WAIT:
                 self._seal(iteration, self._above(state.calls[number].reads))
                 yield from self._until(partial(self._has_ended, iteration, number, rank == 0))
@@ -98,6 +97,17 @@ class UserLoop:
         made.in_body = False
         self.look(iteration)
         yield (_END, None, 0, 0)
+
+    def _submit(self, iteration: int, number: int) -> None:
+        """The loop makes a call: all ranks take part."""
+        state, call = self._state, self._state.calls[number]
+        members = state.of[call.worker]
+        state.open[iteration].unended[number] = len(members)
+        for position, p in enumerate(members):
+            turn = Turn(p.rank, iteration, position, len(members), state.clock, *self._unwanted.asked_by(p))
+            p.calls.append((number, call, turn))
+            if p.doing == IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
+                state.wake(p)
 
     def _until(self, is_there: Callable[[], bool]) -> Generator[tuple[int, Any, int, int], Any, None]:
         self._is_there = is_there
@@ -133,7 +143,7 @@ class UserLoop:
         for i in self.made:
             for channel in state.calls[i].writes:
                 if channel in expected:
-                    expected[channel] += self._members.closes(channel, iteration, i)
+                    expected[channel] += state.layout.closes(channel, state.calls[i].worker)
         for channel in new:
             if DRIVER in state.layout.graph.producers(channel):
                 expected[channel] += 1

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.planning.cancellation import Abandoned, wanted_now
-from rlinf_lab.planning.engine.engine import ALL, NOW, Do, Event
+from rlinf_lab.planning.engine.engine import NOW, Do, Event
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.planning.plan.wait_graph import standstill
 from rlinf_lab.planning.simulator.batched_puts import PutsInARow
@@ -28,12 +28,10 @@ from rlinf_lab.planning.simulator.scripts import (
     PUT,
     RUN,
     WEIGH,
-    Outage,
     Script,
     SimCall,
     SimFiller,
     Turn,
-    Turnover,
 )
 from rlinf_lab.planning.simulator.state import (
     ASKING,
@@ -53,7 +51,6 @@ from rlinf_lab.planning.simulator.state import (
     State,
 )  # fmt: skip
 from rlinf_lab.planning.simulator.switches import Switches
-from rlinf_lab.planning.simulator.turnover import Members, is_streamed
 from rlinf_lab.planning.simulator.user_loop import UserLoop
 from rlinf_lab.timeline.record.batch import SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind
@@ -78,27 +75,22 @@ class VirtualHost:
     def __init__(
         self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script],
         switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
-        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (),
-        flights: Flights | None = None,
+        fillers: Sequence[SimFiller] = (), flights: Flights | None = None,
         stored: Stored | None = None, shared: Sequence[Mapping[str, float]] = (),
     ) -> None:  # fmt: skip
         state = self.state = State(layout, calls)
         self._stored, self._relieve = stored, relieve
         self.relieved = 0
         self._round = 0
-        for p in state.ranks:
-            names = layout.device_names(p.worker, p.rank)
-            p.away = sorted((o.start_ns, o.end_ns, o.lost) for o in outages if o.device in names)
         self._fillers = [p for f in fillers for p in state.of[f.spec.name]]
         self._scripts = {f.spec.name: f.script for f in fillers}
         self._filled_at = -1
         self._switches = Switches(state, switch_ns, shared)
         self._unwanted = Unwanted(state, self._apply)
-        self._members = Members(state, turnover, self._unwanted, self._apply)
         self._under_way = None if flights is None else UnderWay(flights, state, self._apply)
         close = self._close if self._under_way is None else self._under_way.close
-        self._loop_of_user = UserLoop(state, loop, self._members, close, self._apply)
-        self._calls = Calls(state, self._members, self._unwanted, self._loop_of_user, close)
+        self._loop_of_user = UserLoop(state, loop, self._unwanted, close, self._apply)
+        self._calls = Calls(state, self._unwanted, self._loop_of_user, close)
 
     def run(self, iterations: int) -> SpanBatch:
         """The spans of so many iterations. Raises `DeadlockError`."""
@@ -111,7 +103,6 @@ class VirtualHost:
             p.doing, p.send = FILLING, self._fill(p).send
             p.method = state.rows.name(state.layout.filler[p.worker].method)
             state.ready.append(p)
-        state.timers += self._members.timers()
         self._loop()
         if driver.doing != IDLE:
             raise standstill(state.waits())
@@ -135,7 +126,7 @@ class VirtualHost:
         write, pack, pop, push = state.rows.data.extend, SPAN_STRUCT.pack, heapq.heappop, heapq.heappush
         post, settle, now = pending.append, state.engine.settle, state.now
         due = now + 1 << BITS  # timers below it are due
-        limit = 2 * len(ranks)  # the timers of ranks are below, those of their coming and going from here on
+        limit = 2 * len(ranks)  # the timers of ranks are below, that of all messages is here
         flies = self._under_way.flies if self._under_way is not None else None
         in_a_row = PutsInARow(state).done if self._stored is None else None
         discarded, in_vain = state.discarded, self._unwanted.ends
@@ -181,7 +172,7 @@ class VirtualHost:
                     continue
                 if kind == RUN:
                     p.doing = RUNNING
-                    push(timers, ((now + n if not p.away else self._around(p, n)) << BITS) + p.slot)
+                    push(timers, (now + n << BITS) + p.slot)
                     continue
                 if kind > PUT:
                     self._drive_on(p, kind, channel, n)
@@ -201,14 +192,7 @@ class VirtualHost:
                 if kind == GET:
                     n = n or micro_batch
                     p.doing, p.first = GETTING if n > NOW else LOOKING, -1
-                    post(
-                        (
-                            p.index,
-                            _EVENT_GET,
-                            queue,
-                            0 if p.ends and n != ALL and is_streamed(state.layout, p.call) else n,
-                        )
-                    )
+                    post((p.index, _EVENT_GET, queue, n))
                 else:
                     p.doing, p.left, p.queue = PUTTING, n - 1, queue
                     post((p.index, _EVENT_PUT, queue, 1))
@@ -221,10 +205,8 @@ class VirtualHost:
                             self._switches.end(ranks[slot >> 1])
                         elif self._under_way is not None:
                             apply(self._under_way.land())
-                    elif slot < limit:
-                        state.wake(ranks[slot >> 1])
                     else:
-                        self._members.change((slot - limit) >> 1)
+                        state.wake(ranks[slot >> 1])
             elif pending:
                 puts = pending[0][1] == _EVENT_PUT and (len(pending) == 1 or all(e[1] == _EVENT_PUT for e in pending))
                 if puts and in_a_row and not discarded and in_a_row(now):
@@ -249,24 +231,6 @@ class VirtualHost:
                 apply(out)
             else:
                 return
-
-    def _around(self, p: Rank, n: int) -> int:
-        """When a run of ``n`` nanoseconds that begins now ends, around the times at which a device of the rank is away;
-        writes those down.
-        """
-        state, at, left = self.state, self.state.now, n
-        for start, end, lost in p.away:
-            if end <= at or not p.on_device:
-                continue
-            if start >= at + left:
-                break
-            begin = max(at, start)
-            if begin > p.since:
-                state.add(p, SpanKind.RUN, p.since, begin)
-            state.add(p, SpanKind.LOCK, begin, end)
-            left = n if lost else left - (begin - at)
-            at = p.since = end
-        return at + left
 
     def _goes_on(self, p: Rank) -> bool:
         """Whether somebody who was woken between its script's operations may take up the script."""

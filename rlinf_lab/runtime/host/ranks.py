@@ -55,8 +55,8 @@ class Ranks:
         """Build every worker of this host, one after another, each in its own thread. Returns when all are set up.
 
         Not at the same time: what a setup does to its process (``torch.manual_seed`` above all) would change what the
-        others draw, differently each time. Raises their `WorkerError`, `ExecutorError` for one that waits for a later
-        one, or `Cancelled` when the host is stopped meanwhile.
+        others draw, differently each time. Raises their `WorkerError`, or `Cancelled` when the host is stopped
+        meanwhile.
         """
         state, setups = self._state, self._setups
         state.declarations, self._torch_device = declarations, torch_device

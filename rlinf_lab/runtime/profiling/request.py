@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, PlanError, shown
+from rlinf_lab.errors import ConfigError, PlanError, counted, shown
 from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.profile.handovers import Values
@@ -190,8 +190,8 @@ def _ranks(flow: Workflow, devices: Sequence[str], value: Any) -> dict[str, tupl
         for count in counts:
             if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= len(devices):
                 raise PlanError(
-                    f"profile(ranks): {worker!r} has {shown(count)} ranks on {len(devices)} devices. Next: 1 to "
-                    f"{len(devices)}."
+                    f"profile(ranks): {worker!r} has {shown(count)} ranks on {counted(len(devices), 'device')}. Next: "
+                    f"1 to {len(devices)}."
                 )
         found[worker] = tuple(counts)
     return found

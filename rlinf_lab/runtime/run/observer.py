@@ -215,8 +215,7 @@ class Observer:
             try:
                 rows = self._news.rows(FEW_SPANS)
                 if rows is None:
-                    # Else the disk is to be waited for, or they are many: the own thread does that.
-                    if not self._executor.driver_host.recorder.at_disk() and self._news.undrained() <= FEW_SPANS:
+                    if self._news.undrained() <= FEW_SPANS:  # else the own thread takes them
                         self._take_spans(self._news.rounds())
                 elif rows[2]:
                     self.moved_at = time.monotonic()

@@ -58,7 +58,8 @@ class News:
         """What was recorded since the last time; read by `Timeline.extend`."""
         with self._lock:
             batches, self._batches = self._batches, []
-        return [*self._host.recorder.batches(as_it_is=not self._others), *batches]
+        own = self._host.recorder.drain(as_it_is=not self._others)
+        return [own, *batches] if own else batches
 
     def rows(self, most: int) -> tuple[str, int, bytearray] | None:
         """(source, number of the batch, rows of `NARROW_DTYPE`) of at most ``most`` spans that wait.

@@ -4,12 +4,9 @@ value.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import pickle
 import sys
-import threading
-from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -20,7 +17,6 @@ from rlinf_lab.errors import WorkflowError, said, shown
 LARGE = 1 << 16  # bytes: such buffers may travel in shared memory (`shared_memory`)
 _MOST_PARTS = 1000  # each of which may be pickled to find the one that is at fault
 LENT_DEVICES = frozenset({"cuda"})  # kinds of torch device whose tensors stay there on their way
-_COMING = threading.local()  # .device: see `coming_to`
 
 
 class OnDevice:
@@ -265,8 +261,8 @@ def _block(memory: Any, plain: Any, torch: Any) -> Any:
 
 
 def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, strides: tuple[int, ...]) -> Any:
-    """``block``: an `OnDevice`, something lent by another process (`cuda_ipc.Lent`), or bytes: these go where
-    `coming_to` says, or to a GPU if this process uses one."""
+    """``block``: an `OnDevice`, something lent by another process (`cuda_ipc.Lent`), or bytes: these go to a
+    GPU if this process uses one."""
     import torch
 
     if isinstance(block, OnDevice):
@@ -280,21 +276,9 @@ def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bo
             if raw.nbytes
             else torch.empty(0, dtype=torch.uint8)
         )
-        if (device := getattr(_COMING, "device", "")) != "":
-            block = block.to(device)
-        elif torch.cuda.is_available():
+        if torch.cuda.is_available():
             block = block.cuda()
     return _shaped(block.view(getattr(torch, dtype)), shape, requires_grad, strides)
-
-
-@contextlib.contextmanager
-def coming_to(device: str) -> Iterator[None]:
-    """Tensors that this thread rebuilds meanwhile are on ``device``, if they came from a GPU."""
-    _COMING.device = device
-    try:
-        yield
-    finally:
-        _COMING.device = ""
 
 
 class _Place(bytearray):

@@ -14,18 +14,16 @@ _HEAD, _BEFORE = 16, 8  # columns that are kept of the beginning, and before wha
 
 
 def narrow(names: Sequence[str], most: int = 56) -> list[str]:
-    """The names, each on one line of ``most`` columns of a terminal. By their beginning and end; where these do not
-    tell two apart, by what does, or by a number.
+    """The names, each on one line of ``most`` columns of a terminal: by their beginning and end. Several that begin and
+    end alike are told apart by what follows the longest beginning that two of them have, or by a number.
     """
     plain = [_on_a_line(name) for name in names]
     cut = {name: _middle(name, most) for name in plain}
-    for ordered in _alike(cut):
-        cut |= {
-            name: _around(name, max(_common(name, other) for other in _beside(ordered, i)), most)
-            for i, name in enumerate(ordered)
-        }
-    for ordered in _alike(cut):  # of several that differ here and there
-        for number, name in enumerate(ordered, 1):
+    for alike in _alike(cut):
+        same = max(itertools.starmap(_common, itertools.pairwise(alike)))
+        cut |= {name: _around(name, same, most) for name in alike}
+    for alike in _alike(cut):  # of several that differ here and there
+        for number, name in enumerate(alike, 1):
             mark = f" #{number}"
             cut[name] = _first(cut[name], most - len(mark)) + mark
     return [cut[name] for name in plain]
@@ -79,8 +77,3 @@ def _around(name: str, place: int, most: int) -> str:
 def _common(one: str, other: str) -> int:
     """How many characters both begin with."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _beside(ordered: Sequence[str], i: int) -> list[str]:
-    """Of sorted names those beside one: no other begins with more of it."""
-    return [*ordered[max(0, i - 1) : i], *ordered[i + 1 : i + 2]]

@@ -99,11 +99,6 @@ class Pending:
         """It was taken."""
         del self.rows[: waiting.size], self.wide[: waiting.wide_size], self.loose[: waiting.numbers]
 
-    def keep(self, waiting: Waiting) -> None:
-        """It waits on, and what of it was loose is no longer so."""
-        self.rows.extend(waiting.rows[waiting.size :])
-        self.wide.extend(waiting.wide[waiting.wide_size :])
-
     def __len__(self) -> int:
         """How many spans."""
         return len(self.loose) // NUMBERS + len(self.rows) // ROW + len(self.wide) // SPAN_STRUCT.size

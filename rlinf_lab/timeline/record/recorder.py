@@ -8,28 +8,22 @@ Between two stretches of computing a row costs three times what it costs in a lo
 caches. So a runtime of ours leaves its rows as numbers (``loose``), with one call into C, and whoever drains packs some
 hundred of them at once (`rlinf_lab.timeline.record.pending`).
 
-A process that is forked does not record: what waits, and the files on disk, are its parent's, and nobody would fetch
-what it adds. That is counted, in memory that both see, and told by the parent as dropped. Whoever wants it makes a
-recorder there.
+A process that is forked does not record: what waits is its parent's, and nobody would fetch what it adds. Whoever wants
+that makes a recorder there.
 
-Memory is bounded: when nobody drains, what waits goes to Arrow files on disk (`overflow`), from where later drains
-fetch it. Only what comes while even that falls behind is lost, and counted.
+Memory is bounded: when nobody drains, what comes beyond ``limit`` is not kept, and counted.
 """
 
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from numbers import Integral
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.record.batch import (
@@ -41,10 +35,8 @@ from rlinf_lab.timeline.record.batch import (
     SpanBatch,
 )
 from rlinf_lab.timeline.record.clock import Clock, MonotonicClock
-from rlinf_lab.timeline.record.overflow import Overflow
 from rlinf_lab.timeline.record.pending import NUMBERS, ROW, Pending
 from rlinf_lab.timeline.record.span import SpanKind, Track, writable
-from rlinf_lab.timeline.record.spill import Spill
 
 NAME_CHARACTERS = 200
 _MAX_LOOSE_ROWS = 1024  # rows that may wait as numbers, which take six times as much memory
@@ -53,22 +45,17 @@ _NO_SAMPLES = np.empty(0, COUNTER_DTYPE)
 _KINDS = tuple(range(len(SpanKind)))  # a plain int of each kind, too; they fit into four bits
 _KNOWN = frozenset(map(int, SpanKind))
 _RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_MAX_CHILDREN = 512  # forked processes at a time that count without getting into each other's way
 
 
 class Recorder:
     """Collects spans and counter samples of one process; thread-safe; never blocks a worker.
 
-    ``limit`` is how many spans may wait in memory (32 bytes each). When half of them wait, a background thread writes
-    them to ``spill`` (a folder; None: one of its own under the system's temporary folder, made when needed, gone with
-    the process). What comes beyond the limit, while the disk is slower than the worker, is counted, not kept:
-    ``dropped`` says how many, the next batch carries the number and the `Timeline` shows it. As many samples of
-    counters may wait, in memory only; those beyond are ``dropped_samples``.
+    ``limit`` is how many spans may wait in memory (32 bytes each), and how many samples of counters. What comes beyond
+    it, when nobody drains, is counted and not kept: ``dropped`` and ``dropped_samples`` say how many, the next batch
+    carries the numbers and the `Timeline` shows them.
     """
 
-    def __init__(
-        self, host: str = "local", clock: Clock | None = None, *, limit: int = 262_144, spill: str | Path | None = None
-    ) -> None:
+    def __init__(self, host: str = "local", clock: Clock | None = None, *, limit: int = 1 << 20) -> None:
         if not isinstance(host, str):
             raise TimelineError(f"Recorder({shown(host)}): the name of this host. Next: Recorder('local').")
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
@@ -80,17 +67,12 @@ class Recorder:
         self.limit = limit
         self._full_bytes, self._half_bytes = limit * ROW, max(limit // 2, 1) * ROW
         self._counter_bytes = limit * _COUNTER.size
-        # what forked processes added, (spans, samples) in a place of each
-        self._elsewhere: NDArray[np.int64] | None = None
-        self._known_elsewhere = (0, 0)
-        self._is_forked = False
         self._pack = NARROW_STRUCT.pack
         # rows by their numbers in the order of `NARROW_DTYPE`, of a runtime of ours, which knows that they are right
         self.loose: list[int] = []
         self.most_loose = NUMBERS * min(_MAX_LOOSE_ROWS, max(limit // 2, 1))  # numbers, then `pack_up` is to be called
         self._tracks: dict[Track, int] = {}
         self._names: dict[str, int] = {}
-        self._folder = spill
         self._begin()
         _RECORDERS.add(self)
 
@@ -107,20 +89,13 @@ class Recorder:
         self._lock = threading.Lock()
         self._sent = (0, 0, 0, 0)  # tracks, names, dropped spans and samples that earlier batches have carried
         self._seq = itertools.count()
-        self._overflow = Overflow(self._pending, self._tables, Spill(self.source, self._folder), self._half_bytes)
-        self._spill, self._draining = self._overflow.spill, self._overflow.draining
-
-    def _before_fork(self) -> None:
-        """From the first fork on there is a page of memory that all forked processes share."""
-        if self._elsewhere is None:
-            self._elsewhere = np.frombuffer(mmap.mmap(-1, _MAX_CHILDREN * 16), np.int64).reshape(_MAX_CHILDREN, 2)
+        self._draining = threading.Lock()  # one at a time takes from memory
 
     def _after_fork(self) -> None:
-        """In the new process: whatever is added here is counted and not kept."""
-        self._spill.leave()
+        """In the new process: whatever is added here is not kept."""
         self._begin()
         self.loose.clear()
-        self._is_forked, self._half_bytes, self._counter_bytes, self.most_loose = True, 0, 0, 0
+        self._full_bytes = self._half_bytes = self._counter_bytes = self.most_loose = 0
 
     # --- tables: numbers for what would be long in every row ------------------------------------------
     def track(self, worker: str, rank: int, devices: tuple[str, ...] = ()) -> int:
@@ -205,24 +180,11 @@ class Recorder:
         with self._lock:  # rare; += on an attribute is not atomic
             self.dropped += spans
             self.dropped_samples += samples
-            if self._is_forked and self._elsewhere is not None:
-                self._elsewhere[os.getpid() % _MAX_CHILDREN] += (spans, samples)
-
-    def _count_forked(self) -> None:
-        """What was added in forked processes is lost, and its number known here."""
-        if self._elsewhere is not None and not self._is_forked:
-            spans, samples = self._elsewhere.sum(axis=0).tolist()
-            known, self._known_elsewhere = self._known_elsewhere, (spans, samples)
-            with self._lock:
-                self.dropped += spans - known[0]
-                self.dropped_samples += samples - known[1]
 
     def _is_full(self) -> bool:
-        """More than half the limit waits: have it written to disk. True, and counted, when there is no room left."""
-        if not self._is_forked:
-            self._overflow.begin()
-            if self._pending.nbytes < self._full_bytes:
-                return False
+        """More than half the limit waits: whether there is no room left, which is counted."""
+        if self._pending.nbytes < self._full_bytes:
+            return False
         self._drop(1, 0)
         return True
 
@@ -233,32 +195,21 @@ class Recorder:
         if not self._pending.packing.acquire(blocking=False):  # another thread does that
             return
         try:
-            if self._is_forked:
-                self._drop(len(self.loose) // NUMBERS, 0)
-                self.loose.clear()
-                return
             if lost := self._pending.pack(self._full_bytes):
                 self._drop(lost, 0)
-            if len(self._buffer) >= self._half_bytes or len(self._wide) >= self._half_bytes:
-                self._overflow.begin()
         finally:
             self._pending.packing.release()
 
-    def _tables(self) -> tuple[list[Track], list[str]]:
-        with self._lock:
-            return list(self._tracks), list(self._names)
-
     # --- the other end --------------------------------------------------------------------------------
     def drain(self, as_it_is: bool = False) -> SpanBatch:
-        """A portion of what is new: the oldest file on disk if there is one, else all that waits in memory.
+        """All that waits.
 
-        May be called from any thread, also while others add. `batches` gives everything. ``as_it_is``: rows may be of
-        `NARROW_DTYPE`, as they wait here; only `Timeline.extend` reads them, and fills them in where they shall be.
+        May be called from any thread, also while others add. ``as_it_is``: rows may be of `NARROW_DTYPE`, as they wait
+        here; only `Timeline.extend` reads them, and fills them in where they shall be.
         """
         with self._draining:
             # Rows first, tables after them: whatever number a row uses is then in a table that this batch has sent.
-            spans = self._fetch() if self._spill else self._cut(as_it_is)
-            self._count_forked()
+            spans = self._cut(as_it_is)
             with self._lock:
                 samples = np.frombuffer(self._counters[:], COUNTER_DTYPE) if self._counters else _NO_SAMPLES
                 del self._counters[: samples.nbytes]
@@ -276,22 +227,6 @@ class Recorder:
                     self.host, self.source, seq, spans, tracks, names, samples, lost, dropped_samples=lost_samples
                 )
 
-    def batches(self, as_it_is: bool = False) -> Iterator[SpanBatch]:
-        """All that waits now, portion by portion. It ends, however fast others add meanwhile. ``as_it_is``: see
-        `drain`.
-        """
-        if not self._has_news():  # asked many times a second
-            return
-        # of what is on its way to disk this would bring the file or the rest
-        if not self.at_disk():
-            yield self.drain(as_it_is)
-            return
-        with self._draining:
-            portions = self._spill.files + 1
-        for _ in range(portions):
-            if batch := self.drain():
-                yield batch
-
     def take_rows(self, most: int) -> tuple[int, bytearray] | None:
         """(number of the batch, rows of `NARROW_DTYPE`) of the spans that wait. Samples of counters wait on. None where
         there is more to tell than spans in narrow rows, or there are more than ``most``, or somebody drains: ask
@@ -300,15 +235,13 @@ class Recorder:
         if not self._draining.acquire(blocking=False):
             return None
         try:
-            if self._elsewhere is not None:
-                self._count_forked()
             if len(self._buffer) > most * ROW:
                 return None
             with self._pending.packing:
                 waiting = self._pending.waiting()
                 # As in `drain`: the tables are looked at after the rows, so they have all numbers that those use.
                 if (
-                    len(waiting.rows) > most * ROW or waiting.wide or self.at_disk()
+                    len(waiting.rows) > most * ROW or waiting.wide
                     or (len(self._tracks), len(self._names), self.dropped, self.dropped_samples) != self._sent
                 ):  # fmt: skip
                     return None
@@ -316,24 +249,6 @@ class Recorder:
             return next(self._seq) if waiting.rows else -1, waiting.rows
         finally:
             self._draining.release()
-
-    def at_disk(self) -> bool:
-        """Whether spans wait on disk, or are on their way there: a drain takes as long as the disk then."""
-        return bool(self._spill) or self._overflow.is_writing
-
-    def _fetch(self) -> SpanArray:
-        """The oldest of what waits on disk."""
-        before = self._spill.lost
-        spans = self._spill.fetch()
-        with self._lock:
-            self.dropped += self._spill.lost - before
-        return spans
-
-    def _has_news(self) -> bool:
-        """Whether a drain would bring anything."""
-        self._count_forked()
-        here = (len(self._tracks), len(self._names), self.dropped, self.dropped_samples)
-        return bool(self.loose or self._buffer or self._wide or self._counters or self._spill) or here != self._sent
 
     def _cut(self, as_it_is: bool) -> SpanArray:
         """Take what waits in memory."""
@@ -344,24 +259,19 @@ class Recorder:
         return spans
 
     def __len__(self) -> int:
-        """How many spans wait, in memory and on disk."""
-        return len(self._pending) + len(self._spill)
+        """How many spans wait."""
+        return len(self._pending)
 
     def __repr__(self) -> str:
-        why = self._spill.problem or self._spill.unread
-        lost = f", {self.dropped:,} DROPPED (limit {self.limit:,}){why and ': ' + why}" if self.dropped else ""
+        lost = f", {self.dropped:,} DROPPED (limit {self.limit:,})" if self.dropped else ""
         lost += f", {self.dropped_samples:,} counter samples DROPPED" if self.dropped_samples else ""
-        disk = f" ({len(self._spill):,} of them on disk)" if self._spill else ""
-        return f"Recorder on {self.host}: {len(self):,} spans waiting{disk}, {len(self._tracks)} tracks{lost}"
+        return f"Recorder on {self.host}: {len(self):,} spans waiting, {len(self._tracks)} tracks{lost}"
 
 
-def _each(method: str) -> Callable[[], None]:
-    def call() -> None:
-        for recorder in list(_RECORDERS):
-            getattr(recorder, method)()
-
-    return call
+def _after_fork() -> None:
+    for recorder in list(_RECORDERS):
+        recorder._after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_each("_before_fork"), after_in_child=_each("_after_fork"))
+    os.register_at_fork(after_in_child=_after_fork)

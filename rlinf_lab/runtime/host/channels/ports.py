@@ -14,7 +14,6 @@ from rlinf_lab.runtime.host.channels.ends import ChannelEnds
 from rlinf_lab.runtime.host.state.messages import Moved
 from rlinf_lab.runtime.host.state.queues import Queue
 from rlinf_lab.runtime.host.state.rank import Process
-from rlinf_lab.runtime.transport.cpu_offload import rest, wake
 
 
 class Blocks(Protocol):
@@ -95,13 +94,7 @@ class InboxPort(Port):
             self._blocks.refuse_within(self._process, self._channel, gets=True)
         items = self._ends.get(self._process, queue, wanted)
         self.moved.items += len(items) * self._members
-        return self._woken(items) if self._spec.cpu_offload else items
-
-    def _woken(self, items: list[Any]) -> list[Any]:
-        device = self._process.device
-        if self._members > 1:  # each came by itself
-            return [[wake(member, device) for member in group] for group in items]
-        return [wake(item, device) for item in items]
+        return items
 
     def get_nowait(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
         if n is not None and (type(n) is not int or n < 1):
@@ -109,7 +102,7 @@ class InboxPort(Port):
         self.moved.asked = True
         items = self._ends.get(self._process, self._queue(key), NOW - (ALL if n is None else n))
         self.moved.items += len(items) * self._members
-        return self._woken(items) if self._spec.cpu_offload else items
+        return items
 
     def qsize(self, *, key: int | None = None) -> int:
         self._ends.get(self._process, self._queue(key), NOW)
@@ -202,12 +195,7 @@ class OutboxPort(Port):
             if self._plain and weight is None and priority is None
             else self._spec.tag(self._who(), items, weight, priority)
         )
-        self._ends.put(
-            self._process,
-            queue,
-            [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items,
-            tags,
-        )
+        self._ends.put(self._process, queue, items, tags)
         self.moved.items += len(items)
 
     def _queue(self, key: int | None) -> Any:
@@ -294,11 +282,10 @@ class KeyedOutboxPort(OutboxPort):
         if self._process.together:
             self._blocks.refuse_within(self._process, self._channel, gets=False)
         tags = self._spec.tag(self._who(), items, weight, priority, key)
-        rested = [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items
         # Written down as a group for so many of its items: which put completes one is known where it is read.
         size, before = self._spec.gathered, self._put_so_far
         self._put_so_far += len(items)
-        self._ends.put(self._process, self._queue(None), rested, tags, self._put_so_far // size - before // size)
+        self._ends.put(self._process, self._queue(None), items, tags, self._put_so_far // size - before // size)
         self.moved.items += len(items)
 
 

@@ -1,25 +1,18 @@
 """Setups of one process come one after another, and who will have to leave its device for others leaves it at once.
 
-What does not fit there later does not fit there now. A setup that waits for a later one would wait for ever; here it is
-found out.
-
-A setup may take as long as it likes while it does something: loading a model computes, reads or receives. One during
-which its process (with those it has started) does next to nothing for `IDLE_SECONDS`, while others are still to come
-after it, is taken for one that waits for them. A download by another process of this machine counts as something: files
-are fetched by one and awaited by the others behind a lock.
+What does not fit there later does not fit there now. A setup may take as long as it likes: it loads a model. One that
+waits for a later one would do so for ever, and cannot be told from that; so where it stands is logged when it lasts.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
-from rlinf_lab.errors import ExecutorError, WorkerError
+from rlinf_lab.errors import WorkerError
 from rlinf_lab.runtime.host.control.residency import Residency, switch
 from rlinf_lab.runtime.host.elastic.unfit import refuse_to_stay
 from rlinf_lab.runtime.host.state import parts
@@ -30,10 +23,7 @@ from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.worker import Context, Residence
 
-IDLE_SECONDS = 120.0
-LOOKS = 20  # in that time
-IDLE_SHARE = 0.05  # of one core: more than a loop needs that looks for something a hundred times a second
-IDLE_BYTES = 1 << 20
+TOLD_AFTER_SECONDS = 120.0
 
 
 class Setups:
@@ -122,94 +112,26 @@ def _can_leave(residence: Residence) -> bool:
     return residence.leaves_at_once() and not residence.why_it_stays()
 
 
-class Work(NamedTuple):
-    """``seconds``: of processors, by this process and those it has started; ``read``, ``received``: bytes, the latter
-    by the machine; ``queued``: seconds for which a thread of this process could have run and had no core.
-    """
-
-    seconds: float
-    read: int
-    received: int
-    queued: float = 0.0
-
-    @classmethod
-    def so_far(cls) -> Work:
-        import psutil
-
-        me, seconds = psutil.Process(), 0.0
-        for process in [me, *me.children(recursive=True)]:
-            try:
-                times = process.cpu_times()
-            except psutil.Error:  # it has ended meanwhile
-                continue
-            seconds += times.user + times.system
-        files = me.io_counters() if hasattr(me, "io_counters") else None  # there is none on a Mac
-        received = sum(found.bytes_recv for name, found in psutil.net_io_counters(pernic=True).items() if name != "lo")
-        read = 0 if files is None else files.read_bytes + getattr(files, "read_chars", 0)
-        return cls(seconds, read, received, _queued())
-
-    def is_next_to_nothing_since(self, before: Work, elapsed: float) -> bool:
-        """A child that has ended takes its seconds along: less than before is no idleness. Nor is to stand in line for
-        a core, on a machine where others have them all.
-        """
-        done = self.seconds - before.seconds
-        most = IDLE_SHARE * max(1.0, elapsed)
-        return (
-            0 <= done <= most
-            and self.queued - before.queued <= most
-            and max(self.read - before.read, self.received - before.received) <= IDLE_BYTES
-        )
-
-
-def _queued() -> float:
-    """Seconds that threads of this process have waited for a core. 0.0 where the system does not say: not on Linux."""
-    found = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        try:
-            found += int(path.read_text().split()[1])
-        except (OSError, IndexError, ValueError):  # it has ended meanwhile
-            continue
-    return found / 1e9
-
-
-class Idleness:
-    """For how long next to nothing has been done here."""
-
-    def __init__(self) -> None:
-        self._since, self._before = time.monotonic(), Work.so_far()
-
-    def seconds(self) -> float:
-        elapsed, now = time.monotonic() - self._since, Work.so_far()
-        if not now.is_next_to_nothing_since(self._before, elapsed):
-            self._since, self._before = time.monotonic(), now
-            return 0.0
-        return elapsed
-
-
 def wait_for(
     ready: threading.Condition, has_come: Callable[[], bool], process: Process, later: Sequence[Process]
 ) -> None:
-    """Until ``has_come``, asked under ``ready``. Raises where the setup of ``process``, which is going on, waits for
-    one of ``later``.
+    """Until ``has_come``, asked under ``ready``. Says where the setup of ``process``, which is going on, stands when it
+    lasts and others come after it: it may wait for one of them.
     """
-    idleness: Idleness | None = None  # looked at only where a setup lasts: a look takes ten milliseconds
     with ready:
-        while not has_come():
-            if ready.wait(IDLE_SECONDS / LOOKS) or not later:
-                continue
-            idleness = idleness or Idleness()
-            if idleness.seconds() >= IDLE_SECONDS:
-                raise waits_for_others(process.label, process.thread, [p.label for p in later])
+        if later and not ready.wait_for(has_come, TOLD_AFTER_SECONDS):
+            logging.getLogger("rlinf_lab").warning(lasting(process.label, process.thread, [p.label for p in later]))
+        ready.wait_for(has_come)
 
 
-def waits_for_others(label: str, thread: int, later: Sequence[str]) -> ExecutorError:
+def lasting(label: str, thread: int, later: Sequence[str]) -> str:
     """``thread``: that of the setup; ``later``: whose setups come after it."""
     frame = sys._current_frames().get(thread)
     where = "" if frame is None else "\n" + "".join(traceback.format_stack(frame))
-    return ExecutorError(
-        f"{label} has waited in its setup() for {IDLE_SECONDS:g} s without doing anything, and the setup of "
-        f"{', '.join(later)} comes after it in the same process: if it waits for that it would do so for ever. Next: "
-        "let "
-        f"ranks meet in a call (self.exchange, RankGroup) instead of in setup(), or give them devices and processes of "
-        f"their own; wait for what others do on other machines before the session, or in the first call.{where}"
+    return (
+        f"{label} has been in its setup() for {TOLD_AFTER_SECONDS:g} s, and the setup of {', '.join(later)} comes "
+        "after it in the same process. Next: nothing, if it loads or downloads something; if it waits for those it "
+        "would do so for ever: let ranks meet in a call (self.exchange, RankGroup) instead of in setup(), or give them "
+        "devices and processes of their own; wait for what others do on other machines before the session, or in the "
+        f"first call.{where}"
     )

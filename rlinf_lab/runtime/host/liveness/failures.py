@@ -34,9 +34,7 @@ def not_understood(here: str, peer: str, error: BaseException) -> ExecutorError:
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
         return ExecutorError(
             f"Host {here} has no memory for a message of {peer}: {error}. Next: smaller items, channels of less "
-            "capacity, publish(bucket_mib=...) for weights, a higher limit for its process (ulimit -v), or fewer "
-            "ranks "
-            f"on its node."
+            "capacity, a higher limit for its process (ulimit -v), or fewer ranks on its node."
         )
     if number in (errno.EMFILE, errno.ENFILE):
         return ExecutorError(

@@ -18,7 +18,6 @@ from rlinf_lab.runtime.host.state import messages
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import Broken, Message
 from rlinf_lab.runtime.host.state.values import Returned
-from rlinf_lab.runtime.transport.cargo import Bucket
 from rlinf_lab.runtime.transport.pickling import unsendable
 
 LAST = Broken.kind  # the message that says so; a process that cannot send even this one has to end
@@ -78,7 +77,7 @@ class Unsent:
         name, version, state = message.name, message.version, message.state
         with self._state.mutex:
             owner = self._owner_of(name)
-        value = state.outgoing.state if isinstance(state, Bucket) else getattr(state, "state", state)
+        value = getattr(state, "state", state)
         error = _told(error, f"Version {version} of the weights {name!r}", value)
         where = f"version {version} of the weights {name!r}, on its way to {to!r}"
         self._post.report(WorkerError.of(owner, 0, "publish", error, where))

@@ -261,12 +261,12 @@ class Announced(Message):
 
 @message("pull")
 class Pull(Message):
-    """A host wants a version, or its bucket of this number. Or asks whether all are whole."""
+    """A host wants a version. Or asks whether the one that it got is whole."""
 
     name: str
     version: int
     asker: str
-    number: int
+    is_seal: bool = False
 
 
 @message("lacks")

@@ -6,7 +6,7 @@ of any call of a later iteration (links keep their order). So a rank that begins
 iterations that had ended when its own began: no question is needed for the bound on staleness to hold. The state itself
 travels from host to host.
 
-    host that pulls ── Pull ──> where it lies: whole, or in buckets ── Pull SEAL ──> was it changed? ──> `Sealed`
+    host that pulls ── Pull ──> where it lies: in one message ── Pull (is_seal) ──> was it changed? ──> `Sealed`
 
 A version that is superseded is kept as long as a call of several ranks has it (`versions`).
 """
@@ -25,35 +25,22 @@ from rlinf_lab.runtime.host.state.messages import Question
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.host.weights.unpublished import Unpublished
 from rlinf_lab.runtime.host.weights.versions import Versions
-from rlinf_lab.runtime.transport.cargo import (
-    SEAL,
-    Arrived,
-    ArrivedWhole,
-    Bucket,
-    Outgoing,
-    Seal,
-    Sealed,
-    Whole,
-    assembled,
-)
+from rlinf_lab.runtime.transport.cargo import ArrivedWhole, Seal, Sealed, Whole
 from rlinf_lab.runtime.transport.unchanged import Unchanged, refusal
 from rlinf_lab.workflow.specs import CallSpec
-from rlinf_lab.workflow.weights import Published, Weights, check_shipping
+from rlinf_lab.workflow.weights import Published, Weights
 
 NEVER = Published(0, None)
 
 
 @dataclass(eq=False)
 class Held:
-    """A version that is here. ``bucket``: where it was published, bytes of a message, or None for one of all;
-    ``whole`` or ``buckets``: how it came, until the first who pulls it has put it together."""
+    """A version that is here. ``whole``: how it came, until the first who pulls it has put it together."""
 
     version: int
     state: Any = None
-    bucket: int | None = None
     unchanged: Unchanged | None = None  # where it was published
     whole: ArrivedWhole | None = None
-    buckets: list[Arrived] | None = None
     opening: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -77,7 +64,6 @@ class Store:
     asked: int = 0  # the version that is on its way, one at a time
     waiters: dict[Process, Wanted] = field(default_factory=dict)
     others: dict[threading.Event, Wanted] = field(default_factory=dict)  # threads that are no rank's
-    buckets: list[Arrived] = field(default_factory=list)  # of the version that is arriving
     unsealed: Held | None = None  # it has come, and may have changed on its way
 
     @property
@@ -123,9 +109,9 @@ class WeightTable:
         self._state, self._control, self._post = state, control, post
         self._stores: dict[str, Store] = {}
         # published in the call that is going on
-        self._unseen: dict[Process, dict[str, list[tuple[Any, int | None, Unchanged]]]] = {}
+        self._unseen: dict[Process, dict[str, list[tuple[Any, Unchanged]]]] = {}
         # by store and host: what is on its way, or came there last
-        self._outgoing: dict[tuple[str, str], Outgoing | Whole] = {}
+        self._outgoing: dict[tuple[str, str], Whole] = {}
         self.unpublished = Unpublished(state, control, post, self)
         self.versions = Versions(state, control, post, self, self.unpublished)
         post.on(messages.Announced, self._announced)
@@ -137,7 +123,7 @@ class WeightTable:
         return self._stores.setdefault(name, Store(name))
 
     # --- called by the ranks' own threads ----------------------------------------------------------------
-    def publish(self, process: Process, name: str, state: Any, bucket: int | None = None) -> int:
+    def publish(self, process: Process, name: str, state: Any) -> int:
         unchanged = Unchanged(state)
         with self._state.mutex:
             store, unseen = self.store(name), self._unseen.setdefault(process, {}).setdefault(name, [])
@@ -151,7 +137,7 @@ class WeightTable:
                     f"{process.label}: weights {name!r} are published by {store.owner!r}. Next: a store of its own, "
                     f"flow.weights(...)."
                 )
-            unseen.append((state, bucket, unchanged))
+            unseen.append((state, unchanged))
             return store.known + len(unseen)
 
     def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
@@ -219,8 +205,6 @@ class WeightTable:
         with held.opening:
             if held.whole is not None:
                 held.state, held.whole = held.whole.open(), None
-            if held.buckets is not None:
-                held.state, held.buckets = assembled(held.buckets).open(), None
             return Published(held.version, held.state)
 
     def _awaited(self, process: Process, store: Store, name: str, wanted: Wanted) -> Held | None:
@@ -287,40 +271,29 @@ class WeightTable:
         waiting = (*store.waiters.values(), *store.others.values())
         wanted = [version for w in waiting if (version := store.first(w.version))]
         if wanted and not store.asked:
-            store.asked = min(wanted)
-            self._next_bucket(name, store, 0)
-
-    def _next_bucket(self, name: str, store: Store, number: int) -> None:
-        if not number:
-            store.buckets, store.unsealed = [], None
-        version = store.buckets[0].version if number else store.asked
-        self._post.say(store.home, messages.Pull(name, version, self._state.name, number))
+            store.asked, store.unsealed = min(wanted), None
+            self._post.say(store.home, messages.Pull(name, store.asked, self._state.name))
 
     def owner(self, name: str) -> str:
         """The worker that publishes."""
         return self.store(name).owner
 
     def _asked(self, message: messages.Pull) -> None:
-        """Another host wants a version, or its next bucket. Or it has all, and asks whether they are whole (`SEAL`)."""
-        name, version, host, number = message.name, message.version, message.asker, message.number
-        store, going = self.store(name), self._outgoing.get((name, host))
-        if not number:
-            held = store.held.get(version) or store.held[max(store.held)]
-            assert held.unchanged is not None, "it was published here"
-            if held.bucket is None:
-                going = Whole(held.version, held.state, held.unchanged)
-            else:
-                going = Outgoing(held.version, held.state, held.bucket, held.unchanged)
-            if isinstance(going, Outgoing) or held.unchanged.knows_any:
-                self._outgoing[name, host] = going
-        elif going is None or going.version != version:  # of a transfer that was broken off
+        """Another host wants a version. Or it has one, and asks whether that is whole."""
+        name, version, host = message.name, message.version, message.asker
+        if message.is_seal:
+            going = self._outgoing.get((name, host))
+            if going is not None and going.version == version:  # else of a transfer that was broken off
+                del self._outgoing[name, host]  # it keeps the state
+                self._post.say(host, messages.WeightsState(name, version, Seal(going)))
             return
-        if number == SEAL:
-            del self._outgoing[name, host]  # it keeps the state
-            self._post.say(host, messages.WeightsState(name, version, Seal(going)))
-        else:
-            part = going if isinstance(going, Whole) else Bucket(going, number)
-            self._post.say(host, messages.WeightsState(name, going.version, part))
+        store = self.store(name)
+        held = store.held.get(version) or store.held[max(store.held)]
+        assert held.unchanged is not None, "it was published here"
+        going = Whole(held.version, held.state, held.unchanged)
+        if held.unchanged.knows_any:
+            self._outgoing[name, host] = going
+        self._post.say(host, messages.WeightsState(name, going.version, going))
 
     def _arrived(self, message: messages.WeightsState) -> None:
         name, version, state = message.name, message.version, message.state
@@ -333,25 +306,12 @@ class WeightTable:
                 error = refusal(state.changed, version, name, store.owner)
                 self._post.report(WorkerError.of(store.owner, 0, "publish", error, what))
                 return
-        elif isinstance(state, ArrivedWhole):
-            held = Held(version, whole=state)
         else:
-            if not state.number:
-                store.buckets = []
-            elif (
-                state.number != len(store.buckets) or state.version != store.buckets[0].version
-            ):  # of a transfer that was broken off
+            held = Held(version, whole=state)
+            if not state.is_sealed:
+                store.unsealed = held
+                self._post.say(store.home, messages.Pull(name, version, self._state.name, is_seal=True))
                 return
-            store.buckets.append(state)
-            if state.number + 1 < state.total:
-                self._next_bucket(name, store, state.number + 1)
-                return
-            buckets, store.buckets = store.buckets, []
-            held = Held(version, buckets=buckets)
-        if not isinstance(state, Sealed) and not state.is_sealed:
-            store.unsealed = held
-            self._post.say(store.home, messages.Pull(name, version, self._state.name, SEAL))
-            return
         store.asked, store.unsealed = 0, None
         self._take(store, held)
         self._serve(name, store)
@@ -383,11 +343,9 @@ class WeightsPort(Weights):
         self._table, self._process, self._call = table, process, call
         self._pulled: dict[int, Published] = {}  # by what was asked for
 
-    def publish(self, state: Any, *, bucket_mib: float | None = None) -> int:
+    def publish(self, state: Any) -> int:
         self._refuse_out_of_turn()
-        check_shipping(self, bucket_mib)
-        bucket = None if bucket_mib is None else int(bucket_mib * 2**20)
-        return self._table.publish(self._process, self.name, state, bucket)
+        return self._table.publish(self._process, self.name, state)
 
     def pull(self, at_least: int = 0) -> Published:
         self._refuse_out_of_turn()
