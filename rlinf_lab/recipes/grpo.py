@@ -462,7 +462,8 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     state (and ``rollouts``, where answers go on in the next iteration: a part of the state from which `build` goes on), ``"state"`` the learner's state, ``"evaluate"`` mean reward and length on 1,000 problems of the test split.
     """
     task = config.task()
-    model = starting_model(config, task)
+    # What goes on has all weights; the model it began with is needed only to stay near to.
+    model = config.language_model() if state is not None and not config.kl_coef else starting_model(config, task)
     flow = Workflow("grpo")
     asked = flow.channel("asked", capacity=None)
     # What dynamic sampling does not need any more is discarded on its way.
