@@ -7,11 +7,11 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sessions import until
 
 from rlinf_lab.runtime.executors import child, multi_process
 from rlinf_lab.runtime.host.host import Host
@@ -154,10 +154,7 @@ def test_ctrl_c_while_the_program_ends_is_quiet_and_leaves_nothing_behind(execut
     assert err == ""
     left = [int(pid) for pid in out.split()]
     assert bool(left) == (executor == "processes")
-    late = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left):
-        assert time.monotonic() < late, left
-        time.sleep(0.05)
+    until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left))
 
 
 def test_a_driver_that_is_killed_takes_who_holds_the_interpreters_lock_with_it(ends: Ends) -> None:
