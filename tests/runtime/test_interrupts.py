@@ -56,6 +56,9 @@ def chain() -> tuple[Workflow, ExecutionPlan]:
     return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "between": [0], "sink": [1]})
 
 
+every_third = pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])  # line: a few seconds for each third
+
+
 class Lines:
     """Counts the lines of the toolkit that this thread executes, and interrupts it at one of them."""
 
@@ -84,7 +87,8 @@ class Lines:
             sys.settrace(before)
 
 
-def test_a_step_may_be_interrupted_at_any_line() -> None:
+@every_third
+def test_a_step_may_be_interrupted_at_any_line(first: int) -> None:
     assert threading.current_thread() is threading.main_thread(), "only the main thread is interrupted"
     flow, plan = chain()
     with session(flow, plan) as s:
@@ -93,7 +97,7 @@ def test_a_step_may_be_interrupted_at_any_line() -> None:
         with lines.watching():
             s.step()
         assert lines.count > 100
-        for at in range(1, lines.count + 1):
+        for at in range(first, lines.count + 1, 3):
             lines = Lines(at)
             with contextlib.suppress(KeyboardInterrupt), lines.watching():
                 s.step()
@@ -138,7 +142,8 @@ def test_a_run_whose_dashboard_was_interrupted_is_stopped(monkeypatch: pytest.Mo
             assert not thread.is_alive()
 
 
-def test_submitting_may_be_interrupted_at_any_line() -> None:
+@every_third
+def test_submitting_may_be_interrupted_at_any_line(first: int) -> None:
     flow, plan = chain()
     with session(flow, dataclasses.replace(plan, staleness=1)) as s:
 
@@ -151,7 +156,7 @@ def test_submitting_may_be_interrupted_at_any_line() -> None:
         with lines.watching():
             two()
         assert lines.count > 200
-        for at in range(1, lines.count + 1, 3):
+        for at in range(2 * first - 1, lines.count + 1, 6):
             lines = Lines(at)
             with contextlib.suppress(KeyboardInterrupt), lines.watching():
                 two()

@@ -81,12 +81,8 @@ def ends(tmp_path: Path) -> Ends:
     return program
 
 
-def test_a_worker_that_computes_in_torch_does_not_take_the_program_down(ends: Ends) -> None:
-    assert ends("run = main(Computes, 'local')") == (0, "closed\n", "")
-
-
-@pytest.mark.parametrize("last", [*(pytest.param(last, marks=pytest.mark.long) for last in ("run.pause(); time.sleep(0.3)", "del run")), "sys.exit(3)"])
-def test_however_it_ends(last: str, ends: Ends) -> None:
+@pytest.mark.parametrize("last", [*(pytest.param(last, marks=pytest.mark.long) for last in ("", "run.pause(); time.sleep(0.3)", "del run")), "sys.exit(3)"])
+def test_a_worker_that_computes_in_torch_does_not_take_the_program_down_however_it_ends(last: str, ends: Ends) -> None:
     assert ends(f"run = main(Computes, 'local')\n{last}") == (3 if "exit" in last else 0, "closed\n", "")
 
 
