@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
-from flows import DEVICES, cell_flow
+from flows import DEVICES, Numbers, cell_flow
 from sessions import both, opened
 
 from rlinf_lab.errors import ExecutorError, PlanError, UnknownNameError, WorkerError, WorkflowError
@@ -22,12 +22,6 @@ from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 PLACES = 4
-
-
-class Source(Worker):
-    def produce(self, items: int, out: Outbox) -> None:
-        for i in range(items):
-            out.put(i)
 
 
 class Doubles(Worker):
@@ -66,11 +60,11 @@ class Sink(Worker):
 def flow_of(seconds: float = 0.0, capacity: int | None = 4) -> Workflow:
     flow = Workflow("elastic")
     numbers, doubled = flow.channel("numbers", capacity=capacity), flow.channel("doubled", capacity=capacity)
-    source, doubles, sink = flow.worker(Source, name="source"), flow.worker(Doubles, seconds, name="doubles"), flow.worker(Sink, name="sink")
+    source, doubles, sink = flow.worker(Numbers, name="source"), flow.worker(Doubles, seconds, name="doubles"), flow.worker(Sink, name="sink")
 
     @flow.iteration
     def iteration(items: int = 1) -> Any:
-        source.produce(items, numbers)
+        source.make(items, numbers)
         doubles.convert(numbers, doubled)
         return {"items": sink.consume(doubled), "who": doubles.who()}
 

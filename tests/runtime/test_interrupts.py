@@ -13,6 +13,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+from flows import Numbers
 
 import rlinf_lab
 from rlinf_lab import notebook
@@ -20,37 +21,24 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.threads import main_thread_guard as served
 from rlinf_lab.runtime.threads.main_thread_guard import Servant, Task
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 HERE = str(Path(rlinf_lab.__file__).parent)
 
 
-class Source(Worker):
-    def make(self, n: int, out: Outbox) -> int:
-        for i in range(n):
-            out.put(i)
-        return n
-
-
-class Sink(Worker):
-    def take(self, inbox: Inbox) -> int:
-        return sum(len(batch) for batch in inbox)
-
-
 def chain() -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("chain")
     first, second, third = flow.channel("first", capacity=4), flow.channel("second", capacity=4), flow.channel("third", capacity=2)
-    source, sink = flow.worker(Source, name="source"), flow.worker(Sink, name="sink")
+    source, sink = flow.worker(Numbers, name="source"), flow.worker(Numbers, name="sink")
     between = flow.worker(lambda batch: batch, name="between")
 
     @flow.iteration
     def iteration() -> Any:
         made = source.make(6, first)
         between(first, second)
-        taken = sink.take(second)
+        taken = sink.count(second)
         third.put_all(range(6))
-        own = sink.take(third)
+        own = sink.count(third)
         return made.wait(), taken.wait(), own.wait()
 
     return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "between": [0], "sink": [1]})
