@@ -59,15 +59,6 @@ def test_the_fastest_round_trip_makes_the_bound_and_a_slow_one_does_no_harm() ->
     assert offset.at(now + 10 * SECOND)[1] == pytest.approx(bound + 10 * SECOND * DRIFT_PPM * 1e-6, abs=2), "nobody asks: it grows"
 
 
-def test_a_clock_that_was_set_is_believed_anew() -> None:
-    offset = ClockOffset()
-    offset.heard(0, 7_000, 1_000)
-    offset.heard(2_000, 90_007_000, 3_000)
-    assert offset.jumps == 1
-    found, bound = offset.at(3_000)
-    assert bound < 1_000 and abs(found - (2_500 - 90_007_000)) <= bound
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(-10 * SECOND, 10 * SECOND), st.floats(0, DRIFT_PPM))
 def test_spans_of_a_drifting_clock_keep_their_order_and_are_as_near_as_told(seed: int, skew: int, ppm: float) -> None:
