@@ -26,9 +26,6 @@ class FakeClock:
     def at(self, ours: int) -> int:
         return round(float(np.interp(ours, self.ours, self.theirs)))
 
-    def inverse(self, theirs: int) -> int:
-        return round(float(np.interp(theirs, self.theirs, self.ours)))
-
 
 def ask(offset: ClockOffset, clock: FakeClock, now: int, there: int, back: int) -> int:
     """A round trip; returns when it was over."""
