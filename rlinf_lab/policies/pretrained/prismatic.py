@@ -155,7 +155,7 @@ def load_prismatic(folder: Path, dtype: torch.dtype) -> tuple[Prismatic, dict[st
     told = [config.get("timm_model_ids"), config.get("image_sizes"), config.get("timm_override_act_layers"), pixels.get("tvf_normalize_params")]
     ids, sides, acts, scales = lists = [x if isinstance(x, list) else [] for x in told]
     if {len(x) for x in lists} not in ({1}, {2}) or any(side != sides[0] for side in sides) or not isinstance(sides[0], int):
-        raise _bad(folder, f"config.json and preprocessor_config.json describe no one or two towers of one size, but {shown(told, 200)}")
+        raise _bad(folder, f"config.json and preprocessor_config.json do not describe one or two towers of one size: {shown(told, 200)}")
     text = dict(config.get("text_config") or {})
     if text.pop("model_type", None) != "llama":
         raise _bad(folder, f"its language model is {shown(config.get('text_config'))}, and Llama is read here")
