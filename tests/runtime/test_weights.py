@@ -21,7 +21,8 @@ from rlinf_lab.errors import DeadlockError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.state.messages import Pull
-from rlinf_lab.runtime.host.weights.weights import Store, WeightTable
+from rlinf_lab.runtime.host.weights.stores import Store
+from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.threads.clocks import MockClock

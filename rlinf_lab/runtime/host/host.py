@@ -76,7 +76,7 @@ class Host:
         far = FarReaders(state, control, post, credits)
         unwanted = self._unwanted = Unwanted(state, control, post, credits, meetings)
         ends = ChannelEnds(state, control, post, credits, far, unwanted)
-        self.ports = Ports(layout, ends, meetings)
+        self.ports = Ports(layout, ends, meetings.refuse_within)
         self.weights = WeightTable(state, control, post)
         self.values = Values(state, control, post, unwanted)
         arguments = Arguments(state, self.ports, self.weights, self.values)
@@ -98,8 +98,8 @@ class Host:
             exchange,
         )
         self.loop = Loop(state, control, post, calls, ends) if state.is_driver else None
-        self._waits = Waits(state, meetings, None if self.loop is None else self.loop.under_way)
-        self._relief = Relief(state, control, post, unwanted, self._waits)
+        self._waits = Waits(state, meetings.missing, None if self.loop is None else self.loop.under_way.labels)
+        self._relief = Relief(state, control, post, unwanted.indices, self._waits)
         if self.loop is not None:
             Connections(state, post)
             self._watch = Watch(state, post, self._relief, self._waits, self.loop)

@@ -8,6 +8,7 @@ is under way could publish. Elsewhere `liveness.deadlock_watch` tells, when noth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rlinf_lab.errors import DeadlockError
@@ -15,22 +16,7 @@ from rlinf_lab.planning.plan.wait_graph import Wait
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
-
-
-class Known(Protocol):
-    """One store of weights as one host knows it; see `weights.Store`."""
-
-    @property
-    def known(self) -> int: ...
-    @property
-    def owner(self) -> str: ...
-    def say_what_is_there(self, process: Process, name: str, wanted: int) -> None: ...
-
-
-class Stores(Protocol):
-    """By the name of the weights."""
-
-    def store(self, name: str) -> Known: ...
+from rlinf_lab.runtime.host.weights.stores import Store
 
 
 class Driver(Protocol):
@@ -44,10 +30,12 @@ class Driver(Protocol):
 
 
 class Unpublished:
-    """Of one host; under its mutex. ``driver``: at the driver's."""
+    """Of one host; under its mutex. ``store``: by the name of the weights; ``driver``: at the driver's."""
 
-    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post, stores: Stores) -> None:
-        self._state, self._control, self._post, self._stores = state, control, post, stores
+    def __init__(
+        self, state: HostState, control: parts.RankControl, post: parts.Post, store: Callable[[str], Store]
+    ) -> None:
+        self._state, self._control, self._post, self._store = state, control, post, store
         self._lacking: dict[tuple[int, str, int], messages.Lacks] = {}
         self.driver: Driver | None = None
         post.on(messages.Lacks, self._asked)
@@ -68,7 +56,7 @@ class Unpublished:
         """Something has ended, or the loop begins to wait."""
         for who, lack in list(self._lacking.items()):
             assert self.driver is not None
-            users, store = self.driver.users(lack.name), self._stores.store(lack.name)
+            users, store = self.driver.users(lack.name), self._store(lack.name)
             if who not in users or store.known >= lack.version:
                 del self._lacking[who]
                 continue
@@ -86,7 +74,7 @@ class Unpublished:
     # --- at the rank's host ----------------------------------------------------------------------------------
     def _interrupt(self, message: messages.NeverComes) -> None:
         call_id, worker, rank = message.who
-        process, store = self._state.members[worker, rank], self._stores.store(message.name)
+        process, store = self._state.members[worker, rank], self._store(message.name)
         waits_for = process.waits_outside if process.ordering else process.waits_for
         if process.call is None or process.call.call_id != call_id or waits_for != "value":
             return
