@@ -74,7 +74,7 @@ class Host:
         meetings = Meetings(state, control, post)
         credits = Credits(state, control, post)
         far = FarReaders(state, control, post, credits)
-        unwanted = self._unwanted = Unwanted(state, control, post, credits, meetings)
+        unwanted = self._unwanted = Unwanted(state, control, post, credits, meetings.waiting, meetings.may_meet)
         ends = ChannelEnds(state, control, post, credits, far, unwanted)
         self.ports = Ports(layout, ends, meetings.refuse_within)
         self.weights = WeightTable(state, control, post)
@@ -104,7 +104,8 @@ class Host:
             Connections(state, post)
             self._watch = Watch(state, post, self._relief, self._waits, self.loop)
             self.loop.watch_reset = self._watch.reset
-            self.weights.unpublished.driver = self.loop.waiting
+            self.weights.unpublished.users = self.loop.under_way.users
+            self.weights.unpublished.waits_for_end_of = self.loop.waiting.waits_for_end_of
             self.loop.waiting.on_look = self.weights.unpublished.look
         post.on_failure(Unsent(state, post, lambda weights: self.weights.store(weights).owner).replace)
         post.on(messages.Retire, self._retire)

@@ -9,7 +9,6 @@ is under way could publish. Elsewhere `liveness.deadlock_watch` tells, when noth
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from rlinf_lab.errors import DeadlockError
 from rlinf_lab.planning.plan.wait_graph import Wait
@@ -19,25 +18,20 @@ from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.host.weights.stores import Store
 
 
-class Driver(Protocol):
-    """What the driver's loop knows, under its mutex."""
-
-    def waits_for_end_of(self, iteration: int) -> bool:
-        """Nothing is called before this iteration is over."""
-
-    def users(self, weights: str) -> set[tuple[int, str, int]]:
-        """Calls under way that are given these weights: (call, worker, rank)."""
-
-
 class Unpublished:
-    """Of one host; under its mutex. ``store``: by the name of the weights; ``driver``: at the driver's."""
+    """Of one host; under its mutex. ``store``: by the name of the weights.
+
+    At the driver's host what the loop knows: ``users(weights)``, calls under way that are given these, (call, worker,
+    rank); ``waits_for_end_of(iteration)``, nothing is called before this one is over.
+    """
 
     def __init__(
         self, state: HostState, control: parts.RankControl, post: parts.Post, store: Callable[[str], Store]
     ) -> None:
         self._state, self._control, self._post, self._store = state, control, post, store
         self._lacking: dict[tuple[int, str, int], messages.Lacks] = {}
-        self.driver: Driver | None = None
+        self.users: Callable[[str], set[tuple[int, str, int]]] = lambda weights: set()
+        self.waits_for_end_of: Callable[[int], bool] = bool
         post.on(messages.Lacks, self._asked)
         post.on(messages.NeverComes, self._interrupt)
 
@@ -55,14 +49,13 @@ class Unpublished:
     def look(self) -> None:
         """Something has ended, or the loop begins to wait."""
         for who, lack in list(self._lacking.items()):
-            assert self.driver is not None
-            users, store = self.driver.users(lack.name), self._store(lack.name)
+            users, store = self.users(lack.name), self._store(lack.name)
             if who not in users or store.known >= lack.version:
                 del self._lacking[who]
                 continue
             publishers = [u for u in users if not u[2] and u[1] == (store.owner or u[1])]
             others = [u for u in publishers if not self._waits(u, lack.name)]
-            if not others and self.driver.waits_for_end_of(lack.iteration):
+            if not others and self.waits_for_end_of(lack.iteration):
                 del self._lacking[who]
                 self._post.tell(lack.host, messages.NeverComes(who, lack.name, lack.version))
 
