@@ -1,4 +1,4 @@
-"""The shell's way in: ``rlinf-lab train``, ``evaluate``, ``runs``, ``compare``, ``demo``, ``doctor``, ``plan``, ``simulate``, ``trace``."""
+"""The shell's way in: ``rlinf-lab train``, ``resume``, ``evaluate``, ``runs``, ``compare``, ``demo``, ``doctor``, ``plan``, ``simulate``, ``trace``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import tyro
 
 from rlinf_lab.demo import DemoConfig
 from rlinf_lab.errors import RlinfLabError, UnknownNameError
-from rlinf_lab.experiment_commands import Compare, Evaluate, ListRuns, Train
+from rlinf_lab.experiment_commands import Compare, Evaluate, ListRuns, Resume, Train, in_shell
+from rlinf_lab.experiment_commands import resume as resume_by_flags
 from rlinf_lab.experiment_commands import train as train_by_flags
 from rlinf_lab.planning_commands import PlanCommand, SimulateCommand, in_flags
 
@@ -55,6 +56,7 @@ class Trace:
 
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[ListRuns, tyro.conf.subcommand("runs")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
@@ -68,7 +70,8 @@ Command = (
 
 #: Of each command, one that is complete.
 EXAMPLES = {
-    "train": "rlinf-lab train ppo CartPole-v1 --total-timesteps 100000", "evaluate": "rlinf-lab evaluate runs/cartpole",
+    "train": "rlinf-lab train ppo CartPole-v1 --total-timesteps 100000",
+    "resume": "rlinf-lab resume runs/cartpole --total-timesteps 200000", "evaluate": "rlinf-lab evaluate runs/cartpole",
     "runs": "rlinf-lab runs", "compare": "rlinf-lab compare runs/one runs/other",
     "demo": "rlinf-lab demo", "doctor": "rlinf-lab doctor", "trace": "rlinf-lab trace run.parquet",
     "plan": "rlinf-lab plan --profile profile.json --devices 64", "simulate": "rlinf-lab simulate --profile profile.json --devices 64",
@@ -82,11 +85,12 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     command: Any = None
     try:
-        if given[:1] == ["train"] and any(not a.startswith("-") for a in given[1:]):
-            return train_by_flags(given[1:])  # its flags are those of the algorithm
+        if given[:1] in (["train"], ["resume"]) and any(not a.startswith("-") for a in given[1:]):
+            by_flags = train_by_flags if given[0] == "train" else resume_by_flags
+            return by_flags(given[1:])  # its flags are those of the algorithm
         command = tyro.cli(Command, prog="rlinf-lab", args=given)
     except RlinfLabError as error:
-        print(f"rlinf-lab: {error}", file=sys.stderr)
+        print(f"rlinf-lab: {in_shell(str(error))}", file=sys.stderr)
         return 2
     except SystemExit as ended:
         if ended.code:  # what is wrong has been said; 0: somebody asked for help
@@ -101,7 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
             return command.run()
         return demo(command) if isinstance(command, Demo) else doctor(command) if isinstance(command, Doctor) else trace(command)
     except RlinfLabError as error:
-        print(f"rlinf-lab: {in_flags(str(error)) if isinstance(command, PlanCommand) else error}", file=sys.stderr)
+        words = in_flags if isinstance(command, PlanCommand) else in_shell
+        print(f"rlinf-lab: {words(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # whoever reads the output has seen enough (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there

@@ -33,6 +33,16 @@ def said(error: BaseException) -> str:
         return f"<{type(error).__name__}, whose str raises {type(problem).__name__}>"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def article(noun: str) -> str:
+    """``a list``, ``an int``."""
+    return f"{'an' if noun[:1].lower() in {*'aeiou'} else 'a'} {noun}"
+
+
 def renamed(**names: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Decorator: an argument by the name that it had before is refused, and the new name said. ``names``: old to new."""
 

@@ -1,17 +1,14 @@
-"""``rlinf-lab train``, ``evaluate``, ``runs`` and ``compare``: the front door from a shell.
+"""``rlinf-lab train``, ``resume``, ``evaluate``, ``runs`` and ``compare``: the front door from a shell.
 
 The flags of ``train`` are the fields of the algorithm's configuration, with their docstrings and defaults: they are read when the algorithm is known.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
+import re
 import sys
-import textwrap
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +16,9 @@ from typing import Annotated, Any
 import tyro
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.recipes.described import default_of, field_docs, summary
 
+BEFORE = "as the run was begun"
 PLAIN = (int, float, bool, str)
 SHELL = ("eval_every", "eval_episodes", "eval_seed", "checkpoint_minutes", "keep_checkpoints", "checkpoint_on_sigterm", "loggers")  # options that flags can say
 
@@ -29,10 +28,18 @@ class Train:
     """Train a policy: ``rlinf-lab train ppo CartPole-v1 --total-timesteps 100000``; its flags: ``rlinf-lab train ppo --help``."""
 
     algorithm: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGORITHM")]
-    """clone, dagger, grpo, ppo, rlpd, sac or td3"""
+    """clone, dagger, grpo, ppo, rlpd, sac or td3; for tasks of language grpo, ppo, dapo, dr_grpo, reinforce++ or rloo"""
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """an environment's id, such as CartPole-v1, or a task of language, such as reasoning/sorting"""
+    """an environment's id, such as CartPole-v1, or a task of language, such as reasoning/sorting or problems.jsonl"""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run from its folder: ``rlinf-lab resume runs/cartpole --total-timesteps 200000``; its flags are those of ``train``."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """of the run"""
 
 
 @dataclass(frozen=True)
@@ -108,45 +115,98 @@ def train(arguments: list[str]) -> int:
     if named is None:
         tyro.cli(Train, prog="rlinf-lab train", args=arguments)
         return 2
-    found = recipe.find(named)
+    after = arguments.index(named) + 1
+    env = next((a for a in arguments[after : after + 1] if not a.startswith("-")), None)  # it decides between two of one name
+    found = recipe.find(named, env)
+    settings = _settings(found, arguments, named, "train", flags_of(found))
+    return _waited(starting.train(found, settings.pop("env"), **settings))
+
+
+def resume(arguments: list[str]) -> int:
+    """What stands behind ``rlinf-lab resume``, as `train`."""
+    from rlinf_lab.experiments import starting
+    from rlinf_lab.experiments.storage.folder import RunFolder
+
+    named = next((a for a in arguments if not a.startswith("-")), None)
+    if named is None:
+        tyro.cli(Resume, prog="rlinf-lab resume", args=arguments)
+        return 2
+    found = RunFolder(named).recipe()
+    return _waited(starting.resume(named, **_settings(found, arguments, named, "resume", flags_of(found, anew=False))))
+
+
+def _settings(recipe: Any, arguments: list[str], named: str, command: str, flags: type[Any]) -> dict[str, Any]:
+    """What the flags say, as keywords of `train` and `resume`. ``named``: the argument that said which flags there are."""
     rest = list(arguments)
     rest.remove(named)
-    flags = tyro.cli(flags_of(found), prog=f"rlinf-lab train {named}", args=rest, description=inspect.getdoc(found.config))
-    given = {f.name: value for f in dataclasses.fields(flags) if (value := getattr(flags, f.name)) is not None}
+    found = tyro.cli(flags, prog=f"rlinf-lab {command} {named}", args=rest, description=summary(recipe.config))
+    given = {f.name: value for f in dataclasses.fields(found) if (value := getattr(found, f.name)) is not None}
     settings = {name: parsed(name, value) for name, value in given.items()}
     until = {goal: settings.pop(f"until_{goal}") for goal in ("return", "success_rate", "hours", "patience") if f"until_{goal}" in settings}
-    if until:
-        settings["until"] = until
-    run = starting.train(found, settings.pop("env"), **settings)
+    return settings | ({"until": until} if until else {})
+
+
+def _waited(run: Any) -> int:
+    """The exit status of a run that goes on until its end."""
     try:
         run.wait()
     except KeyboardInterrupt:
-        print(f"interrupted; {run.folder} is kept. Next: rlinf-lab evaluate {run.folder}", file=sys.stderr)
+        print(f"interrupted; {run.folder} is kept. Next: rlinf-lab resume {run.folder}", file=sys.stderr)
         return 130
     print(f"Next: rlinf-lab evaluate {run.folder}")  # what became of it stands where its progress stood
     return 0
 
 
-def flags_of(recipe: Any) -> type[Any]:
-    """A dataclass with a flag for each setting; None: as the recipe, or its preset for the environment, has it."""
+# --- words ----------------------------------------------------------------------------------------------------------------
+_CALL = re.compile(r"\blab\.(train|resume|runs|compare)\(([^()]*)\)")
+_SAID = r"('[^']*'|[^\s,;()]*[^\s,;.()])"
+
+
+def in_shell(said: str) -> str:
+    """What an error says to whoever programs, in the words of a shell: ``lab.runs()`` is ``rlinf-lab runs``, ``gamma=0.9`` is ``--gamma 0.9``."""
+    said = re.sub(rf"^train\((\w+)={_SAID}\)", lambda found: _as_flag(*found.groups()), said)
+    said = re.sub(r"\b[A-Z]\w*Config\.(\w+)(?= is )", lambda found: _as_flag(found[1]), said)
+    said = _CALL.sub(lambda found: _command(*found.groups()) or found[0], said)
+    return re.sub(rf"(?<=Next: )(\w+)={_SAID}", lambda found: _as_flag(*found.groups()), said)
+
+
+def _command(name: str, arguments: str) -> str:
+    """A call as a command; "" where an argument is an object of a program."""
+    words = [f"rlinf-lab {name}"]
+    for argument in filter(None, (part.strip() for part in arguments.split(","))):
+        keyword, equals, value = argument.rpartition("=")
+        if not re.fullmatch(r"'[^']*'|[\d_.e+-]+|\.\.\.", value):
+            return ""
+        words.append(_as_flag(keyword, value) if equals else value.strip("'"))
+    return " ".join(words)
+
+
+def _as_flag(name: str, value: str = "") -> str:
+    return f"--{name.replace('_', '-')} {re.sub(r'(?<=[0-9])_(?=[0-9])', '', value).strip(chr(39))}".rstrip()
+
+
+def flags_of(recipe: Any, anew: bool = True) -> type[Any]:
+    """A dataclass with a flag for each setting; None: as the recipe, or its preset for the environment, has it. ``anew``: of a run that begins."""
     from rlinf_lab.experiments.options import Options
 
-    made: list[tuple[str, Any, Any]] = [("env", Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="an environment's id, such as CartPole-v1")])]  # type: ignore[list-item]
-    made.append(_flag("total_timesteps", int, "environment steps over all environments", "as the preset has it"))
+    env: Any = ("env", Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="an environment's id, such as CartPole-v1")])
+    made: list[tuple[str, Any, Any]] = [env] if anew else []
+    made.append(_flag("total_timesteps", int, "environment steps over all environments", "as the preset has it" if anew else BEFORE))
     docs, hints = field_docs(recipe.config), typing.get_type_hints(recipe.config)
     for name, field in recipe.fields.items():
         kind = flag_type(hints[name])
         if kind is not None and name not in ("env", "total_timesteps"):
-            made.append(_flag(name, kind, docs.get(name, ""), _default(field)))
+            made.append(_flag(name, kind, docs.get(name, ""), default_of(field) if anew else BEFORE))
     docs, hints = field_docs(Options), typing.get_type_hints(Options)
     for field in dataclasses.fields(Options):
         if field.name in SHELL:
             kind = tuple[str, ...] if field.name == "loggers" else flag_type(hints[field.name]) or int
-            made.append(_flag(field.name, kind, docs[field.name], _default(field)))
+            made.append(_flag(field.name, kind, docs[field.name], default_of(field)))
     for goal, meaning in {"return": "mean return of an episode", "success_rate": "share of successes, 0 to 1", "hours": "wall clock",
                           "patience": "looks without a better return"}.items():  # fmt: skip
         made.append(_flag(f"until_{goal}", float, f"end as soon as it is reached: {meaning}", "none"))
-    made.append(_flag("folder", str, "where the run is kept", "a new one in runs/"))
+    if anew:
+        made.append(_flag("folder", str, "where the run is kept", "a new one in runs/"))
     made.append(_flag("executor", str, '"local" (threads), "processes" or "ray"', "by the plan"))
     return dataclasses.make_dataclass("Flags", made, frozen=True)
 
@@ -156,12 +216,6 @@ def _flag(name: str, kind: Any, text: str, default: str) -> tuple[str, Any, Any]
     what = getattr(kind, "__name__", "text").upper() if kind in PLAIN else None
     told = tyro.conf.arg(help=said, metavar=what, help_behavior_hint=f"(default: {default})")
     return name, Annotated[kind | None, told], dataclasses.field(default=None)
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
-        return str(field.default)
-    return repr(field.default_factory()) if field.default_factory is not dataclasses.MISSING else "none"
 
 
 def flag_type(hint: Any) -> Any:
@@ -193,20 +247,3 @@ def parsed(name: str, value: Any) -> Any:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: numbers. Next: 'linear(1e-3, 1e-4)'.") from error
     return value
-
-
-def field_docs(cls: type[Any]) -> Mapping[str, str]:
-    """The string under each field of a dataclass, those of its bases, too."""
-    found: dict[str, str] = {}
-    for part in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(part):
-            continue
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
-        except (OSError, TypeError, SyntaxError):  # made without a file
-            continue
-        assert isinstance(body, ast.ClassDef)
-        for field, text in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[field.target.id] = str(text.value.value)
-    return found

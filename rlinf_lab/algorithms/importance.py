@@ -31,7 +31,8 @@ def mismatch(trainer_log_prob: Tensor, sampler_log_prob: Tensor, mask: Tensor | 
     """How far sampler and trainer disagree about the same tokens, as scalars.
 
     ``mismatch_kl``: KL(sampler || trainer) in nats a token (k3, never negative); ``mismatch_max``: largest difference
-    of a log-probability; ``mismatch_truncated``: share of tokens whose weight reached the cap.
+    of a log-probability; ``mismatch_truncated``: share of tokens whose weight reached the cap. Source: Yao et al. (2025),
+    as above.
     """
     gap = trainer_log_prob - sampler_log_prob
     if mask is not None:

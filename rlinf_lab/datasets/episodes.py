@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.trees import Tree, leaves, map_tree, named_leaves
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Episode:
         end = "terminated" if self.terminated else "truncated" if self.truncated else "cut"
         success = "" if self.success is None else f", {'success' if self.success else 'no success'}"
         seed = "" if self.seed is None else f", seed {self.seed}"
-        return f"Episode({len(self)} steps, {end}, return {self.return_:.4g}{success}{seed})"
+        return f"Episode({counted(len(self), 'step')}, {end}, return {self.return_:.4g}{success}{seed})"
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class EpisodeSource(ABC, Sequence[Episode]):
     def __repr__(self) -> str:
         of = self.spec.env or "no environment"
         by = f", by {self.spec.by}" if self.spec.by else ""
-        return f"{type(self).__name__}({len(self)} episodes, {self.steps} steps of {of}{by})"
+        return f"{type(self).__name__}({counted(len(self), 'episode')}, {counted(self.steps, 'step')} of {of}{by})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

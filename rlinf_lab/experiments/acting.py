@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, counted
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts, play
 from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.trees import leaves, map_tree, rows
@@ -95,6 +95,8 @@ class TrainedPolicy:
         """To the range of the environment's own actions; None where it is no gymnasium environment."""
         factory = self.config.factory
         stock = {"runner": "loop"} if "loop" in factory.runners() else {}  # others do not hold gymnasium's environments
+        if factory.size is not None:
+            return Native(factory.given.single_action_space)
         env = factory(1, self.config.max_episode_steps, **stock)
         try:
             single = getattr(next(iter(getattr(env, "envs", ())), None), "env", None)
@@ -113,7 +115,7 @@ class TrainedPolicy:
         factory, steps = self.config.factory, self.config.max_episode_steps
         is_endless = steps is None and factory.spec().max_episode_steps is None
         found = play(
-            lambda n: factory(n, LONGEST if is_endless else steps),
+            lambda n: factory(factory.size or n, LONGEST if is_endless else steps),
             self._greedy,
             episodes,
             first,
@@ -128,7 +130,7 @@ class TrainedPolicy:
         return found
 
     def __repr__(self) -> str:
-        return f"TrainedPolicy({self.config.factory.id!r}, after {self.version} updates)"
+        return f"TrainedPolicy({self.config.factory.id!r}, after {counted(self.version, 'update')})"
 
 
 def _first_shape(space: Any) -> tuple[int, ...]:

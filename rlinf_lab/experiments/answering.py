@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts
 from rlinf_lab.generation import Completion, Generator, Request, SamplingParams, generator
 from rlinf_lab.policies.weights import PolicyWeights
@@ -64,4 +64,4 @@ class TrainedModel:
         return [found[request.id] for request in requests]
 
     def __repr__(self) -> str:
-        return f"TrainedModel({self.config.factory.id!r}, after {self.version} updates)"
+        return f"TrainedModel({self.config.factory.id!r}, after {counted(self.version, 'update')})"

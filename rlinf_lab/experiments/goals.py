@@ -76,7 +76,7 @@ class Watch:
             if name in self.goals and (found := self._value(row, name)) is not None and found >= self.goals[name]:
                 self.reason = f"{name} {found:.4g} ≥ {self.goals[name]:g}"
         if "hours" in self.goals and (hours := (time.monotonic() - self._began) / 3600) >= self.goals["hours"]:
-            self.reason = f"{hours:.3g} hours have passed"
+            self.reason = f"{hours:.3g} h have passed"
         if "patience" in self.goals and self._is_tired(row):
             self.reason = f"no better return in {self._since} looks"
         return bool(self.reason)

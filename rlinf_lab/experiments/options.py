@@ -10,9 +10,11 @@ from typing import Any
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.experiments.goals import Until
+from rlinf_lab.recipes.described import described
 from rlinf_lab.workflow.quantities import logged
 
 
+@described
 @dataclass(frozen=True)
 class Options:
     """How a run is watched, evaluated, ended and kept. `ConfigError` names what cannot work."""

@@ -32,7 +32,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -40,6 +41,7 @@ from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, shown
 from rlinf_lab.experiments.acting import TrainedPolicy
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies.weights import PolicyWeights
+from rlinf_lab.tasks.registry import is_task
 from rlinf_lab.tasks.task import Task
 from rlinf_lab.vecenv import environment
 from rlinf_lab.workflow.workflow import Workflow
@@ -57,6 +59,9 @@ HOMES = {
     "sac": ("rlinf_lab.recipes.sac", "SACConfig", "build"),
     "td3": ("rlinf_lab.recipes.td3", "TD3Config", "build"),
 }
+
+#: GRPO of language models with some settings changed, and what `recipes.grpo` calls that.
+VARIANTS = {"dapo": "dapo", "dr_grpo": "dr_grpo", "reinforce++": "reinforce++", "rloo": "rloo", "token_ppo": "ppo"}
 
 #: What is learnt is no `TrainedPolicy` there.
 POLICIES = {"grpo": ("rlinf_lab.experiments.answering", "TrainedModel")}
@@ -84,6 +89,8 @@ class Recipe:
     """``policy(config, weights)``: what `load_policy` gives; it has ``version`` and ``evaluate(episodes, seed)``"""
     fuse: Callable[..., tuple[Workflow, ExecutionPlan] | None] | None = None
     """``fuse(config, plan, state=None)``; None: never"""
+    preset: Callable[..., Any] | None = None
+    """``preset(env, **changes)``; None: that of ``config``, or ``config`` itself"""
 
     def fused(
         self, config: Any, workflow: Workflow, plan: ExecutionPlan, state: Any = None
@@ -92,20 +99,30 @@ class Recipe:
         found = None if self.fuse is None else self.fuse(config, plan, state)
         return (workflow, plan) if found is None else found
 
+    def configured(self, env: Any, **changes: Any) -> Any:
+        """The settings for ``env``, some of them changed."""
+        preset: Callable[..., Any] = self.preset or getattr(self.config, "preset", self.config)
+        return preset(env, **changes)
+
     @property
     def fields(self) -> dict[str, dataclasses.Field[Any]]:
         """The settings by name."""
         return {f.name: f for f in dataclasses.fields(self.config)}
 
 
-#: What is trained on decides: a task of language, or an environment.
+#: What is trained on decides: where it is an environment, and where it is a task of language.
 ELSEWHERE = {"grpo": "embodied_grpo"}
+OF_LANGUAGE = {"ppo": "token_ppo"}
 
 
 def find(algorithm: str | Recipe, env: Any = None) -> Recipe:
     """The recipe of that name for what is trained on, ``env``. `UnknownNameError` with the nearest one."""
+    if isinstance(env, type) and issubclass(env, Task):
+        raise ConfigError(f"train(..., {env.__name__}): a class; a task is an object of it. Next: {env.__name__}().")
     if isinstance(algorithm, str) and algorithm in ELSEWHERE and env is not None and _is_environment(env):
         algorithm = ELSEWHERE[algorithm]
+    if isinstance(algorithm, str) and algorithm in OF_LANGUAGE and is_task(env):
+        algorithm = OF_LANGUAGE[algorithm]
     if isinstance(algorithm, Recipe):
         return algorithm
     if not isinstance(algorithm, str):
@@ -127,9 +144,12 @@ def find(algorithm: str | Recipe, env: Any = None) -> Recipe:
             policy,
             getattr(home, "fuse", None),
         )
+    if algorithm in VARIANTS:
+        grpo = find("grpo")
+        return replace(grpo, name=algorithm, preset=partial(_of_variant, grpo.config, VARIANTS[algorithm]))
     found = {point.name: point for point in entry_points(group=GROUP)}
     if algorithm not in found:
-        raise UnknownNameError.of("algorithm", algorithm, [*HOMES, *found])
+        raise UnknownNameError.of("algorithm", algorithm, [*HOMES, *VARIANTS, *found])
     loaded = found[algorithm].load()
     if not isinstance(loaded, Recipe):
         raise ConfigError(
@@ -139,9 +159,13 @@ def find(algorithm: str | Recipe, env: Any = None) -> Recipe:
     return loaded
 
 
+def _of_variant(config: Any, name: str, env: Any, **changes: Any) -> Any:
+    return config.preset(name, **{**changes, "env": env})
+
+
 def _is_environment(env: Any) -> bool:
     """And no task of language, which is a `Task` or goes by a name of its own."""
-    if isinstance(env, Task):
+    if is_task(env):
         return False
     try:
         environment(env)
@@ -152,7 +176,7 @@ def _is_environment(env: Any) -> bool:
 
 def names() -> list[str]:
     """All algorithms that `train` knows."""
-    return sorted({*HOMES, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({*HOMES, *VARIANTS, *(point.name for point in entry_points(group=GROUP))})
 
 
 def name_of(config: Any) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from typing import Any
+
+from gymnasium.vector import VectorEnv
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.experiments.recipe import Recipe, find, name_of
@@ -41,22 +43,24 @@ def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Map
     if given.get("policy") is not None and "policy" in recipe.fields:
         given = {**given, "policy": gone_on_from(given["policy"])}
     settings = dict(given) if total_timesteps is None else {**given, "total_timesteps": total_timesteps}
+    if isinstance(env, VectorEnv) and "num_envs" in recipe.fields:
+        settings.setdefault("num_envs", env.num_envs)
     if "render" in recipe.fields:  # where nobody looks nothing is drawn
         settings.setdefault("render", in_notebook())
-    preset = getattr(recipe.config, "preset", recipe.config)
-    return preset(env, **settings)
+    return recipe.configured(env, **settings)
 
 
-def with_runner(config: Any) -> tuple[Any, Runner | None]:
+def with_runner(config: Any, executor: str | None = None) -> tuple[Any, Runner | None]:
     """The configuration with the name of what steps its environments, and what that is. (as it is, None) where a recipe
     has no such field.
 
     Chosen once for a run, and kept in its folder: runners differ in the last digits of their numbers, and which one is
-    fastest differs from day to day.
+    fastest differs from day to day. `MissingDependencyError` for a simulator that is not installed; with ``executor``
+    "ray" it may be where the workers will live.
     """
     if not hasattr(config, "runner"):
         return config, None
-    runner = config.factory.for_run(config.num_envs, config.max_episode_steps).runner
+    runner = config.factory.for_run(config.num_envs, config.max_episode_steps, elsewhere=executor == "ray").runner
     return (config, None) if runner is None else (replace(config, runner=runner.name), runner)
 
 
@@ -79,24 +83,35 @@ def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any]
 
 
 def configured_again(
-    recipe: Recipe, kept: RunFolder, env: Any, total_timesteps: int | None, given: Mapping[str, Any]
-) -> Any:
-    """The configuration of a run's folder, changed by ``given``."""
+    recipe: Recipe, kept: RunFolder, env: Any, total_timesteps: int | None, given: Mapping[str, Any],
+    only_acts: bool = False,
+) -> Any:  # fmt: skip
+    """The configuration of a run's folder, changed by ``given``. ``only_acts``: without what only training needs."""
     plain = kept.read_json("config.json") | ({} if env is None else {"env": env}) | dict(given)
     if "policy" in plain:
         plain["policy"] = gone_on_from(plain["policy"], env)
-    plain = {name: value for name, value in plain.items() if not _is_spare(recipe, name, value)}
+    if total_timesteps is not None:
+        plain |= {"total_timesteps": total_timesteps, "iterations": None}
+    return _of_plain(recipe, plain, f"the run in {str(kept.path)!r}", only_acts)
+
+
+def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: bool = True) -> Any:
+    """The configuration that settings of a file make. `ConfigError` for what is missing or was changed by hand."""
+    plain = {name: value for name, value in given.items() if not (only_acts and _is_spare(recipe, name, value))}
     for name, value in plain.items():
         if name not in recipe.fields:
             raise UnknownNameError.of(f"setting of {recipe.name!r}", name, recipe.fields)
         if isinstance(value, dict) and set(value) == {"object"}:
             raise ConfigError(
-                f"{name} of the run in {str(kept.path)!r} was an object of its program, {value['object']}, which a "
-                "file does not hold. "
+                f"{name} of {whose} was an object of its program, {value['object']}, which a file does not hold. "
                 f"Next: give it again, {name}={value['object']}."
             )
-    if total_timesteps is not None:
-        plain |= {"total_timesteps": total_timesteps, "iterations": None}
+    for name, field in recipe.fields.items():
+        if name not in plain and field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(
+                f"The settings of {whose} have no {name!r}: config.json was changed. "
+                f"Next: give it again, {name}=..., or write it into the file."
+            )
     return recipe.config(**{name: from_plain(value) for name, value in plain.items()})
 
 
@@ -114,18 +129,19 @@ def gone_on_from(given: Any, env: Any = None) -> Any:
     knows how it is made.
     """
     if isinstance(given, dict) and set(given) == {"policy_of"}:
-        recipe = find(str(given["policy_of"]["algorithm"]))
-        plain = {
-            name: value for name, value in given["policy_of"]["config"].items() if not _is_spare(recipe, name, value)
-        }
+        of = given["policy_of"]
+        if not isinstance(of, dict) or not isinstance(of.get("config"), dict):
+            raise ConfigError(f"policy={shown(given)}: config.json was changed by hand. Next: give it again, policy=.")
+        recipe, plain = find(str(of.get("algorithm"))), dict(of["config"])
         if isinstance(plain.get("env"), dict):
             plain["env"] = env
         plain["policy"] = gone_on_from(plain.get("policy"), env)
-        return StartingPolicy(recipe.name, recipe.config(**{name: from_plain(value) for name, value in plain.items()}))
+        return StartingPolicy(recipe.name, _of_plain(recipe, plain, "the policy that a run went on from"))
     if isinstance(given, (str, os.PathLike)):
         kept = RunFolder(given)
         recipe = kept.recipe()
-        return StartingPolicy(recipe.name, configured_again(recipe, kept, env, None, {}), kept.weights())
+        config = configured_again(recipe, kept, env, None, {}, only_acts=True)
+        return StartingPolicy(recipe.name, config, kept.weights())
     if hasattr(given, "recipe") and hasattr(given, "policy"):  # a run
         return StartingPolicy(given.recipe.name, given.config, given.policy().module.weights())
     if hasattr(given, "module") and hasattr(given, "config"):  # a loaded policy

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
+from rlinf_lab.experiments.autoplan.warming import warm_up
 from rlinf_lab.experiments.options import OPTIONS, Options
 from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.settings import check_names, configured, configured_again, with_runner
@@ -51,7 +54,7 @@ def train(
         check_executor(executor)
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
-    config, runner = with_runner(configured(recipe, env, total_timesteps, settings))
+    config, runner = with_runner(configured(recipe, env, total_timesteps, settings), executor)
     workflow = recipe.build(config)
     home = home_of(config)
     auto = auto_plan(
@@ -104,10 +107,13 @@ def resume(
     about, recipe, start = kept.read_json("run.json"), kept.recipe(), kept.state()
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
-    config, runner = with_runner(configured_again(recipe, kept, env, total_timesteps, settings))
+    executor = executor or about.get("executor")
+    config, runner = with_runner(configured_again(recipe, kept, env, total_timesteps, settings), executor)
+    if runner is not None and "runner" not in settings:
+        runner = replace(runner, why="as the run was begun")
     if config.updates <= start.iteration:
         raise ConfigError(
-            f"The run in {str(kept.path)!r} has done all its {start.iteration} iterations. "
+            f"The run in {str(kept.path)!r} has done all its {counted(start.iteration, 'iteration')}. "
             f"Next: lab.resume(..., total_timesteps={2 * start.iteration * config.env_steps})."
         )
     workflow, before = recipe.build(config, start.state), kept.plan()
@@ -115,13 +121,12 @@ def resume(
         workflow, before = recipe.fused(config, workflow, before, start.state)
     plan = checked_plan(before if plan is None else plan, workflow)
     rows = {number: row for number, row in kept.rows().items() if number <= start.iteration}
-    executor = executor_for(plan, executor or about.get("executor"))
     return TrainingRun(
         recipe,
         config,
         workflow,
         plan,
-        executor,
+        executor_for(plan, executor),
         options,
         kept,
         start,
@@ -140,7 +145,8 @@ def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:
             why: str = declaration.build(context).begins_anew  # type: ignore[attr-defined]
             if why:
                 return why
-    return f"its plan lets weights be {plan.staleness} updates behind, and they begin anew" if plan.staleness else ""
+    behind = counted(plan.staleness, "update")
+    return f"its plan lets weights be {behind} behind, and they begin anew" if plan.staleness else ""
 
 
 def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> Any:
@@ -149,7 +155,7 @@ def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = N
     """
     kept = RunFolder(folder)
     recipe = kept.recipe()
-    return recipe.policy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
+    return recipe.policy(configured_again(recipe, kept, env, None, {}, only_acts=True), kept.weights(best))
 
 
 def auto_plan(
@@ -162,13 +168,20 @@ def auto_plan(
         behind = staleness if isinstance(staleness, int) else 0  # GRPO's is the name of a rule
         networks = tuple(name for name, worker in workflow.workers.items() if issubclass(worker.cls, TorchWorker))
         return AutoPlan(
-            recipe.shares(config), found, executor or "processes", behind, recipe.fuse is not None, networks
-        )
+            recipe.shares(config), found, executor or "processes", behind, recipe.fuse is not None, networks,
+            partial(warm_up, sorted({worker.cls.__module__ for worker in workflow.workers.values()}), env_id(config)),
+        )  # fmt: skip
     if devices is not None:
         raise ConfigError(
             f"train(devices={shown(devices)}): for plan='auto' only; a plan names its own. Next: leave one of them out."
         )
     return None
+
+
+def env_id(config: Any) -> str | None:
+    """Of an environment that is known by name: one of those may be made to see what it imports. None for others."""
+    env = getattr(config, "env", None)
+    return env if isinstance(env, str) else None
 
 
 def all_devices() -> list[str]:

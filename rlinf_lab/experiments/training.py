@@ -63,9 +63,7 @@ class TrainingRun:
         self.runner, self._begins_anew = runner, begins_anew
         self.error: BaseException | None = None
         self._folder = folder
-        best = (
-            None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
-        )
+        best = None if folder is None or start is None else folder.best_return()
         self._keeper = Keeper(folder, options.checkpoint_minutes, options.keep_checkpoints, best)
         self._watch = Watch(options.goals, options.eval_every is not None)
         self._between = Between(first, config.updates, self._wants_state, self._took)
@@ -300,7 +298,8 @@ class TrainingRun:
         self._loggers.log(row)
         if self._line is not None:
             self._line(row)
-        if self.auto is not None and self.auto.ends_phase(self._phase_seconds(), self.config.updates - iteration):
+        left = self.config.updates - iteration
+        if self.auto is not None and self.auto.ends_phase(self._phase_seconds(), left, self.timeline):
             self._between.cut()
         return self._watch.look(row)
 
@@ -333,6 +332,8 @@ class TrainingRun:
 
     def _close(self) -> None:
         newest = self._between.newest
+        if self.auto is not None:
+            self.auto.close()
         self._keeper.end(
             newest, self._tables, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
             error="" if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000],
@@ -344,11 +345,11 @@ class TrainingRun:
             dashboard.tell()  # what became of it is known now
 
     # --- the beginning -------------------------------------------------------------------------------------
-    def _begin(self, workflow: Workflow, plan: ExecutionPlan, executor: str) -> None:
+    def _begin(self, workflow: Workflow, plan: ExecutionPlan, executor: str, **options: Any) -> None:
         """Start the run, or its next phase."""
         first = self._between.trained
         requests = self._requests(self._between.requests())
-        started = run(workflow, plan, self.config.updates - first, executor, requests, plan.staleness + 2)
+        started = run(workflow, plan, self.config.updates - first, executor, requests, plan.staleness + 2, **options)
         self.workflow, self.run, self.plan = workflow, started, started.plan
         self.phases.append(started)
         self.phase_firsts.append(first)
@@ -400,7 +401,7 @@ class TrainingRun:
         plan = phase.plan
         if not phase.measures:
             workflow, plan = self.recipe.fused(self.config, workflow, plan, state)
-        self._begin(workflow, plan, phase.executor)
+        self._begin(workflow, plan, phase.executor, **phase.options)
         return True
 
     def _say_choice(self) -> None:
@@ -419,7 +420,7 @@ class TrainingRun:
             steps = self.config.env_steps
             self._line = Line(
                 f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps,
-                first_words(self.config, self._between.first, self.folder),
+                first_words(self.config, self._between.first, self.folder), getattr(self.config, "unit", "steps"),
             )  # fmt: skip
 
     def _tell_folder(self, **about: Any) -> None:

@@ -22,7 +22,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, article, shown
 from rlinf_lab.policies.fused import squashed_sample
 from rlinf_lab.policies.leaves import choices, first_choice
 from rlinf_lab.policies.views import HostViews
@@ -75,6 +75,11 @@ class Head(nn.Module):
     def executed(self, action: Any) -> Any:
         """Of what `act` returned, the part that an environment gets: all of it, unless the head says otherwise."""
         return action
+
+    @property
+    def executed_shape(self) -> tuple[int, ...] | None:
+        """Of what an environment gets of one action, of a chunk with its actions first; None: a tree of several."""
+        return self.space.shape
 
     def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
         """What `act` gives, with gradients through the action (reparametrised); Gaussians can."""
@@ -457,7 +462,7 @@ def make_head(
         return CategoricalHead(space)
     if isinstance(space, spaces.MultiBinary):
         return BernoulliHead(space)
-    what = "" if isinstance(space, Space) else f", a {type(space).__name__} and no gymnasium space"
+    what = "" if isinstance(space, Space) else f", {article(type(space).__name__)} and no gymnasium space"
     raise ConfigError(
         f"{name} is {shown(space)}{what}: policies act in Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple of "
         f"those. Next: gymnasium.wrappers.TransformAction to one of them."

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, article, shown
 
 MOST_CHANNELS = 32  # of an image: eight stacked frames of RGBD
 LEAST_PIXELS = 8  # along each side: below, a convolution has nothing to find
@@ -116,7 +116,7 @@ def _leaves(space: Any, name: str) -> Iterator[Leaf]:
         )
     else:
         raise ConfigError(
-            f"observation_space{name} is {shown(space)}, a {type(space).__name__}, not a gymnasium space. Next: pass "
+            f"observation_space{name} is {shown(space)}, {article(type(space).__name__)}, not a gymnasium space. Next: pass "
             "env.observation_space of one environment."
         )
 
@@ -149,7 +149,7 @@ def flatten(space: Any, tree: Any, name: str = "") -> list[Any]:
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(tree, dict) or not tree.keys() >= space.spaces.keys():
-            have = sorted(map(str, tree)) if isinstance(tree, dict) else f"a {type(tree).__name__}"
+            have = sorted(map(str, tree)) if isinstance(tree, dict) else article(type(tree).__name__)
             raise ValueError(
                 f"{name or 'the tree'} must be a dict with the keys {sorted(map(str, space.spaces))} of its space; it "
                 f"has {have}."

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from gymnasium.spaces import Box
 from torch import nn
@@ -27,6 +27,7 @@ from rlinf_lab.datasets.sampling import MEMORY
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import Flow, make_policy
 from rlinf_lab.recipes.config import RecipeConfig, answering, real, whole
+from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.ppo import seeded
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
@@ -35,6 +36,7 @@ from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
 
 
+@described
 @dataclass(frozen=True)
 class CloneConfig(RecipeConfig):
     """Every number of the experiment, see `RecipeConfig`."""
@@ -78,6 +80,7 @@ class CloneConfig(RecipeConfig):
     """bytes of episodes that are held at once; more data than that is streamed"""
     parallel: str = "ddp"
     """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
+    unit: ClassVar[str] = "gradient steps"
     total_timesteps: int | None = None
     """None: nothing is simulated here; see `gradient_steps`"""
     iterations: int | None = None
@@ -200,7 +203,7 @@ def _check_spaces(config: CloneConfig) -> None:
 
 
 def _check_chunks(config: CloneConfig, module: Any) -> None:
-    shape = getattr(getattr(getattr(module, "head", None), "space", None), "shape", None)
+    shape = getattr(getattr(module, "head", None), "executed_shape", None)
     action = config.spec.action_space.shape
     wanted = action if config.chunk is None or action is None else (config.chunk, *action)
     if shape is not None and shape != wanted:

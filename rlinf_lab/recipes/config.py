@@ -51,14 +51,17 @@ class RecipeConfig:
     save_to: str | None = None
     """safetensors file that the learner writes when the run ends"""
 
+    unit: ClassVar[str] = "steps"
+    """what `env_steps` and a line of progress count"""
     elsewhere: ClassVar[tuple[str, ...]] = ()
     """names that `preset` lets pass, since constructing says more about them"""
 
     def __post_init__(self) -> None:
         if isinstance(self.total_timesteps, float) and self.total_timesteps.is_integer():  # 1e6
             object.__setattr__(self, "total_timesteps", int(self.total_timesteps))
-        for name in ("max_episode_steps", "total_timesteps", "iterations"):
-            self._require(name, (value := getattr(self, name)) is None or whole(value, 1), "a whole number of at least 1, or None")
+        for name, usual in (("max_episode_steps", "1_000"), ("total_timesteps", "100_000"), ("iterations", "100")):
+            fits = (value := getattr(self, name)) is None or whole(value, 1)
+            self._require(name, fits, f"a whole number of at least 1, or None. Next: {name}={usual}")
         self._require("iterations", self.iterations is None or self.total_timesteps is None, "None where total_timesteps is given: one of both")
         self._require("seed", whole(self.seed, 0), "a whole number of at least 0")
         self._require("learners", whole(self.learners, 1), "a whole number of at least 1")
@@ -169,8 +172,8 @@ class SimulatedConfig(RecipeConfig):
         }  # fmt: skip
 
     def shares(self) -> dict[str, int]:
-        """The simulator may have as many ranks as there are environments, the learner as many as the settings say."""
-        return {"simulator": self.num_envs, "learner": self.learners}
+        """The simulator may have as many ranks as there are environments, the learner as many as the settings say. A VectorEnv is not divided."""
+        return {"learner": self.learners} | ({"simulator": self.num_envs} if self.factory.size is None else {})
 
 
 def answering(

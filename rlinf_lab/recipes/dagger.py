@@ -24,6 +24,7 @@ from typing import Any
 from rlinf_lab.algorithms import dagger_beta
 from rlinf_lab.recipes.clone import CloneConfig
 from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily
+from rlinf_lab.recipes.described import described
 from rlinf_lab.vecenv import environment
 from rlinf_lab.workers import SimulatorWorker
 from rlinf_lab.workers.imitation.dagger import DAggerLearner, DAggerPolicy
@@ -31,6 +32,7 @@ from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
 
 
+@described
 @dataclass(frozen=True)
 class DAggerConfig(SimulatedConfig):
     """Every number of the experiment, see `SimulatedConfig`. An error about what it shares with cloning names `CloneConfig`."""

@@ -27,6 +27,7 @@ from rlinf_lab.algorithms import advantage as advantages
 from rlinf_lab.algorithms import loss as losses
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, real
+from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.ppo import PPOConfig, cell
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.workers.group_learner import GroupLearner
@@ -34,6 +35,7 @@ from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
 
 
+@described
 @dataclass(frozen=True)
 class EmbodiedGRPOConfig(SimulatedConfig):
     """Every number of the experiment, see `SimulatedConfig`. The defaults are those that learn from a clone on Meta-World.

@@ -46,7 +46,7 @@ def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> 
         raise ConfigError(f"film(episodes={shown(episodes)}): a whole number of at least 1.")
     if not path.suffix:
         raise ConfigError(f"film({shown(str(path))}): a file's name says of which kind it is. Next: film({shown(f'{path}.mp4')}).")
-    env = config.factory(1, config.max_episode_steps)
+    env = config.factory(config.factory.size or 1, config.max_episode_steps)
     first = environment_seed(config.seed, Purpose.FILM)
     try:
         if not env.spec.renders:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rlinf_lab import tasks
 from rlinf_lab.algorithms import advantage, loss
@@ -31,7 +31,9 @@ from rlinf_lab.algorithms.aggregation import AGGREGATIONS
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.generation import GENERATORS, KNOWN_MODELS, LanguageModel, SamplingParams, load_model, small_model
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
+from rlinf_lab.recipes.described import described
 from rlinf_lab.tasks import Problem, Task, Tool
+from rlinf_lab.tasks.registry import ROOM, is_task, names
 from rlinf_lab.tasks.tools import tools_of
 from rlinf_lab.workers.reasoning import (
     AgentGenerator,
@@ -49,7 +51,6 @@ from rlinf_lab.workers.reasoning import (
 from rlinf_lab.workers.reasoning.settings import CORRECTIONS
 from rlinf_lab.workflow.workflow import Workflow
 
-ROOM = "reasoning/"
 DISPATCH = ("even", "shortest_queue")
 
 
@@ -64,6 +65,7 @@ ENVIRONMENTS = (
 )
 
 
+@described
 @dataclass(frozen=True)
 class GRPOConfig:
     """Every number of the experiment. `preset` knows the published variants by name.
@@ -71,8 +73,11 @@ class GRPOConfig:
     Raises `ConfigError` naming the field, its value and the limit.
     """
 
+    unit: ClassVar[str] = "answers"
+    """what ``env_steps`` and ``total_timesteps`` count"""
+
     env: str | Task
-    """a task by name ("reasoning/remainder"), or a `Task`"""
+    """a task by name ("reasoning/remainder", "reasoning_gym/chain_sum", "problems.jsonl"), or a `Task`"""
     model: str = "small"
     """"small": made here and warmed up; else the folder of a model in Hugging Face's format, or a name whose weights are in
     the hub's cache on this machine ("SmolLM2-135M", "Qwen3-0.6B"; `lab.generation.known_models` lists them)"""
@@ -147,10 +152,10 @@ class GRPOConfig:
     """Euclidean norm to which the gradient is cut"""
     in_order: bool = True
     """learn from groups in the order of their prompts: bit for bit the same under every plan; False: as they come"""
-    reward: Callable[[Problem, str], Any] | None = None
+    reward: Callable[[Problem, str], Any] | None = dataclasses.field(default=None, metadata={"needed_to_act": False})
     """of training, from a problem and a completion's text; None: the task's own, which evaluations always use"""
     reward_timeout_s: float | None = None
-    """judge in a child process with this limit, in seconds; None: in the reward worker, without one"""
+    """judge in a child process with this limit, in seconds; None: in the reward worker, without one, which is faster"""
     engine: str = "own"
     """what generates: "own", "transformers", ... (`generation.generator`)"""
     slots: int = 256
@@ -257,14 +262,15 @@ class GRPOConfig:
         self._require(
             "iterations", _whole(self.iterations, 1) or (self.iterations is None and total is not None), needed
         )
-        self._require("total_timesteps", total is None or _whole(total, 1), "a whole number of at least 1, or None")
+        fits = total is None or _whole(total, 1)
+        self._require("total_timesteps", fits, "a whole number of at least 1, or None. Next: total_timesteps=10_000")
         advantage.get(self.advantage, of=("group", "batch"))
         loss.get(self.loss)
         task = self.task()
         fits = self.level is None or (_whole(self.level, 1) and self.level <= task.levels)
         self._require("level", fits, f"between 1 and {task.levels}, or None")
         if self.model != "small":
-            self._folder()
+            _folder_of(self.model)
 
     def _require(self, field: str, holds: bool, limit: str) -> None:
         if not holds:
@@ -305,21 +311,9 @@ class GRPOConfig:
             return self.prompts * math.ceil(self.concurrency + self.oversample)
         return math.ceil(self.prompts * self.oversample)
 
-    def _folder(self) -> Path:
-        """Of the model's files. `ConfigError` where they are not here."""
-        if Path(self.model).is_dir():
-            return Path(self.model)
-        if self.model in KNOWN_MODELS:
-            return KNOWN_MODELS[self.model].folder()
-        known = difflib.get_close_matches(self.model, KNOWN_MODELS, n=1, cutoff=0.5)
-        raise ConfigError(
-            f"GRPOConfig.model is {shown(self.model)}, which is neither 'small' nor a folder, nor a name. "
-            f"Next: {f'{known[0]!r}, or ' if known else ''}the path of a saved model; lab.generation.known_models() lists names."
-        )
-
     def task(self) -> Task:
         """The task. `UnknownNameError` with the nearest name."""
-        return self.env if isinstance(self.env, Task) else tasks.make(self.env.removeprefix(ROOM))
+        return self.env if isinstance(self.env, Task) else tasks.make(self.env)
 
     def generator_options(self) -> dict[str, Any]:
         """Of its engine, ``engine_options`` last."""
@@ -330,7 +324,7 @@ class GRPOConfig:
         if self.model != "small":
             chat = self.model in KNOWN_MODELS if self.chat is None else self.chat
             return partial(
-                load_model, os.fspath(self._folder()), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing,
+                load_model, os.fspath(_folder_of(self.model)), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing,
                 chat=chat, system_prompt=self.system_prompt,
             )  # fmt: skip
         longest = 512 if self.max_tokens <= 384 else 2 * self.max_tokens
@@ -344,23 +338,37 @@ class GRPOConfig:
         )
 
     @classmethod
-    def preset(cls, name: str, **overrides: Any) -> GRPOConfig:
-        """A published variant by name, or the settings for a task ("reasoning/sorting"; see `PRESETS`), some fields
-        changed.
+    def preset(cls, name: str | Task, **overrides: Any) -> GRPOConfig:
+        """The settings for a task ("reasoning/sorting"; `PRESETS` has those that were tried), some fields changed.
 
-        A variant needs ``env=``. Raises `UnknownNameError` for an unknown name or field.
+        ``name`` may be that of a published variant ("dapo"; `VARIANTS`) with ``env=``. Raises `UnknownNameError` for an
+        unknown name or field.
         """
-        if name not in VARIANTS and name not in PRESETS:
-            raise UnknownNameError.of("task of language", name, [*VARIANTS, *PRESETS], ENVIRONMENTS)
+        variant = name if isinstance(name, str) and name in VARIANTS else ""
+        task = overrides.get("env", name)
+        if "env" in overrides and not variant:
+            raise UnknownNameError.of("variant of GRPO", name, VARIANTS)
+        if variant and task == variant:
+            raise ConfigError(f"GRPOConfig.preset({variant!r}) needs a task. Next: env='reasoning/remainder'.")
         known = [f.name for f in dataclasses.fields(cls)]
         for field in overrides:
             if field not in known:
                 raise UnknownNameError.of("field of GRPOConfig", field, known)
-        if name in VARIANTS and "env" not in overrides:
-            raise ConfigError(f"GRPOConfig.preset({name!r}) needs a task. Next: env='reasoning/remainder'.")
-        task = overrides.get("env", name)
-        settings = {**(PRESETS.get(task, {}) if isinstance(task, str) else {}), **VARIANTS.get(name, {}), **overrides}
-        return cls(**{"env": task, **settings})
+        return cls(**{**_settings_for(task, variant), **overrides, "env": task})
+
+
+def _settings_for(task: Any, variant: str) -> dict[str, Any]:
+    """Those that were tried on a task, changed as the variant has it. `UnknownNameError` for no task's name."""
+    named = task if not isinstance(task, str) or is_task(task) else ROOM + task
+    if isinstance(named, str) and named.removeprefix(ROOM) not in names() and not is_task(named.removeprefix(ROOM)):
+        known = [ROOM + one for one in names() if not one.startswith(("<", "reasoning_gym"))]
+        raise UnknownNameError.of("task of language", task, known, ENVIRONMENTS)
+    settings, changes = dict(PRESETS.get(named, {}) if isinstance(named, str) else {}), VARIANTS.get(variant, {})
+    if changes.get("group_size") == 1:  # each prompt is answered once: as many answers, of as many prompts
+        size = settings.get("group_size", GRPOConfig.group_size)
+        for name in ("prompts", "groups_per_pass"):
+            settings[name] = size * settings.get(name, getattr(GRPOConfig, name))
+    return {**settings, **changes}
 
 
 def _whole(value: object, least: int) -> bool:
@@ -378,7 +386,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "advantage": "grpo", "aggregation": "token_mean", "clip_range": 0.2, "clip_range_high": 0.28,
         "dynamic_sampling": True, "oversample": 1.5, },
     "rloo": {"advantage": "rloo", "aggregation": "token_mean"},
-    "ppo": {"critic": True, "group_size": 1, "prompts": 256, "aggregation": "token_mean"},
+    "ppo": {"critic": True, "group_size": 1, "aggregation": "token_mean"},
     "reinforce++": {"advantage": "reinforce++", "aggregation": "token_mean"},
 }  # fmt: skip
 """what the papers say, as changes of the defaults (sources: `rlinf_lab.algorithms.groups`)"""
@@ -425,6 +433,26 @@ PRESETS: dict[str, dict[str, Any]] = {
 """settings for a task on two cores. Sorting gained 26 to 39 points on seeds 0 to 4 in 77 CPU seconds each
 (``benchmarks/grpo_small_model.py``). Products gained 4 points over 70 in 30 iterations of half the group (notebook 62).
 Remainder went from 18 to 52 % of wholly right answers (seed 0 alone, 153 CPU seconds, 95 of them to 52 %)"""
+
+
+def _folder_of(model: str) -> Path:
+    """Of the model's files. `ConfigError` where they are not here."""
+    given = Path(model).expanduser()
+    if given.is_dir():
+        if not (given / "config.json").is_file():
+            raise ConfigError(
+                f"GRPOConfig.model is {shown(model)}, a folder without config.json: it is no model in Hugging Face's "
+                "format. Next: the folder that model.save(path) or save_pretrained(path) wrote."
+            )
+        return given
+    if model in KNOWN_MODELS:
+        return KNOWN_MODELS[model].folder()
+    known = difflib.get_close_matches(model, KNOWN_MODELS, n=1, cutoff=0.5)
+    raise ConfigError(
+        f"GRPOConfig.model is {shown(model)}, which is neither 'small' nor a folder, nor a name. "
+        f"Next: {f'{known[0]!r}, or ' if known else ''}the path of a saved model; lab.generation.known_models() lists "
+        "names."
+    )
 
 
 def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:

@@ -29,6 +29,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import PolicyWeights, make_policy
 from rlinf_lab.policies.leaves import Kind, leaves_of
 from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, pooled, real, whole
+from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.fusing import as_rollout
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
@@ -46,6 +47,7 @@ OLD_NAMES = {
 POLICY_METHODS = ("act", "draw_noise", "values", "numbers", "set_normaliser", "weights", "load", "normalised_size", "version")
 
 
+@described
 @with_old_names(OLD_NAMES)
 @dataclass(frozen=True)
 class PPOConfig(SimulatedConfig):

@@ -18,6 +18,7 @@ from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes import off_policy
 from rlinf_lab.recipes.config import real, whole
+from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.off_policy import shares
 from rlinf_lab.recipes.sac import SACConfig
 from rlinf_lab.replay import ReplayBuffer, demonstrations
@@ -29,6 +30,7 @@ from rlinf_lab.workflow.workflow import Workflow
 __all__ = ["RLPDConfig", "build", "fuse", "shares"]
 
 
+@described
 @dataclass(frozen=True)
 class RLPDConfig(SACConfig):
     """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper."""

@@ -14,6 +14,7 @@ import numpy as np
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes import off_policy
 from rlinf_lab.recipes.config import real
+from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.off_policy import OffPolicyConfig, shares
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workers.off_policy import SACStep
@@ -23,6 +24,7 @@ __all__ = ["SACConfig", "build", "fuse", "shares"]
 AUTO = "auto"
 
 
+@described
 @dataclass(frozen=True)
 class SACConfig(OffPolicyConfig):
     """Every number of the experiment. See `OffPolicyConfig`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, counted
 from rlinf_lab.policies import PolicyWeights
 
 
@@ -41,7 +41,7 @@ class StartingPolicy:
         return partial(_loaded, self.config.make_policy(), self.weights)
 
     def __repr__(self) -> str:
-        after = "" if self.weights is None else f" after {self.weights.version} updates"
+        after = "" if self.weights is None else f" after {counted(self.weights.version, 'update')}"
         return f"StartingPolicy({self.algorithm} on {self.config.factory.id}{after})"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes import off_policy
 from rlinf_lab.recipes.config import real
+from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.off_policy import OffPolicyConfig, shares
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workers.off_policy import TD3Step
@@ -20,6 +21,7 @@ from rlinf_lab.workflow.workflow import Workflow
 __all__ = ["TD3Config", "build", "fuse", "shares"]
 
 
+@described
 @dataclass(frozen=True)
 class TD3Config(OffPolicyConfig):
     """Every number of the experiment. See `OffPolicyConfig`."""

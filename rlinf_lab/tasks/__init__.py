@@ -2,7 +2,7 @@
 
 task = lab.tasks.make("remainder")
 problems = task.sample(np.random.default_rng(0), 4, level=2)
-task.reward(problems[0], "41,35,29,23,17,11,5#5")
+task.reward(problems[0], task.solution(problems[0]))
 """
 
 from rlinf_lab.tasks.countdown import Countdown

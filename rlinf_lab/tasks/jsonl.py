@@ -24,7 +24,7 @@ class Jsonl(Task):
     ``prompt`` and ``answer`` name the fields; "level" (a whole number from 1) and all other fields are kept in
     `Problem.detail`. ``verifier``: "exact", "math" (needs math-verify), or a function of problem and completion.
     ``on_error``: "raise" names the first bad line, "skip" leaves bad lines out and says which in one warning.
-    Raises `ConfigError` when no line is good, `FileNotFoundError` when there is no file.
+    Raises `ConfigError` when no line is good, or there is no file.
     """
 
     name: ClassVar[str] = "jsonl"
@@ -58,6 +58,11 @@ class Jsonl(Task):
 
     def _read(self, prompt: str, answer: str, on_error: str) -> tuple[list[Problem], list[str]]:
         problems, bad = [], []
+        if not self.path.is_file():
+            raise ConfigError(
+                f"There is no file {str(self.path)!r}. Next: the path of one with lines such as "
+                f"{{{prompt!r}: …, {answer!r}: …}}."
+            )
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():

@@ -12,6 +12,7 @@ from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.tasks.countdown import Countdown
 from rlinf_lab.tasks.graphs import ShortestPath
 from rlinf_lab.tasks.gym import PREFIX, ReasoningGym
+from rlinf_lab.tasks.jsonl import Jsonl
 from rlinf_lab.tasks.remainder import Remainder
 from rlinf_lab.tasks.sorting import Sorting
 from rlinf_lab.tasks.task import Task
@@ -19,6 +20,10 @@ from rlinf_lab.tasks.tools import Products
 
 if TYPE_CHECKING:
     import pandas as pd
+
+ROOM = "reasoning/"
+"""what the front door puts before the name of a task"""
+FILE = ".jsonl"
 
 _TASKS: dict[str, type[Task]] = {}
 
@@ -38,16 +43,32 @@ for _kind in (Remainder, Countdown, Sorting, ShortestPath, Products):
 
 
 def make(name: str, **options: Any) -> Task:
-    """The task of this name; ``options`` go to its constructor.
+    """The task of this name; ``options`` go to its constructor. "reasoning/" may stand before it.
 
-    "reasoning_gym/<data set>" is one of reasoning-gym's, with its own options. Raises `UnknownNameError`, which
-    suggests the nearest name, and `MissingDependencyError` where reasoning-gym is not installed.
+    "reasoning_gym/<data set>" is one of reasoning-gym's, with its own options; what ends with ".jsonl" is a file
+    (`Jsonl`). Raises `UnknownNameError`, which suggests the nearest name, and `MissingDependencyError` where
+    reasoning-gym is not installed.
     """
-    if isinstance(name, str) and name.startswith(PREFIX):
-        return ReasoningGym(name.removeprefix(PREFIX), **options)
-    if name not in _TASKS:
-        raise UnknownNameError.of("task", name, [*_TASKS, PREFIX + "<data set>"])
-    return _TASKS[name](**options)
+    plain = name.removeprefix(ROOM) if isinstance(name, str) else name
+    if isinstance(plain, str) and plain.startswith(PREFIX):
+        return ReasoningGym(plain.removeprefix(PREFIX), **options)
+    if isinstance(plain, str) and plain.endswith(FILE):
+        return Jsonl(plain, **options)
+    if plain not in _TASKS:
+        raise UnknownNameError.of("task", name, names())
+    return _TASKS[plain](**options)
+
+
+def names() -> builtins.list[str]:
+    """What `make` takes."""
+    return [*_TASKS, PREFIX + "<data set>", "<file>" + FILE]
+
+
+def is_task(named: object) -> bool:
+    """Whether this is a `Task`, or goes by a name that only tasks have ("reasoning/…", "reasoning_gym/…", "….jsonl")."""
+    if isinstance(named, str):
+        return named.startswith((ROOM, PREFIX)) or named.endswith(FILE)
+    return isinstance(named, Task)
 
 
 def list() -> pd.DataFrame:

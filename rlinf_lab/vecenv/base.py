@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import with_old_names
+from rlinf_lab.errors import counted, with_old_names
 from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree
 
@@ -67,7 +67,7 @@ class EnvSpec:
     """what steps the environments; None: not said"""
 
     def __repr__(self) -> str:
-        limit = "no limit of steps" if self.max_episode_steps is None else f"at most {self.max_episode_steps} steps"
+        limit = "no limit of steps" if self.max_episode_steps is None else f"at most {counted(self.max_episode_steps, 'step')}"
         told = [f"success: {self.success}"] if self.success else []
         told += [f"torch tensors on {self.device}"] if self.device else []
         told += [f"steps by {self.runner}"] if self.runner else []

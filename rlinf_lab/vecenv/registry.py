@@ -21,7 +21,16 @@ from typing import Any, Protocol, cast
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
-from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError, refuse_old_names, shown
+from rlinf_lab.errors import (
+    ConfigError,
+    EnvError,
+    MissingDependencyError,
+    UnknownNameError,
+    article,
+    refuse_old_names,
+    said,
+    shown,
+)
 from rlinf_lab.vecenv.base import EnvSpec, Runner, VecEnv, cannot_leave
 from rlinf_lab.vecenv.chosen import ChosenVecEnv
 from rlinf_lab.vecenv.loop import LoopVecEnv
@@ -80,18 +89,46 @@ class EnvFactory:
             env.spec = replace(env.spec, runner=chosen)
         return ChosenVecEnv(env, ways) if chosen.rates and runner == AUTO else env
 
-    def for_run(self, num_envs: int, max_episode_steps: int | None = None, *, runner: str = AUTO, cores: int = 1, **options: Any) -> EnvFactory:
+    def for_run(
+        self, num_envs: int, max_episode_steps: int | None = None, *, runner: str = AUTO, cores: int = 1, elsewhere: bool = True, **options: Any
+    ) -> EnvFactory:
         """This factory with one runner for all vectors of a run of ``num_envs`` environments, however a plan divides them; see `make_vec`.
 
         Chosen for vectors of different sizes, runners would differ, and they differ in the last digits of their numbers. Where the simulator is not installed
-        here it stays as it is, and each vector chooses.
+        here it stays as it is, and each vector chooses: it may be installed where the workers will live. With ``elsewhere=False``, where they live here, it is
+        refused: `MissingDependencyError` names the command that installs it.
         """
         self._check(num_envs, max_episode_steps, cores, options)
+        self._check_copies(int(num_envs))
         try:
+            if not elsewhere and hasattr(adapter := self._adapter(), "spec"):  # which is known without a simulator
+                adapter.tasks()
             ways = self._ways(int(num_envs), max_episode_steps, int(cores), options, runner)
             return replace(self, runner=self._chosen(int(num_envs), max_episode_steps, int(cores), options, runner, ways))
         except MissingDependencyError:
+            if not elsewhere:
+                raise
             return self
+
+    @property
+    def size(self) -> int | None:
+        """How many environments its vectors have, where that cannot be chosen: a VectorEnv was given."""
+        return self.given.num_envs if isinstance(self.given, gymnasium.vector.VectorEnv) else None
+
+    def _check_copies(self, num_envs: int) -> None:
+        """A run has several vectors: of training, of evaluations, after a change of its plan. `ConfigError` where one was given that cannot be copied."""
+        if self.size is None:
+            return
+        advice = "a function that takes num_envs, such as functools.partial(gymnasium.make_vec, 'CartPole-v1')"
+        if num_envs != self.size:
+            raise ConfigError(f"{self.id}: this VectorEnv has {self.size} environments, num_envs is {num_envs}. Next: num_envs={self.size}, or {advice}.")
+        try:
+            copy.deepcopy(self.given)
+        except Exception as error:  # whatever a simulator raises
+            why = f"{type(error).__name__}: {said(error)}"[:200]
+            raise ConfigError(
+                f"{self.id}: a run needs several vectors like this {type(self.given).__name__}, which cannot be copied ({why}). Next: {advice}."
+            ) from error
 
     def _chosen(
         self, num_envs: int, max_episode_steps: int | None, cores: int, options: dict[str, Any], wanted: str, ways: dict[str, Callable[[int], VecEnv]]
@@ -152,8 +189,8 @@ class EnvFactory:
 
     def spec(self, max_episode_steps: int | None = None, **options: Any) -> EnvSpec:
         """Read from an environment that is made for it and closed."""
-        if isinstance(self.given, gymnasium.vector.VectorEnv):
-            return self(self.given.num_envs, max_episode_steps, **options).spec
+        if self.size is not None:
+            return self(self.size, max_episode_steps, **options).spec
         if (known := self._known_spec(max_episode_steps)) is not None and not options:
             return known
         env = self(1, max_episode_steps, **{**options, "runner": next(iter(self.runners())), "cores": 1})
@@ -245,7 +282,7 @@ def environment(env: Any) -> EnvFactory:
     if isinstance(env, str):
         return _by_id(env)
     if isinstance(env, gymnasium.vector.VectorEnv):
-        return EnvFactory(_name_of(env), partial(_from_gymnasium, "from_vector", _name_of(env), env), env)
+        return EnvFactory(_name_of(env), partial(_from_vector, _name_of(env), env), env)
     if isinstance(env, gymnasium.Env):
         return _of_an_instance(env)
     if callable(env) and not _looks_like_an_instance(env):
@@ -314,6 +351,13 @@ def _from_gymnasium(function: str, id: str, what: Any, **arguments: Any) -> VecE
     return vector
 
 
+def _from_vector(id: str, env: gymnasium.vector.VectorEnv, **arguments: Any) -> VecEnv:
+    """A copy, so that each vector begins as the one that was given, which stays as it is; that one itself where it cannot be copied."""
+    with contextlib.suppress(Exception):  # whatever a simulator raises
+        env = copy.deepcopy(env)
+    return _from_gymnasium("from_vector", id, env, **arguments)
+
+
 def adapters() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
@@ -376,7 +420,7 @@ def _kind_of(thing: Any) -> str:
     if module.startswith("stable_baselines3"):
         return "a vector of stable-baselines3 (Next: give the function that makes a single one of its environments)"
     missing = [name for name in ("num_envs", "spec", "reset", "step", "render", "close") if not hasattr(thing, name)]
-    what = "None" if thing is None else f"a {type(thing).__name__}"
+    what = "None" if thing is None else article(type(thing).__name__)
     return f"{what} without {', '.join(missing)}" if missing and len(missing) < 6 else what
 
 

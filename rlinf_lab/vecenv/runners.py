@@ -57,7 +57,7 @@ def choose(question: Question, wanted: str) -> Runner:
     if wanted != AUTO:
         if wanted not in question.ways:
             raise UnknownNameError.of(f"runner of {question.id}", wanted, [*question.ways, PROCESSES])
-        return Runner(wanted, "as asked")
+        return Runner(wanted, "by its name")
     names = list(question.ways)
     if len(names) == 1:
         return Runner(names[0], "the only one")

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import EnvError, shown
+from rlinf_lab.errors import EnvError, article, shown
 from rlinf_lab.trees import Tree, map_tree, named_leaves
 
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
@@ -48,7 +48,7 @@ def _presented(space: Any, id: str, name: str, box: Callable[[spaces.Box], space
         return spaces.MultiDiscrete(space.nvec, start=space.start)
     if isinstance(space, spaces.MultiBinary):
         return space
-    what = f"gymnasium's {type(space).__name__}" if isinstance(space, spaces.Space) else f"a {type(space).__name__}, no gymnasium space"
+    what = f"gymnasium's {type(space).__name__}" if isinstance(space, spaces.Space) else f"{article(type(space).__name__)}, no gymnasium space"
     raise EnvError(
         f"{id}: its {name} is {shown(space)} ({what}); what fits is {SUPPORTED}. Next: wrap it, for example with "
         f"gymnasium.wrappers.{'TransformAction' if name.startswith('action') else 'TransformObservation'}, and give the function that makes it."

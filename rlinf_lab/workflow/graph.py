@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlinf_lab.errors import UnknownNameError, WorkflowError
+from rlinf_lab.errors import UnknownNameError, WorkflowError, counted
 from rlinf_lab.workflow.specs import ChannelSpec
 
 DRIVER = "driver"
@@ -279,11 +279,6 @@ class WorkflowGraph:
         from rlinf_lab.workflow.drawing.graph_svg import graph_html, graph_svg
 
         return graph_html(graph_svg(self.nodes, self.edges, self.value_edges, self.cells))
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 worker``, ``2 workers``."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _names(names: Iterable[str]) -> str:

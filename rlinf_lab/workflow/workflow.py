@@ -10,10 +10,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, WorkflowError
+from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, WorkflowError, counted
 from rlinf_lab.workflow.channel import Channel
 from rlinf_lab.workflow.declaration import Declaration, check_constructor, check_function, would_not_run
-from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph, counted
+from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
 from rlinf_lab.workflow.handles import Dispatcher, Handle, LoopPart
 from rlinf_lab.workflow.specs import DEFAULT_CAPACITY, ChannelSpec
 from rlinf_lab.workflow.tracing.trace import trace

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
+import re
+
 import pytest
 
+import rlinf_lab.algorithms
 from rlinf_lab.algorithms import Registry, advantage, grpo, loss, policy_loss
 from rlinf_lab.errors import ConfigError, UnknownNameError
 
@@ -42,3 +48,13 @@ def test_what_comes_with_the_package():
     assert advantage.get("grpo").function is grpo and advantage.get("gae").of == "steps"
     assert {"dr_grpo", "rloo", "reinforce++"} <= set(advantage)
     assert loss.get("ppo").function is policy_loss and "decoupled_ppo" in loss
+
+
+def test_every_function_names_its_source():
+    """In its docstring, or its module's."""
+    modules = [importlib.import_module(f"rlinf_lab.algorithms.{found.name}") for found in pkgutil.iter_modules(rlinf_lab.algorithms.__path__)]
+    functions = [(module, f) for module in modules for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    public = [(module, f) for module, f in functions if not f.__name__.startswith("_")]
+    assert len(public) > 30
+    without = {f.__name__ for module, f in public if not re.search(r"arXiv|\(\d{4}\)|Source:", f"{f.__doc__} {module.__doc__}")}
+    assert without == {"log_prob", "entropy"}  # of a Gaussian

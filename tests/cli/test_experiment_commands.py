@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.cli import main
-from rlinf_lab.experiment_commands import field_docs, parsed
+from rlinf_lab.experiment_commands import parsed
 from rlinf_lab.experiments import exits, train
 from rlinf_lab.experiments.recipe import HOMES
+from rlinf_lab.recipes.described import field_docs
 from rlinf_lab.recipes.ppo import PPOConfig
 from rlinf_lab.recipes.schedules import linear
 
@@ -30,6 +31,9 @@ def test_train_evaluate_runs_and_compare(tmp_path: Path, monkeypatch: pytest.Mon
     assert "learner" in capsys.readouterr().out
     assert main(["runs"]) == 0
     assert "finished" in capsys.readouterr().out
+    assert main(["resume", "runs/one", "--total-timesteps", "96"]) == 0
+    assert json.loads(Path("runs/one/run.json").read_text())["iteration"] == 3
+    assert "(as the run was begun)" in capsys.readouterr().err, "nobody asked for it by name"
     assert main(["compare", "runs/one", "runs/one", "--to", "curves.png"]) == 0
     assert "all settings are the same" in capsys.readouterr().out and Path("curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -38,8 +42,11 @@ def test_train_evaluate_runs_and_compare(tmp_path: Path, monkeypatch: pytest.Mon
     ("arguments", "said"),
     [
         (["train", "pppo", "CartPole-v1"], "Did you mean 'ppo'"), (["evaluate", "nowhere"], "no run.json"), (["train", "ppo", "CartPol-v1"], "CartPole-v1"),
-        (["train", "ppo", "reasoning/remainder"], "lab.train('grpo', 'reasoning/remainder')"),
-        (["train", "grpo", "reasoning/remaind"], "Did you mean 'reasoning/remainder'"), (["train", "grpo", "CartPol-v1"], "lab.train('ppo', ...)"),
+        (["train", "sac", "reasoning/remainder"], "rlinf-lab train grpo reasoning/remainder"),
+        (["train", "grpo", "reasoning/remaind"], "Did you mean 'reasoning/remainder'"), (["train", "grpo", "CartPol-v1"], "rlinf-lab train ppo ..."),
+        (["evaluate", "nowhere"], "Next: rlinf-lab runs lists"), (["resume", "nowhere"], "Next: rlinf-lab runs lists"),
+        (["train", "ppo", "CartPole-v1", "--total-timesteps", "0"], "--total-timesteps is 0; it must be a whole number of at least 1, or None. Next: --total-timesteps 100000."),
+        (["train", "ppo", "CartPole-v1", "--eval-every", "0"], "--eval-every 0: environment steps"),
         (["train", "ppo", "CartPole-v1", "--executor", "thread"], "executor='thread' is not known. Next: 'local'"),
         (["train", "rlpd", "Pendulum-v1"], "lab.collect(env, 'expert'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.tasks import make
 
 
@@ -39,3 +40,39 @@ def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path, capsys: pytest.Cap
     new = {f"2.{p}/{s}" for p in range(2) for s in range(2)}
     assert longer.samples["id"].tolist()[:8] == kept["id"].tolist() and set(longer.samples["id"][8:]) == new
     assert set(longer.samples["learnt_in"]) == {0, 1, 2} and longer.samples.attrs["total"] == 12
+
+
+def test_any_task_is_trained_on_by_name_or_as_an_object(tmp_path: Path) -> None:
+    """One that has no preset, a file, an object of it with a reward of one's own; variants of GRPO are algorithms."""
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{i}+1=", "answer": i + 1}) + "\n" for i in range(40)))
+    small = {"iterations": 1, "prompts": 4, "minibatches": 1, "warm_up_steps": 1, "max_tokens": 4, "slots": 8}
+    groups, quiet = {"group_size": 2}, {"progress": False, "plan": None}
+    for algorithm, env, more in (
+        ("grpo", "reasoning/countdown", groups), ("dapo", str(file), groups), ("ppo", "reasoning/sorting", {}),
+    ):  # fmt: skip
+        run = lab.train(algorithm, env, folder=tmp_path / algorithm, **small, **more, **quiet).wait()
+        assert run.iteration == 1 and lab.load_policy(run.folder).config == run.config
+        assert lab.resume(run.folder, iterations=2, progress=False).wait().iteration == 2
+    assert run.config.critic and run.recipe.name == "token_ppo" and "value_loss" in run.metrics
+    calls: list[str] = []
+
+    def reward(problem: lab.tasks.Problem, text: str) -> float:
+        calls.append(text)
+        if len(calls) == 3:
+            raise ArithmeticError("this once")
+        return float("1" in text)
+
+    task = lab.tasks.Jsonl(file)
+    run = lab.train("grpo", task, reward=reward, folder=tmp_path / "own", **small, **groups, **quiet).wait()
+    assert run.run.failures["error"].tolist() == ["ArithmeticError: this once"] and len(calls) == 8
+    assert lab.load_policy(run.folder, env=task).evaluate(5).of.iteration == 1, "the reward is needed to train alone"
+    with pytest.raises(ConfigError, match="reward of the run in .* was an object"):
+        lab.resume(run.folder, env=task, iterations=2)
+    assert lab.resume(run.folder, env=task, reward=reward, iterations=2, progress=False).wait().iteration == 2
+    with pytest.raises(ConfigError, match=r"a class; a task is an object of it. Next: Sorting\(\)"):
+        lab.train("grpo", lab.tasks.Sorting)
+    with pytest.raises(ConfigError, match="There is no file 'nowhere.jsonl'"):
+        lab.train("grpo", "nowhere.jsonl")
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'reasoning/countdown'.*lab.train\('ppo'"):
+        lab.train("grpo", "countdwn")

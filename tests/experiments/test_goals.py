@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.experiments import goals
 from rlinf_lab.experiments.goals import SMOOTHED, Until, Watch
 
 
@@ -27,6 +29,13 @@ def test_patience_counts_looks_without_a_better_return() -> None:
     values = [1.0, 3.0, 2.0, 3.0, 4.0, 4.0, 4.0]
     assert ends_at({"patience": 2}, [{"eval_return": v} for v in values], True) == 3
     assert ends_at({"patience": 3}, [{"eval_return": v} for v in values], True) is None
+
+
+def test_hours_are_those_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 100.0 + 3599.0, 100.0 + 3600.0])
+    monkeypatch.setattr(goals, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    watch = Watch(Until.of({"hours": 1}), False)
+    assert [watch.look({}), watch.look({})] == [False, True] and watch.reason == "1 h have passed"
 
 
 @pytest.mark.parametrize(("given", "said"), [(475, "until={'return': 475}"), ({"retrun": 1}, "Did you mean 'return'"), ({"hours": 0}, "greater than 0")])

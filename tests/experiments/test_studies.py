@@ -44,6 +44,29 @@ def test_groups_are_named_by_what_differs_and_drawn_with_a_band(runs: list[list[
     assert found.picture().startswith(b"\x89PNG") and "learning_rate" in repr(found) and "<table" in found._repr_html_()
 
 
+def test_interquartile_means_and_probabilities_of_improvement_have_intervals(runs: list[list[Path]], tmp_path: Path) -> None:
+    """Of two seeds the bootstrap draws one value twice, or both: its interval is from one to the other."""
+    found = lab.compare(*runs)  # they came to 9 and 19, and to 20 and 55
+    slow, fast = found.statistics().itertuples(index=False)
+    assert slow[:4] == (2, 14, 9, 19) and fast[:4] == (2, 37.5, 20, 55)
+    assert np.isnan(slow[4:]).all() and fast[4:] == (1, 1, 1)
+    assert found.statistics(over="learning_rate=0.001").iloc[0, 4:].tolist() == [0, 0, 0]
+    assert "14 [9, 19]" in repr(found) and "beats learning_rate=0.0001" in found._repr_html_()
+    with pytest.raises(UnknownNameError, match="Did you mean 'learning_rate=0.001'"):
+        found.statistics(over="learning_rate=0.01")
+    single = lab.compare(runs[0][0], runs[0][1])
+    assert single.statistics()["iqm"].tolist() == [9, 19] and single.statistics()["beats"].tolist()[1] == 1
+    assert single.statistics()["iqm_low"].isna().all() and "interquartile" not in repr(single)
+    mixed = kept(tmp_path / "mixed", 5, 1e-4, [3.0])
+    RunFolder(mixed).write_json("config.json", {"env": "Acrobot-v1", "learning_rate": 1e-4, "seed": 5})
+    with pytest.raises(ConfigError, match=r"'other' ran on \['Acrobot-v1'\], 'fast' on \['CartPole-v1'\]"):
+        lab.compare({"fast": runs[1], "other": mixed}).statistics()
+    uneven = lab.compare({"slow": [*runs[0], mixed], "fast": runs[1]})
+    with pytest.raises(ConfigError, match="'slow' has other numbers of seeds by environment .CartPole-v1: 2, Acrobot-v1: 1"):
+        uneven.statistics()
+    assert "interquartile" not in repr(uneven)
+
+
 def test_labels_of_ones_own_and_single_runs(runs: list[list[Path]]) -> None:
     found = lab.compare({"ours": runs[1], "theirs": runs[0][0]})
     assert list(found.groups) == ["ours", "theirs"] and found.table["seeds"].tolist() == [2, 1]

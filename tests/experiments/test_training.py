@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import gymnasium
 import numpy as np
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError, ExecutorError, UnknownNameError
+from rlinf_lab.errors import ConfigError, ExecutorError, MissingDependencyError, UnknownNameError
 from rlinf_lab.experiments import TrainingRun
-from rlinf_lab.vecenv import runners
+from rlinf_lab.experiments.display.progress import Line
+from rlinf_lab.experiments.recipe import find
+from rlinf_lab.experiments.settings import with_runner
+from rlinf_lab.experiments.storage.folder import RunFolder
+from rlinf_lab.recipes.ppo import PPOConfig
+from rlinf_lab.vecenv import EnvSpec, registry, runners
+from rlinf_lab.workers.learner import Number
 
 SMALL: dict[str, Any] = {"num_envs": 4, "n_steps": 20, "batch_size": 40, "n_epochs": 1, "progress": False, "max_episode_steps": 20}
 
@@ -101,6 +107,35 @@ def test_what_steps_the_environments_is_said_kept_and_kept_to(monkeypatch: pytes
     assert lab.resume(run.folder, total_timesteps=160, progress=False).wait().config.runner == "numpy"
 
 
+def test_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+    run = train(folder=tmp_path / "run", checkpoint_minutes=1e-9, keep_checkpoints=2, iterations=5).wait()
+    assert [p.name for p in RunFolder(run.folder).checkpoints()] == ["learner-000004.safetensors", "learner-000005.safetensors"]
+
+
+def test_what_is_saved_of_a_run_that_goes_on_names_its_iteration(tmp_path: Path) -> None:
+    run = train(iterations=10_000)
+    saved = run.save(tmp_path / "copy")
+    run.stop()
+    copied = json.loads((saved / "run.json").read_text())["iteration"]
+    assert 1 <= copied == lab.load_policy(saved).version <= run.iteration and RunFolder(saved).state().iteration == copied
+
+
+def test_every_number_of_an_update_may_be_a_schedule() -> None:
+    """One that does not change learns what the number learns; each is asked with the share of the run that is done."""
+    asked: dict[str, list[float]] = {}
+    numbers = {"gamma": 0.9, "gae_lambda": 0.8, "learning_rate": 1e-3, "n_epochs": 2, "batch_size": 40, "clip_range": 0.2, "vf_coef": 0.4,
+               "ent_coef": 0.01, "max_grad_norm": 0.3}  # fmt: skip
+    assert set(numbers) == {name for name, hint in get_type_hints(PPOConfig).items() if hint == Number}
+
+    def constant(name: str, value: float) -> Callable[[float], float]:
+        return lambda progress: asked.setdefault(name, []).append(progress) or value
+
+    plain = train(**numbers, iterations=4).wait()
+    scheduled = train(**{name: constant(name, value) for name, value in numbers.items()}, iterations=4).wait()
+    assert same(arrays(plain), arrays(scheduled))
+    assert all({0.0, 0.25, 0.5, 0.75} <= set(asked[name]) for name in numbers)
+
+
 def test_a_goal_ends_a_run_and_is_named() -> None:
     run = train(iterations=50, until={"return": -1e9}, eval_every={"iterations": 1}, eval_episodes=2).wait()
     assert run.state == "finished" and run.iteration == 1 and "≥ -1e+09" in run.reason and run.evaluate(2)["iteration"] == 1
@@ -171,7 +206,7 @@ def test_a_broken_environment_comes_out_too() -> None:
         ({"lr": 1e-3}, "'lr' is called 'learning_rate' here. Next: learning_rate=0.001."),
         ({"eval_evry": 3}, "eval_every"),
         ({"gamma": 2.0}, "gamma is 2.0"),
-        ({"total_timesteps": 0}, "total_timesteps is 0"),
+        ({"total_timesteps": 0}, r"total_timesteps is 0.*Next: total_timesteps=100_000"),
         ({"eval_every": {"steps": 3}}, "eval_every="),
         ({"plan": "fastest"}, "an ExecutionPlan"),
     ],
@@ -179,6 +214,61 @@ def test_a_broken_environment_comes_out_too() -> None:
 def test_settings_that_make_no_sense_are_refused_before_anything_starts(settings: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, UnknownNameError), match=said):
         train(**settings)
+
+
+def test_a_vector_of_gymnasium_is_trained_on_as_it_is() -> None:
+    """With its own number of environments, on copies: the user's stays as it was."""
+    vector = gymnasium.make_vec("CartPole-v1", 3)
+    settings: dict[str, Any] = {"n_steps": 8, "batch_size": 12, "n_epochs": 1, "iterations": 2, "folder": False, "progress": False}
+    run = lab.train("ppo", vector, **settings).wait()
+    assert run.config.num_envs == 3 and run.evaluate(2)["episodes"] == 2 and len(run.metrics) == 2
+    assert vector.reset(seed=0)[0].shape == (3, 4) and not vector.closed
+    assert run.policy().predict(vector.reset(seed=0)[0])[0].shape == (3,)
+    with pytest.raises(ConfigError, match=r"this VectorEnv has 3 environments, num_envs is 4\. Next: num_envs=3"):
+        lab.train("ppo", vector, **settings, num_envs=4)
+    vector.__deepcopy__ = lambda memo: 1 / 0
+    with pytest.raises(ConfigError, match=r"which cannot be copied \(ZeroDivisionError.*Next: a function that takes num_envs"):
+        lab.train("ppo", vector, **settings)
+
+
+class Absent:
+    """An adapter that knows its task without the simulator, which is not installed here."""
+
+    name = "absent"
+
+    def load(self) -> Any:
+        return self
+
+    def tasks(self) -> list[str]:
+        raise MissingDependencyError.of("absent_sim", "absent", "An environment of absent")
+
+    def has(self, task: str) -> bool:
+        return True
+
+    def spec(self, task: str, max_episode_steps: int | None = None) -> EnvSpec:
+        return EnvSpec(f"absent/{task}", gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2), 10)
+
+    def make(self, task: str, num_envs: int, max_episode_steps: int | None) -> Any:
+        self.tasks()
+
+
+def test_a_simulator_that_is_not_here_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in a worker; unless workers live elsewhere, where it may be installed."""
+    found = {**registry.adapters(), "absent": Absent()}
+    monkeypatch.setattr(registry, "adapters", lambda: found)
+    with pytest.raises(MissingDependencyError, match=r"absent_sim.*Next: pip install 'rlinf-lab\[absent\]'"):
+        lab.train("ppo", "absent/Task-v0", **{**SMALL, "folder": "here"})
+    assert not Path("here").exists(), "nothing was begun"
+    factory = registry.environment("absent/Task-v0")
+    assert factory.for_run(4).runner is not None and with_runner(PPOConfig("absent/Task-v0"), "ray")[1] is not None
+
+
+@pytest.mark.parametrize(("algorithm", "unit"), [("ppo", "steps"), ("clone", "gradient steps"), ("grpo", "answers")])
+def test_a_line_of_progress_says_what_it_counts(algorithm: str, unit: str) -> None:
+    line = Line("mine", 10, unit=find(algorithm).config.unit)
+    line({"env_steps": 10})
+    assert f" {unit}/s" in str(line._bar)
+    line.close()
 
 
 def test_unknown_algorithms_and_folders_are_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ import pytest
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.control.scheduler import Scheduler
+from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.workflow import Workflow
 
 
 def hold_up_threads(monkeypatch: pytest.MonkeyPatch, seed: int, share: float, seconds: float) -> None:
@@ -35,3 +39,20 @@ def recorded(plan: ExecutionPlan, executor: LocalExecutor) -> Timeline:
     for batch in executor.news.drain():
         timeline.extend(batch)
     return timeline
+
+
+def executed(flow: Workflow, plan: ExecutionPlan, iterations: int = 3, arguments: Callable[[int], tuple] = lambda i: ()) -> Timeline:
+    """Really run, with a clock that computing alone moves. ``arguments`` of the iteration function, by iteration."""
+    return finished(LocalExecutor(flow, plan, MockClock()), plan, iterations, arguments)
+
+
+def finished(executor: LocalExecutor, plan: ExecutionPlan, iterations: int = 3, arguments: Callable[[int], tuple] = lambda i: ()) -> Timeline:
+    executor.start()
+    session = Session(executor)
+    try:
+        for i in range(iterations):
+            session.submit(*arguments(i))
+        session.finish()
+    finally:
+        assert executor.stop() == Ended()
+    return recorded(plan, executor)

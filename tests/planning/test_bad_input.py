@@ -140,9 +140,9 @@ def test_bad_options_are_one_line(given: list[str], tmp_path: Path, capsys: pyte
 
 
 def test_nearest_devices_are_found_for_large_budgets_at_once() -> None:
-    large = dataclasses.replace(WORK, memory=dataclasses.replace(WORK.memory, resident_gib=1e6, sharded=True))
-    with pytest.raises(PlanError, match=r"'a' needs 244 GiB on each of 4096 devices, and a device has 200 GiB\. Next: memory_gib=245, or devices=5000\."):
-        plan(PROFILE.replace(workers={"a": large, "b": WORK}, device_memory_gib=200.0), 4096)
+    large = dataclasses.replace(WORK, memory=dataclasses.replace(WORK.memory, resident_gib=2.5e5, sharded=True))
+    with pytest.raises(PlanError, match=r"'a' needs 244 GiB on each of 1024 devices, and a device has 200 GiB\. Next: memory_gib=245, or devices=1250\."):
+        plan(PROFILE.replace(workers={"a": large, "b": WORK}, device_memory_gib=200.0), 1024)
 
 
 @pytest.mark.parametrize("devices", [{0: 4}, {None: 4}, {"": 2, 1: 2}])

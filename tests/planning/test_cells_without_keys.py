@@ -46,21 +46,21 @@ def ring() -> Workflow:
     return flow
 
 
-def one_at_a_time(turn):
-    for _ in range(STEPS):
-        yield run(4 * MS)
-        yield put("obs")
-        yield get("acts", 1)
-    yield put("done", 8)
+def rounds(puts: int, items: int, gets: int) -> Callable:
+    """So many puts of so many items, then a get of so many, and again."""
+
+    def roll(turn):
+        for _ in range(STEPS):
+            for _ in range(puts):
+                yield run(4 * MS)
+                yield put("obs", items)
+            yield get("acts", gets)
+        yield put("done", 8)
+
+    return roll
 
 
-def all_at_once(turn):
-    """Four tokens, and it waits for all of them."""
-    for _ in range(STEPS):
-        yield run(4 * MS)
-        yield put("obs", 4)
-        yield get("acts", 4)
-    yield put("done", 8)
+one_at_a_time, all_at_once, three_for_one = rounds(1, 1, 1), rounds(1, 4, 4), rounds(3, 1, 1)
 
 
 def two_under_way(turn):
@@ -82,15 +82,6 @@ def last_unanswered(turn):
             yield get("acts", 1)
         yield run(4 * MS)
         yield put("obs")
-    yield put("done", 8)
-
-
-def three_for_one(turn):
-    for _ in range(STEPS):
-        for _ in range(3):
-            yield run(4 * MS)
-            yield put("obs")
-        yield get("acts", 1)
     yield put("done", 8)
 
 

@@ -221,26 +221,14 @@ def test_a_cell_alternates_or_overlaps() -> None:
 
 # --- the public tool's rule ------------------------------------------------------------------------------
 def test_the_public_rule() -> None:
+    worker = WorkerProfile(samples((8, 512, 50)), "generation", lengths=Lengths(99.0, mean_tokens=9.0))
+    with pytest.raises(ConfigError, match=r"workers\.a\.max_running"):
+        fit(Profile(512, {"a": worker}), "rlinf")
+    with pytest.raises(UnknownNameError, match="Did you mean 'rlinf'"):
+        fit(Profile(512, {"a": worker}), "rlinff")
     rollout = CapacityCliff(224.0, 128, 8192.0, 128)
     assert rollout.seconds(np.array([128, 80, 64]), 8192.0) == pytest.approx([224, 224, 448])
     assert DampedScaling(101.0, 128, 8192.0).seconds(np.array([128, 32]), 8192.0) == pytest.approx([101, 101 * 4 / 1.4])
-
-
-def test_fit_picks_a_model_for_each_kind() -> None:
-    profile = Profile.from_dict({
-        "items": 64,
-        "workers": {
-            "a": {"kind": "generation", "samples": [{"devices": 1, "items": 64, "seconds": 9}], "lengths": {"max_tokens": 99, "mean_tokens": 9}},
-            "b": {"samples": [{"devices": 1, "items": 64, "seconds": 1}]},
-            "c": {"kind": "simulator", "samples": [{"devices": 1, "items": 8, "seconds": 1}]},
-        },
-    })  # fmt: skip
-    kinds = {n: type(m).__name__ for n, m in fit(profile).items()}
-    assert kinds == {"a": "GenerationModel", "b": "BatchModel", "c": "SimulatorModel"}
-    with pytest.raises(ConfigError, match=r"workers\.a\.max_running"):
-        fit(profile, "rlinf")
-    with pytest.raises(UnknownNameError, match="Did you mean 'rlinf'"):
-        fit(profile, "rlinff")
 
 
 def test_equal_workers_share_a_model_that_keeps_no_more_than_it_should(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,7 @@ import pytest
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.fit.crowding import checked_factors, stretched
-from rlinf_lab.planning.replay.estimate import estimate
 from rlinf_lab.runtime.profiling.crowding import Crowd
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -64,29 +62,6 @@ def test_work_on_one_core_or_without_factors_takes_as_long_as_before() -> None:
     both = timeline_of([(("cpu:0",), 0, 10), (("cpu:1",), 0, 10)])
     assert stretched(both, ()) is both and stretched(both, (1.0,)) is both
     assert stretched(both, FACTORS).elapsed_ns == 15
-
-
-class Works(lab.Worker):
-    def work(self) -> None:
-        self.compute(0.01)
-
-
-def test_an_estimate_made_on_one_core_knows_that_two_slow_each_other_down() -> None:
-    flow = lab.Workflow("two")
-    first, second = flow.worker(Works, name="first"), flow.worker(Works, name="second")
-
-    @flow.iteration
-    def iteration() -> None:
-        first.work()
-        second.work()
-
-    one = lab.ExecutionPlan.temporal(flow, ["cpu:0"])
-    two = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"first": [0], "second": [1]})
-    run = lab.run(flow, one, 4, clock=MockClock())  # both take as long as each other, whatever else this machine does
-    run.wait()
-    plain, crowded = (estimate(flow, one, run.timeline, crowding=c) for c in ((), (1.0, 1.4)))
-    assert crowded.iteration_seconds(one) == plain.iteration_seconds(one)
-    assert crowded.iteration_seconds(two) == pytest.approx(1.4 * plain.iteration_seconds(two))
 
 
 @pytest.mark.parametrize("bad", [(2.0,), (1.0, 0.9), (1.0, float("nan")), (1.0, "x"), 3, (1.0, 2.0, 1.5)])

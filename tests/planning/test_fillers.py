@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from driving import recorded
-
-sys.path.insert(0, str(Path(__file__).parent))
+from driving import finished
 from random_flows import MS, Scenario, scenario
 from sweeps import sweep
 
@@ -21,7 +17,7 @@ from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
 from rlinf_lab.planning.engine.fillers import Fillers
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
-from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record.span import Span, SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -56,15 +52,7 @@ class Idler(Worker):
 
 def execute(made: Scenario, delays: int) -> Timeline:
     executor = LocalExecutor(made.flow, made.plan, MockClock(), fillers=[Filler(Idler, made.seed, on=made.plan.devices, delays=delays)])
-    executor.start()
-    session = Session(executor)
-    try:
-        for _ in range(ITERATIONS):
-            session.submit()
-        session.finish()
-    finally:
-        assert executor.stop() == Ended()
-    timeline = recorded(made.plan, executor)
+    timeline = finished(executor, made.plan, ITERATIONS)
     told = {f.rank: f.steps for f in executor.news.fillers()}
     assert told == {r: sum(s.track.rank == r for s in steps(timeline)) for r in told}
     return timeline
@@ -143,12 +131,7 @@ def lone_flow() -> tuple[Workflow, ExecutionPlan]:
 def test_an_idle_device_is_filled_until_the_work_is_done_and_a_busy_one_never() -> None:
     flow, plan = lone_flow()
     executor = LocalExecutor(flow, plan, MockClock(), fillers=[Filler(Thrice, on=plan.devices, name="idler")])
-    executor.start()
-    try:
-        Session(executor).step()
-    finally:
-        assert executor.stop() == Ended()
-    timeline = recorded(plan, executor)
+    timeline = finished(executor, plan, 1)
     assert [(s.track.devices, s.start_ns, s.end_ns) for s in steps(timeline)] == [(("cpu:1",), t * MS, t * MS + 3 * MS) for t in (0, 3, 6)]
     assert timeline.busy()["ns"].tolist() == [10 * MS, 9 * MS]
     assert timeline.iterations()["end_ns"].tolist() == [10 * MS]

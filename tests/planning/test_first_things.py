@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from mock_runs import profiled, run, seconds
+from timed_flows import Timed, timed
 
 import rlinf_lab as lab
 from rlinf_lab.planning.profile.profile import Profile
@@ -17,60 +18,26 @@ from rlinf_lab.timeline.record.span import SpanKind
 ITEMS, SWITCH, EACH = 8, 3.0, 1.0
 
 
-class Stage(lab.Worker):
+class Stage(Timed):
     def onload(self) -> None:
         self.compute(SWITCH)
 
     def offload(self) -> None:
         self.compute(SWITCH)
 
-    def make(self, out: lab.Outbox) -> None:
-        for i in range(ITEMS):
-            self.compute(EACH)
-            out.put(i)
 
-    def reads(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
-        sizes: list[int] = []
-        for batch in inbox:
-            self.hand_on(batch, out)
-            sizes.append(len(batch))
-
-    def prepares(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
+class Prepares(Stage):
+    def work(self, inbox: lab.Inbox, *outs: lab.Outbox) -> list[int]:
         self.prepare()
-        for batch in inbox:
-            self.hand_on(batch, out)
+        return [self.worked(batch, outs) for batch in inbox]
 
     def prepare(self) -> None:
         pass
 
-    def hand_on(self, batch: list[int], out: lab.Outbox) -> None:
-        self.compute(EACH * len(batch))
-        out.put_all(batch)
-
-    def ends(self, inbox: lab.Inbox) -> list[int]:
-        sizes = []
-        for batch in inbox:
-            self.compute(EACH * len(batch))
-            sizes.append(len(batch))
-        return sizes
-
-    def ends_prepared(self, inbox: lab.Inbox) -> list[int]:
-        self.prepare()
-        return self.ends(inbox)
-
 
 def chain(prepares: bool) -> lab.Workflow:
-    flow = lab.Workflow("chain")
-    x, y = flow.channel("x", capacity=None), flow.channel("y", capacity=None)
-    a, b, c = (flow.worker(Stage, name=n) for n in "abc")
-
-    @flow.iteration
-    def iteration() -> Any:
-        a.make(x)
-        b.prepares(x, y) if prepares else b.reads(x, y)
-        return c.ends_prepared(y) if prepares else c.ends(y)
-
-    return flow
+    kind = Prepares if prepares else Stage
+    return timed("ab bc", ITEMS, dict.fromkeys("abc", (0, EACH)), kinds={"a": Stage, "b": kind, "c": kind})[0]
 
 
 def believed() -> Profile:
@@ -102,13 +69,6 @@ def on_each_device(planned: lab.Planned) -> dict[int, list[str]]:
             for device in devices:
                 found.setdefault(device, []).append(worker)
     return found
-
-
-def test_preparing_costs_turns_and_the_plans_say_so() -> None:
-    """Two devices: where c shares one with b, it comes once for nothing."""
-    found = [lab.plan(chain(prepares), ["cpu:0", "cpu:1"], believed(), micro_batches=4) for prepares in (False, True)]
-    worst = [max(p.seconds for p in plans if p.mode == "hybrid") for plans in found]
-    assert worst[1] > worst[0] + SWITCH
 
 
 def test_the_workflow_tells_and_not_the_profile() -> None:
@@ -145,6 +105,9 @@ class Warms(Stage):
 
     seen: ClassVar[list[bool]] = []
     here = True
+
+    def __init__(self) -> None:
+        super().__init__(ITEMS, 0.0, EACH, 1)
 
     def onload(self) -> None:
         self.here = True

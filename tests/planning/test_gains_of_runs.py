@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
 from pathlib import Path
 
 import pytest
+from driving import executed
 from hypothesis import given
 from hypothesis import strategies as st
 from mock_runs import run
+from random_flows import Scenario, scenario
 from sweeps import sweep
-from test_parity import execute
+from timed_flows import Timed, timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import TimelineError
@@ -22,9 +24,6 @@ from rlinf_lab.timeline.critical import gains
 from rlinf_lab.timeline.critical.gains import SCHEDULER, SPANS
 from rlinf_lab.timeline.record.batch import SpanBatch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from random_flows import Scenario, scenario
-
 
 def ran(seed: int, faster: str = "") -> tuple[Scenario, Timeline]:
     """A random flow under a random plan; what one of its workers computes in half the time."""
@@ -33,7 +32,7 @@ def ran(seed: int, faster: str = "") -> tuple[Scenario, Timeline]:
         if stage.name == faster:
             stage.fixed, stage.each, stage.epilogue = stage.fixed / 2, stage.each / 2, stage.epilogue / 2
             stage.first = None if stage.first is None else stage.first / 2
-    timeline = execute(made)
+    timeline = executed(made.flow, made.plan)
     timeline.rerun = Rerun(checked_layout(made.flow, made.plan))
     return made, timeline
 
@@ -56,27 +55,15 @@ def test_a_gain_is_what_the_faster_run_gains_and_says_where_it_is_about(seeds: r
     assert sure >= len(seeds) // 2
 
 
-class Maker(lab.Worker):
-    def make(self, out: lab.Outbox) -> None:
-        for item in range(6):
-            self.compute(0.003)
-            out.put(item)
-
-
-class Taker(lab.Worker):
-    def take(self, into: lab.Inbox) -> None:
-        for batch in into:
-            self.compute(0.005 * len(batch))
-
-
 def made(order: str = "fifo") -> Timeline:
     flow = lab.Workflow("two")
-    items, maker, taker = flow.channel("items", order=order), flow.worker(Maker), flow.worker(Taker)
+    items = flow.channel("items", order=order)
+    maker, taker = (flow.worker(Timed, 6, 0.0, each, 1, name=name) for name, each in (("maker", 0.003), ("taker", 0.005)))
 
     @flow.iteration
     def iteration() -> None:
         maker.make(items)
-        taker.take(items)
+        taker.work(items)
 
     return run(flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, micro_batch=1), 2).timeline
 
@@ -130,37 +117,11 @@ def test_other_batches_of_the_same_items_take_what_these_take(sizes: list[int], 
         assert sum(deed.ns for deed in part) == pytest.approx(fixed + each * n, abs=1)
 
 
-def of_many(count: int = 12) -> Timeline:
-    """A chain, of which the middle worker takes longest."""
-
-    class First(lab.Worker):
-        def make(self, out: lab.Outbox) -> None:
-            for item in range(3):
-                self.compute(0.001)
-                out.put(item)
-
-    class Next(lab.Worker):
-        def __init__(self, seconds: float) -> None:
-            self.seconds = seconds
-
-        def work(self, into: lab.Inbox, out: lab.Outbox) -> None:
-            for batch in into:
-                self.compute(self.seconds * len(batch))
-                out.put_all(batch)
-
-    flow = lab.Workflow("many")
-    channels = [flow.channel(f"c{i}") for i in range(count)]
-    first = flow.worker(First, name="w0")
-    others = [flow.worker(Next, 0.001 * (1 + min(i, count - i)), name=f"w{i}") for i in range(1, count)]
-
-    @flow.iteration
-    def iteration() -> None:
-        first.make(channels[0])
-        for worker, into, out in zip(others, channels, channels[1:], strict=False):
-            worker.work(into, out)
-        channels[-1].get_all()
-
-    return run(flow, lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(count)], {f"w{i}": [i] for i in range(count)}, micro_batch=1), 2).timeline
+def of_many() -> Timeline:
+    """A chain of twelve, of which the middle worker takes longest."""
+    names = "abcdefghijkl"
+    flow, _ = timed(" ".join(map("".join, itertools.pairwise(names))), 3, {n: (0.0, 0.001 * (1 + min(i, 12 - i))) for i, n in enumerate(names)})
+    return run(flow, lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(12)], {n: [i] for i, n in enumerate(names)}, micro_batch=1), 2).timeline
 
 
 def test_of_many_workers_the_run_is_done_again_for_those_that_gain_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +144,7 @@ def test_of_many_workers_the_run_is_done_again_for_those_that_gain_most(monkeypa
     timeline.rerun = counting
     told = timeline.gains(most=3)
     assert done == 1 + 3
-    assert told.head(3).equals(everybody.head(3)) and told.iloc[0]["worker"] == "w6"
+    assert told.head(3).equals(everybody.head(3)) and told.iloc[0]["worker"] == "g"
     assert told.attrs["basis"] == SCHEDULER and everybody.attrs["note"] == ""
     assert "done again for 3 of 12 rows" in told.attrs["note"] and told.attrs["note"].endswith("Next: gains(most=12).")
     assert timeline.gains(most=12).equals(everybody)

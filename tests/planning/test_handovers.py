@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_runs import profiled, run, seconds
+from timed_flows import Timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
@@ -20,27 +21,13 @@ from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Profile, S
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 
 
-class Source(lab.Worker):
+class Source(Timed):
     def __init__(self, item: float, load: float) -> None:
-        self.item, self.seconds = item, load
-
-    def generate(self, out: lab.Outbox, n: int = 16) -> None:
-        for i in range(n):
-            self.compute(self.item)
-            out.put(i)
+        super().__init__(16, 0.0, item, 1)
+        self.seconds = load
 
     def load(self, weights: float) -> None:
         self.compute(self.seconds)
-
-
-class Stage(lab.Worker):
-    def __init__(self, item: float) -> None:
-        self.item = item
-
-    def work(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
-        for batch in inbox:
-            self.compute(self.item * len(batch))
-            out.put_all(batch)
 
 
 class Learner(lab.Worker):
@@ -65,11 +52,11 @@ def weights_by_value(
     channels = [flow.channel(f"c{i}", capacity=None) for i in range(len(stages) + 1)]
     kinds = workers or (Source, Learner)
     source, learner = flow.worker(kinds[0], item, load, name="source"), flow.worker(kinds[1], item, weights, name="learner")
-    between = [flow.worker(Stage, s, name=f"stage{i}") for i, s in enumerate(stages)]
+    between = [flow.worker(Timed, 16, 0.0, s, 1, name=f"stage{i}") for i, s in enumerate(stages)]
 
     @flow.iteration
     def iteration():
-        source.generate(channels[0])
+        source.make(channels[0])
         for i, stage in enumerate(between):
             stage.work(channels[i], channels[i + 1])
         update = learner.train(channels[-1])
@@ -119,7 +106,7 @@ def test_who_loads_new_weights_comes_to_its_device_for_it(staleness: int) -> Non
     assert seconds(run(flow, plans.best)) == pytest.approx(1.44) and plans.bound.seconds == pytest.approx(1.02)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.floats(0.001, 0.05), st.floats(0.0, 0.5), st.floats(0.001, 0.5), st.lists(st.floats(0.001, 0.05), max_size=1).map(tuple), st.integers(0, 2)
 )  # fmt: skip
@@ -142,7 +129,7 @@ def test_calls_that_cannot_be_told_apart_are_no_handovers() -> None:
     @flow.iteration
     def iteration():
         source.load(0.0)
-        source.generate(a)
+        source.make(a)
         update = learner.train(a)
         source.load(learner.weights())
         return update

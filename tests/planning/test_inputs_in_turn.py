@@ -8,22 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_runs import profiled, run, seconds
+from timed_flows import Timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
-
-
-class Source(lab.Worker):
-    def __init__(self, n: int, item: float) -> None:
-        self.n, self.item = n, item
-
-    def produce(self, out: lab.Outbox) -> None:
-        for i in range(self.n):
-            self.compute(self.item)
-            out.put(i)
 
 
 class Join(lab.Worker):
@@ -44,13 +35,13 @@ class Join(lab.Worker):
 def join(first: float = 0.02, second: float = 0.01, counts: tuple[int, int] = (8, 24), items: tuple[float, float] = (0.01, 0.01), how: str = "in_turn"):
     flow = lab.Workflow("join")
     x, y = flow.channel("x", capacity=None), flow.channel("y", capacity=None)
-    a, b = (flow.worker(Source, n, item, name=name) for n, item, name in zip(counts, items, ("a", "b"), strict=True))
+    a, b = (flow.worker(Timed, n, 0.0, item, 1, name=name) for n, item, name in zip(counts, items, ("a", "b"), strict=True))
     j = flow.worker(Join, first, second, name="j")
 
     @flow.iteration
     def iteration():
-        a.produce(x)
-        b.produce(y)
+        a.make(x)
+        b.make(y)
         return getattr(j, how)(x, y)
 
     return flow
@@ -74,7 +65,7 @@ def test_a_batch_of_each_at_a_time_is_no_turn() -> None:
     assert profile.workers["j"].in_turn == () and not lab.plan(profile, 3).best.notes
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.tuples(*[st.floats(0.001, 0.05)] * 4))
 def test_streams_in_turn_take_what_a_run_takes(times: tuple[float, float, float, float]) -> None:
     flow = join(times[0], times[1], (16, 16), (times[2], times[3]))

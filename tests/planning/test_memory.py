@@ -14,7 +14,6 @@ from random_profiles import random_profile
 from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.engine.engine import Do, Engine, Event
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.candidates import candidates
 from rlinf_lab.planning.planner.planner import Planned, plan
@@ -144,63 +143,33 @@ def test_no_pin_finds_a_faster_plan_of_turns(seed: int) -> None:
     assert best(profile) == pytest.approx(min(pinned))
 
 
-def test_who_stays_is_not_switched_out() -> None:
-    """It takes no turn, so it is in nobody's way."""
-    engine = Engine(1, memory=1)
-    stays, first, second = (engine.add_process([0], size=size) for size in (0, 1, 1))
-    orders = []
-    for process in (stays, first, stays, second, stays, first):
-        todo = engine.settle([(process, Event.START, 0, 1)])
-        while todo:
-            do, who, _, _ = todo.pop(0)
-            if do in (Do.OFFLOAD, Do.ONLOAD):
-                orders.append((Do(do).name, who))
-                todo += engine.settle([(who, Event.OFFLOADED if do == Do.OFFLOAD else Event.ONLOADED, -1, 0)])
-        engine.settle([(process, Event.DONE, -1, 0)])
-    assert orders == [("ONLOAD", stays), ("ONLOAD", first), ("OFFLOAD", first), ("ONLOAD", second), ("OFFLOAD", second), ("ONLOAD", first)]
-
-
-@sweep(12, 30)
-def test_random_plans_fit_as_executed(seeds: range) -> None:
-    """Accounted for again from the execution plan: who may be on a device at the same time, and what they hold."""
-    checked = 0
-    for seed in seeds:
-        try:
-            profile = random_profile(seed)
-            plans = plan(profile, 4, micro_batches=4, simulate=False, quick=seed % 3 > 0)
-        except PlanError:
-            continue
-        for planned in plans:
-            checked += 1
-            assert _most_at_once(profile, planned) <= (profile.device_memory_gib or math.inf) + 1e-6, (seed, planned)
-    assert checked > len(seeds)
-
-
-@pytest.mark.long
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.long)])
 @sweep(14, 40)
-def test_random_plans_with_shared_weights_fit_as_executed(seeds: range) -> None:
-    """Each weights once on a device, whoever of their holders is there."""
-    checked = shared = 0
+def test_random_plans_fit_as_executed(shared: bool, seeds: range) -> None:
+    """Accounted for again from the execution plan: who may be on a device at the same time, and what they hold; shared weights once, whoever is there."""
+    checked = once = 0
     for seed in seeds:
-        made, rng = random_profile(seed), random.Random(seed)
-        names = [n for n, w in made.workers.items() if w.resource == "device"]
-        if len(names) < 2:
-            continue
-        workers = dict(made.workers)
-        for name in rng.sample(names, rng.randint(2, len(names))):
-            own = dataclasses.replace(workers[name].memory, resident_gib=workers[name].memory.resident_gib / rng.choice([1, 3]), shared_gib=25.0, shared_as="m")
-            workers[name] = dataclasses.replace(workers[name], memory=own)
-        profile = made.replace(workers=workers)
+        profile = sharing(seed) if shared else random_profile(seed)
         try:
             plans = plan(profile, 4, micro_batches=4, simulate=False, quick=seed % 3 > 0)
         except PlanError:
             continue
+        gib = profile.device_memory_gib or math.inf
         for planned in plans:
             checked += 1
-            most = _most_at_once(profile, planned)
-            assert most <= (profile.device_memory_gib or math.inf) + 1e-6, (seed, planned)
-            shared += _most_at_once(profile, planned, once=False) > (profile.device_memory_gib or math.inf)
-    assert checked > len(seeds) and shared > 1, (checked, shared)
+            assert _most_at_once(profile, planned) <= gib + 1e-6, (seed, planned)
+            once += _most_at_once(profile, planned, once=False) > gib
+    assert checked > len(seeds) and (once > 1) == shared, (checked, once)
+
+
+def sharing(seed: int) -> Profile:
+    """Some of whose workers hold the same weights."""
+    made, rng = random_profile(seed), random.Random(seed)
+    names, workers = [n for n, w in made.workers.items() if w.resource == "device"], dict(made.workers)
+    for name in rng.sample(names, rng.randint(2, len(names))) if len(names) > 1 else ():
+        own = dataclasses.replace(workers[name].memory, resident_gib=workers[name].memory.resident_gib / rng.choice([1, 3]), shared_gib=25.0, shared_as="m")
+        workers[name] = dataclasses.replace(workers[name], memory=own)
+    return made.replace(workers=workers)
 
 
 def _most_at_once(profile: Profile, planned: Planned, once: bool = True) -> float:

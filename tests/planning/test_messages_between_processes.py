@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from driving import executed
+from timed_flows import cell
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
@@ -13,9 +15,6 @@ from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.replay.estimate import estimate
 from rlinf_lab.planning.replay.loop_script import seen_messages
-from rlinf_lab.runtime.executors.local import LocalExecutor
-from rlinf_lab.runtime.session.session import Session
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -23,52 +22,6 @@ from rlinf_lab.timeline.timeline import Timeline
 UNIX, TCP = Message("unix", 0.003, 0.001), Message("tcp", 0.03, 0.01)
 TOKENS, STEPS = 2, 5
 MS = 1_000_000
-
-
-class Sim(lab.Worker):
-    def collect(self, actions: lab.Inbox, obs: lab.Outbox) -> None:
-        keys = range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches)
-        for step in range(STEPS + 1):
-            for key in keys:
-                if step:
-                    actions.take(key=key)
-                self.compute(0.010)
-                if step < STEPS:
-                    obs.put(key)
-
-
-class Policy(lab.Worker):
-    def act(self, obs: lab.Inbox, actions: lab.Outbox) -> None:
-        for batch in obs:
-            for key in batch:
-                self.compute(0.020)
-                actions.put(key, key=key)
-
-
-def cell() -> lab.Workflow:
-    flow = lab.Workflow("cell")
-    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
-    simulator, policy = flow.worker(Sim, name="sim"), flow.worker(Policy, name="policy")
-
-    @flow.iteration
-    def iteration() -> None:
-        simulator.collect(act, obs)
-        policy.act(obs, act)
-
-    return flow
-
-
-def measured(flow: lab.Workflow, plan: lab.ExecutionPlan, iterations: int = 3) -> Timeline:
-    executor = LocalExecutor(flow, plan, MockClock())
-    executor.start()
-    session = Session(executor)
-    for _ in range(iterations):
-        session.step()
-    timeline = Timeline(plan.devices)
-    for batch in executor.news.drain():
-        timeline.extend(batch)
-    executor.stop()
-    return timeline
 
 
 def one(flow: lab.Workflow, tokens: int = 1) -> lab.ExecutionPlan:
@@ -81,10 +34,11 @@ def apart(flow: lab.Workflow, there: str = "cpu:1", tokens: int = 1) -> lab.Exec
 
 @pytest.mark.parametrize(("there", "message"), [("cpu:1", UNIX), ("node1/cpu:0", TCP)])
 def test_a_round_trip_costs_two_flights_and_computing_at_four_ends(there: str, message: Message) -> None:
-    flow = cell()
-    timeline = measured(flow, one(flow))
+    flow = cell(0.010, 0.020, STEPS)
+    timeline = executed(flow, one(flow))
     here = estimate(flow, one(flow), timeline)
     there_too = estimate(flow, one(flow), timeline, messages=(UNIX, TCP))
+    assert here.notes == ("policy.act: every batch had 1 items; assumed to take as long at other sizes",)
     plan = apart(flow, there)
     assert here.iteration_seconds(plan) == pytest.approx((STEPS + 1) * 0.010 + STEPS * 0.020)
     each = 2 * message.latency_s + 4 * message.busy_s
@@ -93,7 +47,7 @@ def test_a_round_trip_costs_two_flights_and_computing_at_four_ends(there: str, m
 
 
 def test_who_asks_another_host_for_items_pays_a_message_there_and_one_back() -> None:
-    flow = cell()
+    flow = cell(0.010, 0.020, STEPS)
     plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"sim": 2, "policy": 2})
     hops = Hops(checked_layout(flow, plan), (UNIX,))
     near, far = hops.taking("policy", 0, "obs"), hops.taking("policy", 1, "obs")
@@ -105,8 +59,8 @@ def test_who_asks_another_host_for_items_pays_a_message_there_and_one_back() -> 
 
 def test_what_the_measured_run_had_is_not_added_again() -> None:
     """Computing for messages is in the durations of a run in processes; the flights are not."""
-    flow = cell()
-    timeline = measured(flow, apart(flow))
+    flow = cell(0.010, 0.020, STEPS)
+    timeline = executed(flow, apart(flow))
     known = estimate(flow, apart(flow), timeline, messages=(UNIX,))
     in_processes = dataclasses.replace(known, in_processes=True)
     added = known._simulated(apart(flow), 1, True).elapsed_ns - in_processes._simulated(apart(flow), 1, True).elapsed_ns
@@ -116,8 +70,8 @@ def test_what_the_measured_run_had_is_not_added_again() -> None:
 
 def test_a_flight_that_ends_before_its_item_is_wanted_costs_nobody_anything() -> None:
     """Two tokens time-share: what one's step takes, the other's answer flies."""
-    flow = cell()
-    timeline = measured(flow, one(flow, 2))
+    flow = cell(0.010, 0.020, STEPS)
+    timeline = executed(flow, one(flow, 2))
     plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"sim": [0], "policy": [1]}, sub_batches={"sim": 2}, micro_batches={"obs": 1})
     without, flying = (estimate(flow, one(flow, 2), timeline, messages=m) for m in ((), (Message("unix", 0.003),)))
     found = flying.iteration_seconds(plan) - without.iteration_seconds(plan)
@@ -126,8 +80,8 @@ def test_a_flight_that_ends_before_its_item_is_wanted_costs_nobody_anything() ->
 
 
 def test_computing_for_messages_that_a_plan_does_not_send_is_taken_off() -> None:
-    flow = cell()
-    known = dataclasses.replace(estimate(flow, apart(flow), measured(flow, apart(flow)), messages=(UNIX,)), in_processes=True)
+    flow = cell(0.010, 0.020, STEPS)
+    known = dataclasses.replace(estimate(flow, apart(flow), executed(flow, apart(flow)), messages=(UNIX,)), in_processes=True)
     here, there = (known._simulated(plan, 1, True).elapsed_ns for plan in (one(flow), apart(flow)))
     all_but_one = (4 * STEPS - 1) * UNIX.busy_s  # after its last answer the policy does nothing that could be shorter
     assert there - here == pytest.approx(1e9 * (STEPS * 2 * UNIX.latency_s + all_but_one))
@@ -135,7 +89,7 @@ def test_computing_for_messages_that_a_plan_does_not_send_is_taken_off() -> None
 
 def test_flights_are_read_off_the_run() -> None:
     """10 and 30 ms on their way, and the reader of each goes on 1 ms later."""
-    flow = cell()
+    flow = cell(0.010, 0.020, STEPS)
     timeline = Timeline(["cpu:0", "cpu:1"])
     recorder = Recorder("host1")
     lane = recorder.track("host0 → host1", 0)

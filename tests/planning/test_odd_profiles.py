@@ -14,7 +14,6 @@ import pytest
 from rlinf_lab.cli import main
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning.placement.search_space import Setting
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.candidates import candidates
 from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile.profile import (
@@ -144,10 +143,10 @@ def test_a_name_that_is_given_twice_is_no_last_word(text: str) -> None:
         Profile.from_json(text)
 
 
-@pytest.mark.parametrize("text", [5, None, b"{}", "[" * 100_000, '{"name": 1' + 5000 * "0" + "}", "", "5", '{"name": "x"}'])
-def test_what_is_no_plan_is_refused(text: Any) -> None:
-    with pytest.raises(PlanError, match=r"Next|must be an object"):
-        ExecutionPlan.from_json(text)
+@pytest.mark.filterwarnings("error")
+def test_next_to_no_memory_for_each_item_is_no_limit() -> None:
+    tiny, none = (Profile.from_dict(changed(GENERATION, {"workers.a.memory": {"resident_gib": 30, "per_item_gib": n}})) for n in (5e-324, 0))
+    assert plan(tiny, 2, memory_gib=80, micro_batches=2).best.seconds == pytest.approx(plan(none, 2, memory_gib=80, micro_batches=2).best.seconds)
 
 
 @pytest.mark.filterwarnings("error")

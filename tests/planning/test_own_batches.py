@@ -15,6 +15,7 @@ from test_habits_of_workers import (
 )
 
 import rlinf_lab as lab
+from rlinf_lab.planning.fit.habits import Moments, agreed
 from rlinf_lab.runtime.threads.clocks import MockClock
 
 
@@ -81,6 +82,18 @@ def test_who_takes_several_batches_before_it_works_is_told() -> None:
     assert any("'taker' takes 2 batches before it works" in n for n in measured(choosy("2 batches")).notes)
     for habit in ("1 batches", "get 6"):
         assert not any("before it works" in n for n in measured(choosy(habit)).notes)
+
+
+@pytest.mark.parametrize(("between", "told"), [(0.01, True), (0.05, None), (0.3, False)])
+def test_a_read_that_waited_for_its_core_tells_nothing(between: float, told: bool | None) -> None:
+    moments = Moments()
+    for seconds in (0.0, between, 1.0 - between):
+        moments.computed(seconds)
+        if moments.busy < 1.0:
+            moments.got("c", 4)
+    moments.gave("out", 8)
+    assert moments.takes_all("c", 4) is told
+    assert agreed([told, True]) is (told is not False)
 
 
 def test_who_got_nothing_is_not_taken_for_quick() -> None:

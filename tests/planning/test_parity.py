@@ -6,37 +6,16 @@ Parity alone would miss a mistake that both drivers make, so the contract of the
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from driving import hold_up_threads, recorded
-
-sys.path.insert(0, str(Path(__file__).parent))
+from driving import executed, hold_up_threads
 from random_flows import Scenario, scenario
 
 from rlinf_lab.planning.simulator.simulator import Simulator
-from rlinf_lab.runtime.executors.local import LocalExecutor
-from rlinf_lab.runtime.session.session import Ended, Session
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
 
 ITERATIONS = 3
-
-
-def execute(made: Scenario) -> Timeline:
-    executor = LocalExecutor(made.flow, made.plan, MockClock())
-    executor.start()
-    session = Session(executor)
-    try:
-        for _ in range(ITERATIONS):
-            session.submit()
-        session.finish()
-        assert session.iteration == ITERATIONS
-    finally:
-        assert executor.stop() == Ended()
-    return recorded(made.plan, executor)
 
 
 def simulate(made: Scenario) -> Timeline:
@@ -46,13 +25,13 @@ def simulate(made: Scenario) -> Timeline:
 def assert_equal(seed: int) -> tuple[Scenario, int]:
     log: list = []
     made = scenario(seed, log)
-    executed, simulated = execute(made), simulate(made)
-    difference = executed.diff(simulated)
+    ran, simulated = executed(made.flow, made.plan, ITERATIONS), simulate(made)
+    difference = ran.diff(simulated)
     assert not difference, f"seed {seed}, {made.plan}\n{difference}"
     assert_contract(made, log)
-    assert_overlap(made, executed)
-    assert executed.bubble_sum_error_ns() == 0
-    return made, len(executed.spans)
+    assert_overlap(made, ran)
+    assert ran.bubble_sum_error_ns() == 0
+    return made, len(ran.spans)
 
 
 def assert_contract(made: Scenario, log: list) -> None:

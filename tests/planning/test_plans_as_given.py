@@ -6,13 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from random_profiles import random_profile
-from sweeps import sweep
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, RenamedError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.planner.planner import Plans, plan, planned
+from rlinf_lab.planning.planner.planner import plan, planned
 from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 
 PROFILES = sorted((Path(__file__).parents[2] / "docs" / "profiles").glob("*.json"))
@@ -23,31 +21,12 @@ def saved(made: object) -> ExecutionPlan:
     return ExecutionPlan.from_json(made.execution.to_json())  # type: ignore[attr-defined]
 
 
-def differing(plans: Plans) -> tuple[int, list[str]]:
-    """(plans that were simulated, those of which the saved one takes other seconds)."""
-    some = [p for p in plans if p.simulated is not None]
-    found = [(p, planned(plans.profile, saved(p))) for p in some]
-    return len(some), [f"{p.name} {p.shape}: {p.seconds}, {given.seconds}" for p, given in found if given.seconds != pytest.approx(p.seconds, rel=1e-9)]
-
-
 @pytest.mark.parametrize("path", PROFILES, ids=lambda p: p.stem)
 def test_a_saved_plan_takes_what_it_took(path: Path) -> None:
-    number, other = differing(plan(Profile.load(path), 16))
-    assert number and not other
-
-
-@sweep(4, 31)
-def test_so_do_plans_of_random_profiles(seeds: range) -> None:
-    """But for what a plan does not say: in how many parts a source hands over what others take from its own devices."""
-    number, other = 0, list[str]()
-    for seed in seeds:
-        try:
-            plans = plan(random_profile(seed), 6, micro_batches=4)
-        except PlanError:
-            continue
-        more, found = differing(plans)
-        number, other = number + more, other + found
-    assert number > 3 * len(seeds) // 2 and len(other) <= len(seeds) // 9, other
+    """Of random profiles: `test_stated_seconds`."""
+    plans = plan(Profile.load(path), 16)
+    some = [p for p in plans if p.simulated is not None]
+    assert some and [planned(plans.profile, saved(p)).seconds for p in some] == pytest.approx([p.seconds for p in some], rel=1e-9)
 
 
 def two(**fields: object) -> Profile:
@@ -108,7 +87,7 @@ KINDS = (DeviceKind("H"), DeviceKind("L", 0.5))
         (two(), {"micro_batches": {"a_to_c": 4}}, "Did you mean 'a_to_b'"),
         (two(), {"placements": {"a": [[0]]}}, r"places no rank of worker 'b'\. Next"),
         (two(), {"micro_batches": {"a_to_b": 3}}, r"micro_batches\['a_to_b'\] is 3; .* in 1, 2, 4, \.\.\. micro-batches\. Next: 2 or 4"),
-        (two(workers={"a": WORK, "b": dataclasses.replace(WORK, ranks=RankRule(2))}), {}, r"placements\['b'\] has ranks of 1 devices; the profile says 2"),
+        (two(workers={"a": WORK, "b": dataclasses.replace(WORK, ranks=RankRule(2))}), {}, r"placements\['b'\] has ranks of 1 device; the profile says 2"),
         (two(workers={"a": WORK, "b": dataclasses.replace(WORK, ranks=RankRule(counts=(2, 8)))}), {}, r"has 4 ranks, which .* Next: 2 devices"),
         (two(workers={"a": WORK, "b": dataclasses.replace(WORK, devices=2)}), {}, "pins it to 2"),
         (two(workers={"a": WORK, "b": WorkerProfile((Sample(0, 64.0, 8.0),), resource="host")}), {}, r"on 4 devices, but the profile has it on the host"),

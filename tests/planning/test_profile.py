@@ -50,6 +50,8 @@ def test_json_there_and_back(tmp_path: Path) -> None:
     profile.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == profile == Profile.from_json(profile.to_json())
     assert "groups of 8" in repr(profile) and "<table" in profile._repr_html_()
+    noted = profile.replace(notes=("<b>read off by hand</b>",))
+    assert repr(noted).endswith("note: <b>read off by hand</b>") and "&lt;b&gt;read off by hand" in noted._repr_html_()
     jsonschema.validate(profile.to_dict(), schema(Profile))
 
 
@@ -78,6 +80,12 @@ def test_json_there_and_back(tmp_path: Path) -> None:
         ("items", ..., ConfigError, r"profile\.items is missing"),
         ("workers", {}, ConfigError, r"workers is empty"),
         ("device_memory_gib", float("nan"), ConfigError, r"must be finite"),
+        ("workers.learner.samples.0.items", 1e-300, ConfigError, r"samples\[0\]\.items is 1e-300, hardly any of an item.*Next: "),
+        ("workers.rollout.lengths.max_tokens", 5e-324, ConfigError, r"max_tokens is 4\.94066e-324 tokens; it must be at least 1.*Next: "),
+        ("workers.rollout.lengths.mean_tokens", None, ConfigError, r"lengths gives none.*Next: "),
+        ("workers.rollout.kind", "batch", ConfigError, r"kind is 'batch', but lengths.*Next: "),
+        ("kinds", [{"name": "h"}, {"name": "a", "speed": 5e-324}], ConfigError, r"kinds\[1\]\.speed is 4\.94066e-324; it must be at least 1e-06.*Next: "),
+        ("kinds", [{"name": "h"}, {"name": ""}], ConfigError, r"profile\.kinds has the name '', in which there is nothing to read.*Next: "),
     ],
 )
 def test_errors_name_the_field(path: str, value: Any, error: type[Exception], says: str) -> None:
@@ -91,17 +99,15 @@ def test_a_worker_on_the_host_cannot_be_pinned() -> None:
         Profile(8, {"a": WorkerProfile((Sample(0, 8, 2.0),), resource="host", devices=2)})
 
 
-def test_bounds_hold_for_profiles_made_in_python() -> None:
-    with pytest.raises(ConfigError, match=r"workers\.a\.samples\[0\]\.seconds is -2 s"):
-        Profile(8, {"a": WorkerProfile((Sample(1, 8, -2.0),))})
-
-
 def test_files_that_are_no_profiles(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{")
     with pytest.raises(ConfigError, match=r"No profile at .*other\.json"):
         Profile.load(tmp_path / "profile.json")
     with pytest.raises(ConfigError, match="not JSON: .*line 1"):
         Profile.load(tmp_path / "other.json")
+    with pytest.raises(UnknownNameError, match=r"Unknown worker 'xxx.*\.\.\.\. Known: learner, rollout") as caught:
+        Profile.from_dict(changed("edges.0.producer", "x" * 3000))
+    assert len(str(caught.value)) < 300, "of thousands of letters some are shown"
 
 
 def test_a_changed_machine_makes_it_stale() -> None:

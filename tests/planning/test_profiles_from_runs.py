@@ -1,10 +1,8 @@
-"""Profiles read off timelines: simulated ones, whose durations are known exactly, and traces of other tools."""
+"""Profiles read off simulated timelines, whose durations are known exactly."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 
 import pytest
 
@@ -253,91 +251,7 @@ def test_a_plan_that_was_not_run_is_refused() -> None:
         profile_from_run(flow, ExecutionPlan("elsewhere", DEVICES[:2], {"a": [[1]], "b": [[0]], "c": [[0]]}), done)
 
 
-def test_traces_of_other_tools(tmp_path: Path) -> None:
-    """Two iterations: two rollout lanes of which one has the tail, a trainer."""
-    events = []
-    for i in range(2):
-        at = i * 1_000_000
-        for lane, seconds in ((1, 300_000), (2, 420_000)):
-            events.append({"ph": "X", "name": "generate_sequences", "ts": at, "dur": seconds, "pid": 1, "tid": lane})
-        events.append({"ph": "X", "name": "update_actor", "ts": at + 420_000, "dur": 250_000, "pid": 2, "tid": 1})
-        events.append({"ph": "X", "name": "inner", "ts": at + 430_000, "dur": 1_000, "pid": 2, "tid": 1})
-    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    trace = Timeline.open(tmp_path / "trace.json")
-    profile = profile_from_trace(trace, {"rollout": "generate*", "actor": "update*"}, 512, [("rollout", "actor")], iterations=2)
-    assert [(s.devices, s.items, s.seconds) for s in profile.workers["rollout"].samples] == [(2, 512, pytest.approx(0.42))]
-    assert profile.workers["actor"].samples[0].seconds == pytest.approx(0.25) and search(profile, 2).best.seconds > 0
-    eight = profile_from_trace(trace, {"rollout": "generate*", "actor": "update*"}, 512, [("rollout", "actor")], iterations=2, devices={"actor": 8})
-    assert eight.workers["actor"].samples[0].devices == 8
-    with pytest.raises(PlanError, match=r"matches 'gen_\*' \(worker 'rollout'\)\. Spans there: generate_sequences, inner, update_actor"):
-        profile_from_trace(trace, {"rollout": "gen_*"}, 512, [])
-    with pytest.raises(PlanError, match="iterations=0"):
-        profile_from_trace(trace, {}, 512, [], iterations=0)
-
-
-def torch_trace(folder: Path, gpus: int = 1) -> Timeline:
-    """Three steps as torch's profiler writes them: each annotation is on the Python thread, short, and on a stream of each GPU, for as long as it takes."""
-    events: list[dict] = []
-
-    def both(name: str, at: float, took: float) -> None:
-        events.append({"ph": "X", "name": name, "cat": "user_annotation", "pid": 7, "tid": 7, "ts": at, "dur": 100})
-        for gpu in range(gpus):
-            place = {"pid": gpu, "tid": 7, "args": {"device": gpu, "stream": 7}}
-            events.append({"ph": "X", "name": name, "cat": "gpu_user_annotation", "ts": at + 10, "dur": took, **place})
-
-    for step in range(3):
-        at = step * 10_000_000
-        events.append({"ph": "X", "name": f"ProfilerStep#{step}", "cat": "user_annotation", "pid": 7, "tid": 7, "ts": at, "dur": 10_000_000})
-        both("rollout", at, 6_000_000)
-        both("train", at + 7_000_000, 2_500_000)
-    (folder / "torch.json").write_text(json.dumps({"traceEvents": events}))
-    return Timeline.open(folder / "torch.json")
-
-
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_a_torch_trace_has_as_many_devices_as_gpus_and_the_iterations_that_it_marks(gpus: int, tmp_path: Path) -> None:
-    trace, workers = torch_trace(tmp_path, gpus), {"rollout": "rollout", "train": "train"}
-    profile = profile_from_trace(trace, workers, 64, [("rollout", "train")])
-    for name, seconds in (("rollout", 6.0), ("train", 2.5)):
-        (sample,) = profile.workers[name].samples
-        assert (sample.devices, sample.seconds) == (gpus, pytest.approx(seconds))
-    assert [n for n in profile.notes if "Give devices" in n or "marks" in n] == []
-    other = profile_from_trace(trace, workers, 64, [], iterations=1)
-    assert other.workers["train"].samples[0].seconds == pytest.approx(7.5) and any("marks 3 iterations, 1 were asked for" in n for n in other.notes)
-
-
-@pytest.mark.parametrize(
-    ("spans", "devices", "seconds"),
-    [
-        ([(0, 0, 6), (1, 10, 16)], 1, 12.0),  # one device, whose spans hop between two lanes
-        ([(0, 0, 6), (1, 10, 16)], 0, 12.0),  # a service on the host
-        ([(0, 0, 6), (1, 10, 16)], 2, 6.0),
-        ([(0, 0, 6), (1, 0, 6), (2, 10, 16), (3, 10, 16)], 2, 12.0),  # two devices, four lanes
-        ([(0, 0, 6), (0, 1, 2), (1, 4, 10)], 1, 10.0),  # both work on it from 4 to 6; a span within another is no second one
-        ([(0, 0, 9), (1, 10, 12), (2, 10, 11)], 2, 9.0),  # no shorter than the busiest lane
-    ],
-)
-def test_spans_of_a_device_may_hop_between_lanes(spans: list[tuple[int, int, int]], devices: int, seconds: float, tmp_path: Path) -> None:
-    events = [{"ph": "X", "name": "gen", "pid": 1, "tid": lane, "ts": 1e6 * start, "dur": 1e6 * (end - start)} for lane, start, end in spans]
-    (tmp_path / "hop.json").write_text(json.dumps({"traceEvents": events}))
-    profile = profile_from_trace(Timeline.open(tmp_path / "hop.json"), {"a": "gen"}, 64, [], devices={"a": devices})
-    (sample,) = profile.workers["a"].samples
-    assert (sample.devices, sample.seconds) == (devices, pytest.approx(seconds))
-
-
 def test_a_simulated_timeline_names_its_devices() -> None:
     flow = stages()
     profile = profile_from_trace(timeline(flow, ExecutionPlan.temporal(flow, DEVICES, {"b": 2})), {"b": "convert", "c": "c"}, 24, [("b", "c")], iterations=3)
     assert [profile.workers[w].samples[0].devices for w in "bc"] == [2, 1] and not any("lanes" in n for n in profile.notes)
-
-
-def test_time_does_not_count_for_two_workers(tmp_path: Path) -> None:
-    trace = torch_trace(tmp_path)
-    with pytest.raises(PlanError, match=r"Span 'rollout' matches '\*' \(worker 'b'\), and also 'r\*' \(worker 'a'\)"):
-        profile_from_trace(trace, {"a": "r*", "b": "*"}, 64, [])
-    events = [{"ph": "X", "name": n, "ts": at, "dur": dur, "pid": 1, "tid": 1} for n, at, dur in (("step", 0, 9), ("inner", 2, 3), ("after", 9, 5))]
-    (tmp_path / "nested.json").write_text(json.dumps({"traceEvents": events}))
-    nested = Timeline.open(tmp_path / "nested.json")
-    with pytest.raises(PlanError, match=r"'inner' .*\(worker 'b'\), and lies within 'step', which matches 'step' \(worker 'a'\).*Next: patterns"):
-        profile_from_trace(nested, {"a": "step", "b": "inner"}, 64, [])
-    assert set(profile_from_trace(nested, {"a": "step", "b": "after"}, 64, []).workers) == {"a", "b"}

@@ -8,17 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from brute_force import random_problem
 from six_workers import six_workers
 
 from rlinf_lab.planning.adapt.whatif import Question
 from rlinf_lab.planning.costs import fitted
 from rlinf_lab.planning.costs.batch import EXPONENTS, Curve, _affine, _whole
-from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.planner import Plans, plan
 from rlinf_lab.planning.profile.profile import Sample
-from rlinf_lab.planning.search import solver
-from rlinf_lab.planning.search.solver import Only, guess
 
 pytestmark = pytest.mark.xdist_group("six workers")  # planned once: it takes a quarter of a minute
 
@@ -61,22 +57,3 @@ def test_exponents_that_are_tried_together_are_those_that_were_tried_one_by_one(
         best = int(np.argmin([f[2] for f in fits]))
         curve = Curve.fit(samples, None)
         assert (curve.fixed, curve.each, curve.exponent) == (*fits[best][:2], float(EXPONENTS[best]))
-
-
-def test_in_streams_alone_everybody_else_needs_devices_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same plans as without bounds, and few points are worth keeping."""
-    spatial = Only(("spatial",))
-    for problem in [random_problem(seed, leaves=(3, 5), devices=(6, 16)) for seed in range(25)] + [random_problem(s, kinds=2) for s in range(6)]:
-        truth = min((f.seconds for f in solver._Solver(problem, np.inf, spatial).plans()), default=np.inf)
-        assert min((f.seconds for f in solver._Solver(problem, truth, spatial).plans()), default=np.inf) == truth
-    kept, best_of = list[int](), solver._Solver._best_of
-
-    def counted(self: solver._Solver, leaves: int, front: Any) -> Any:
-        found = best_of(self, leaves, front)
-        kept.append(len(found))
-        return found
-
-    monkeypatch.setattr(solver._Solver, "_best_of", counted)
-    setting = Setting.of(six_workers(), 256)
-    guess(setting.problem(setting.arrangements()[0]), only=spatial)
-    assert sum(kept) < 20_000  # 27,407 before

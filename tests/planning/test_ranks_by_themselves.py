@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 from mock_runs import run, seconds
+from timed_flows import timed
 
 import rlinf_lab as lab
 from rlinf_lab.planning.forecast.per_rank import by_rank
@@ -24,64 +25,12 @@ from rlinf_lab.timeline.timeline import Timeline
 FLOWS = {"chain": ("ab", "bc"), "long": ("ab", "bc", "cd"), "fork": ("ab", "ac"), "diamond": ("ab", "ac", "bd", "cd"), "join": ("ac", "bc")}
 
 
-class Stage(lab.Worker):
-    def __init__(self, items: int, fixed: float, each: float) -> None:
-        self.items, self.fixed, self.each = items, fixed, each
-
-    def make(self, a: lab.Outbox) -> None:
-        self._make([a])
-
-    def make_for_two(self, a: lab.Outbox, b: lab.Outbox) -> None:
-        self._make([a, b])
-
-    def work(self, x: lab.Inbox, a: lab.Outbox) -> None:
-        for batch in x:
-            self._work(batch, a)
-
-    def end(self, x: lab.Inbox) -> None:
-        for batch in x:
-            self._work(batch)
-
-    def end_both(self, x: lab.Inbox, y: lab.Inbox) -> None:
-        for batch in x:
-            y.get(len(batch))
-            self._work(batch)
-        y.get_all()
-
-    def _make(self, outs: list[lab.Outbox]) -> None:
-        for i in range(self.items * self.rank // self.ranks, self.items * (self.rank + 1) // self.ranks):
-            self.compute(self.each)
-            for out in outs:
-                out.put(i)
-
-    def _work(self, batch: list[int], out: lab.Outbox | None = None) -> None:
-        self.compute(self.fixed + self.each * len(batch))
-        if out is not None:
-            out.put_all(batch)
-
-
 class Case:
     """A workflow whose workers take ``costs[name]`` = (seconds of a batch, and of each item), and a true profile of it."""
 
     def __init__(self, links: tuple[str, ...], items: int, costs: dict[str, tuple[float, float]], most: dict[str, int | None]) -> None:
         self.items, self.costs = items, costs
-        self.flow = lab.Workflow("timed")
-        channels = {link: self.flow.channel(link, capacity=None) for link in links}
-        workers = {n: self.flow.worker(Stage, items, *c, name=n) for n, c in costs.items()}
-        ends = {n: ([k for k in links if k[1] == n], [k for k in links if k[0] == n]) for n in costs}
-
-        @self.flow.iteration
-        def iteration() -> None:
-            for n, (reads, writes) in ends.items():
-                method = {(0, 1): "make", (0, 2): "make_for_two", (1, 1): "work", (1, 0): "end", (2, 0): "end_both"}[len(reads), len(writes)]
-                getattr(workers[n], method)(*(channels[k] for k in (*reads, *writes)))
-
-        rules = {n: {"ranks": {"most": k}} if k else {} for n, k in most.items()}
-        samples = {n: [{"devices": 1, "items": k, "seconds": fixed + each * k} for k in (1, items)] for n, (fixed, each) in costs.items()}
-        self.profile = Profile.from_dict({
-            "items": items, "workers": {n: {"samples": s, "exponent": 1.0, **rules[n]} for n, s in samples.items()},
-            "edges": [{"producer": k[0], "consumer": k[1]} for k in links],
-        })  # fmt: skip
+        self.flow, self.profile = timed(" ".join(links), items, costs, {n: k for n, k in most.items() if k})
 
     @classmethod
     def by_chance(cls, seed: int) -> Case:

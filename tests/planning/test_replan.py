@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from mock_runs import run_of
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.adapt.replan import replan
-from rlinf_lab.planning.forecast.forecast import forecast
-from rlinf_lab.planning.placement.placement import Placement
-from rlinf_lab.planning.placement.search_space import Setting
-from rlinf_lab.planning.planner.planner import Planned, plan
+from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
 from rlinf_lab.timeline.timeline import Timeline
 
@@ -24,13 +22,6 @@ def flat(seconds: float) -> WorkerProfile:
 
 def chain(a: float = 10.0, b: float = 10.0) -> Profile:
     return Profile(64, {"a": flat(a), "b": flat(b)}, (EdgeProfile("a", "b"),), "chain")
-
-
-def run_of(planned: Planned, truth: Profile, iterations: int = 9, noise: float = 0.0) -> Timeline:
-    """A run under a plan whose workers really cost what ``truth`` says."""
-    setting = planned.candidate.placement.setting
-    really = Setting.of(truth, setting.devices, setting.micro_batches)
-    return forecast(Placement(really, planned.candidate.placement.arrangement, planned.candidate.placement.tree), iterations, planned.devices, noise)
 
 
 def test_without_drift_the_plan_stays() -> None:

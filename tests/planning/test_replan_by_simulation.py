@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from mock_runs import run_of, under
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.adapt.replan import replan
 from rlinf_lab.planning.cancellation import Abandoned, as_long_as
-from rlinf_lab.planning.forecast.forecast import forecast
 from rlinf_lab.planning.forecast.steady_state import settled, steady
-from rlinf_lab.planning.placement.search_space import Setting
-from rlinf_lab.planning.planner.candidates import Candidate
 from rlinf_lab.planning.planner.planner import Planned, plan
 from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, RankRule, Sample, WorkerProfile
 
@@ -34,19 +32,14 @@ def four() -> tuple[Planned, Profile]:
     return next(p for p in plan(believed, 3, micro_batches=8) if p.shape == "a | (b > c) | d"), believed.scaled("c", 0.6)
 
 
-def under(truth: Profile, planned: Planned) -> Candidate:
-    setting, placement = planned.candidate.placement.setting, planned.candidate.placement
-    return Candidate.of(Setting.of(truth, setting.devices, setting.micro_batches), placement.arrangement, placement.tree)
-
-
 def simulated(truth: Profile, planned: Planned) -> float:
-    return settled(steady(under(truth, planned).placement), 0)[1]
+    return settled(steady(under(truth, planned)), 0)[1]
 
 
 @pytest.mark.parametrize("made", [three, four])
 def test_what_is_proposed_is_faster_as_simulated(made) -> None:
     planned, truth = made()
-    found = replan(forecast(under(truth, planned).placement, 9, planned.devices), planned, restart_s=1.0)
+    found = replan(run_of(planned, truth), planned, restart_s=1.0)
     assert any(d.sustained for d in found.drifts) and found.now == pytest.approx(simulated(truth, planned), rel=1e-6)
     if found.proposal is not None:
         assert found.then == pytest.approx(simulated(truth, found.proposal), rel=1e-6) and found.then < found.now
@@ -57,7 +50,7 @@ def test_what_is_proposed_is_faster_as_simulated(made) -> None:
 def test_what_the_budget_does_not_reach_is_said_and_not_proposed() -> None:
     steep = Profile(ITEMS, {"a": worker(0, 0.02), "b": worker(0, 0.02)}, (EdgeProfile("a", "b"),), "two")
     planned, truth = plan(steep, 8)["spatial"], steep.scaled("b", 0.1)
-    timeline = forecast(under(truth, planned).placement, 9, planned.devices)
+    timeline = run_of(planned, truth)
     assert replan(timeline, planned).proposal is not None
     nothing = replan(timeline, planned, moments=1)
     assert nothing.proposal is None and not nothing.simulated and nothing.to_dict()["seconds_are"] == "followed"
@@ -71,7 +64,7 @@ def test_what_the_budget_does_not_reach_is_said_and_not_proposed() -> None:
 
 def test_who_wants_no_answer_any_more_gets_none() -> None:
     planned, truth = three()
-    timeline = forecast(under(truth, planned).placement, 9, planned.devices)
+    timeline = run_of(planned, truth)
     looks: list[int] = []
     with as_long_as(lambda: looks.append(0) is None):
         replan(timeline, planned)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sweeps import sweep
+from timed_flows import Timed
 
 import rlinf_lab as lab
 from rlinf_lab.planning.planner.planner import Planned
@@ -18,34 +19,6 @@ from rlinf_lab.planning.simulator.scripts import SimCall, Turn, get, put
 from rlinf_lab.planning.simulator.scripts import run as compute
 from rlinf_lab.planning.simulator.simulator import ALL, Simulator
 from rlinf_lab.timeline.timeline import Timeline
-
-
-class Source(lab.Worker):
-    def make(self, out: lab.Outbox) -> None:
-        out.put(0)
-
-
-class Fork(lab.Worker):
-    def make(self, left: lab.Outbox, right: lab.Outbox) -> None:
-        left.put(0)
-
-
-class Stage(lab.Worker):
-    def go(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
-        for batch in inbox:
-            out.put_all(batch)
-
-
-class Join(lab.Worker):
-    def both(self, left: lab.Inbox, right: lab.Inbox) -> None:
-        for batch in left:
-            right.get(len(batch))
-
-
-class Sink(lab.Worker):
-    def end(self, inbox: lab.Inbox) -> None:
-        for _ in inbox:
-            pass
 
 
 @dataclass
@@ -81,12 +54,10 @@ def case(seed: int, asking: bool = True) -> Case:
     whole = {e: not fork and rng.random() < 0.15 for e in ends}
     flow, calls = lab.Workflow(f"random {seed}"), []
     channels = {e: flow.channel(f"{e[0]}_{e[1]}", capacity=rng.choice([None, None, 2, 7]), whole=whole[e], group=group) for e in ends}
-    classes = {"source": Fork if fork else Source, "join": Join, "sink": Sink}
-    workers = {n: flow.worker(classes.get(n, Stage), name=n) for n in names}
+    workers = {n: flow.worker(Timed, items, of[n].fixed, of[n].each, group, name=n) for n in names}
     for n in names:
         reads, writes = [channels[e].name for e in ends if e[1] == n], [channels[e].name for e in ends if e[0] == n]
-        method = {"source": "make", "join": "both", "sink": "end"}.get(n, "go")
-        calls.append(SimCall(n, method, script(of[n], reads, writes, items, group), tuple(reads), tuple(writes), (), not reads))
+        calls.append(SimCall(n, ("make", "work", "join")[len(reads)], script(of[n], reads, writes, items, group), tuple(reads), tuple(writes), (), not reads))
 
     @flow.iteration
     def iteration() -> None:

@@ -152,15 +152,6 @@ def test_how_it_is_shown() -> None:
 
 
 # --- what is one choice -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("times", "is_standing"), [(1.0, True), (0.999, False)])
-def test_a_plan_that_takes_as_long_is_not_before_the_choice(monkeypatch: pytest.MonkeyPatch, times: float, is_standing: bool) -> None:
-    """A twin is ranked, and the choice is not."""
-    plans = plan(chain(a=FLAT, b=FLAT), 12)
-    twin = next(p for p in plans if p.shape != plans.best.shape)
-    monkeypatch.setattr(Asked, "_planned", lambda self, setting: [(twin.candidate, times * plans.best.seconds)])
-    monkeypatch.setattr(Asked, "_as_it_is", lambda self, setting: plans.best.seconds)
-    look = Asked(plans, 0.0).look(entry(plans, "seconds", "a"), 2.0)
-    assert look.stands == is_standing and look.winner == (plans.best.shape if is_standing else twin.shape)
 
 
 def test_where_nothing_fits_there_is_no_plan() -> None:
@@ -170,8 +161,8 @@ def test_where_nothing_fits_there_is_no_plan() -> None:
         assert r.high == 1.25 and r.instead == ("", NO_PLAN) and r.looks[-1].seconds == math.inf
 
 
-@pytest.mark.long
 # --- entries ------------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_seconds_that_are_known_of_others_stay_true(seed: int) -> None:
     """Tables of a setting in which one worker's seconds are others are those made anew."""
@@ -209,15 +200,6 @@ def test_what_cannot_be_asked() -> None:
 
 
 # --- time -----------------------------------------------------------------------------------------------------------------
-def test_quick_plans_are_planned_again_as_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans, ways = plan(chain(a=FLAT, b=STEEP), 8, simulate=False, quick=True), list[bool]()
-    from rlinf_lab.planning.planner.feasible import of_modes
-
-    monkeypatch.setattr(
-        "rlinf_lab.planning.adapt.sensitivity.of_modes", lambda s, modes, quick, **more: ways.append(quick) or of_modes(s, modes, quick, **more)
-    )
-    found = sensitivity(plans, tolerance=0.0)
-    assert set(ways) == {True} and len(ways) == 2 * (len(FACTORS) - 1) and next(r for r in found.ranges if r.owner == "b").high == 2.0
 
 
 def test_what_takes_long_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

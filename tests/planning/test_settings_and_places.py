@@ -128,17 +128,6 @@ def test_cells_sit_together_or_apart() -> None:
     assert Setting.of(alone, 16).tables.of(1, 1, forms[1])[0, 16] == pytest.approx(210)
 
 
-def test_seats_in_space_and_in_time() -> None:
-    flat = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 4.0)))
-    setting = Setting.of(profile(a=flat, b=flat, c=BATCH), 8)
-    arrangement = setting.arrangements()[0]
-    spatial = Placement(setting, arrangement, solve(setting.problem(arrangement), only=Only(("spatial",)))[0].tree).seats
-    devices = [d for s in spatial.values() for d in s.devices]
-    assert sorted(devices) == list(range(8)) and list(spatial) == ["a", "b", "c"]
-    temporal = Placement(setting, arrangement, solve(setting.problem(arrangement), only=Only(("temporal",)))[0].tree).seats
-    assert all(s.devices == range(8) and s.micro_batches == 1 for s in temporal.values())
-
-
 def test_kinds_of_devices() -> None:
     fast_a = WorkerProfile((Sample(1, 64.0, 8.0), Sample(1, 64.0, 80.0, kind="cpu")), exponent=1.0)
     mixed = Profile(64, {"a": fast_a, "b": BATCH}, (EdgeProfile("a", "b"),), kinds=(DeviceKind("gpu", memory_gib=10), DeviceKind("cpu", 0.5, 500)))

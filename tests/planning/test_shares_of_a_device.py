@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from timed_flows import cell
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
@@ -20,40 +21,9 @@ from rlinf_lab.timeline.record.span import SpanKind
 SHARES = ("cpu:0.1", "cpu:0.2")
 
 
-class Sim(lab.Worker):
-    """Two halves of the environments, each with three steps that the policy answers."""
-
-    def collect(self, actions: lab.Inbox, obs: lab.Outbox) -> None:
-        for half in range(2):
-            self.compute(0.04)
-            obs.put(half)
-        for left in (1, 0):
-            for half in range(2):
-                actions.take(key=half)
-                self.compute(0.04)
-                if left:
-                    obs.put(half)
-
-
-class Policy(lab.Worker):
-    def act(self, obs: lab.Inbox, actions: lab.Outbox) -> None:
-        for batch in obs:
-            self.compute(0.04)
-            for half in batch:
-                actions.put(half, key=half)
-
-
 def flow() -> lab.Workflow:
-    made = lab.Workflow("halves")
-    obs, act = made.channel("obs"), made.channel("act", keyed=True)
-    sim, policy = made.worker(Sim, name="sim"), made.worker(Policy, name="policy")
-
-    @made.iteration
-    def iteration() -> None:
-        sim.collect(act, obs)
-        policy.act(obs, act)
-
-    return made
+    """Two halves of the environments, each with three steps, of which the policy answers two."""
+    return cell(0.04, 0.04, 2)
 
 
 def plans(made: lab.Workflow) -> tuple[ExecutionPlan, ExecutionPlan]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from mock_runs import run
+from timed_flows import timed
 
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.replay.estimate import estimate
-from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.planning.simulator.scripts import Script
+from rlinf_lab.planning.simulator.scripts import run as compute
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put
+from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -16,35 +20,13 @@ DEVICES = ["cpu:0", "cpu:1"]
 MS = 1_000_000
 
 
-class Source(Worker):
-    def make(self, n: int, out: Outbox) -> None:
-        for i in range(n):
-            self.compute(0.010)
-            out.put(i)
-
-
-class Sink(Worker):
-    def use(self, inbox: Inbox) -> None:
-        for batch in inbox:
-            self.compute(0.010 + 0.005 * len(batch))
-
-
 def test_smaller_chunks_are_predicted_to_start_the_consumer_earlier() -> None:
-    flow = Workflow("source")
-    items = flow.channel("items")
-    source, sink = flow.worker(Source, name="source"), flow.worker(Sink, name="sink")
-
-    @flow.iteration
-    def iteration() -> None:
-        source.make(8, items)
-        sink.use(items)
+    flow, _ = timed("ab", 8, {"a": (0, 0.010), "b": (0.010, 0.005)})
 
     def plan(micro_batch: int) -> ExecutionPlan:
-        return ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "sink": [1]}, micro_batch=micro_batch)
+        return ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1]}, micro_batch=micro_batch)
 
-    measured = run(flow, plan(6), 4, clock=MockClock())
-    measured.wait(60)
-    found = estimate(flow.graph, plan(6), measured.timeline)
+    found = estimate(flow.graph, plan(6), run(flow, plan(6), 4).timeline)
     assert not found.notes  # batches of 6 and of 2: the two parts of the cost are known
     # In closed form: six samples, a batch of six, a batch of two; against eight samples and one last batch of one.
     assert found.simulate(plan(6), 1).elapsed_ns == 60 * MS + 40 * MS + 20 * MS
@@ -69,9 +51,6 @@ def test_a_loop_that_feeds_a_worker_and_reads_it_is_no_cell() -> None:
 
 @pytest.mark.parametrize(("channel", "key", "text"), [("items", 0, "'items' has no keys"), ("answers", -1, "'answers' is keyed")])
 def test_a_script_gives_keys_as_a_worker_must(channel: str, key: int, text: str) -> None:
-    from rlinf_lab.planning.simulator.scripts import Script
-    from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put
-
     flow = Workflow("keys")
     items, answers = flow.channel("items"), flow.channel("answers", keyed=True)
     source, sink = flow.worker(Answers, name="source"), flow.worker(Asks, name="sink")
@@ -92,6 +71,8 @@ def test_a_script_gives_keys_as_a_worker_must(channel: str, key: int, text: str)
     calls = [SimCall("source", "make", make, writes=("items", "answers")), SimCall("sink", "use", use, reads=("items", "answers"))]
     with pytest.raises(WorkflowError, match=text):
         Simulator(flow.graph, ExecutionPlan.temporal(flow, DEVICES)).simulate(calls)
+    with pytest.raises(WorkflowError, match=r"run\(-1\)"):
+        compute(-1)
 
 
 class Answers(Worker):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from mock_runs import run
+from timed_flows import Timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
@@ -14,78 +15,56 @@ from rlinf_lab.planning.profile.profile import Profile
 ITEMS, GROUP = 32, 4
 
 
-class Stage(lab.Worker):
-    def prompts(self, out: lab.Outbox, count: int, group: int) -> None:
-        for i in range(count):
-            self.compute(0.01)
-            out.put(i, **({"key": i // group} if group > 1 else {}))
+class Stage(Timed):
+    """Of groups: ``each`` seconds an item. `work` takes them item by item."""
 
     def answers(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
         """A group for each prompt."""
         for batch in inbox:
             for prompt in batch:
-                self.compute(1.0 * GROUP)
-                for _ in range(GROUP):
-                    out.put(prompt, key=prompt)
-
-    def rewards(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
-        """Item by item."""
-        for batch in inbox:
-            for item in batch if not isinstance(batch[0], list) else [i for group in batch for i in group]:
-                self.compute(1.0)
-                out.put(item, key=item // GROUP)
+                self.worked([prompt * GROUP + i for i in range(GROUP)], [out])
 
     def filters(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
         """Groups in, groups out; of 8 groups each 4th is dropped."""
         for batch in inbox:
             for group in batch:
-                self.compute(1.0 * GROUP)
-                if group[0] // GROUP % 4:
-                    self.hands_on(group, out)
+                self.worked(group, [out] if group[0] // GROUP % 4 else [])
 
     def whole(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
-        self.hands_on(inbox.get_all(), out, 1.0)
+        self.worked(inbox.get_all(), [out])
 
     def fours(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
         while batch := inbox.get(GROUP):
-            self.hands_on(batch, out, 1.0)
+            self.worked(batch, [out])
 
     def keyed(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
         for key in range(self.rank, ITEMS // GROUP, self.ranks):
-            self.hands_on(inbox.get(GROUP, key=key), out, 1.0)
+            self.worked(inbox.get(GROUP, key=key), [out])
 
     def samples(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
         """Groups for prompts, some dropped: less than a group comes of each prompt."""
         for batch in inbox:
             for prompt in batch:
-                self.compute(1.0 * GROUP)
-                if prompt % 4:
-                    self.hands_on([prompt * GROUP + i for i in range(GROUP)], out)
+                self.worked([prompt * GROUP + i for i in range(GROUP)], [out] if prompt % 4 else [])
 
-    def hands_on(self, items: list[int], out: lab.Outbox, each: float = 0.0) -> None:
-        self.compute(each * len(items))
-        for item in items:
-            out.put(item, key=item // GROUP)
 
-    def trains(self, inbox: lab.Inbox) -> int:
-        count = 0
-        for batch in inbox:
-            count += sum(map(len, batch))
-            self.compute(0.1 * len(batch))
-        return count
+def workers(flow: lab.Workflow, prompts: int, group: int) -> Any:
+    """``group``: of what b takes."""
+    given = {"a": (prompts, 0.01, group), "b": (0, 1.0, GROUP), "c": (0, 0.1 / GROUP, 1)}
+    return (flow.worker(Stage, items, 0.0, each, puts, name=n) for n, (items, each, puts) in given.items())
 
 
 def made(method: str, group: int = 1) -> lab.Workflow:
     """``group``: of what b takes."""
     flow = lab.Workflow(f"{method} of {group}")
     x, y = flow.channel("x", capacity=None, group=group), flow.channel("y", capacity=None, group=GROUP)
-    a, b, c = (flow.worker(Stage, name=n) for n in "abc")
+    a, b, c = workers(flow, ITEMS // (GROUP if method == "answers" else 1), group)
 
     @flow.iteration
     def iteration() -> Any:
-        a.prompts(x, ITEMS // (GROUP if method == "answers" else 1), group)
+        a.make(x)
         getattr(b, method)(x, y)
-        return c.trains(y)
+        return c.work(y)
 
     return flow
 
@@ -103,7 +82,7 @@ DEVICES = [f"cpu:{i}" for i in range(4)]
 
 @pytest.mark.parametrize(
     ("flow", "costs", "several"),
-    [(made("rewards"), profile(), False), (made("answers"), profile(passing=ITEMS // GROUP), True), (made("rewards", GROUP), profile(GROUP), True)],
+    [(made("work"), profile(), False), (made("answers"), profile(passing=ITEMS // GROUP), True), (made("work", GROUP), profile(GROUP), True)],
     ids=lambda value: value.name if isinstance(value, lab.Workflow) else "",
 )
 def test_plans_of_the_search_run(flow: lab.Workflow, costs: Profile, several: bool) -> None:
@@ -112,7 +91,7 @@ def test_plans_of_the_search_run(flow: lab.Workflow, costs: Profile, several: bo
     said = "'b' has one rank: it takes items of 'x' in batches as they come and puts as many items into 'y', in groups of 4"
     for planned in plans:
         assert any(said in note and "group=4" in note and "Next: " in note for note in planned.notes) != several
-        assert run(flow, planned, 2).wait()[-1] == ITEMS
+        assert sum(run(flow, planned, 2).wait()[-1]) == ITEMS
     assert (said in repr(plans)) != several
 
 
@@ -122,13 +101,13 @@ def handed(method: str) -> tuple[lab.Workflow, Profile]:
     group, count = (GROUP if method == "filters" else 1), (ITEMS // GROUP if method == "samples" else ITEMS)
     x = flow.channel("x", capacity=None, group=group, whole=method == "whole", keyed=method == "keyed")
     y = flow.channel("y", capacity=None, group=GROUP)
-    a, b, c = (flow.worker(Stage, name=n) for n in "abc")
+    a, b, c = workers(flow, count, GROUP if group > 1 or method == "keyed" else 1)
 
     @flow.iteration
     def iteration() -> Any:
-        a.prompts(x, count, GROUP if group > 1 or method == "keyed" else 1)
+        a.make(x)
         getattr(b, method)(x, y)
-        return c.trains(y)
+        return c.work(y)
 
     known = profile(group, count).to_dict()
     known["edges"][0]["whole"] = method == "whole"
@@ -142,7 +121,7 @@ def test_who_may_hand_on_whole_groups_has_any_number_of_ranks(method: str) -> No
     flow, costs = handed(method)
     best = lab.plan(flow, DEVICES, costs, micro_batches=8).best
     assert best.placement["b"]["ranks"] == len(DEVICES)
-    assert run(flow, best, 2).wait()[-1] == ITEMS * (3 if method in ("filters", "samples") else 4) // 4
+    assert sum(run(flow, best, 2).wait()[-1]) == ITEMS * (3 if method in ("filters", "samples") else 4) // 4
     notes = [note for note in best.notes if "groups of 4" in note]
     assert len(notes) == (method in ("whole", "fours", "samples"))
     assert all("'b' puts groups of 4 into 'y', from several ranks" in note and "is in its code" in note for note in notes)
@@ -153,11 +132,11 @@ def test_who_may_hand_on_whole_groups_has_any_number_of_ranks(method: str) -> No
 def test_a_worker_that_must_have_several_ranks_is_refused_by_name() -> None:
     for worker, why in (({"ranks": {"counts": [2, 4]}}, "its ranks are 1 device a rank, ranks: 2 or 4"), ({"devices": 2}, r"profile.workers.b.devices is 2")):
         with pytest.raises(PlanError, match=rf"'b' has one rank: .*'x'.*'y'.*, but {why}\. Next: declare channel 'x' with group=4, or"):
-            lab.plan(made("rewards"), DEVICES, profile(**worker))
+            lab.plan(made("work"), DEVICES, profile(**worker))
 
 
 def test_a_plan_by_hand_that_splits_groups_says_how_many_ranks_there_are() -> None:
-    flow = made("rewards")
+    flow = made("work")
     plan = lab.ExecutionPlan.temporal(flow, DEVICES[:2], {"b": 2}, micro_batches={"x": 1})
     with pytest.raises(lab.errors.WorkerError, match=r"with 2 of key \d, one of its 2 ranks.*Next: .*a plan with one rank of 'b', or groups of 4 in what it reads"):
         run(flow, plan, 1)

@@ -149,14 +149,6 @@ def test_a_generator_has_a_tail_and_streams() -> None:
     assert timeline.bubbles().set_index("cause")["seconds"].sum() > 0
 
 
-def test_groups_wait_for_their_last_member() -> None:
-    sampler = WorkerProfile((Sample(4, 64.0, 20.0),), "generation", lengths=Lengths(1000.0, mean_tokens=200.0), exponent=0.5)
-    alone = chain(sampler=sampler, learner=WORK)
-    groups = alone.replace(edges=(EdgeProfile("sampler", "learner", group=8),))
-    first = [follow(next(p for p, _ in placements(q, 4, 4) if p.tree.kind == "spatial")).work[1].starts[0] for q in (alone, groups)]
-    assert first[1] > 1.5 * first[0]
-
-
 def test_of_two_readers_the_one_of_groups_is_fed_later() -> None:
     generator = WorkerProfile((Sample(1, 64.0, 10.0),), "generation", lengths=Lengths(4096.0, mean_tokens=800.0), exponent=0.5)
     workers = {"g": generator, **{name: WorkerProfile((Sample(1, 64.0, 4.0),)) for name in "ac"}}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlinf_lab.planning.costs import BatchModel, CostModel, DampedScaling, GenerationModel, SimulatorModel
 from rlinf_lab.planning.costs.base import REPEAT
 from rlinf_lab.planning.planner.planner import plan
-from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, ModelShape, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
 LENGTHS = Lengths(4096.0, mean_tokens=900.0)
 
@@ -115,12 +115,6 @@ def test_a_plan_says_when_its_samples_do_not_agree() -> None:
 
 
 # --- whole items -----------------------------------------------------------------------------------------
-def test_more_ranks_than_items_are_no_faster() -> None:
-    worker = WorkerProfile((Sample(1, 4.0, 8.0),))  # 2 s an item
-    found = {n: plan(Profile(4, {"a": worker}), n, simulate=False).best.seconds for n in (1, 2, 3, 4, 16)}
-    assert found == pytest.approx({1: 8, 2: 4, 3: 4, 4: 2, 16: 2})
-
-
 @given(st.integers(1, 500), st.integers(1, 64), st.sampled_from([1, 2, 4]))
 @settings(max_examples=60, deadline=None)
 def test_a_rank_has_whole_items(items: int, ranks: int, size: int) -> None:
@@ -135,10 +129,3 @@ def test_a_rank_has_whole_items(items: int, ranks: int, size: int) -> None:
 def test_what_was_measured_with_uneven_ranks_is_met() -> None:
     for model in models([(4, 10, 3.0), (1, 10, 9.0)]):
         assert [model.estimate(n, 10).seconds for n in (4, 1)] == pytest.approx([3.0, 9.0])
-
-
-def test_a_generator_that_is_answered_in_groups_is_planned() -> None:
-    generator = WorkerProfile((Sample(1, 8.0, 4.0),), "generation", lengths=LENGTHS)
-    tool = WorkerProfile((Sample(1, 8.0, 1.0),))
-    edges = (EdgeProfile("gen", "tool"), EdgeProfile("tool", "gen", 2))
-    assert plan(Profile(8, {"gen": generator, "tool": tool}, edges), 2).best.seconds > 0

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from driving import hold_up_threads, recorded
-
-sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import Scenario, scenario
 from sweeps import sweep
 

@@ -136,7 +136,13 @@ def orders(engine: Engine, processes: list[int]) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_cell_makes_room_for_all_of_it() -> None:
+def test_who_stays_is_not_switched_out_and_a_cell_makes_room_for_all_of_it() -> None:
+    """Who stays takes no turn, so it is in nobody's way."""
+    engine = Engine(1, memory=1)
+    stays, first, second = (engine.add_process([0], size=size) for size in (0, 1, 1))
+    assert orders(engine, [stays, first, stays, second, stays, first]) == [
+        ("ONLOAD", stays), ("ONLOAD", first), ("OFFLOAD", first), ("ONLOAD", second), ("OFFLOAD", second), ("ONLOAD", first),
+    ]  # fmt: skip
     engine = Engine(1, memory=2)
     a, b, c, d = (engine.add_process([0], size=1, cell=cell) for cell in (0, 0, 1, 1))
     assert orders(engine, [a, b, c, d]) == [

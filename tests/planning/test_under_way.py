@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections import Counter
-from pathlib import Path
 
+from random_flows import scenario
 from sweeps import sweep
 
 import rlinf_lab as lab
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put, run
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
-
-sys.path.insert(0, str(Path(__file__).parent))
-from random_flows import scenario
 
 MS = 1_000_000
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from timed_flows import Timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, WorkerError
@@ -28,13 +29,6 @@ PROFILE = Profile.from_dict(
         "workers": {w: {"ranks": {"most": 1}, "samples": [{"devices": 1, "items": n, "seconds": n} for n in (1, ITEMS)]} for w in ("source", "learner")},
     }
 )  # fmt: skip
-
-
-class Source(lab.Worker):
-    def generate(self, out: lab.Outbox) -> None:
-        for i in range(ITEMS):
-            self.compute(1.5)
-            out.put(i)
 
 
 class Learner(lab.Worker):
@@ -64,17 +58,17 @@ class Moment:
 def flow_of(moment: Moment) -> lab.Workflow:
     flow = lab.Workflow("two stages")
     items = flow.channel("items")
-    source, learner = flow.worker(Source, name="source"), flow.worker(Learner, moment, name="learner")
+    source, learner = flow.worker(Timed, ITEMS, 0.0, 1.5, 1, name="source"), flow.worker(Learner, moment, name="learner")
 
     @flow.iteration
     def iteration() -> None:
-        source.generate(items)
+        source.make(items)
         learner.train(items)
 
     return flow
 
 
-@pytest.fixture(params=[(False, 0), (False, 2), (True, 0), (True, 2)], ids=["going on", "several going on", "failed", "failed with others"])
+@pytest.fixture(scope="module", params=[(False, 0), (False, 2), (True, 0), (True, 2)], ids=["going on", "several going on", "failed", "failed with others"])
 def stopped(request: pytest.FixtureRequest) -> Iterator[tuple[lab.Workflow, Planned, Timeline]]:
     """A run that stands in the middle of its last iteration, or failed there."""
     fails, staleness = request.param
@@ -121,7 +115,7 @@ def test_a_profile_knows_nothing_of_the_rest(stopped: Stopped) -> None:
 def test_an_estimate_knows_nothing_of_the_rest(stopped: Stopped) -> None:
     flow, plan, timeline = stopped
     seconds = {line.split()[0]: line.split()[1] for line in repr(lab.estimate(flow, plan.execution, timeline)).splitlines() if " s on each rank" in line}
-    assert seconds == {"source.generate": "12", "learner.train": "12"}
+    assert seconds == {"source.make": "12", "learner.train": "12"}
 
 
 def test_files_keep_what_failed(stopped: Stopped, tmp_path: Path) -> None:
@@ -181,7 +175,7 @@ def test_a_trace_in_which_everything_failed_is_refused() -> None:
         lab.planning.profile_from_trace(timeline, {"source": "source"}, 8, [])
 
 
-class Loaded(Source):
+class Loaded(Timed):
     def setup(self) -> None:
         self.compute(100.0)
 
@@ -189,11 +183,11 @@ class Loaded(Source):
 def test_setting_up_gains_nothing_from_faster_calls() -> None:
     flow = lab.Workflow("loaded")
     items = flow.channel("items")
-    source, learner = flow.worker(Loaded, name="source"), flow.worker(Learner, Moment(False), name="learner")
+    source, learner = flow.worker(Loaded, ITEMS, 0.0, 1.5, 1, name="source"), flow.worker(Learner, Moment(False), name="learner")
 
     @flow.iteration
     def iteration() -> None:
-        source.generate(items)
+        source.make(items)
         learner.train(items)
 
     run = lab.run(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "learner": [1]}, micro_batch=1), LAST, dashboard=False, clock=MockClock())

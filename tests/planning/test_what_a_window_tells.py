@@ -6,40 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from mock_runs import run, run_of
+from timed_flows import Timed, timed
 
 import rlinf_lab as lab
 from rlinf_lab.planning.adapt.drift import Drift
 from rlinf_lab.planning.adapt.profile_update import told_by_sizes
 from rlinf_lab.planning.forecast.forecast import forecast
-from rlinf_lab.planning.placement.placement import Placement
-from rlinf_lab.planning.placement.search_space import Setting
-from rlinf_lab.planning.planner.planner import Planned
 from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
-
-
-class Source(lab.Worker):
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def generate(self, out: lab.Outbox) -> None:
-        for i in range(self.n):
-            self.compute(0.01)
-            out.put(i)
-
-
-class Learner(lab.Worker):
-    def __init__(self, fixed: float, item: float) -> None:
-        self.fixed, self.item = fixed, item
-
-    def train(self, inbox: lab.Inbox) -> None:
-        for batch in inbox:
-            self.compute(self.fixed + self.item * len(batch))
 
 
 class Evaluator(lab.Worker):
@@ -48,41 +27,25 @@ class Evaluator(lab.Worker):
 
 
 def two_stages(fixed: float, item: float, n: int) -> lab.Workflow:
-    flow = lab.Workflow("two stages")
-    a = flow.channel("a", capacity=None)
-    source, learner = flow.worker(Source, n, name="source"), flow.worker(Learner, fixed, item, name="learner")
-
-    @flow.iteration
-    def iteration():
-        source.generate(a)
-        return learner.train(a)
-
-    return flow
+    return timed("ab", n, {"a": (0.0, 0.01), "b": (fixed, item)})[0]
 
 
 def sometimes(every: int) -> lab.Workflow:
     flow = lab.Workflow("evaluated")
     a = flow.channel("a", capacity=None)
-    source, learner = flow.worker(Source, 16, name="source"), flow.worker(Learner, 0.0, 0.01, name="learner")
+    source, learner = (flow.worker(Timed, 16, 0.0, 0.01, 1, name=name) for name in "ab")
     evaluator = flow.worker(Evaluator, name="evaluator")
     count = [0]
 
     @flow.iteration
     def iteration():
         count[0] += 1
-        source.generate(a)
-        update = learner.train(a)
+        source.make(a)
+        learner.work(a)
         if count[0] % every == 0:
             evaluator.evaluate()
-        return update
 
     return flow
-
-
-def run(flow: lab.Workflow, plan: lab.ExecutionPlan | lab.Planned, iterations: int = 9) -> lab.Run:
-    done = lab.run(flow, plan, iterations, dashboard=False, clock=MockClock())
-    done.wait()
-    return done
 
 
 def batch(fixed: float, item: float) -> WorkerProfile:
@@ -90,11 +53,11 @@ def batch(fixed: float, item: float) -> WorkerProfile:
 
 
 def believed(n: int = 48, fixed: float = 0.004, item: float = 0.007) -> Profile:
-    return Profile(n, {"source": batch(0.0, 0.01), "learner": batch(fixed, item)}, (EdgeProfile("source", "learner"),))
+    return Profile(n, {"a": batch(0.0, 0.01), "b": batch(fixed, item)}, (EdgeProfile("a", "b"),))
 
 
 def learner_costs(profile: Profile) -> tuple[float, float]:
-    seconds = {s.items: s.seconds for s in profile.workers["learner"].samples}
+    seconds = {s.items: s.seconds for s in profile.workers["b"].samples}
     each = (seconds[48] - seconds[1]) / 47
     return seconds[1] - each, each
 
@@ -104,8 +67,8 @@ def test_batches_of_two_sizes_tell_what_has_changed() -> None:
     for fixed, item in ((0.004, 0.03), (0.05, 0.007), (0.02, 0.02)):
         flow = two_stages(fixed, item, 50)
         best = lab.plan(flow, DEVICES[:2], believed(50), micro_batches=16)["spatial"]
-        assert best.placement["learner"]["micro_batches"] == 13
-        found = lab.replan(run(flow, best), best)
+        assert best.placement["b"]["micro_batches"] == 13
+        found = lab.replan(run(flow, best, 9), best)
         assert learner_costs(found.profile) == (pytest.approx(fixed, rel=0.02), pytest.approx(item, rel=0.02)) and not found.notes
 
 
@@ -113,16 +76,16 @@ def test_batches_of_one_size_leave_two_readings() -> None:
     """Coarser micro-batches would help much if batches had become slower. It is the items, so they help little: what is promised is what comes."""
     flow = two_stages(0.004, 0.03, 64)
     best = lab.plan(flow, DEVICES[:2], believed(64))["spatial"]
-    found = lab.replan(run(flow, best), best)
+    found = lab.replan(run(flow, best, 9), best)
     assert found.proposal is not None and found.proposal.seconds < 0.95 * found.then
-    really = float(run(flow, found.proposal).timeline.iterations()["seconds"].iloc[-1])
+    really = float(run(flow, found.proposal, 9).timeline.iterations()["seconds"].iloc[-1])
     assert really < found.elapsed.measured and found.then == pytest.approx(really, rel=0.02) and "the smaller one of both" in found.notes[0]
 
 
 def test_a_plan_that_is_better_in_one_reading_only_is_not_proposed() -> None:
     flow = two_stages(0.0015, 0.03, 48)
     best = lab.plan(flow, DEVICES[:2], believed(fixed=0.0015))["spatial"]
-    found = lab.replan(run(flow, best), best)
+    found = lab.replan(run(flow, best, 9), best)
     assert found.proposal is None and found.drifts[1].sustained
     assert "of one size" in found.notes[0] and "Next: measure again" in repr(found) and found.notes == tuple(found.to_dict()["notes"])
 
@@ -136,20 +99,20 @@ def test_sizes_tell_where_seconds_are_even() -> None:
 
 
 def test_drift_of_handovers_is_measured_by_itself() -> None:
-    profile = believed().replace(handovers=(Handover("learner", "weights", 0.1), Handover("source", "load", 0.2, ("learner",))))
+    profile = believed().replace(handovers=(Handover("b", "weights", 0.1), Handover("a", "load", 0.2, ("b",))))
     best = lab.plan(profile, 2).best
     calm = lab.replan(forecast(best.candidate.placement, 9, best.devices), best)
-    assert [d.worker for d in calm.drifts] == ["source", "learner", "learner.weights()", "source.load()"]
+    assert [d.worker for d in calm.drifts] == ["a", "b", "b.weights()", "a.load()"]
     assert not any(d.sustained for d in (*calm.drifts, calm.elapsed)) and calm.elapsed.factor == pytest.approx(1.0, rel=1e-6)
     slow = profile.replace(handovers=(profile.handovers[0], replace(profile.handovers[1], seconds=0.6)))
-    found = lab.replan(as_run(best, slow), best)
-    assert [d.worker for d in found.drifts if d.sustained] == ["source.load()"] and found.profile == slow
+    found = lab.replan(run_of(best, slow), best)
+    assert [d.worker for d in found.drifts if d.sustained] == ["a.load()"] and found.profile == slow
     assert found.now == pytest.approx(found.elapsed.measured, rel=0.02) and found.to_dict()["iteration"]["measured_s"] == found.elapsed.measured
 
 
 def test_a_handover_of_some_iterations_does_not_drift() -> None:
     """Such as new weights every second iteration: the profile has the mean, which no iteration takes."""
-    profile = believed().replace(handovers=(Handover("learner", "weights", 0.05), Handover("source", "load", 0.1, ("learner",))))
+    profile = believed().replace(handovers=(Handover("b", "weights", 0.05), Handover("a", "load", 0.1, ("b",))))
     best = lab.plan(profile, 2).best
     timeline = forecast(best.candidate.placement, 9, best.devices)
     rows = timeline.spans.copy()
@@ -158,21 +121,15 @@ def test_a_handover_of_some_iterations_does_not_drift() -> None:
     some = Timeline(timeline.devices)
     some.extend(SpanBatch("simulated", "some", 0, rows[~handed | (rows["iteration"] % 2 == 0)], tuple(timeline.tracks), tuple(timeline.names)))
     found = lab.replan(some, best)
-    assert [(d.worker, d.percent, d.sustained) for d in found.drifts[2:]] == [("learner.weights()", "0 %", False), ("source.load()", "0 %", False)]
-
-
-def as_run(plan: Planned, truth: Profile, iterations: int = 9) -> Timeline:
-    setting = plan.candidate.placement.setting
-    really = Setting.of(truth, setting.devices, setting.micro_batches)
-    return forecast(Placement(really, plan.candidate.placement.arrangement, plan.candidate.placement.tree), iterations, plan.devices)
+    assert [(d.worker, d.percent, d.sustained) for d in found.drifts[2:]] == [("b.weights()", "0 %", False), ("a.load()", "0 %", False)]
 
 
 def test_an_iteration_that_its_workers_do_not_account_for_is_no_stillness() -> None:
     """The learner waits for the whole batch, of which the profile knows nothing: nobody computes longer, every iteration is longer."""
     profile = believed()
     best = lab.plan(profile, 2)["spatial"]
-    truth = profile.replace(edges=(EdgeProfile("source", "learner", whole=True, value=True),))
-    found = lab.replan(as_run(best, truth), best)
+    truth = profile.replace(edges=(EdgeProfile("a", "b", whole=True, value=True),))
+    found = lab.replan(run_of(best, truth), best)
     assert not any(d.sustained for d in found.drifts) and found.elapsed.sustained and found.elapsed.factor > 1.3
     said = repr(found)
     assert "No sustained drift" not in said and "No worker drifts" in said and "is not in the profile" in said

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from driving import recorded
+from driving import executed
+from timed_flows import Timed
 
 import rlinf_lab as lab
 from rlinf_lab.planning.fit.fit import profile_from_run
 from rlinf_lab.planning.fit.habits import Moments
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.local import LocalExecutor
-from rlinf_lab.runtime.session.session import Session
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -45,36 +38,22 @@ class Refills(Worker):
             wanted = (asked.get_nowait(free) if running else asked.get(free)) if free else []
 
 
-class Learner(Worker):
-    def train(self, done: Inbox) -> None:
-        for batch in done:
-            self.compute(0.002 * len(batch))
-
-
 def ran(ranks: int) -> tuple[Workflow, ExecutionPlan, Timeline]:
     flow = Workflow("refilled")
     asked, done = flow.channel("asked", capacity=None), flow.channel("done", capacity=None)
-    source, generator, learner = (flow.worker(w, name=n) for w, n in ((Source, "source"), (Refills, "generator"), (Learner, "learner")))
+    source, generator = flow.worker(Source, name="source"), flow.worker(Refills, name="generator")
+    learner = flow.worker(Timed, 0, 0.0, 0.002, 1, name="learner")
 
     @flow.iteration
     def iteration() -> None:
         source.make(asked)
         generator.generate(asked, done)
-        learner.train(done)
+        learner.work(done)
 
     devices = tuple(f"cpu:{i}" for i in range(ranks + 1))
     places = {"source": ((0,),), "generator": tuple((1 + r,) for r in range(ranks)), "learner": ((0,),)}
     plan = ExecutionPlan(f"{ranks} ranks", devices, places, micro_batches={"done": 1})
-    executor = LocalExecutor(flow, plan, MockClock())
-    executor.start()
-    session = Session(executor)
-    try:
-        for _ in range(3):
-            session.step()
-        session.finish()
-    finally:
-        executor.stop()
-    return flow, plan, recorded(plan, executor)
+    return flow, plan, executed(flow, plan)
 
 
 @pytest.fixture(scope="module")

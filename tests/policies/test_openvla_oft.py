@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
+from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,10 +17,10 @@ from gymnasium import spaces
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from rlinf_lab.errors import ConfigError
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, MissingDependencyError
 from rlinf_lab.policies.pretrained import load_openvla_oft
-from rlinf_lab.records import EnvStep
-from rlinf_lab.vecenv import EnvSpec
+from rlinf_lab.vecenv import environment
 from rlinf_lab.vecenv.stepping import step_chunk
 
 transformers = pytest.importorskip("transformers")
@@ -247,41 +250,55 @@ def test_acting_and_learning_agree_and_the_value_moves_itself_only(folder):
     assert all(not p.grad.abs().sum() for name, p in policy.named_parameters() if p.grad is not None and not name.startswith("critic."))
 
 
+SEEN = spaces.Dict({key: part for key, part in OBS.spaces.items() if key != "text"})
+
+
+class Arm(gymnasium.Env):
+    """Shows noise; the reward is the first number of the action."""
+
+    observation_space, action_space = SEEN, ARM
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.seen(), {}
+
+    def seen(self):
+        images = {name: self.np_random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8) for name in ("camera", "wrist")}
+        return {**images, "joints": self.np_random.normal(size=STATE).astype(np.float32)}
+
+    def step(self, action):
+        self.t += 1
+        return self.seen(), float(action[0]), False, self.t == 2 * K, {}
+
+
 def test_its_chunks_go_through_the_socket(folder):
-    """Instruction as text, half precision, a state and a chunk for each environment."""
-    space = spaces.Dict({key: part for key, part in OBS.spaces.items() if key != "text"})
-    policy = load_openvla_oft(folder, space, ARM, chunk=K, instruction="Lift the Cube", dtype=torch.bfloat16)
-    env = Arm(3)
-    obs = env.reset()
-    for _ in range(2):
-        action, _ = policy.act(obs, policy.draw_noise(np.random.default_rng(0), 3))
-        chunk = step_chunk(env, policy.executed(action))
-        obs = chunk.obs_N
+    """Instruction as text, half precision, a chunk for each environment."""
+    policy = load_openvla_oft(folder, SEEN, ARM, chunk=K, instruction="Lift the Cube", dtype=torch.bfloat16)
+    env = environment(Arm)(3)
+    obs = env.reset(seed=0)
+    action, _ = policy.act(obs, policy.draw_noise(np.random.default_rng(0), 3))
+    chunk = step_chunk(env, policy.executed(action))
     np.testing.assert_array_equal(chunk.steps_N, K)
-    np.testing.assert_allclose(chunk.reward_NK, policy.executed(action)[..., 0], rtol=1e-6)
-    other = load_openvla_oft(folder, space, ARM, chunk=K, instruction="something else", dtype=torch.bfloat16)
+    np.testing.assert_allclose(chunk.reward_NK, np.clip(policy.executed(action)[..., 0], -1, 1), rtol=1e-5)
+    other = load_openvla_oft(folder, SEEN, ARM, chunk=K, instruction="something else", dtype=torch.bfloat16)
     other.load(policy.weights())
     assert np.abs(other.act(obs, None)[0] - policy.act(obs, None)[0]).max() > 1e-3  # the words are heard
     ids = np.tile(policy.encoder.words.numpy(), (3, 1))
-    told = spaces.Dict({**space.spaces, "text": spaces.MultiDiscrete([VOCABULARY] * ids.shape[1])})
+    told = spaces.Dict({**SEEN.spaces, "text": spaces.MultiDiscrete([VOCABULARY] * ids.shape[1])})
     by_ids = load_openvla_oft(folder, told, ARM, chunk=K, dtype=torch.bfloat16)
     np.testing.assert_array_equal(by_ids.act({**obs, "text": ids}, None)[0], policy.act(obs, None)[0])
 
 
-class Arm:
-    """Shows noise; its reward is the first number of the action."""
-
-    def __init__(self, num_envs):
-        self.num_envs, self.rng = num_envs, np.random.default_rng(0)
-        self.spec = EnvSpec("test/Arm-v0", spaces.Dict({key: part for key, part in OBS.spaces.items() if key != "text"}), ARM, 50, "never")
-
-    def reset(self, *, seed=None):
-        return {key: value for key, value in observed(self.num_envs).items() if key != "text"}
-
-    def step(self, action_N):
-        no = np.zeros(self.num_envs, bool)
-        obs = self.reset()
-        return EnvStep(obs, action_N[:, 0], no, no, None, obs, None)
+def test_it_is_cloned_and_improved_through_the_front_door(folder):
+    data = lab.collect(Arm, lambda obs: np.tanh(obs["joints"][..., :A]), episodes=2, seed=0)
+    make = partial(load_openvla_oft, folder, chunk=K, instruction="lift the cube")
+    options = {"chunk_size": K, "batch_size": 4, "plan": None, "folder": False, "progress": False}
+    clone = lab.train("clone", Arm, data=data, policy=make, gradient_steps=2, **options).wait()
+    ppo = lab.train("ppo", Arm, policy=clone, num_envs=2, n_steps=2 * K, n_epochs=1, iterations=2, **options).wait()
+    start, cloned, improved = (module.weights().arrays["encoder.head.fc1.weight"] for module in (make(SEEN, ARM), clone.policy().module, ppo.policy().module))
+    assert np.abs(cloned - start).max() > 0 and np.abs(improved - cloned).max() > 0
+    assert ppo.policy().act({key: leaf[0] for key, leaf in data[0].obs_T.items()}).shape == (K, A)
 
 
 @pytest.mark.parametrize(
@@ -296,6 +313,7 @@ class Arm:
         ({"config": {"timm_model_ids": ["vit_large_patch14_clip_336.openai"] * 2}}, "DINOv2 with registers and SigLIP"),
         ({"config": {"text_config": {"model_type": "mistral"}}}, "Llama is read here"),
         ({"config": {"text_config": {"model_type": "llama", **LLAMA, "num_hidden_layers": 3}}}, "language_model.model. do not fit config.json, such as layers.2"),
+        ({"config": {"text_config": {"model_type": "llama", **LLAMA, "intermediate_size": 64}}}, "weights at language_model.model. do not fit config.json"),
         ({"dataset_statistics": {"another": RANGES}}, r"\['another', 'libero_spatial_no_noops'\]. Next: data="),
         ({"dataset_statistics": {"libero_spatial_no_noops": {"proprio": RANGES["proprio"], "action": {"q01": [0], "q99": [1]}}}}, "2 ranges are needed"),
     ],
@@ -303,6 +321,21 @@ class Arm:
 def test_a_folder_that_lacks_something_is_refused(folder, tmp_path, files, said):
     with pytest.raises(ConfigError, match=said):
         load_openvla_oft(changed(folder, tmp_path / "copy", **files), OBS, ARM, chunk=K)
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "action_head--150000_checkpoint.pt", "tokenizer.json", "config.json"])
+def test_a_file_that_was_cut_off_is_named(folder, tmp_path, name):
+    shutil.copytree(folder, tmp_path / "cut")
+    file = tmp_path / "cut" / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ConfigError, match=f"{name} cannot be read"):
+        load_openvla_oft(tmp_path / "cut", SEEN, ARM, chunk=K, instruction="lift it")
+
+
+def test_without_transformers_it_is_said_what_to_install(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingDependencyError, match=r"load_openvla_oft needs .*transformers"):
+        load_openvla_oft(folder, OBS, ARM, chunk=K)
 
 
 @pytest.mark.parametrize(

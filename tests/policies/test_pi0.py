@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
+import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import Flow
 from rlinf_lab.policies.pretrained import load_pi0
@@ -136,6 +139,18 @@ def test_acting_and_learning_agree_and_weights_travel(policy, folder):
     other.load(policy.weights())
     np.testing.assert_array_equal(other.act(obs, None)[0], policy.act(obs, None)[0])
     np.testing.assert_array_equal(other.executed(chain), policy.executed(chain))
+
+
+def test_it_is_cloned_through_the_front_door(folder):
+    """Its own chunks are padded, what the expert did is not."""
+    obs, done = observed(6), np.random.default_rng(0).uniform(-1, 1, (6, 4)).astype(np.float32)
+    episode = lab.datasets.Episode(obs, done, np.zeros(6, np.float32), terminated=True, truncated=False)
+    data = lab.datasets.EpisodeList(lab.datasets.DataSpec(OBS, ARM), [episode])
+    options = {"chunk_size": 4, "gradient_steps": 1, "batch_size": 2, "plan": None, "folder": False, "progress": False}
+    clone = lab.train("clone", data=data, policy=partial(load_pi0, folder, action_mean=MEAN, action_std=STD), **options).wait()
+    assert clone.policy().act({key: leaf[0] for key, leaf in obs.items()}).shape == (4, 4)
+    with pytest.raises(ConfigError, match=r"actions of the shape \(4, 4\), and chunk_size=3"):
+        lab.train("clone", data=data, policy=partial(load_pi0, folder), **{**options, "chunk_size": 3})
 
 
 @pytest.mark.parametrize(

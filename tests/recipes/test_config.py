@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
+import pydoc
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +14,10 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.experiments.options import Options
 from rlinf_lab.experiments.recipe import HOMES, find
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.recipes.described import default_of, field_docs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from reach_line import ReachLine
@@ -53,6 +58,18 @@ def test_a_whole_float_is_a_number_of_steps():
         preset(total_timesteps=0.5)
 
 
+@pytest.mark.parametrize("settings", [*(find(name).config for name in HOMES), Options], ids=lambda settings: settings.__name__)
+def test_every_field_is_explained_in_help_and_in_a_notebook(settings):
+    read = " ".join(line.strip(" |") for line in pydoc.render_doc(settings, renderer=pydoc.plaintext).split("\n"))
+    docs = field_docs(settings)
+    one = settings.preset(ReachLine) if settings.__name__ == "PPOConfig" else Options() if settings is Options else None
+    for field in dataclasses.fields(settings):
+        assert docs[field.name] and f"{field.name} ({default_of(field)}): {docs[field.name]}" in read
+        if one is not None:
+            cells = [f"<code>{field.name}</code>", html.escape(default_of(field)), html.escape(docs[field.name])]
+            assert all(cell in one._repr_html_() for cell in cells)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_recipe_has_these_fields(name):
     recipe, settings = find(name), SETTINGS[name]()
@@ -78,9 +95,22 @@ def weights_of(name: str, **more) -> dict[str, np.ndarray]:
     return {key: tensor.detach().numpy().copy() for key, tensor in run.policy().module.state_dict().items()}
 
 
+@cache
+def usual_weights_of(name: str) -> dict[str, np.ndarray]:
+    return weights_of(name)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_same_seed_learns_the_same_to_the_last_bit(name):
+    once, again, other = usual_weights_of(name), weights_of(name), weights_of(name, seed=1)
+    for key, array in once.items():
+        np.testing.assert_array_equal(again[key], array, err_msg=key)
+    assert any(not np.array_equal(other[key], array) for key, array in once.items())
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_half_precision_learns_nearly_the_same(name):
-    single, half = weights_of(name), weights_of(name, precision="bfloat16")
+    single, half = usual_weights_of(name), weights_of(name, precision="bfloat16")
     moved = [np.abs(half[key] - single[key]).max() for key in single if single[key].dtype.kind == "f" and single[key].size]
     assert 0 < max(moved) < 0.05, "it is computed otherwise, and not very otherwise"
     assert {array.dtype for array in half.values()} == {array.dtype for array in single.values()}
@@ -89,6 +119,6 @@ def test_half_precision_learns_nearly_the_same(name):
 @pytest.mark.slow  # the compiler takes its time
 @pytest.mark.parametrize("name", SETTINGS)
 def test_compiled_learns_the_same(name):
-    plain, compiled = weights_of(name), weights_of(name, compile=True)
+    plain, compiled = usual_weights_of(name), weights_of(name, compile=True)
     for key, array in plain.items():
         np.testing.assert_allclose(compiled[key], array, rtol=1e-3, atol=1e-4, err_msg=key)

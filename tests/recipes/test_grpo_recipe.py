@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from rlinf_lab.errors import ConfigError, UnknownNameError, WorkerError
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
 from rlinf_lab.recipes.grpo import GRPOConfig, build
+from rlinf_lab.workers.reasoning import reward as reward_worker
 
 CORES = ["cpu:0", "cpu:1"]
 SMALL = {
@@ -215,6 +219,25 @@ def test_a_reward_that_never_works_is_told():
             GRPOConfig(**SMALL | {"model": nothing})
 
 
+def test_a_reward_that_hangs_is_told_with_its_answer(monkeypatch):
+    told, says = threading.Event(), []
+
+    def hangs(problem, text):
+        assert told.wait(120)
+        return 1.0
+
+    def warn(message, **_):
+        says.append(message)
+        told.set()
+
+    monkeypatch.setattr(reward_worker, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(reward_worker, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(reward_worker, "warnings", SimpleNamespace(warn=warn))
+    (metrics,) = metrics_of(GRPOConfig(**SMALL, reward=hangs), temporal, iterations=1)
+    assert metrics["reward"] == 1 and len(says) == 1
+    assert re.search(r"reward: the reward of answer 0\.\d/\d to '.*' has taken .* s and goes on.*reward_timeout_s=5", says[0])
+
+
 def test_prompts_that_cannot_work_are_recorded_and_do_not_stop_the_run():
     class Odd(lab.tasks.Remainder):
         """Nothing, more than the context holds, and what works."""
@@ -246,6 +269,11 @@ def test_a_model_from_a_folder_learns_in_low_rank_and_goes_on(tmp_path):
     again = build(config, kept["state"])
     with lab.session(again, temporal(again)) as session:
         assert session.step("train") == expected
+
+
+def test_a_folder_that_holds_no_model_is_refused_before_anything_starts(tmp_path):
+    with pytest.raises(ConfigError, match=r"without config.json.*Next: the folder that model.save"):
+        GRPOConfig(**{k: v for k, v in SMALL.items() if k not in ("warm_up_steps", "hidden", "layers")}, model=str(tmp_path))
 
 
 def test_an_advantage_of_another_shape_is_named():

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import gc
 import pickle
-import sys
 import weakref
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import opened
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.control.post import Post
 from rlinf_lab.runtime.host.state.messages import Message
-from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.transport.cargo import ALIGNED, LITTLE, Whole
 from rlinf_lab.runtime.transport.pickling import LARGE
 from rlinf_lab.runtime.transport.unchanged import Unchanged
@@ -78,34 +73,21 @@ def test_a_version_is_looked_at_once_and_not_under_the_mutex(
         seen[message.kind] += 1
         say(self, host, message, urgent)
 
-    flow, plan = weights_of(sizes)
-    executor = MeshExecutor(flow, plan)
-    mutexes += [host.state.mutex for host in executor.hosts.values()]
-    executor.start()
-    session = Session(executor)
-    monkeypatch.setattr(Unchanged, "changed", counted)
-    monkeypatch.setattr(Post, "say", told)
-    try:
-        assert session.step(True) == [0.0] * len(sizes)
-    finally:
-        executor.stop()
+    with opened("mesh", *weights_of(sizes)) as s:
+        mutexes += [host.state.mutex for host in s._executor.hosts.values()]
+        monkeypatch.setattr(Unchanged, "changed", counted)
+        monkeypatch.setattr(Post, "say", told)
+        assert s.step(True) == [0.0] * len(sizes)
     assert (seen["looks"], seen["pull"], under_the_mutex["looks"]) == (looks, asks, 0)
 
 
 def test_nothing_of_a_version_that_has_come_and_is_superseded_stays() -> None:
-    flow, plan = weights_of([100_000])
-    executor = MeshExecutor(flow, plan)
     PUBLISHED.clear()
-    executor.start()
-    session = Session(executor)
-    try:
-        session.step(True)
-        session.step(False)
-        session.step(False)
+    with opened("mesh", *weights_of([100_000])) as s:
+        for pulls in (True, False, False):
+            s.step(pulls)
         gc.collect()
         assert [ref() is None for ref in PUBLISHED] == [True, True, False]
-    finally:
-        executor.stop()
 
 
 def test_small_arrays_travel_together() -> None:

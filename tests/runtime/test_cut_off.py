@@ -8,12 +8,11 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
+from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
+from sessions import session_of, step_within
 
 from rlinf_lab.errors import ExecutorError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -22,7 +21,6 @@ from rlinf_lab.planning.plan.process_groups import place_hosts
 from rlinf_lab.runtime.executors.device_host import DeviceHost, pack
 from rlinf_lab.runtime.host.liveness import cut_off
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.transport.links import Link
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -73,25 +71,45 @@ def test_a_connection_that_ends_while_both_live_is_an_error() -> None:
             s.step(10, False)
 
 
-def test_who_hears_of_a_death_first_ends_no_call_as_if_it_were_done() -> None:
-    """Before, the driver took the sink for one that had stopped early, and said so."""
-    flow, plan = two_hosts()
-    executor = MeshExecutor(flow, plan)
-    executor.start()
+@pytest.mark.parametrize("first", ["driver", "host1"])
+def test_a_host_that_dies_ends_the_iteration_and_every_later_one_by_name(first: str) -> None:
+    """Whoever hears of it first. Before, the driver took the sink for one that had stopped early, and said so."""
+    executor = MeshExecutor(*two_hosts())
 
     def die() -> None:
-        executor.hosts["host1"].lost("host0")
-        time.sleep(0.5)
+        if first == "host1":
+            executor.hosts["host1"].lost("host0")
+            time.sleep(0.3)
         executor.driver_host.lost("host0")
 
-    dying = threading.Timer(0.3, die)
-    dying.start()
-    try:
-        with pytest.raises(ExecutorError, match=r"Host 'host0' died .*source\[0\] lived there"):
-            Session(executor).step(5000, False)
-    finally:
+    dying = threading.Timer(0.2, die)
+    with session_of(executor, clean=False) as s:
+        dying.start()
+        for count in (5000, 10):
+            with pytest.raises(ExecutorError, match=r"Host 'host0' died .*source\[0\] lived there"):
+                step_within(s, count, False)
         dying.join()
-        executor.stop()
+
+
+def test_results_on_a_host_that_died_after_its_iteration_are_not_waited_for() -> None:
+    flow = Workflow("died")
+    sink, handles, items = flow.worker(Sink, name="sink"), list[Any](), flow.channel("items")
+
+    @flow.iteration
+    def iteration() -> Any:
+        items.put_all(range(3))
+        handles.append(sink.take(False, items))
+        return handles[-1]
+
+    executor = MeshExecutor(flow, ExecutionPlan.spatial(flow, ["cpu:0"], {"sink": [0]}, staleness=1))
+    with session_of(executor, clean=False) as s:
+        started = s.submit()
+        while not started.done():
+            time.sleep(0.001)
+        executor.driver_host.lost("host0")
+        for late in (started, handles[-1]):
+            with pytest.raises(ExecutorError, match=r"Host 'host0' died .*sink\[0\]"):
+                late.wait(10)
 
 
 def broken_between(executor: MeshExecutor) -> list[threading.Thread]:
@@ -112,25 +130,20 @@ def waiting() -> list[threading.Thread]:
 def test_nothing_is_left_behind_by_a_session_that_is_stopped_meanwhile() -> None:
     """Before, a timer held the host for five seconds after the stop, one for each end."""
     executor = MeshExecutor(*two_hosts())
-    executor.start()
-    assert Session(executor).step(10, False) == (10, 10)
-    assert len(broken_between(executor)) == len(waiting()) == 1
-    executor.stop()
+    with session_of(executor, clean=False) as s:
+        assert s.step(10, False) == (10, 10)
+        assert len(broken_between(executor)) == len(waiting()) == 1
     assert not waiting()
 
 
 def test_a_connection_that_ends_between_two_iterations_is_told_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut_off, "SECONDS", 0.5)
     executor = MeshExecutor(*two_hosts())
-    executor.start()
-    try:
-        one = Session(executor)
-        assert one.step(10, False) == (10, 10)
+    with session_of(executor, clean=False) as s:
+        assert s.step(10, False) == (10, 10)
         broken_between(executor)
         with pytest.raises(ExecutorError, match="has lost its connection to host"):
-            one.step(10, False)
-    finally:
-        executor.stop()
+            s.step(10, False)
     assert not waiting()
 
 

@@ -6,7 +6,6 @@ import itertools
 import random
 import sys
 import time
-from collections import defaultdict
 
 import pytest
 
@@ -84,44 +83,26 @@ def run_of(seed: int) -> tuple[Timeline, dict[str, int], int]:
     return run.timeline, room, taken
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_no_channel_ever_holds_more_than_fits(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_what_channels_hold_and_ranks_do_by_their_spans_is_what_they_did(seed: int) -> None:
     timeline, room, taken = run_of(seed)
     table = timeline.depths()
     most = table.groupby("channel", observed=True).depth.max().to_dict()
     assert taken == 240 and set(most) == set(room)
     assert all(0 < depth <= room[channel] for channel, depth in most.items()), (most, room)
     assert (table.groupby("channel", observed=True).depth.last() == 0).all()
-
-
-def test_an_item_is_put_before_it_is_taken() -> None:
-    """By the clock of one host, also where threads wake late."""
-    timeline, _, _ = run_of(3)
-    for channel in CHANNELS:
-        moves = [s for s in timeline.rows() if s.channel == channel and s.items]
-        put, taken = (sorted((s.flow, s.end_ns, s.items) for s in moves if s.kind is kind) for kind in (SpanKind.PUT, SpanKind.GET))
-        when: dict[tuple[int, int], int] = defaultdict(int)
-        assert put and taken and len(put) == sum(n for _, _, n in put)
+    rows = timeline.rows()
+    for channel in CHANNELS:  # an item is put before it is taken, by the clock of one host, also where threads wake late
         for iteration in range(2):
-            own = [[s for s in moves if s.iteration == iteration and s.kind is kind] for kind in (SpanKind.PUT, SpanKind.GET)]
-            for s in own[0]:
-                when[iteration, s.flow] = s.end_ns
-            for s in own[1]:
-                assert all(when[iteration, i] <= s.end_ns for i in range(s.flow, s.flow + s.items)), s
-
-
-def test_what_one_waits_for_after_its_items_came_is_no_input() -> None:
-    """The stretches of a rank follow each other without a gap: it ran, waited for input or room, or for its device."""
-    timeline, _, _ = run_of(5)
-    gaps = 0
-    for track in timeline.tracks:
-        if not track.devices:
-            continue
+            moves = [s for s in rows if s.channel == channel and s.items and s.iteration == iteration]
+            puts, gets = ([s for s in moves if s.kind is kind] for kind in (SpanKind.PUT, SpanKind.GET))
+            when = {s.flow: s.end_ns for s in puts}
+            assert gets and len(when) == len(puts) == sum(s.items for s in puts) == 120
+            assert all(when[i] <= s.end_ns for s in gets for i in range(s.flow, s.flow + s.items))
+    for track in (track for track in timeline.tracks if track.devices):  # a rank ran, waited for input or room, or for its device
         for iteration in range(2):
-            own = sorted((s.start_ns, s.end_ns) for s in timeline.rows() if s.track == track and s.iteration == iteration and s.end_ns > s.start_ns)
-            gaps += sum(b > a for (_, a), (b, _) in itertools.pairwise(own))
-            assert all(b >= a for (_, a), (b, _) in itertools.pairwise(own)), "two at once"
-    assert gaps == 0
+            own = sorted((s.start_ns, s.end_ns) for s in rows if s.track == track and s.iteration == iteration and s.end_ns > s.start_ns)
+            assert all(b == a for (_, a), (b, _) in itertools.pairwise(own)), "a gap, or two at once"
 
 
 class Turns(Worker):

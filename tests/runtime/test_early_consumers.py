@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import executor_of, in_time, kinds, opened, recorded, session_of, step_within
 
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator import scripts as sim
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.elastic import exchange
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.runtime.session.session import Ended, Session
-from rlinf_lab.runtime.threads.clocks import MockClock
-from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.declaration import returns_nothing
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 ENDED: list[str] = []
-SECONDS = 20.0  # far less than the tests would last without what they look at
 
 
 class Maker(Worker):
@@ -146,31 +135,6 @@ class Taker(Worker):
         return sum(len(batch) for batch in other)
 
 
-def executor_of(kind: str, flow: Workflow, plan: ExecutionPlan) -> Any:
-    if kind == "mesh":
-        return MeshExecutor(flow, plan, delay=0.001)
-    return LocalExecutor(flow, plan, MockClock()) if kind == "mock" else LocalExecutor(flow, plan, emulate=True)
-
-
-def in_time(act: Any) -> Any:
-    """What it returns or raises, within some seconds."""
-    found: list[Any] = []
-
-    def attempt() -> None:
-        try:
-            found.append(act())
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(SECONDS)
-    assert found, "it goes on"
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
-
-
 def plan_of(flow: Workflow, makers: int = 1, takers: int = 1) -> ExecutionPlan:
     ranks = {"maker": tuple((r,) for r in range(makers)), "relay": ((2,),), "taker": tuple((3 + r,) for r in range(takers))}
     return ExecutionPlan("early", tuple(f"cpu:{i}" for i in range(5)), {w: ranks[w] for w in flow.workers}, micro_batches=dict.fromkeys(flow.channel_specs, 1))
@@ -197,7 +161,6 @@ def flow_of(makes: str, takes: str = "take", waits: bool = False, relay: bool = 
     return flow
 
 
-kinds = pytest.mark.parametrize("kind", ["local", "mock", "mesh"])
 CASES: list[tuple[dict[str, Any], int, int]] = [
     ({"makes": "forever"}, 1, 1),
     ({"makes": "forever", "waits": True}, 1, 2),
@@ -210,52 +173,30 @@ CASES: list[tuple[dict[str, Any], int, int]] = [
 
 
 @kinds
+@pytest.mark.parametrize("discards", [False, True])
 @pytest.mark.parametrize(("case", "makers", "takers"), CASES)
-def test_what_nobody_will_read_fails_the_iteration_at_once(kind: str, case: dict[str, Any], makers: int, takers: int) -> None:
-    flow = flow_of(**case)
-    executor = executor_of(kind, flow, plan_of(flow, makers, takers))
-    executor.start()
-    one = Session(executor)
-    for _ in range(2):
-        with pytest.raises(WorkflowError, match=r"Channel 'items': \d+ of \d+ .*items.* are left; taker\[0\].* read \d.*Next: .*discard_unread"):
-            in_time(one.step)
-    assert executor.stop() == Ended()
-
-
-@kinds
-@pytest.mark.parametrize(("case", "makers", "takers"), CASES)
-def test_where_the_rest_is_not_wanted_the_calls_of_the_producers_end(kind: str, case: dict[str, Any], makers: int, takers: int) -> None:
-    flow = flow_of(**case, discard_unread=True)
-    executor = executor_of(kind, flow, plan_of(flow, makers, takers))
-    executor.start()
-    one = Session(executor)
+def test_the_producers_of_what_nobody_will_read_hear_of_it_at_once(kind: str, discards: bool, case: dict[str, Any], makers: int, takers: int) -> None:
+    """Their calls end where the rest is not wanted; else the iteration fails."""
+    flow = flow_of(**case, discard_unread=discards)
+    left = r"Channel 'items': \d+ of \d+ .*items.* are left; taker\[0\].* read \d.*Next: .*discard_unread"
     ENDED.clear()
-    for _ in range(2):
-        made, taken = in_time(one.step)
-        assert made in (None, [None] * makers) and taken in (1, [1, 1])
+    with opened(kind, flow, plan_of(flow, makers, takers)) as s:
+        for _ in range(2):
+            if discards:
+                made, taken = step_within(s)
+                assert made in (None, [None] * makers) and taken in (1, [1, 1])
+            else:
+                with pytest.raises(WorkflowError, match=left):
+                    step_within(s)
     assert len(ENDED) == (2 * makers if case["makes"] == "forever" else 0)
-    assert executor.stop() == Ended()
 
 
 @kinds
-def test_a_call_that_somebody_reads_goes_on_to_its_end(kind: str) -> None:
-    flow = Workflow("two")
-    items, other = flow.channel("items", capacity=3, discard_unread=True), flow.channel("other", capacity=3)
-    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
-
-    @flow.iteration
-    def iteration() -> Any:
-        made = maker.two(items, other)
-        return made, taker.both(items, other)
-
-    executor = executor_of(kind, flow, plan_of(flow))
-    executor.start()
-    assert in_time(Session(executor).step) == ("all", 300)
-    assert executor.stop() == Ended()
-
-
-def whose_value_is_asked_for_later(kind: str, method: str, late: bool) -> tuple[Any, Callable[[], Any]]:
-    """A call that ended because nobody read it, kept by the loop; asked for by a call of the next iteration, or ``late``, by its handle."""
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("method", ["endless", "unannotated"])
+def test_the_value_of_a_call_that_ended_at_a_put(kind: str, method: str, late: bool) -> None:
+    """Kept by the loop; asked for by a call of the next iteration, or ``late``, by its handle. Who only waits for the end of a call that returns nothing
+    hears of it, without an annotation, too."""
     flow, kept = Workflow("kept"), list[Any]()
     items = flow.channel("items", capacity=3, discard_unread=True)
     maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
@@ -267,31 +208,15 @@ def whose_value_is_asked_for_later(kind: str, method: str, late: bool) -> tuple[
         taken = taker.take(items)
         return taken, [taker.keep(handle) for handle in before]
 
-    executor = executor_of(kind, flow, plan_of(flow))
-    executor.start()
-    one = Session(executor)
-    assert in_time(one.step) == (1, [])
-    return executor, kept[-1].wait if late else one.step
-
-
-@kinds
-@pytest.mark.parametrize("late", [False, True])
-def test_a_call_that_ended_at_a_put_has_no_value(kind: str, late: bool) -> None:
-    """It was None to a call of the next iteration, and to whoever asked the handle later."""
-    executor, ask = whose_value_is_asked_for_later(kind, "endless", late)
-    told = r"maker\[0\].endless\(\) of iteration 0 has no value: nobody read what it put into 'items'.* Next: take the value in the same iteration"
-    with pytest.raises((WorkflowError, WorkerError), match=told):
-        in_time(ask)
-    executor.stop()
-
-
-@kinds
-@pytest.mark.parametrize("late", [False, True])
-def test_who_only_waits_for_the_end_of_a_call_that_returns_nothing_hears_of_it(kind: str, late: bool) -> None:
-    """Without an annotation, as in a notebook. It was an error: the call had no value, as if it ever had one."""
-    executor, ask = whose_value_is_asked_for_later(kind, "unannotated", late)
-    assert in_time(ask) == (None if late else (1, [None]))
-    assert executor.stop() == Ended()
+    with session_of(executor_of(kind, flow, plan_of(flow)), clean=method == "unannotated") as s:
+        assert step_within(s) == (1, [])
+        ask = kept[-1].wait if late else s.step
+        if method == "unannotated":
+            assert in_time(ask, s) == (None if late else (1, [None]))
+            return
+        told = r"maker\[0\].endless\(\) of iteration 0 has no value: nobody read what it put into 'items'.* Next: take the value in the same iteration"
+        with pytest.raises((WorkflowError, WorkerError), match=told):
+            in_time(ask, s)
 
 
 def test_what_returns_nothing_is_read_from_its_code() -> None:
@@ -315,12 +240,8 @@ def test_what_returns_nothing_is_read_from_its_code() -> None:
 @kinds
 def test_ranks_that_meet_end_together(kind: str) -> None:
     flow = flow_of("meets_hidden", discard_unread=True)
-    executor = executor_of(kind, flow, plan_of(flow, makers=2))
-    executor.start()
-    one = Session(executor)
-    for _ in range(3):
-        assert in_time(one.step) == ([None, None], 1)
-    assert executor.stop() == Ended()
+    with opened(kind, flow, plan_of(flow, makers=2)) as s:
+        assert [step_within(s) for _ in range(3)] == [([None, None], 1)] * 3
 
 
 @pytest.mark.parametrize("aside", [False, True])
@@ -338,60 +259,43 @@ def test_a_rank_that_is_about_to_meet_others_that_have_ended_ends_too(aside: boo
 
     shared = ((0,), (1,)) if aside else ((2,), (4,))
     plan = ExecutionPlan("late", plan_of(flow).devices, {"maker": ((0,), (1,)), "taker": ((3,),), "relay": shared}, micro_batches={"items": 1})
-    executor = executor_of("local", flow, plan)
-    executor.start()
     key_of = exchange.key_of
+    with opened("local", flow, plan) as s:
 
-    def late(process: Any) -> int:
-        while process.worker == "maker" and not executor.driver_host._unwanted.discarded:
-            time.sleep(0.001)
-        time.sleep(0.05)
-        return key_of(process)
+        def late(process: Any) -> int:
+            while process.worker == "maker" and not s._executor.driver_host._unwanted.discarded:
+                time.sleep(0.001)
+            time.sleep(0.05)
+            return key_of(process)
 
-    monkeypatch.setattr(exchange, "key_of", late)
-    assert in_time(Session(executor).step) is None
-    assert executor.stop() == Ended()
-
-
-@kinds
-def test_ranks_that_meet_by_their_own_code_go_on_to_their_end(kind: str) -> None:
-    flow = Workflow("meeting")
-    items = flow.channel("items", capacity=3, discard_unread=True)
-    maker, taker = flow.worker(Meeting, name="maker"), flow.worker(Taker, name="taker")
-
-    @flow.iteration
-    def iteration() -> Any:
-        maker.one_puts(items)
-        return taker.take(items)
-
-    executor = executor_of(kind, flow, plan_of(flow, makers=2))
-    executor.start()
-    ENDED.clear()
-    assert in_time(Session(executor).step) == 1
-    assert sorted(ENDED) == ["maker[0] has done all", "maker[1] has done all"]
-    assert executor.stop() == Ended()
+        monkeypatch.setattr(exchange, "key_of", late)
+        assert step_within(s) is None
 
 
 @kinds
-@pytest.mark.parametrize("how", ["returned", "part", "taken", "waited"])
-def test_a_call_whose_value_is_wanted_goes_on_to_its_end(kind: str, how: str) -> None:
+@pytest.mark.parametrize("how", ["returned", "part", "taken", "waited", "read by others", "meets by its own code"])
+def test_a_call_whose_value_or_items_are_wanted_goes_on_to_its_end(kind: str, how: str) -> None:
     flow = Workflow("wanted")
-    items = flow.channel("items", capacity=3, discard_unread=True)
-    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+    items, other = flow.channel("items", capacity=3, discard_unread=True), flow.channel("other", capacity=3)
+    maker, taker = flow.worker(Meeting if "meets" in how else Maker, name="maker"), flow.worker(Taker, name="taker")
 
     @flow.iteration
     def iteration() -> Any:
-        made = maker.some(items)
-        taken = taker.take(items)
+        if how == "meets by its own code":
+            maker.one_puts(items)
+            return taker.take(items), None
+        if how == "read by others":
+            made = maker.two(items, other)
+            return taker.both(items, other), made
+        made, taken = maker.some(items), taker.take(items)
         taken.wait()
-        value = {"returned": lambda: [made], "part": lambda: {"a": made[:]}, "taken": lambda: taker.keep(made), "waited": made.wait}[how]()
-        return value, taken
+        return taken, {"returned": lambda: [made], "part": lambda: {"a": made[:]}, "taken": lambda: taker.keep(made), "waited": made.wait}[how]()
 
-    executor = executor_of(kind, flow, plan_of(flow))
-    executor.start()
-    expected = {"returned": ["all"], "part": {"a": "all"}}.get(how, "all")
-    assert in_time(Session(executor).step) == (expected, 1)
-    assert executor.stop() == Ended()
+    ENDED.clear()
+    with opened(kind, flow, plan_of(flow, makers=1 + ("meets" in how))) as s:
+        expected: dict[str, Any] = {"returned": (1, ["all"]), "part": (1, {"a": "all"}), "read by others": (300, "all"), "meets by its own code": (1, None)}
+        assert step_within(s) == expected.get(how, (1, "all"))
+    assert sorted(ENDED) == (["maker[0] has done all", "maker[1] has done all"] if "meets" in how else [])
 
 
 def test_a_reader_that_comes_after_the_rest_was_discarded_is_refused() -> None:
@@ -407,10 +311,10 @@ def test_a_reader_that_comes_after_the_rest_was_discarded_is_refused() -> None:
         return first, taker.take(items) if again else 0
 
     with session(flow, plan_of(flow), emulate=True) as s:
-        assert in_time(lambda: s.step(False)) == (1, 0)
+        assert step_within(s, False) == (1, 0)
         with pytest.raises(WorkflowError, match=r"taker.take\(\) reads channel 'items', of which the rest was discarded.*Next: call every reader before"):
-            in_time(lambda: s.step(True))
-        assert in_time(lambda: s.step(False)) == (1, 0)
+            step_within(s, True)
+        assert step_within(s, False) == (1, 0)
 
 
 @pytest.mark.parametrize("discards", [False, True])
@@ -464,16 +368,11 @@ def test_the_simulator_ends_calls_where_an_executor_does(relay: bool, n: int, ma
         taker.slow_take(last, n)
 
     plan = dataclasses.replace(plan_of(flow, makers, takers), staleness=staleness)
-    executor = LocalExecutor(flow, plan, MockClock())
-    executor.start()
-    one = Session(executor)
-    for _ in range(3):
-        one.submit()
-    one.finish()
-    timeline = Timeline(plan.devices)
-    for batch in executor.news.drain():
-        timeline.extend(batch)
-    assert executor.stop() == Ended()
+    with opened("mock", flow, plan) as s:
+        for _ in range(3):
+            s.submit()
+        s.finish()
+    timeline = recorded(s)
     simulated = Simulator(flow.graph, plan).simulate(calls_of(relay, n), 3)
     assert not timeline.diff(simulated)
     assert simulated.elapsed_ns < 3 * 40 * 3_000_000  # nobody has made all

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from flows import DEVICES, cell_flow
+from sessions import both, opened
 
 from rlinf_lab.errors import ExecutorError, PlanError, UnknownNameError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.run.run import Run, session
-from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -85,20 +82,11 @@ def plan_of(flow: Workflow, micro_batch: int = 1, **fields: Any) -> ExecutionPla
     return ExecutionPlan.spatial(flow, devices, {"source": [PLACES], "doubles": list(range(PLACES)), "sink": [PLACES]}, micro_batch=micro_batch, **fields)
 
 
-@contextmanager
-def opened(executor: Any) -> Iterator[Session]:
-    executor.start()
-    try:
-        yield Session(executor)
-    finally:
-        assert executor.stop().late == []
-
-
 def test_ranks_join_and_leave_between_iterations() -> None:
     Doubles.built.clear()
     Doubles.closed.clear()
     flow = flow_of()
-    with opened(LocalExecutor(flow, plan_of(flow), emulate=True, absent={"doubles": [2, 3]})) as s:
+    with opened("local", flow, plan_of(flow), absent={"doubles": [2, 3]}) as s:
         assert s.members == {"source": (0,), "doubles": (0, 1), "sink": (0,)} and sorted(Doubles.built) == [0, 1]
         assert s.step(5)["who"] == [(0, 2), (1, 2)]
         s.join("doubles", 3)
@@ -112,8 +100,8 @@ def test_ranks_join_and_leave_between_iterations() -> None:
     assert Doubles.built == Doubles.closed == {0: 1, 1: 2, 2: 1, 3: 1}
 
 
-@pytest.mark.parametrize("hosts", [1, 5])
-def test_random_turnover_loses_nothing_and_does_nothing_twice(hosts: int) -> None:
+@both
+def test_random_turnover_loses_nothing_and_does_nothing_twice(kind: str) -> None:
     """In micro-batches of one to three items, and with each rank's share of everything."""
     came = 0
     for seed in range(6):
@@ -121,10 +109,8 @@ def test_random_turnover_loses_nothing_and_does_nothing_twice(hosts: int) -> Non
         flow = flow_of(0.0005, rng.choice((1, 2, 8, None)))
         plan = plan_of(flow, seed % 4, staleness=rng.choice((0, 2)))
         absent = {"doubles": [r for r in range(1, PLACES) if rng.random() < 0.5]}
-        executor: Any = LocalExecutor(flow, plan, emulate=True, absent=absent)
-        if hosts > 1:
-            executor = MeshExecutor(flow, plan, delay=0.0003, seed=seed, absent=absent)
-        with opened(executor) as s, turnover(s, rng) as changes:
+        options = {"seed": seed} if kind == "mesh" else {}
+        with opened(kind, flow, plan, 0.0003, absent=absent, **options) as s, turnover(s, rng) as changes:
             under_way = [s.submit(60) for _ in range(4)]
             results = [one.wait() for one in under_way]
         for result in results:
@@ -170,7 +156,7 @@ def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over() 
         return {"shares": doubles.convert(numbers, doubled), "items": sink.consume(doubled)}
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [2], "doubles": [0, 1], "sink": [2]})
-    with opened(LocalExecutor(flow, plan, emulate=True, absent={"doubles": [1]})) as s:
+    with opened("local", flow, plan, absent={"doubles": [1]}) as s:
         one = s.submit()
         reached.wait(lambda: reached.by[0] >= 2)
         s.join("doubles", 1)
@@ -227,10 +213,11 @@ class Tells(Worker):
         return done
 
 
-def test_groups_change_across_processes() -> None:
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.ray)])
+def test_groups_change_across_processes(executor: str) -> None:
     flow = flow_of()
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "doubles": [0, 1, 2], "sink": [0]}, micro_batch=1)
-    with session(flow, plan, "processes", emulate=True, absent={"doubles": [1]}) as s:
+    with session(flow, plan, executor, emulate=True, absent={"doubles": [1]}) as s:
         assert s.step(20)["who"] == [(0, 2), (2, 2)]
         one = s.submit(300)
         s.join("doubles", 1, timeout=60)
@@ -266,7 +253,7 @@ def grouped(cls: type[Worker]) -> tuple[Workflow, ExecutionPlan]:
 
 def test_a_rank_that_cannot_be_set_up_spoils_nothing() -> None:
     flow, plan = grouped(Broken)
-    with opened(LocalExecutor(flow, plan, absent={"workers": [1]})) as s:
+    with opened("local", flow, plan, absent={"workers": [1]}) as s:
         assert s.step() == [0]
         for _ in range(2):
             with pytest.raises(WorkerError, match="no rank 1"):
@@ -274,14 +261,12 @@ def test_a_rank_that_cannot_be_set_up_spoils_nothing() -> None:
             assert s.step() == [0] and s.members == {"workers": (0,)}
 
 
-@pytest.mark.parametrize("hosts", [1, 3])
-def test_those_meet_who_are_there(hosts: int) -> None:
+@both
+def test_those_meet_who_are_there(kind: str) -> None:
     """In order of rank, with gaps, in one host and in three."""
     flow, _ = grouped(Meets)
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"workers": [0, 1, 2]})
-    absent = {"workers": [1, 2]}
-    made: Any = LocalExecutor(flow, plan, emulate=True, absent=absent) if hosts == 1 else MeshExecutor(flow, plan, delay=0.0003, absent=absent)
-    with opened(made) as s:
+    with opened(kind, flow, plan, 0.0003, absent={"workers": [1, 2]}) as s:
         assert s.step() == [[0]]
         s.join("workers", 2)
         assert s.step() == [[0, 2]] * 2
@@ -289,8 +274,6 @@ def test_those_meet_who_are_there(hosts: int) -> None:
         assert s.step() == [[0, 1, 2]] * 3
         s.leave("workers", 2)
         assert s.step() == [[0, 1]] * 2
-    if hosts == 1:
-        assert made.stop() == Ended()
 
 
 class MeetsAfterwards(Tells):
@@ -313,7 +296,7 @@ def test_who_has_come_in_the_middle_of_a_call_meets_nobody_in_it() -> None:
         return {"met": doubles.convert(numbers, doubled), "items": sink.consume(doubled)}
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [2], "doubles": [0, 1], "sink": [2]})
-    with opened(LocalExecutor(flow, plan, emulate=True, absent={"doubles": [1]})) as s:
+    with opened("local", flow, plan, absent={"doubles": [1]}) as s:
         one = s.submit()
         reached.wait(lambda: reached.by[0] >= 2)
         s.join("doubles", 1)
@@ -330,7 +313,7 @@ def test_who_has_come_in_the_middle_of_a_call_meets_nobody_in_it() -> None:
 ])  # fmt: skip
 def test_what_cannot_come_or_go_is_refused_by_name(what: tuple[str, str, int], message: str) -> None:
     flow, plan = grouped(Meets)
-    with opened(LocalExecutor(flow, plan)) as s:
+    with opened("local", flow, plan) as s:
         with pytest.raises((PlanError, WorkflowError, UnknownNameError), match=message):
             getattr(s, what[0])(*what[1:])
         assert s.step() == [[0, 1], [0, 1]]
@@ -339,8 +322,6 @@ def test_what_cannot_come_or_go_is_refused_by_name(what: tuple[str, str, int], m
 
 
 def test_readers_of_keys_and_fused_ranks_have_fixed_places() -> None:
-    from flows import DEVICES, cell_flow
-
     flow = cell_flow()
     for plan, message in (
         (ExecutionPlan.temporal(flow, DEVICES, {"sim": 2}), "reads its own keys of channel 'act'"),

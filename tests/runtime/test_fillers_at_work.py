@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, cell_flow, cell_plans
-from mesh import MeshExecutor
+from sessions import both, opened, recorded
 
 import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError, WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.elastic import fillers as at_work
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -119,19 +112,10 @@ def test_a_functions_calls_are_steps_and_results_stay_with_the_run() -> None:
 def test_results_are_the_same_with_endless_fillers_between_several_hosts(index: int) -> None:
     flow = cell_flow()
     plan = cell_plans(flow)[index]
-    executor = MeshExecutor(flow, plan, delay=0.0005, seed=index, fillers=[Filler(Counts, -1, on=DEVICES)])
-    executor.start()
-    mine = Session(executor)
-    try:
-        with session(flow, plan) as local:
-            assert [mine.step() for _ in range(3)] == [local.step() for _ in range(3)]
-    finally:
-        assert executor.stop().late == []
-    timeline = Timeline(plan.devices)
-    for batch in executor.news.drain():
-        timeline.extend(batch)
-    assert timeline.bubble_sum_error_ns() == 0
-    assert {f.name: f.error for f in executor.news.fillers()} == {"counts": None}
+    with opened("mesh", flow, plan, 0.0005, seed=index, fillers=[Filler(Counts, -1, on=DEVICES)]) as s:
+        assert [s.step() for _ in range(3)] == [{"total": 12.0 * (i + 1)} for i in range(3)]  # as without
+    assert recorded(s).bubble_sum_error_ns() == 0
+    assert {f.name: f.error for f in s._executor.news.fillers()} == {"counts": None}
 
 
 class Empty(Worker):
@@ -144,8 +128,8 @@ class Empty(Worker):
         return True
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_endless_steps_hide_no_deadlock(hosts: int) -> None:
+@both
+def test_endless_steps_hide_no_deadlock(kind: str) -> None:
     flow = Workflow("stuck")
     there, back = flow.channels("there", "back")
     a, b = flow.worker(Empty, name="a"), flow.worker(Empty, name="b")
@@ -156,14 +140,8 @@ def test_endless_steps_hide_no_deadlock(hosts: int) -> None:
         b.pass_on(there, back)
 
     plan = ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1]})
-    fillers = [Filler(Counts, -1, on=DEVICES)]
-    executor: Any = MeshExecutor(flow, plan, fillers=fillers) if hosts == 2 else LocalExecutor(flow, plan, fillers=fillers)
-    executor.start()
-    try:
-        with pytest.raises(DeadlockError, match="waits for items of channel"):
-            Session(executor).step()
-    finally:
-        executor.stop()
+    with opened(kind, flow, plan, fillers=[Filler(Counts, -1, on=DEVICES)]) as s, pytest.raises(DeadlockError, match="waits for items of channel"):
+        s.step()
 
 
 class Lives(Worker):

@@ -1,4 +1,5 @@
-"""Channels of groups: n items of one key go on together, whole, once, in order of completion; the graph, profiles and plans know it."""
+"""Channels of groups: n items of one key go on together, whole, once, in order of completion, or the oldest first; put together by who writes or who reads
+them; the graph, profiles and plans know it."""
 
 from __future__ import annotations
 
@@ -7,142 +8,222 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sessions import both, opened, recorded, step_within
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError, WorkflowError
-from rlinf_lab.runtime.executors.local import LocalExecutor
-from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
+from rlinf_lab.planning.simulator.scripts import Script, Turn, get, put, run, weigh
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
 from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.span import SpanKind
 
-GROUP = 3
+SIZE, PROMPTS, MS = 3, 4, 1_000_000
 
 
 class Sampler(lab.Worker):
-    """Puts the items of its prompts in a given order: the responses to a prompt do not end together."""
+    """Puts (prompt, number) in a given order: the responses to a prompt do not end together."""
 
-    def sample(self, order: list[int], out: lab.Outbox) -> None:
-        made: dict[int, int] = {}
-        for prompt in order:
-            if prompt % self.ranks == self.rank:
-                self.compute(0.001)
-                made[prompt] = made.get(prompt, 0) + 1
-                out.put((prompt, made[prompt]), key=prompt)
+    def of_own_prompts(self, order: list[int], out: lab.Outbox) -> None:
+        self.put([(i, prompt) for i, prompt in enumerate(order) if prompt % self.ranks == self.rank], out)
 
-    def forgets(self, order: list[int], out: lab.Outbox) -> None:
-        out.put_all(order, key=5)
+    def of_all_prompts(self, order: list[int], out: lab.Outbox) -> None:
+        """A prompt's samples come from several ranks: only who reads can put them together."""
+        self.put([(i, order[i]) for i in range(self.rank, len(order), self.ranks)], out)
+
+    def put(self, mine: list[tuple[int, int]], out: lab.Outbox) -> None:
+        for i, prompt in mine:
+            self.compute(0.001 * (1 + self.rank))
+            out.put((prompt, i), key=prompt, weight=i + 1)
 
     def keyless(self, order: list[int], out: lab.Outbox) -> None:
-        out.put(1)
+        out.put(order)
 
 
-class Advantage(lab.Worker):
-    def compare(self, inbox: lab.Inbox) -> list[Any]:
+class Learner(lab.Worker):
+    def learn(self, groups: lab.Inbox) -> list[Any]:
         found = []
-        for groups in inbox:
-            self.compute(0.002 * len(groups))
-            found += groups
+        for batch in groups:
+            found += batch
+            self.compute(0.002 * len(batch))
         return found
 
+    def by_weight(self, groups: lab.Inbox) -> list[Any]:
+        return list(iter(lambda: groups.get_weight(20), []))
 
-def grpo(method: str = "sample") -> lab.Workflow:
+
+SAMPLES = {"writers": "of_own_prompts", "readers": "of_all_prompts"}
+gathered = pytest.mark.parametrize("gather", SAMPLES)
+
+
+def grpo(gather: str, method: str = "learn", samples: str = "", **options: Any) -> lab.Workflow:
     flow = lab.Workflow("grpo")
-    completions = flow.channel("completions", capacity=2, group=GROUP)
-    sampler, advantage = flow.worker(Sampler, name="sampler"), flow.worker(Advantage, name="advantage")
-
-    @flow.iteration
-    def iteration(order: Any = (0, 1) * GROUP) -> Any:
-        getattr(sampler, method)(order, completions)
-        return advantage.compare(completions).wait()
-
+    groups = flow.channel("groups", group=SIZE, gather=gather, **options)
+    sampler, learner = flow.worker(Sampler, name="sampler"), flow.worker(Learner, name="learner")
+    flow.iteration(lambda order: (getattr(sampler, samples or SAMPLES[gather])(order, groups), getattr(learner, method)(groups))[1])
     return flow
 
 
-def plan_of(flow: lab.Workflow, samplers: int = 1, advantages: int = 1, **fields: Any) -> lab.ExecutionPlan:
-    used = {"sampler": list(range(samplers)), "advantage": list(range(samplers, samplers + advantages))}
-    return lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(samplers + advantages)], used, **fields)
+def plan_of(flow: lab.Workflow, samplers: int = 1, learners: int = 1, **fields: Any) -> lab.ExecutionPlan:
+    places = {"sampler": list(range(samplers)), "learner": list(range(samplers, samplers + learners))}
+    return lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(samplers + learners)], places, **fields)
+
+
+def learnt(flow: lab.Workflow, plan: lab.ExecutionPlan, order: list[int], kind: str = "mock") -> list[Any]:
+    with opened(kind, flow, plan, 0.0005) as s:
+        found = step_within(s, order)
+    return found if plan.ranks("learner") == 1 else [group for mine in found for group in mine]
 
 
 def completed(order: list[int]) -> list[int]:
     """Prompts in the order in which their last items are put."""
-    return [p for i, p in enumerate(order) if order[: i + 1].count(p) == GROUP]
+    return [p for i, p in enumerate(order) if order[: i + 1].count(p) == SIZE]
 
 
+ORDERS = st.permutations([p for p in range(PROMPTS) for _ in range(SIZE)])
+
+
+@gathered
 @settings(max_examples=25, deadline=None)
-@given(st.permutations([p for p in range(4) for _ in range(GROUP)]), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3))
-def test_groups_arrive_whole_once_and_in_the_order_of_their_completion(order: list[int], samplers: int, advantages: int, micro_batch: int) -> None:
-    flow = grpo()
-    executor = LocalExecutor(flow, plan_of(flow, samplers, advantages, micro_batches={"completions": micro_batch}), MockClock())
-    executor.start()
-    found = Session(executor).step(order)
-    executor.stop()
-    groups = [g for of_rank in (found if advantages > 1 else [found]) for g in of_rank]
-    assert sorted(groups) == [[(p, i + 1) for i in range(GROUP)] for p in range(4)]
-    if samplers == advantages == 1:
-        assert [g[0][0] for g in groups] == completed(order)
+@given(
+    ORDERS, st.integers(1, 3), st.integers(1, 2), st.sampled_from([1, 2, None]), st.integers(1, 3), st.sampled_from(["fifo", "oldest_group"]),
+    st.sampled_from(["mock", "mesh"]),
+)  # fmt: skip
+def test_every_group_comes_whole_and_once_in_the_order_of_its_completion(
+    gather: str, order: list[int], samplers: int, learners: int, capacity: int | None, micro_batch: int, how: str, kind: str
+) -> None:
+    """Whoever made its members, and wherever they are put together."""
+    flow = grpo(gather, capacity=capacity, order=how if gather == "readers" else "fifo")
+    groups = learnt(flow, plan_of(flow, samplers, learners, micro_batches={"groups": micro_batch}), order, kind)
+    assert all(len({prompt for prompt, _ in group}) == 1 and len(group) == SIZE for group in groups)
+    assert sorted(i for group in groups for _, i in group) == list(range(len(order)))
+    if samplers == learners == 1 and (kind, how) == ("mock", "fifo"):
+        assert [group[0][0] for group in groups] == completed(order)
 
 
-def test_groups_go_from_process_to_process() -> None:
-    flow = grpo()
-    with lab.session(flow, plan_of(flow), executor="processes", emulate=True) as session:
-        assert session.step([7, 8, 7, 8, 8, 7]) == [[(p, i + 1) for i in range(GROUP)] for p in (8, 7)]
+@gathered
+def test_from_process_to_process(gather: str) -> None:
+    flow = grpo(gather)
+    with lab.session(flow, plan_of(flow, 1 + (gather == "readers")), executor="processes", emulate=True) as session:
+        found = session.step([7, 8, 7, 8, 8, 7])
+    assert sorted(sorted(group) for group in found) == [[(7, 0), (7, 2), (7, 5)], [(8, 1), (8, 3), (8, 4)]]
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [("forgets", r"sampler\[0\]: channel 'completions' has groups of 3, and the call ended with 2 of key 5"), ("keyless", "say of which group the item is")],
-)
-def test_what_does_not_come_together_is_an_error_by_name(method: str, message: str) -> None:
-    flow = grpo(method)
-    with lab.session(flow, plan_of(flow), emulate=True) as session:
-        with pytest.raises(lab.errors.WorkerError, match=message):
-            session.step([1, 2])
-        if method == "forgets":
-            assert session.step([1, 2, 3]) == [[1, 2, 3]]
+@pytest.mark.parametrize(("how", "order"), [("fifo", [0, 1, 1, 1, 2, 2, 2, 0, 0]), ("oldest_group", [0, 1, 1, 1, 2, 0, 2, 2, 0])])
+def test_groups_leave_as_they_are_whole_or_the_oldest_first(how: str, order: list[int]) -> None:
+    """0 begins, 1 is whole first; while the learner is busy with it 2 becomes whole before 0 does."""
+    flow = grpo("readers", order=how)
+    found = [group[0][0] for group in learnt(flow, plan_of(flow, micro_batches={"groups": 1}), order)]
+    assert found == completed(order), "who is not kept waiting gets them as they are whole"
+    # On one device the learner begins when all are there: now their ages count.
+    late = [group[0][0] for group in learnt(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), order)]
+    assert late == (completed(order) if how == "fifo" else [0, 1, 2])
+
+
+def test_items_of_the_oldest_group_go_first_where_nothing_is_put_together() -> None:
+    flow = lab.Workflow("oldest")
+    samples = flow.channel("samples", order="oldest_group")
+    sampler, learner = flow.worker(Sampler, name="sampler"), flow.worker(Learner, name="learner")
+    flow.iteration(lambda order: (sampler.of_own_prompts(order, samples), learner.learn(samples))[1])
+    assert [p for p, _ in learnt(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), [5, 9, 7, 5, 7, 9, 5])] == [5, 5, 5, 9, 9, 7, 7]
+
+
+@gathered
+def test_a_group_weighs_what_its_members_weigh(gather: str) -> None:
+    flow = grpo(gather, "by_weight")
+    order = [0, 0, 0, 1, 1, 1, 2, 2, 2]  # weights 6, 15, 24
+    assert [[g[0][0] for g in batch] for batch in learnt(flow, plan_of(flow), order)] == [[0, 1], [2]]
+
+
+@both
+def test_an_incomplete_group_is_told_unless_that_is_meant(kind: str) -> None:
+    order = [0, 0, 0, 1, 1]
+    with pytest.raises(WorkerError, match=r"sampler\[0\]: channel 'groups' has groups of 3, and the call ended with 2 of key 1"):
+        learnt(flow := grpo("writers"), plan_of(flow), order, kind)
+    with pytest.raises(WorkflowError, match=r"Channel 'groups': 2 of 5 items are left.*Next: put 3 items of each key \(one that failed is an item, too\)"):
+        learnt(flow := grpo("readers"), plan_of(flow, 2), order, kind)
+    found = learnt(flow := grpo("readers", discard_unread=True), plan_of(flow, 2), order, kind)
+    assert [[p for p, _ in group] for group in found] == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("samplers", [1, 2, 3])
+@pytest.mark.parametrize("how", ["fifo", "oldest_group"])
+def test_the_simulator_says_when_each_group_is_taken(samplers: int, how: str) -> None:
+    flow = grpo("readers", capacity=2, order=how)
+    plan = plan_of(flow, samplers, micro_batches={"groups": 1})
+    order = [0, 1, 2, 0, 3, 1, 1, 2, 3, 0, 3, 2]
+
+    def sampler(turn: Turn) -> Script:
+        for i in range(turn.position, len(order), turn.count):
+            yield run(MS * (1 + turn.rank))
+            yield weigh(i + 1, order[i])
+            yield put("groups")
+
+    def learner(turn: Turn) -> Script:
+        while n := (yield get("groups")):
+            yield run(2 * MS * n)
+
+    calls = [
+        SimCall("sampler", "of_all_prompts", sampler, (), ("groups",)),
+        SimCall("learner", "learn", learner, ("groups",), (), starts_on_device=False),
+    ]
+    ran = lab.run(flow, plan, 1, dashboard=False, clock=MockClock(), inputs=[order], emulate=True)
+    ran.wait(60)
+    assert taken(ran.timeline) == taken(Simulator(flow.graph, plan).simulate(calls, 1))
+
+
+def taken(timeline: lab.Timeline) -> list[tuple[int, int]]:
+    gets = timeline.spans[timeline.spans["kind"] == SpanKind.GET]
+    return sorted(zip(gets["end"].tolist(), gets["items"].tolist(), strict=True))
 
 
 def test_the_loop_puts_groups_too() -> None:
     flow = lab.Workflow("by the loop")
     prompts = flow.channel("prompts", group=2)
-    advantage = flow.worker(Advantage, name="advantage")
+    learner = flow.worker(Learner, name="learner")
 
     @flow.iteration
     def iteration(keys: list[int]) -> Any:
         for key in keys:
             prompts.put(key, key=key)
-        return advantage.compare(prompts)
+        return learner.learn(prompts)
 
-    with lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])) as session:
-        assert session.step([1, 2, 2, 1]) == [[2, 2], [1, 1]]
+    with opened("local", flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
+        assert s.step([1, 2, 2, 1]) == [[2, 2], [1, 1]]
         with pytest.raises(WorkflowError, match="ended with 1 of key 2"):
-            session.step([1, 2, 1])
-        assert session.step([3, 3]) == [[3, 3]]
+            s.step([1, 2, 1])
+        assert s.step([3, 3]) == [[3, 3]]
 
 
 def test_the_graph_the_profile_and_the_plan_know_groups() -> None:
-    flow = grpo()
-    assert [e.group for e in flow.graph.edges] == [GROUP] and "groups of 3" in flow.graph._repr_html_()
-    plan = plan_of(flow, micro_batches={"completions": 1})
-    executor = LocalExecutor(flow, plan, MockClock())
-    executor.start()
-    session = Session(executor)
-    for _ in range(3):
-        session.step([p for p in range(4) for _ in range(GROUP)])
-    timeline = lab.Timeline(plan.devices)
-    for batch in executor.news.drain():
-        timeline.extend(batch)
-    executor.stop()
+    flow = grpo("writers", capacity=2)
+    assert [e.group for e in flow.graph.edges] == [SIZE] and "groups of 3" in flow.graph._repr_html_()
+    plan = plan_of(flow, micro_batches={"groups": 1})
+    with opened("mock", flow, plan) as s:
+        for _ in range(3):
+            s.step([p for p in range(PROMPTS) for _ in range(SIZE)])
+    timeline = recorded(s)
     profile = lab.planning.profile_from_run(flow, plan, timeline)
-    assert profile.items == 4 * GROUP and [(e.group, e.items) for e in profile.edges] == [(GROUP, None)]
+    assert profile.items == PROMPTS * SIZE and [(e.group, e.items) for e in profile.edges] == [(SIZE, None)]
     plans = lab.plan(flow, ["cpu:0", "cpu:1"], profile)
-    assert {p.execution.micro_batches["completions"] for p in plans if p.mode == "spatial"} <= {1, 2, 4}  # groups, of which there are four
-    known = lab.estimate(flow, plan, timeline)
-    assert known.simulate(plan, 3).elapsed_ns == timeline.elapsed_ns
+    assert {p.execution.micro_batches["groups"] for p in plans if p.mode == "spatial"} <= {1, 2, 4}  # groups, of which there are four
+    assert lab.estimate(flow, plan, timeline).simulate(plan, 3).elapsed_ns == timeline.elapsed_ns
 
 
-def test_a_group_is_declared_once_and_for_items_without_a_reader_of_their_own() -> None:
-    flow = lab.Workflow("wrong")
-    with pytest.raises(ConfigError, match="group is 0; it must be a whole number of items, at least 1"):
-        flow.channel("a", group=0)
-    with pytest.raises(ConfigError, match="the key says which group an item is of, or who reads it"):
-        flow.channel("b", group=2, keyed=True)
-    assert "groups of 2" in repr(flow.channel("c", group=2))
+def test_bad_declarations_and_puts_are_refused() -> None:
+    flow = lab.Workflow("bad")
+    for options, told in [
+        ({"group": 0}, "group is 0; it must be a whole number of items, at least 1"),
+        ({"group": 2, "keyed": True}, "the key says which group an item is of, or who reads it"),
+        ({"group": 3, "gather": "nobody"}, "gather is 'nobody'; it must be 'writers' or 'readers'"),
+        ({"gather": "readers"}, "gather='readers' with group=1"),
+        ({"group": 3, "gather": "readers", "order": "lifo"}, "in order 'fifo' or 'oldest_group'"),
+        ({"group": 3, "order": "oldest_group"}, "order='oldest_group' with groups of writers"),
+        ({"keyed": True, "order": "oldest_group"}, "order='oldest_group' with keyed=True"),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            flow.channel("c", **options)
+    for gather in SAMPLES:
+        with pytest.raises(WorkerError, match=r"has groups.*[sS]ay of which group the item is"):
+            learnt(flow := grpo(gather, samples="keyless"), plan_of(flow), [0])
+    assert "groups of 3 of any rank" in repr(lab.Workflow("told").channel("c", group=3, gather="readers"))
+    assert "groups of 2" in repr(lab.Workflow("told").channel("c", group=2))

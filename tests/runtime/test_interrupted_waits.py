@@ -15,7 +15,7 @@ import rlinf_lab as lab
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.driver import waiting
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.timeline.record.span import Span, SpanKind
+from rlinf_lab.timeline.record.span import SpanKind
 
 LONG_NS = 150_000_000
 
@@ -52,78 +52,41 @@ class Taker(lab.Worker):
             time.sleep(0.01)
 
 
-def spans_of(run: lab.Run, worker: str) -> list[Span]:
-    """Those that took time, but for the setup, by start."""
-    rows = [s for s in run.timeline.rows() if s.track.worker == worker and s.track.rank == 0 and s.end_ns > s.start_ns and s.kind != SpanKind.SETUP]
-    return sorted(rows, key=lambda s: (s.start_ns, s.end_ns))
+CASES: dict[str, tuple[Callable, dict[str, tuple[type, int]], str, tuple[Any, ...]]] = {  # loop, workers and ranks, who waits, kind and channel of its wait
+    "room": (lambda items, maker, taker: (maker.make(items), taker.take_slowly(items)), {"maker": (Maker, 1), "taker": (Taker, 1)}, "maker", (SpanKind.PUT, "items")),
+    "items": (lambda items, maker, taker: (maker.make_one(items), taker.take(items)), {"maker": (Maker, 1), "taker": (Taker, 1)}, "taker", (SpanKind.GET, "items")),
+    "the other ranks": (lambda items, taker: taker.meet(), {"taker": (Taker, 2)}, "taker", (SpanKind.WAIT, "")),
+    "another fails": (
+        lambda items, maker, taker, other: (maker.make_one(items), taker.take(items), other.fail()),
+        {"maker": (Maker, 1), "taker": (Taker, 1), "other": (Maker, 1)}, "taker", (SpanKind.GET, "items"),
+    ),
+}  # fmt: skip
 
 
-def stopped(loop: Callable, workers: dict[str, type], ranks: int = 1) -> lab.Run:
+@pytest.mark.parametrize(("loop", "workers", "who", "wait"), CASES.values(), ids=CASES)
+def test_who_waits_when_the_run_is_stopped_or_another_one_fails(loop: Callable, workers: dict[str, tuple[type, int]], who: str, wait: tuple[Any, ...]) -> None:
+    """And was not computing meanwhile."""
     flow = lab.Workflow("interrupted")
     items = flow.channel("items", capacity=2)
-    made = {name: flow.worker(cls, name=name) for name, cls in workers.items()}
-
-    @flow.iteration
-    def iteration() -> None:
-        loop(items, **made)
-
-    names = [f"cpu:{i}" for i in range(ranks * len(workers))]
-    places = {name: list(range(i * ranks, (i + 1) * ranks)) for i, name in enumerate(workers)}
-    run = lab.run(flow, lab.ExecutionPlan.spatial(flow, names, places), 1, dashboard=False, emulate=True)
-    while run.state == "starting":
-        time.sleep(0.01)
-    time.sleep(0.5)
-    run.stop()
-    return run
-
-
-def assert_none_overlap(spans: list[Span]) -> None:
-    assert spans
-    for a, b in pairwise(spans):
-        assert a.end_ns <= b.start_ns, (a, b)
-
-
-def test_who_waits_for_room_when_the_run_is_stopped() -> None:
-    run = stopped(lambda items, maker, taker: (maker.make(items), taker.take_slowly(items)), {"maker": Maker, "taker": Taker})
-    spans = spans_of(run, "maker")
-    assert_none_overlap(spans)
-    long = [s for s in spans if s.end_ns - s.start_ns > LONG_NS]
-    assert [(s.kind, s.items, s.channel) for s in long] == [(SpanKind.PUT, 0, "items")]  # and it was not computing meanwhile
-    assert run.timeline.bubble_sum_error_ns() == 0
-
-
-def test_who_waits_for_items_when_the_run_is_stopped() -> None:
-    run = stopped(lambda items, maker, taker: (maker.make_one(items), taker.take(items)), {"maker": Maker, "taker": Taker})
-    spans = spans_of(run, "taker")
-    assert_none_overlap(spans)
-    assert [(s.kind, s.items, s.channel) for s in spans if s.end_ns - s.start_ns > LONG_NS] == [(SpanKind.GET, 0, "items")]
-
-
-def test_who_waits_for_the_other_ranks_when_the_run_is_stopped() -> None:
-    run = stopped(lambda items, taker: taker.meet(), {"taker": Taker}, ranks=2)
-    spans = spans_of(run, "taker")
-    assert_none_overlap(spans)
-    assert [s.kind for s in spans if s.end_ns - s.start_ns > LONG_NS] == [SpanKind.WAIT]
-
-
-def test_who_waits_when_another_one_fails() -> None:
-    flow = lab.Workflow("failed")
-    items = flow.channel("items", capacity=2)
-    maker, taker, other = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker"), flow.worker(Maker, name="other")
-
-    @flow.iteration
-    def iteration() -> None:
-        maker.make_one(items)
-        taker.take(items)
-        other.fail()
-
-    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"maker": [0], "taker": [1], "other": [2]})
-    run = lab.run(flow, plan, 1, dashboard=False, emulate=True)
-    with pytest.raises(lab.errors.WorkerError, match="as it was asked to"):
-        run.wait(30)
-    spans = spans_of(run, "taker")
-    assert_none_overlap(spans)
-    assert [(s.kind, s.items) for s in spans if s.end_ns - s.start_ns > LONG_NS] == [(SpanKind.GET, 0)]
+    made = {name: flow.worker(cls, name=name) for name, (cls, _) in workers.items()}
+    flow.iteration(lambda: loop(items, **made))
+    devices, places = 0, {}
+    for name, (_, ranks) in workers.items():
+        places[name], devices = tuple((devices + r,) for r in range(ranks)), devices + ranks
+    going = run(flow, lab.ExecutionPlan("apart", tuple(f"cpu:{i}" for i in range(devices)), places), 1, emulate=True)
+    if "other" in workers:
+        with pytest.raises(lab.errors.WorkerError, match="as it was asked to"):
+            going.wait(30)
+    else:
+        while going.state == "starting":
+            time.sleep(0.01)
+        time.sleep(0.5)
+        going.stop()
+    rows = [s for s in going.timeline.rows() if (s.track.worker, s.track.rank) == (who, 0) and s.end_ns > s.start_ns and s.kind != SpanKind.SETUP]
+    spans = sorted(rows, key=lambda s: (s.start_ns, s.end_ns))
+    assert spans and all(a.end_ns <= b.start_ns for a, b in pairwise(spans)), spans
+    assert [(s.kind, s.channel, s.items) for s in spans if s.end_ns - s.start_ns > LONG_NS] == [(*wait, 0)]
+    assert going.timeline.bubble_sum_error_ns() == 0
 
 
 class Lasts(lab.Worker):

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from sessions import both, opened
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
 
 from rlinf_lab.errors import Cancelled, ExecutorError, WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.workers import TorchWorker
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -116,16 +111,13 @@ def tight(device_memory: int = 3, module: nn.Module | None = None) -> tuple[Work
 
 
 @contextmanager
-def opened(flow: Workflow, plan: ExecutionPlan, hosts: int = 1, fails: bool = False) -> Iterator[Session]:
+def one_is_absent(flow: Workflow, plan: ExecutionPlan, kind: str = "local", fails: bool = False) -> Iterator[Session]:
     Guest.there.clear(), Guest.beside.clear()
     Guest.fails = fails
     Guest.released.clear()
-    made: Any = LocalExecutor(flow, plan, emulate=True, absent={"works": [1]}) if hosts == 1 else MeshExecutor(flow, plan, absent={"works": [1]}, delay=0.0005)
-    made.start()
-    try:
-        yield Session(made)
-    finally:
-        assert made.stop().late == [] and not Guest.there
+    with opened(kind, flow, plan, 0.0005, absent={"works": [1]}) as s:
+        yield s
+    assert not Guest.there
 
 
 def meanwhile(do: Callable[[], Any]) -> threading.Thread:
@@ -134,10 +126,10 @@ def meanwhile(do: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
+@both
 @pytest.mark.parametrize(("device_memory", "most"), [(3, 0), (4, 1)])
-def test_nobody_is_built_beside_whom_the_device_does_not_hold(hosts: int, device_memory: int, most: int) -> None:
-    with opened(*tight(device_memory), hosts) as s:
+def test_nobody_is_built_beside_whom_the_device_does_not_hold(kind: str, device_memory: int, most: int) -> None:
+    with one_is_absent(*tight(device_memory), kind) as s:
         for _ in range(2):
             coming = meanwhile(lambda: s.join("works", 1))
             assert sorted(item for item, _ in s.step(100)) == list(range(100))
@@ -153,7 +145,7 @@ def test_nobody_is_built_beside_whom_the_device_does_not_hold(hosts: int, device
 def test_what_it_shares_with_who_has_left_for_it_is_there_again() -> None:
     """Its setup finds it in host memory. It is on its device already, so nothing else would bring it."""
     module = nn.Linear(4, 1)
-    with opened(*tight(3, module)) as s:
+    with one_is_absent(*tight(3, module)) as s:
         s.step(5)
         s.join("works", 1)
         there = {p.label: p.instance for p in s._executor.driver_host.state.ranks if isinstance(p.instance, Guest)}
@@ -163,7 +155,7 @@ def test_what_it_shares_with_who_has_left_for_it_is_there_again() -> None:
 
 
 def test_one_that_cannot_be_built_gives_its_place_back() -> None:
-    with opened(*tight(), fails=True) as s:
+    with one_is_absent(*tight(), fails=True) as s:
         s.step(5)
         for _ in range(3):
             with pytest.raises(WorkerError, match=r"failed in setup\(\): ValueError: no model"):
@@ -178,7 +170,7 @@ def test_one_that_cannot_be_built_gives_its_place_back() -> None:
 
 def test_who_waits_for_its_place_goes_when_the_run_ends() -> None:
     """And a wait that ends before is a time-out of the caller, not of the rank."""
-    with opened(*tight()) as s:
+    with one_is_absent(*tight()) as s:
         held = s.submit(0, True)
         while not Guest.beside[1:]:
             time.sleep(0.01)

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow, notebook_flow
+from flows import DEVICES, cell_flow, cell_plans, failing_flow
 from own_threads import own_threads
 
-from rlinf_lab.errors import Cancelled, ConfigError, DeadlockError, PlanError, RenamedError, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, ConfigError, PlanError, RenamedError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
@@ -27,23 +25,6 @@ from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
-
-
-def results(flow: Workflow, plan: ExecutionPlan, iterations: int = 3) -> list:
-    with session(flow, plan) as s:
-        return [s.step() for _ in range(iterations)]
-
-
-@pytest.mark.parametrize("index", range(3))
-def test_every_plan_gives_the_same_results(index: int) -> None:
-    flow = cell_flow()
-    # Iteration i uses weight i + 1 on two slots of six steps each.
-    assert results(flow, cell_plans(flow)[index]) == [{"total": 12.0 * (i + 1)} for i in range(3)]
-
-
-def test_workers_from_a_cell() -> None:
-    flow = notebook_flow()
-    assert results(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 2) == [NOTEBOOK_RESULT] * 2
 
 
 def test_a_run_collects_metrics_timeline_and_accounts_for_every_nanosecond() -> None:
@@ -56,18 +37,6 @@ def test_a_run_collects_metrics_timeline_and_accounts_for_every_nanosecond() -> 
     assert len(started.timeline.iterations()) == 3
     assert started.timeline.bubble_sum_error_ns() == 0
     assert set(started.timeline.devices) == set(DEVICES)
-
-
-def test_a_workers_exception_arrives_at_wait_and_the_others_live_on() -> None:
-    flow = failing_flow()
-    with session(flow, ExecutionPlan.temporal(flow, DEVICES)) as s:
-        assert s.step(2) == 3
-        with pytest.raises(WorkerError, match="unlucky 13") as caught:
-            s.step(13)
-        assert (caught.value.worker, caught.value.rank, caught.value.method) == ("bad", 0, "work")
-        assert "flows.py" in caught.value.remote_traceback and caught.value.cause_type == "ValueError"
-        assert isinstance(caught.value.__cause__, ValueError) and caught.value.__cause__.__traceback__ is not None
-        assert s.step(4) == 5
 
 
 def test_a_failed_run_raises_at_wait() -> None:
@@ -173,30 +142,6 @@ class Early(Worker):
         for batch in inbox:
             return batch[0]
         return -1
-
-    def crossed(self, inbox: Inbox, out: Outbox) -> None:
-        self.begin()  # it might put something first: a plan cannot tell
-        out.put(inbox.take())
-
-    def begin(self) -> None:
-        pass
-
-
-def test_two_workers_that_wait_for_each_other_are_named() -> None:
-    flow = Workflow("knot")
-    a, b = flow.channels("a", "b")
-    left, right = flow.worker(Early, name="left"), flow.worker(Early, name="right")
-
-    @flow.iteration
-    def iteration() -> None:
-        left.crossed(a, b)
-        right.crossed(b, a)
-
-    plan = ExecutionPlan.spatial(flow, DEVICES, {"left": [0], "right": [1]})
-    said = r"(?s)more: left\[0\] → right\[0\] → left\[0\]\n.*left\[0\] waits for items of channel 'a'"
-    with session(flow, plan) as s, pytest.raises(DeadlockError, match=said):
-        s.step()
-
 
 def test_bad_input_is_refused_by_name() -> None:
     flow = cell_flow()

@@ -7,20 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sessions import both, opened, recorded, step_within
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "planning"))
-from driving import hold_up_threads, recorded
-from mesh import MeshExecutor
-from test_several_hosts import step_within
+from driving import hold_up_threads
 
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator.scripts import Script, Turn, get, get_nowait, put, run
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
-from rlinf_lab.runtime.executors.local import LocalExecutor
-from rlinf_lab.runtime.session.session import Ended, Session
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Scripted, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -117,15 +112,10 @@ def loop(turn: Turn) -> Script:
 
 
 def mock_run(flow: Workflow, plan: ExecutionPlan) -> tuple[Any, Timeline]:
-    executor = LocalExecutor(flow, plan, MockClock())
-    executor.start()
-    session = Session(executor)
-    try:
-        found = session.step()
-        session.finish()
-    finally:
-        assert executor.stop() == Ended()
-    return found, recorded(plan, executor)
+    with opened("mock", flow, plan) as s:
+        found = s.step()
+        s.finish()
+    return found, recorded(s)
 
 
 def test_a_generator_decodes_on_while_tools_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,14 +129,8 @@ def test_a_generator_decodes_on_while_tools_run(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_between_hosts() -> None:
-    flow, plan = tool_cell()
-    executor = MeshExecutor(flow, plan, delay=0.002)
-    executor.start()
-    try:
-        done, _ = step_within(Session(executor))
-    finally:
-        assert executor.stop() == Ended()
-    assert done == list(range(SEQUENCES))
+    with opened("mesh", *tool_cell(), delay=0.002) as s:
+        assert step_within(s)[0] == list(range(SEQUENCES))
 
 
 class Source(Worker):
@@ -172,9 +156,9 @@ class Poller(Worker):
             self.compute(0.0005)
 
 
-@pytest.mark.parametrize("far", [False, True])
+@both
 @pytest.mark.parametrize(("ranks", "capacity", "most"), [(1, 3, None), (1, None, 2), (2, 4, 1), (3, 64, None)])
-def test_every_item_comes_once_however_it_is_asked_for(far: bool, ranks: int, capacity: int | None, most: int | None) -> None:
+def test_every_item_comes_once_however_it_is_asked_for(kind: str, ranks: int, capacity: int | None, most: int | None) -> None:
     flow = Workflow("polled")
     items = flow.channel("items", capacity=capacity)
     source, poller = flow.worker(Source, name="source"), flow.worker(Poller, name="poller")
@@ -185,15 +169,10 @@ def test_every_item_comes_once_however_it_is_asked_for(far: bool, ranks: int, ca
         return poller.take(items, most)
 
     plan = ExecutionPlan("polled", tuple(f"cpu:{i}" for i in range(1 + ranks)), {"source": ((0,),), "poller": tuple((1 + r,) for r in range(ranks))})
-    executor: Any = MeshExecutor(flow, plan, delay=0.001) if far else LocalExecutor(flow, plan, emulate=True)
-    executor.start()
-    try:
-        session = Session(executor)
+    with opened(kind, flow, plan) as s:
         for n in (1, 40):
-            found = step_within(session, n)
+            found = step_within(s, n)
             assert sorted(i for mine in (found if ranks > 1 else [found]) for i in mine) == list(range(n))
-    finally:
-        assert executor.stop() == Ended()
 
 
 class Early(Worker):
@@ -248,13 +227,9 @@ def test_bad_counts_are_refused_and_a_scripted_inbox_says_the_same() -> None:
         source.make([0], items)
         return poller.take(items, 0)
 
-    executor = LocalExecutor(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), MockClock())
-    executor.start()
-    try:
-        with pytest.raises(WorkerError, match=r"get_nowait\(0\) asks for less than one item"):
-            Session(executor).step()
-    finally:
-        executor.stop()
+    told = r"get_nowait\(0\) asks for less than one item"
+    with opened("mock", flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s, pytest.raises(WorkerError, match=told):
+        s.step()
 
 
 # --- told before the next put that nobody wants more ---------------------------------------------------------------
@@ -298,15 +273,10 @@ def over_sampled() -> tuple[Workflow, ExecutionPlan]:
 
 def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() -> None:
     flow, plan = over_sampled()
-    executor = LocalExecutor(flow, plan, MockClock())
-    executor.start()
-    session = Session(executor)
-    try:
-        assert [session.step() for _ in range(3)] == [((6, 3), [0]), ((5, 2), [1]), ((5, 1), [2])]  # one step more each time: the news comes within it
-        session.finish()
-    finally:
-        assert executor.stop() == Ended()
-    executed = recorded(plan, executor)
+    with opened("mock", flow, plan) as s:
+        assert [s.step() for _ in range(3)] == [((6, 3), [0]), ((5, 2), [1]), ((5, 1), [2])]  # one step more each time: the news comes within it
+        s.finish()
+    executed = recorded(s)
     kept: list[int] = []
 
     def sampler(turn: Turn) -> Script:
@@ -338,18 +308,12 @@ def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() ->
     assert not (difference := executed.diff(Simulator(flow.graph, plan).simulate(calls, 3, both))), difference
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_between_hosts_it_is_told_too(far: bool) -> None:
-    flow, plan = over_sampled()
-    executor: Any = MeshExecutor(flow, plan, delay=0.001) if far else LocalExecutor(flow, plan)
-    executor.start()
-    try:
-        session = Session(executor)
+@both
+def test_it_is_told_in_real_time_and_between_hosts_too(kind: str) -> None:
+    with opened(kind, *over_sampled()) as s:
         for i in range(3):
-            (_, left), taken = step_within(session)
+            (_, left), taken = step_within(s)
             assert taken == [i] and left <= 3 - i
-    finally:
-        assert executor.stop() == Ended()
 
 
 # --- aborting one request ------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Two workers whose ranks meet, on the same devices: whoever comes first on one device may come second on the other, and nobody waits for ever."""
+"""Ranks that meet: on devices that two workers share, whoever comes first on one may come second on the other, and nobody waits for ever; they give each
+other values by rank, in order, through failures."""
 
 from __future__ import annotations
 
@@ -38,17 +39,10 @@ class Meets(lab.Worker):
         return seen
 
 
-class MeetsOnce(Meets):
-    def train(self, steps: int, inbox: lab.Inbox) -> list[int]:
-        if self.rank == 0:
-            self.exchange(0)
-        return super().train(steps, inbox)
-
-
-def flow_of(ranks: int, first: type[Meets] = Meets) -> lab.Workflow:
+def flow_of(ranks: int) -> lab.Workflow:
     flow = lab.Workflow("actor_critic")
     a, b = flow.channels("a", "b")
-    source, actor, critic = flow.worker(Source, name="source"), flow.worker(first, name="actor"), flow.worker(Meets, name="critic")
+    source, actor, critic = flow.worker(Source, name="source"), flow.worker(Meets, name="actor"), flow.worker(Meets, name="critic")
 
     @flow.iteration
     def iteration() -> tuple:
@@ -71,30 +65,15 @@ def assert_all_seen(results: list, ranks: int) -> None:
             assert len(of_rank) == ranks and all(sum(sums) == sum(range(5 * ranks)) for sums in of_rank), pair
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("tight", [False, True])
-def test_ranks_of_two_workers_meet_on_shared_devices(ranks: int, tight: bool) -> None:
-    """``tight``: only one of both fits on a device, so each change of turn is a switch."""
+@pytest.mark.parametrize(("executor", "ranks", "tight"), [("local", 2, False), ("local", 3, False), ("local", 2, True), ("local", 3, True), ("processes", 2, False)])
+def test_ranks_of_two_workers_meet_on_shared_devices(executor: str, ranks: int, tight: bool) -> None:
+    """``tight``: only one of both fits on a device, so each change of turn is a switch. In processes each device has an engine of its own."""
     flow = flow_of(ranks)
     memory = {"memory": {"actor": 1, "critic": 1}, "device_memory": 1} if tight else {}
-    run = lab.run(flow, plan_of(flow, ranks, **memory), 4, dashboard=False, emulate=True)
+    run = lab.run(flow, plan_of(flow, ranks, **memory), 4, executor, dashboard=False, emulate=True)
     assert_all_seen(run.wait(60), ranks)
     assert run.timeline.bubble_sum_error_ns() == 0
     assert ("onload" in {s.name for s in run.timeline.rows()}) == tight
-
-
-def test_they_meet_in_processes() -> None:
-    """Each device has an engine of its own."""
-    flow = flow_of(2)
-    run = lab.run(flow, plan_of(flow, 2), 4, "processes", dashboard=False, emulate=True)
-    assert_all_seen(run.wait(60), 2)
-
-
-def test_a_rank_that_does_not_come_is_named_with_what_would_end_it() -> None:
-    flow = flow_of(2, MeetsOnce)
-    run = lab.run(flow, plan_of(flow, 2), 1, dashboard=False, emulate=True)
-    with pytest.raises(DeadlockError, match=r"(?s)actor\[0\].*exchange\(\).*every rank of 'actor' call exchange\(\) equally often"):
-        run.wait(60)
 
 
 class Waits(Meets):
@@ -236,21 +215,6 @@ class Learns(lab.Worker):
         return float(self.net.weight.grad.sum())
 
 
-def test_two_data_parallel_learners_on_the_same_devices() -> None:
-    flow = lab.Workflow("learners")
-    a, b = flow.channels("a", "b")
-    source, actor, critic = flow.worker(Source, name="source"), flow.worker(Learns, 1.0, name="actor"), flow.worker(Learns, 2.0, name="critic")
-
-    @flow.iteration
-    def iteration() -> tuple:
-        source.go(10, a, b)
-        x, y = actor.train(5, a), critic.train(5, b)
-        return x.wait(), y.wait()
-
-    for factor, of_rank in zip((1, 2), lab.run(flow, plan_of(flow, 2), 1, dashboard=False, emulate=True).wait(60)[0], strict=True):
-        assert of_rank == pytest.approx([factor * 4 * sum(range(1, 11)) / 2] * 2)  # the mean of both, whoever took which item
-
-
 class LearnsAlone(lab.TorchWorker):
     """It is moved off its device while it waits for the other rank, and what it had wrapped goes."""
 
@@ -311,7 +275,7 @@ def test_a_learner_that_leaves_its_device_while_it_waits_for_the_others_wraps_an
 
 
 def test_who_may_meet_is_read_from_the_code() -> None:
-    assert may_meet(LearnerWorker) and may_meet(Learns) and may_meet(MeetsOnce)
+    assert may_meet(LearnerWorker) and may_meet(Learns)
     assert not may_meet(Source) and not may_meet(SimulatorWorker) and not may_meet(PolicyWorker)
 
 
@@ -420,3 +384,64 @@ def test_a_put_that_never_waits_is_no_harm_within_the_block() -> None:
     flow, plan = learners_that_share("put", capacity=None)
     with lab.session(flow, plan, emulate=True) as session:
         assert session.step()[2] == 6
+
+
+# --- values that ranks give each other -------------------------------------------------------------------------------------
+class Meeting(lab.Worker):
+    def __init__(self, fails: tuple[int, int] = (-1, -1)) -> None:
+        self.fails = fails  # (rank, iteration)
+
+    def meet(self, rounds: int):
+        found = []
+        for n in range(rounds):
+            if (self.rank, self.iteration) == self.fails and n == 1:
+                raise ValueError("no")
+            time.sleep(0.001 * ((self.rank * 7 + n * 3) % 4))
+            found.append(self.exchange((self.rank, n, self.iteration)))
+        return found
+
+
+def exchanging(**kwargs) -> lab.Workflow:
+    flow = lab.Workflow("meeting")
+    meeting, other = flow.worker(Meeting, name="meeting", **kwargs), flow.worker(Meeting, name="other")
+
+    @flow.iteration
+    def iteration(rounds=4):
+        first, second = meeting.meet(rounds), other.meet(rounds)  # two workers at once, twice the first
+        return first, second, meeting.meet(1)
+
+    return flow
+
+
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_every_rank_gets_all_values_by_rank_and_one_that_fails_frees_the_others(executor: str) -> None:
+    flow = exchanging(fails=(1, 2))
+    plan = lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(6)], {"meeting": [0, 1, 2], "other": [3, 4, 5]})
+    with lab.session(flow, plan, executor=executor, emulate=True) as session:
+        for i in range(4):
+            if i == 2:
+                with pytest.raises(lab.errors.WorkerError, match=r"'meeting' rank 1 failed in meet\(\): ValueError: no"):
+                    session.step()
+                continue
+            first, second, third = session.step()
+            assert first == second == [[[(r, n, i) for r in range(3)] for n in range(4)]] * 3
+            assert third == [[[(r, 0, i) for r in range(3)]]] * 3
+    assert (session.timeline.to_pandas()["kind"] == SpanKind.WAIT.name.lower()).any()
+
+
+def test_by_hand_a_worker_meets_itself() -> None:
+    assert Meeting().exchange(3) == [3]
+
+
+def test_before_the_first_call_the_others_are_not_there() -> None:
+    class Hasty(lab.Worker):
+        def setup(self) -> None:
+            self.exchange(1)
+
+        def go(self) -> None: ...
+
+    flow = lab.Workflow("hasty")
+    hasty = flow.worker(Hasty)
+    flow.iteration(lambda: hasty.go())
+    with pytest.raises((lab.errors.WorkerError, lab.errors.WorkflowError), match="outside a call"), lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])):
+        pass

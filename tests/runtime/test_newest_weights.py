@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
-from test_several_hosts import step_within
+from sessions import both, exact, opened, step_within
 
 import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError, UnknownNameError
-from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.host.driver import waiting
 from rlinf_lab.runtime.host.liveness.deadlock_watch import Watch
-from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.runtime.threads.clocks import MockClock
 
 
@@ -97,16 +91,12 @@ def test_the_newest_weights_of_a_run_are_had_while_it_works_and_after_its_end(ex
 
 
 def test_what_a_dead_process_has_published_is_not_had() -> None:
-    flow, plan = in_flight()
-    executor = MeshExecutor(flow, plan)
-    executor.start()
-    try:
-        step_within(Session(executor))
-        executor.driver_host.lost(executor.driver_host.place["learner", 0])
+    with opened("mesh", *in_flight()) as s:
+        step_within(s)
+        host = s._executor.driver_host
+        host.lost(host.place["learner", 0])
         with pytest.raises(lab.errors.ExecutorError, match=r"Version 1 of the weights 'policy' is not here.*learner\[0\].*ended before it was fetched"):
-            executor.driver_host.weights.newest("policy", 5)
-    finally:
-        executor.stop()
+            host.weights.newest("policy", 5)
 
 
 def stuck(who: str, ranks: int) -> tuple[lab.Workflow, lab.ExecutionPlan]:
@@ -125,29 +115,27 @@ def stuck(who: str, ranks: int) -> tuple[lab.Workflow, lab.ExecutionPlan]:
     return flow, lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(2 + ranks)], places)
 
 
-@pytest.mark.parametrize("far", [False, True])
+@both
 @pytest.mark.parametrize(("who", "ranks"), [("rollout", 1), ("rollout", 2), ("learner", 1)])
-def test_a_version_that_cannot_come_any_more_is_told_though_others_compute(who: str, ranks: int, far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_cannot_come_any_more_is_told_though_others_compute(who: str, ranks: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a look at who is quiet: the worker that computes ends only after that."""
     monkeypatch.setattr(Watch, "news", lambda *_: None)
+    monkeypatch.setattr(waiting, "SETTLE_SECONDS", 0.1)  # so long an iteration that failed waits for who computes on
     over.clear()
-    flow, plan = stuck(who, ranks)
-    executor: Any = MeshExecutor(flow, plan, delay=0.001) if far else LocalExecutor(flow, plan, emulate=True)
-    executor.start()
-    session = Session(executor)
-    one = session.submit()
-    try:
-        with pytest.raises(DeadlockError) as told:
-            one.wait(60)
-        assert not over.is_set(), "it was told while somebody computed"
-    finally:
-        over.set()
-        assert executor.stop() == Ended()
+    with opened(kind, *stuck(who, ranks)) as s:
+        one = s.submit()
+        try:
+            with pytest.raises(DeadlockError) as told:
+                one.wait(60)
+            assert not over.is_set(), "it was told while somebody computed"
+        finally:
+            over.set()
     assert f"{who}[" in str(told.value) and "waits for version 3 of the weights 'policy', and no call that goes on can publish it." in str(told.value)
     assert "Next: publish version 3 of the weights 'policy' (1 is the newest)" in str(told.value)
 
 
-def test_a_learner_that_is_still_at_work_may_publish_it() -> None:
+@exact
+def test_a_learner_that_is_still_at_work_may_publish_it(kind: str) -> None:
     flow = lab.Workflow("late")
     weights, learner, rollout = flow.weights("policy"), flow.worker(Learner), flow.worker(Rollout)
 
@@ -158,13 +146,8 @@ def test_a_learner_that_is_still_at_work_may_publish_it() -> None:
         learner.publish(weights)
         return got
 
-    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"rollout": [0], "learner": [1]})
-    for executor in (LocalExecutor(flow, plan, MockClock()), MeshExecutor(flow, plan, delay=0.001)):
-        executor.start()
-        try:
-            assert step_within(Session(executor)) == 2
-        finally:
-            assert executor.stop() == Ended()
+    with opened(kind, flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"rollout": [0], "learner": [1]})) as s:
+        assert step_within(s) == 2
 
 
 def test_who_waits_for_a_while_only_may_begin_another_iteration_that_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,21 +155,10 @@ def test_who_waits_for_a_while_only_may_begin_another_iteration_that_publishes(m
     monkeypatch.setattr(Watch, "news", lambda *_: None)
     flow = lab.Workflow("beside")
     weights, learner, rollout = flow.weights("policy"), flow.worker(Learner), flow.worker(Rollout)
-
-    @flow.iteration
-    def iteration(publishes: bool) -> Any:
-        if publishes:
-            return learner.publish(weights)
-        return rollout.wait_for(1, weights)
-
+    flow.iteration(lambda publishes: learner.publish(weights) if publishes else rollout.wait_for(1, weights))
     plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"rollout": [0], "learner": [1]}, staleness=1)
-    executor = MeshExecutor(flow, plan)
-    executor.start()
-    try:
-        session = Session(executor)
-        waits = session.submit(False)
+    with opened("mesh", flow, plan) as s:
+        waits = s.submit(False)
         with pytest.raises(TimeoutError):
             waits.wait(0.05)
-        assert session.submit(True).wait(60) == 1 and waits.wait(60) == 1
-    finally:
-        assert executor.stop() == Ended()
+        assert s.submit(True).wait(60) == 1 and waits.wait(60) == 1

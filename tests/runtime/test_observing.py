@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,9 +45,6 @@ class Counts(Worker):
 
     def say(self, metrics: dict[str, Any]) -> None:
         self.log(**metrics)
-
-    def say_unnamed(self, metrics: dict[str, Any]) -> None:
-        self.log(metrics)
 
     def label(self, label: Any) -> None:
         with self.span(label):
@@ -105,16 +103,26 @@ def test_a_failed_iteration_of_a_session_is_no_row() -> None:
     assert list(s.metrics["iteration"]) == [0, 2] and list(s.metrics["x"]) == [1.0, 3.0]
 
 
-def test_what_cannot_be_collected_is_raised_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow, plan = made(lambda h, i: h["w"].go(i))
-
+@pytest.mark.parametrize("who", ["the own thread", "a glance", "a run"])
+def test_what_cannot_be_collected_is_raised_by_the_next_step_or_ends_the_run(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    if who == "a run":
+        going = run(flow, plan, inputs=itertools.count())
+        monkeypatch.setattr(going.timeline, "extend", full)
+        with pytest.raises(OSError, match="No space"):
+            going.wait(20)
+        assert going.state == "failed"
+        return
     with pytest.raises(OSError, match="No space"), session(flow, plan) as s:
+        if who == "a glance":
+            monkeypatch.setattr(s._observer, "collect", lambda: None)
         monkeypatch.setattr(s.timeline, "extend", full)
         for _ in range(2000):
             s.step()
+            s.glance() if who == "a glance" else None
             time.sleep(0.01)
 
 
@@ -135,12 +143,11 @@ def test_what_setup_logs_belongs_to_the_first_iteration() -> None:
 
 @pytest.mark.parametrize("name", ["iteration", "seconds"])
 def test_the_runs_own_columns_are_refused(name: str) -> None:
-    flow, plan = made(lambda h, m: h["w"].say(m))
-    with pytest.raises(WorkerError, match=rf"w\[0\] gives a metric the name '{name}'.*Next"):
-        run(flow, plan, inputs=[{name: 5.0}]).wait(30)
-    flow, plan = made(lambda h, m: m)
-    with pytest.raises(WorkflowError, match=f"iteration function of workflow 'watched' gives a metric the name '{name}'"):
-        run(flow, plan, inputs=[{name: 5.0}]).wait(30)
+    for call, error, who in (
+        (lambda h, m: h["w"].say(m), WorkerError, r"w\[0\] gives"), (lambda h, m: m, WorkflowError, "iteration function of workflow 'watched' gives"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=rf"{who} a metric the name '{name}'.*Next"):
+            run(*made(call), inputs=[{name: 5.0}]).wait(30)
 
 
 @pytest.mark.parametrize("value", ["abc", None, [1.0], 1j, np.zeros(2), 10**400])
@@ -441,21 +448,6 @@ def test_what_fails_in_the_thread_that_sends_is_logged_and_the_work_goes_on(beat
     assert len(s.timeline.rows()) > 200
 
 
-def test_what_a_glance_cannot_take_is_raised_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow, plan = made(lambda h, i: h["w"].go(i))
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"), session(flow, plan) as s:
-        monkeypatch.setattr(s._observer, "collect", lambda: None)
-        monkeypatch.setattr(s.timeline, "extend", full)
-        for _ in range(2000):
-            s.step()
-            s.glance()
-            time.sleep(0.01)
-
-
 def test_the_dashboard_is_told_what_diverged() -> None:
     flow, plan = made(lambda h, metrics: h["w"].say(metrics))
     done = run(flow, plan, inputs=[{"loss": 0.5, "gain": 1.0, "rare": 1.0}, {"loss": float("nan"), "gain": -float("inf")}])
@@ -484,8 +476,8 @@ def test_the_dashboard_has_every_number_when_wait_returns_also_those_that_come_l
     assert [board.rows[i].get("x") for i in range(300)] == started.metrics["x"].tolist() == [float(i) for i in range(300)]
 
 
-def test_between_two_tellings_spans_alone_are_sent_unless_the_state_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow, plan = made(lambda h, i: h["w"].go(i))
+def test_between_two_tellings_spans_alone_are_sent_unless_the_state_changes_and_a_picture_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, plan = made(lambda h, i: (h["w"].go(i), h["w"].show())[0])
     done, board, now = run(flow, plan, 5), Board(), [100.0]
     done.wait(30)
     done.state = "running"  # as if it went on
@@ -501,19 +493,7 @@ def test_between_two_tellings_spans_alone_are_sent_unless_the_state_changes(monk
     feeder(done)
     assert board.sent == [5, 1, 0] and board.spans == 1
     done.state = "finished"
-
-
-def test_a_picture_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow, plan = made(lambda h, i: h["w"].show())
-    done, board = run(flow, plan, 2), Board()
-    done.wait(30)
-    done.state = "running"
-    monkeypatch.setattr(notebook, "CLOCK_SECONDS", 0.0)
-    feeder = _Feeder(done, board, None)
-    for _ in range(3):
-        feeder(done)
-    done.state = "finished"
-    assert board.pictures == 1 and len(board.sent) == 4
+    assert board.pictures == 1, "encoded once"
 
 
 def test_the_stored_picture_is_renewed_while_the_run_goes_on_and_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -665,18 +645,20 @@ def test_a_loop_that_fails_without_a_text_ends_the_run_and_the_dashboard_is_told
     assert started.state == "failed" and board.ended.wait(10)
 
 
-def test_a_listener_that_leaves_does_not_stop_the_others() -> None:
+@pytest.mark.parametrize("error", [SystemExit(1), ZeroDivisionError("in the listener")])
+def test_a_listener_that_raises_is_logged_once_and_dropped_and_the_others_go_on(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     flow, plan = made(lambda h, i: h["w"].go(i))
-    heard: list[str] = []
+    heard, calls = list[str](), list[int]()
 
-    def leaves(_: Any) -> None:
-        raise SystemExit(1)
+    def bad(_: Any) -> None:
+        calls.append(1)
+        raise error
 
-    started = run(flow, plan, inputs=range(3))
-    started.on_update(leaves)
+    started = run(flow, plan, inputs=range(10))
+    started.on_update(bad)
     started.on_update(lambda r: heard.append(r.state))
-    started.wait(30)
-    assert heard[-1] == "finished"
+    assert started.wait(30) == list(range(10)) and heard[-1] == "finished" and len(started.metrics) == 10
+    assert len(calls) == 1 and caplog.text.count(f"{type(error).__name__}: ") == 1
 
 
 def test_a_listener_that_comes_after_the_end_is_told_once() -> None:

@@ -22,9 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow, notebook_flow
+from flows import DEVICES, failing_flow
 
 from rlinf_lab.errors import ExecutorError, PlanError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -37,15 +35,13 @@ from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
-pytestmark = pytest.mark.fresh
-
 
 def started_since(before: set[psutil.Process]) -> list[psutil.Process]:
-    """By this process and its new children: what was there before (a browser, a Ray) starts some of its own at any time."""
-    new = [child for child in psutil.Process().children() if child not in before]
-    for child in list(new):
+    """By this process and its new children, but for the one that forks them (`warm_processes`). What was there before starts some of its own at any time."""
+    new = []
+    for child in set(psutil.Process().children()) - before:
         with contextlib.suppress(psutil.NoSuchProcess):
-            new += child.children(recursive=True)
+            new += [] if "warm_processes.py" in " ".join(child.cmdline()) else [child, *child.children(recursive=True)]
     return new
 
 
@@ -61,33 +57,6 @@ def nothing_is_left() -> Iterator[None]:
     for thread in ours:
         thread.join(10)
     assert not [t for t in ours if t.is_alive()]
-
-
-@pytest.mark.parametrize("index", range(3))
-def test_every_plan_gives_the_results_of_the_local_executor(index: int) -> None:
-    flow = cell_flow()
-    plan = cell_plans(flow)[index]
-    with session(flow, plan, executor="processes") as remote, session(flow, plan) as local:
-        assert [remote.step() for _ in range(3)] == [local.step() for _ in range(3)]
-
-
-def test_workers_from_a_cell_travel_by_value_and_spans_come_back() -> None:
-    flow = notebook_flow()
-    started = run(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "double": [1], "sink": [0]}), 2, "processes")
-    assert started.wait(60) == [NOTEBOOK_RESULT] * 2
-    timeline = started.timeline
-    assert {t.host for t in timeline.tracks} == {"driver", "host0", "host1"}
-    assert timeline.bubble_sum_error_ns() == 0 and len(timeline.iterations()) == 2
-
-
-def test_a_workers_exception_crosses_the_process_and_the_others_live_on() -> None:
-    flow = failing_flow()
-    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"good": [0], "bad": [1]}), executor="processes") as s:
-        assert s.step(2) == 3
-        with pytest.raises(WorkerError, match="unlucky 13") as caught:
-            s.step(13)
-        assert caught.value.worker == "bad" and "in work" in caught.value.remote_traceback
-        assert s.step(4) == 5
 
 
 class OnlyThere:
@@ -109,10 +78,6 @@ class Maker(Worker):
         out.put_all(range(100))
         if how == "item":
             out.put(threading.Lock())
-        if how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if how == "long":
-            self.compute(60)
         return threading.Lock() if how == "value" else 5
 
 
@@ -155,14 +120,7 @@ def test_what_cannot_travel_fails_the_iteration_by_name_and_the_next_one_goes_on
         assert s.step() == (5, 100)
 
 
-def test_a_child_that_is_killed_in_an_iteration_is_named() -> None:
-    with session(*fragile(), executor="processes") as s:
-        assert s.step() == (5, 100)
-        for how in ("killed", ""):
-            with pytest.raises(ExecutorError, match=r"Host 'host0' died.*maker\[0\] lived there"):
-                s.step(how)
-
-
+@pytest.mark.fresh
 def test_a_child_that_dies_in_setup_is_told_by_worker() -> None:
     with pytest.raises(ExecutorError, match=r"Host 'host1' died while its workers were being set up with status 3 .*; dies\[0\] lived there"):
         run(*fragile("dies"), 1, "processes").wait(60)
@@ -232,6 +190,7 @@ def test_an_answer_that_cannot_travel_is_the_error_of_its_call() -> None:
             future.result(0)
 
 
+@pytest.mark.fresh
 def test_stopping_ends_a_worker_that_computes_and_leaves_no_process() -> None:
     executor = ProcessExecutor(*fragile())
     executor.start()

@@ -46,17 +46,17 @@ ODD = (-1, 0, 1.5, float("nan"), True, "x", "", b"x", [], [None], (1, 2), {}, {1
        {"a": -5}, {"a": "x"}, {"a": None}, 10**30, object(), "\0", "x" * 5000, ["cuda:99"], ["gpu:0"], "cpu:0", Path("/nowhere/x.json"), Path("/"))  # fmt: skip
 
 
-@pytest.mark.parametrize("odd", ODD, ids=[f"{i} {type(v).__name__}" for i, v in enumerate(ODD)])
 @pytest.mark.parametrize("name", ["flow", "devices", "ranks", "items", "inputs", "iterations", "executor", "generators", "path"])
-def test_no_foreign_error_comes_out(name: str, odd: Any) -> None:
-    given = {"flow": flow(), "devices": ["cpu:0"], "ranks": None, "items": None, "inputs": None, "iterations": 1, "executor": "local",
-             "generators": None, "path": None, name: odd}  # fmt: skip
-    try:
-        asked = Request.of(**given)
-    except RlinfLabError as error:
-        assert name in str(error) or name == "flow" or "does not have" in str(error)
-    else:
-        assert asked.devices and asked.iterations >= 1 and (asked.items is None or asked.items >= 1)
+def test_no_foreign_error_comes_out(name: str) -> None:
+    for odd in ODD:
+        given = {"flow": flow(), "devices": ["cpu:0"], "ranks": None, "items": None, "inputs": None, "iterations": 1, "executor": "local",
+                 "generators": None, "path": None, name: odd}  # fmt: skip
+        try:
+            asked = Request.of(**given)
+        except RlinfLabError as error:
+            assert name in str(error) or name == "flow" or "does not have" in str(error), odd
+        else:
+            assert asked.devices and asked.iterations >= 1 and (asked.items is None or asked.items >= 1), odd
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,8 @@ def test_no_foreign_error_comes_out(name: str, odd: Any) -> None:
         ({"ranks": {"b": 2}}, r"profile: ranks\['b'\] is 2; the numbers that it may have\. Next: ranks=\{'b': \[1, 2\]\}"),
         ({"ranks": [1]}, r"profile: ranks is \[1\]; for each worker .* Next: ranks=\{'a': \[1, 2\]\}"),
         ({"ranks": {"b": [3]}}, r"one of ranks\['b'\] is 3; give a whole number, at most 2 \(devices: 2\)\. Next: 2"),
+        ({"ranks": {"c": [1]}}, "Unknown worker 'c'"),
+        ({"iterations": 0}, r"iterations=\.\.\.\) is 0; give a whole number, at least 1"),
         ({"items": 0}, r"profile\(items=\.\.\.\) is 0; give a whole number, at least 1\. Next: 1"),
         ({"iterations": True}, r"profile\(iterations=\.\.\.\) is True"),
         ({"inputs": []}, r"profile\(inputs=\[\]\): at least one argument"),

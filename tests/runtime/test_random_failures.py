@@ -5,30 +5,21 @@ Also consumers that stop early on purpose, several ranks at both ends, small cha
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import both, opened, step_within
 
 from rlinf_lab.errors import ChannelClosed, WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
-SECONDS = 20
 SEEN: Counter[tuple[Any, ...]] = Counter()  # (channel, item): how often a rank of this process was given it
 LOCK = threading.Lock()
 MOMENTS = ("start", "get", "item", "put", "end")
@@ -168,7 +159,7 @@ def check(one: Any, chain: list[Level], names: list[list[str]], stops: int, plan
     ranks = {name: r for level, some in zip(chain, names, strict=True) for name, r in zip(some, level.ranks, strict=True)}
     SEEN.clear()
     try:
-        in_time(lambda: one.step(count, planned))
+        step_within(one, count, planned)
     except WorkerError as error:
         assert error.worker in planned and error.rank == planned[error.worker].rank and "Planned" in str(error), error
     else:
@@ -177,7 +168,7 @@ def check(one: Any, chain: list[Level], names: list[list[str]], stops: int, plan
     assert max(SEEN.values(), default=1) == 1, "an item was given twice"
     assert one._loop.under_way.labels() == []
     SEEN.clear()
-    found = in_time(lambda: one.step(count))
+    found = step_within(one, count)
     values = [[v for of in found[sum(map(len, names[:n])) :][: len(some)] for v in (of if isinstance(of, list) else [of])] for n, some in enumerate(names)]
     if stops:
         assert None not in values[-1] and sum(values[-1]) <= count * sum(chain[0].ranks)
@@ -187,29 +178,16 @@ def check(one: Any, chain: list[Level], names: list[list[str]], stops: int, plan
     assert totals == [everything] * len(chain)
 
 
-def in_time(do: Any) -> Any:
-    """Nothing hangs."""
-    pool = ThreadPoolExecutor(1)
-    try:
-        return pool.submit(do).result(SECONDS)
-    finally:
-        pool.shutdown(wait=False)
-
-
-@pytest.mark.parametrize("far", [False, True])
+@both
 @settings(max_examples=25, derandomize=True, deadline=None, database=None)
 @given(data=st.data())
-def test_random_failures_are_named_and_leave_nothing_behind(far: bool, data: st.DataObject) -> None:
+def test_random_failures_are_named_and_leave_nothing_behind(kind: str, data: st.DataObject) -> None:
     chain = data.draw(st.lists(levels, min_size=2, max_size=3))
     stops, count = data.draw(st.sampled_from([0, 0, 2])), data.draw(st.integers(0, 8))
     flow, plan, names = made(chain, stops)
     planned = data.draw(st.dictionaries(st.sampled_from([name for some in names for name in some]), failures, min_size=1, max_size=2))
-    executor: Any = MeshExecutor(flow, plan, seed=count) if far else LocalExecutor(flow, plan, emulate=True)
-    executor.start()
-    try:
-        check(Session(executor), chain, names, stops, planned, count)
-    finally:
-        assert in_time(executor.stop) == Ended()
+    with opened(kind, flow, plan, 0.0) as s:
+        check(s, chain, names, stops, planned, count)
 
 
 def test_in_processes_too() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 import time
@@ -13,7 +12,7 @@ import pytest
 
 from rlinf_lab.errors import ExecutorError, WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.run.run import Run, run, session
+from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -36,10 +35,6 @@ class Odd(Worker):
             time.sleep(pause)
             count += len(batch)
         return count
-
-    def measure(self) -> None:
-        self.log(x=1.0)
-        self.log(x=3.0 + self.rank)
 
     def show(self, image: Any) -> None:
         self.frame(image)
@@ -157,22 +152,6 @@ def test_stopping_while_a_worker_is_set_up_or_computes_ends_and_says_who_was_lef
         assert stopped.state == "stopped" and stopped.left_behind == ["w[0]"]
 
 
-def test_a_listener_that_raises_is_logged_once_and_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    flow, plan = alone(Odd, "sleep", 0.05)
-    calls: list[int] = []
-    goes_on = run(flow, plan, 10)
-
-    def bad(_: Run) -> None:
-        calls.append(1)
-        raise ZeroDivisionError("in the listener")
-
-    goes_on.on_update(bad)
-    with caplog.at_level(logging.ERROR, logger="rlinf_lab"):
-        assert len(goes_on.wait(20)) == 10
-    assert len(calls) == 1 and caplog.text.count("ZeroDivisionError: in the listener") == 1
-    assert len(goes_on.metrics) == 10
-
-
 @pytest.mark.parametrize("shape", [(4, 6), (4, 6, 1), (4, 6, 3), (4, 6, 4)])
 def test_pictures_become_rgb(shape: tuple[int, ...]) -> None:
     flow, plan = alone(Odd, "show", np.full(shape, 7, np.uint8))
@@ -186,19 +165,6 @@ def test_what_is_no_picture_is_refused_where_it_was_shown(image: Any) -> None:
     flow, plan = alone(Odd, "show", image)
     with pytest.raises(WorkerError, match=r"w\[0\]: frame\(\) got an array of shape .* Next: give one picture"):
         run(flow, plan, 1).wait(20)
-
-
-def test_what_cannot_be_collected_fails_the_run_instead_of_hanging_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow, plan = alone(Odd, "sleep", 0.02)
-    broken = run(flow, plan, 200)
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(broken.timeline, "extend", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        broken.wait(20)
-    assert broken.state == "failed"
 
 
 class OutOfTurn(Worker):

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import exact, opened
 
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.engine.state import Channel, Part, Stream
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.run.run import run
-from rlinf_lab.runtime.session.session import Ended, Session
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -90,142 +83,100 @@ def plan_of(flow: Workflow, ranks: int, makers: int = 1) -> ExecutionPlan:
     return ExecutionPlan("shares", tuple(devices), {maker: tuple((d,) for d in range(makers)), "reader": tuple((makers + r,) for r in range(ranks))})
 
 
-def step(executor: Any, *args: int) -> Any:
-    executor.start()
-    try:
-        session = Session(executor)
-        found = [session.step(*args) for _ in range(2)]
-        assert found[0] == found[1], "the second iteration as the first"
-        return found[0]
-    finally:
-        assert executor.stop() == Ended()
-
-
-def executor_of(flow: Workflow, plan: ExecutionPlan, far: bool) -> Any:
-    return MeshExecutor(flow, plan, delay=0.001) if far else LocalExecutor(flow, plan, MockClock())
+def step(kind: str, flow: Workflow, plan: ExecutionPlan, *args: int) -> Any:
+    with opened(kind, flow, plan) as s:
+        found = [s.step(*args) for _ in range(2)]
+    assert found[0] == found[1], "the second iteration as the first"
+    return found[0]
 
 
 def shares(items: list[Any], ranks: int) -> list[list[Any]]:
     return [items[len(items) * r // ranks : len(items) * (r + 1) // ranks] for r in range(ranks)]
 
 
+CHANNELS = st.sampled_from([{"whole": True}, {"capacity": 2}, {"capacity": None}])
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 40), st.integers(2, 4), st.integers(0, 3), st.sampled_from([{"whole": True}, {"capacity": 2}, {"capacity": None}]), st.booleans())
-def test_each_rank_gets_its_share_whoever_asks_last(count: int, ranks: int, late: int, channel: dict, far: bool) -> None:
+@given(st.integers(0, 40), st.integers(2, 4), st.integers(0, 3), CHANNELS, st.sampled_from(["mock", "mesh"]))
+def test_each_rank_gets_its_share_whoever_asks_last(count: int, ranks: int, late: int, channel: dict, kind: str) -> None:
     flow = flow_of("all", may_be_empty=True, **channel)
-    assert step(executor_of(flow, plan_of(flow, ranks), far), count, late) == shares([(0, i) for i in range(count)], ranks)
+    assert step(kind, flow, plan_of(flow, ranks), count, late) == shares([(0, i) for i in range(count)], ranks)
 
 
-@pytest.mark.parametrize("far", [False, True])
+@exact
 @pytest.mark.parametrize("method", ["all", "batches"])
-def test_of_several_producers_everything_comes_once_in_equal_parts(method: str, far: bool) -> None:
+def test_of_several_producers_everything_comes_once_in_equal_parts(method: str, kind: str) -> None:
     flow = flow_of(method, whole=True)
-    found = step_sizes(executor_of(flow, plan_of(flow, 4, makers=3), far), 7)
-    assert [n for n, _ in found] == [5, 5, 5, 6]
-    assert sum((items for _, items in found), Counter()) == Counter((r, i) for r in range(3) for i in range(7))
-
-
-def step_sizes(executor: Any, count: int) -> list[tuple[int, Counter]]:
-    executor.start()
-    try:
-        ranks = Session(executor).step(count)
-    finally:
-        assert executor.stop() == Ended()
-    flat = [[i for part in found for i in part] if found and isinstance(found[0], list) else found for found in ranks]
-    return [(len(items), Counter(items)) for items in flat]
-
-
-@pytest.mark.parametrize("far", [False, True])
-def test_shares_are_in_the_order_in_which_one_would_have_been_given_everything(far: bool) -> None:
-    flow = flow_of("all", order="lifo", capacity=None)
-    assert step(executor_of(flow, plan_of(flow, 3), far), 8) == shares([(0, i) for i in reversed(range(8))], 3)
-    flow = flow_of("all", "chooser", order="priority", capacity=None)
-    assert step(executor_of(flow, plan_of(flow, 3), far), 8) == shares([(0, i) for i in sorted(range(8), key=lambda i: i * 7 % 5)], 3)
-
-
-def test_groups_stay_whole() -> None:
-    flow = flow_of("all", "grouper", group=3)
-    groups = [[(0, 3 * g + i) for i in range(3)] for g in range(5)]
-    assert step(LocalExecutor(flow, plan_of(flow, 2), MockClock()), 15) == shares(groups, 2)
-
-
-@pytest.mark.parametrize("far", [False, True])
-def test_after_its_share_a_rank_meets_the_end(far: bool) -> None:
-    flow = flow_of("in_parts", whole=True)
-    found = step(executor_of(flow, plan_of(flow, 2), far), 7)
-    assert found == [[share, [], []] for share in shares([(0, i) for i in range(7)], 2)]
+    with opened(kind, flow, plan_of(flow, 4, makers=3)) as s:
+        found = [[i for part in mine for i in part] if method == "batches" else mine for mine in s.step(7)]
+    assert [len(mine) for mine in found] == [5, 5, 5, 6]
+    assert Counter(item for mine in found for item in mine) == Counter((r, i) for r in range(3) for i in range(7))
 
 
 def weight(item: tuple[int, int]) -> int:
     return item[1] % 2
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_what_was_divided_may_be_taken_in_other_ways(far: bool) -> None:
-    """A rank that asks for a number of items, or by weight, gets them of its own share."""
-    flow = flow_of("weighed", capacity=None, weight=weight)
-    executor = executor_of(flow, plan_of(flow, 2), far)
-    first, second = step(executor, 14)
-    assert first == [[(0, i) for i in range(7)]]
-    assert second == [[(0, i) for i in (7, 8, 9)], [(0, 10)], [(0, i) for i in (11, 12, 13)], []]
+def mine(*numbers: int) -> list[tuple[int, int]]:
+    return [(0, i) for i in numbers]
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_ranks_that_meet_before_and_after_do_not_wait_for_each_other_for_ever(far: bool) -> None:
-    flow = flow_of("crosswise", whole=True)
-    assert step(executor_of(flow, plan_of(flow, 3), far), 9, 1) == shares([(0, i) for i in range(9)], 3)
+PRIORITIES = sorted(range(8), key=lambda i: i * 7 % 5)
+CASES: dict[str, tuple[Workflow, int, tuple[int, ...], Any]] = {  # flow, ranks, step, what each of them gets
+    "the last first": (flow_of("all", order="lifo", capacity=None), 3, (8,), shares(mine(*reversed(range(8))), 3)),
+    "by priority": (flow_of("all", "chooser", order="priority", capacity=None), 3, (8,), shares(mine(*PRIORITIES), 3)),
+    "groups stay whole": (flow_of("all", "grouper", group=3), 2, (15,), shares([mine(*range(3 * g, 3 * g + 3)) for g in range(5)], 2)),
+    "then the end": (flow_of("in_parts", whole=True), 2, (7,), [[share, [], []] for share in shares(mine(*range(7)), 2)]),
+    "by number or weight, of its own share": (
+        flow_of("weighed", capacity=None, weight=weight), 2, (14,), [[mine(*range(7))], [mine(7, 8, 9), mine(10), mine(11, 12, 13), []]],
+    ),
+    "ranks that meet before and after": (flow_of("crosswise", whole=True), 3, (9, 1), shares(mine(*range(9)), 3)),
+    "one item, which is the second's": (flow_of("one_asks", whole=True), 2, (1, 1), [[], mine(0)]),
+    "who does not ask leaves its share": (flow_of("one_asks", whole=True, discard_unread=True), 2, (6, 1), [[], mine(3, 4, 5)]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_the_share_of_a_rank_that_does_not_ask_is_given_to_nobody(far: bool) -> None:
+@exact
+@pytest.mark.parametrize(("flow", "ranks", "arguments", "expected"), CASES.values(), ids=CASES)
+def test_what_the_ranks_get(kind: str, flow: Workflow, ranks: int, arguments: tuple[int, ...], expected: Any) -> None:
+    assert step(kind, flow, plan_of(flow, ranks), *arguments) == expected
+
+
+@exact
+@pytest.mark.parametrize(
+    ("method", "count", "left"),
+    [
+        ("one_asks", 6, r"Iteration 0 .* 3 of 6 items are left; reader\[0\].one_asks\(\) read 0, reader\[1\].one_asks\(\) read 3. Next: have every rank of 'reader' ask"),
+        ("late_ends", 4, r"2 of 4 items are left; reader\[0\].late_ends\(\) read 2, reader\[1\].late_ends\(\) read 0"),  # after another has asked
+    ],
+)  # fmt: skip
+def test_the_share_of_a_rank_that_does_not_ask_is_given_to_nobody(method: str, count: int, left: str, kind: str) -> None:
     """The user hears so, unless the channel says that it is meant."""
-    flow = flow_of("one_asks", whole=True)
-    left = r"Iteration 0 .* 3 of 6 items are left; reader\[0\].one_asks\(\) read 0, reader\[1\].one_asks\(\) read 3. Next: have every rank of 'reader' ask"
-    with pytest.raises(WorkflowError, match=left):
-        step(executor_of(flow, plan_of(flow, 2), far), 6, 1)
-    flow = flow_of("one_asks", whole=True, discard_unread=True)
-    assert step(executor_of(flow, plan_of(flow, 2), far), 6, 1) == [[], [(0, 3), (0, 4), (0, 5)]]
-
-
-@pytest.mark.parametrize("far", [False, True])
-@pytest.mark.parametrize(("method", "count"), [("one_asks", 1), ("all", 7), ("in_parts", 9), ("weighed", 9)])
-def test_who_asks_or_has_no_share_is_not_complained_of(method: str, count: int, far: bool) -> None:
-    """Of one item rank 1 has everything."""
     flow = flow_of(method, whole=True)
-    step(executor_of(flow, plan_of(flow, 2), far), count, 1)
-
-
-@pytest.mark.parametrize("far", [False, True])
-def test_a_rank_that_ends_after_another_has_asked_is_told_of_too(far: bool) -> None:
-    flow = flow_of("late_ends", whole=True)
-    with pytest.raises(WorkflowError, match=r"2 of 4 items are left; reader\[0\].late_ends\(\) read 2, reader\[1\].late_ends\(\) read 0"):
-        step(executor_of(flow, plan_of(flow, 2), far), 4, 1)
+    with pytest.raises(WorkflowError, match=left):
+        step(kind, flow, plan_of(flow, 2), count, 1)
 
 
 def test_a_rank_alone_gets_everything_also_of_its_own_queue() -> None:
     """One rank; and ranks that are fused with their producers, each of which reads what its own has put."""
     flow = flow_of("all", whole=True)
-    assert step(LocalExecutor(flow, plan_of(flow, 1), MockClock()), 3) == [(0, 0), (0, 1), (0, 2)]
+    assert step("mock", flow, plan_of(flow, 1), 3) == [(0, 0), (0, 1), (0, 2)]
     flow = flow_of("all", capacity=None)
     fused = ExecutionPlan("fused", ("cpu:0", "cpu:1"), {"maker": ((0,), (1,)), "reader": ((0,), (1,))}, fused=(("maker", "reader"),))
-    assert step(LocalExecutor(flow, fused, MockClock()), 3) == [[(r, i) for i in range(3)] for r in range(2)]
+    assert step("mock", flow, fused, 3) == [[(r, i) for i in range(3)] for r in range(2)]
 
 
 def test_who_leaves_takes_its_share_and_who_comes_meanwhile_has_none() -> None:
     flow = flow_of("all", whole=False, capacity=None)
-    executor = LocalExecutor(flow, plan_of(flow, 4), emulate=True, absent={"reader": [3]})
-    executor.start()
-    try:
-        session = Session(executor)
-        going = session.submit(60)
-        session.leave("reader", 1)
-        session.join("reader", 3)
+    with opened("local", flow, plan_of(flow, 4), absent={"reader": [3]}) as s:
+        going = s.submit(60)
+        s.leave("reader", 1)
+        s.join("reader", 3)
         found = going.wait()
         assert [len(items) for items in found[:3]] == [20, 20, 20] and not any(found[3:])
         assert sorted(i for items in found for _, i in items) == list(range(60))
-        assert [len(items) for items in session.step(60)] == [20, 20, 20] and session.members["reader"] == (0, 2, 3)
-    finally:
-        assert executor.stop() == Ended()
+        assert [len(items) for items in s.step(60)] == [20, 20, 20] and s.members["reader"] == (0, 2, 3)
 
 
 def test_a_rank_of_another_call_finds_nothing_where_all_was_divided() -> None:

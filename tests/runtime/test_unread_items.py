@@ -1,25 +1,18 @@
-"""Items that nobody reads fail their iteration by name, under every executor, unless the channel says that the rest is not wanted."""
+"""Items that nobody reads, and streams into which nothing was put, fail their iteration by name, unless the channel says that this is meant."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from re import escape
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import both, opened
 
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.local import LocalExecutor
-from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.run.run import run
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
-
-DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 
 
 class Maker(Worker):
@@ -27,6 +20,10 @@ class Maker(Worker):
         for i in range(count):
             out.put(i)
         return count
+
+    def on_rank_1(self, count: int, out: Outbox) -> None:
+        if self.rank == 1:
+            out.put_all(range(count))
 
     def by_key(self, count: int, out: Outbox) -> None:
         out.put_all(range(count), key=0)
@@ -36,13 +33,26 @@ class Maker(Worker):
         raise ValueError("broken")
 
 
+class Sieve(Worker):
+    def above(self, least: int, inbox: Inbox, out: Outbox) -> None:
+        for batch in inbox:
+            out.put_all(x for x in batch if x > least)
+
+
 class Taker(Worker):
     def take(self, inbox: Inbox, n: int) -> int:
         return len(inbox.get(n)) if n else 0
 
+    def all(self, inbox: Inbox, n: int) -> int:
+        return sum(len(batch) for batch in inbox)
+
     def all_slowly(self, inbox: Inbox, n: int) -> int:
         self.compute(0.05)
-        return sum(len(batch) for batch in inbox)
+        return self.all(inbox, n)
+
+    def all_much_later(self, inbox: Inbox, n: int) -> int:
+        self.compute(1e6)
+        return self.all(inbox, n)
 
     def by_key(self, inbox: Inbox, n: int) -> int:
         return sum(inbox.take(key=0) for _ in range(n))
@@ -56,103 +66,111 @@ def flow_of(makes: str = "make", takes: str = "take", **channel: Any) -> Workflo
     @flow.iteration
     def iteration(count: int = 8, n: int = 3, calls: int = 1) -> Any:
         made = getattr(maker, makes)(count, items)
-        taken = [getattr(taker, takes)(items, n) for _ in range(calls)]
-        return made, taken
+        return made, [getattr(taker, takes)(items, n) for _ in range(calls)]
 
     return flow
 
 
-def plan_of(flow: Workflow, takers: int = 1, **fields: Any) -> ExecutionPlan:
-    return ExecutionPlan("unread", tuple(DEVICES), {"maker": ((0,),), "taker": tuple((1 + r,) for r in range(takers))}, **fields)
-
-
-def executor_of(flow: Workflow, plan: ExecutionPlan, far: bool) -> Any:
-    return MeshExecutor(flow, plan, delay=0.001) if far else LocalExecutor(flow, plan, emulate=True)
-
-
-both = pytest.mark.parametrize("far", [False, True])
-
-
-@both
-def test_items_that_are_left_fail_the_iteration_and_the_next_one_goes_on(far: bool) -> None:
-    flow = flow_of()
-    executor = executor_of(flow, plan_of(flow), far)
-    executor.start()
-    one = Session(executor)
-    assert one.step(3, 3) == (3, [3])
-    left = r"Iteration 1 of workflow 'unread' .* Channel 'items': \d of \d items.* are left; taker\[0\].take\(\) read 3. Next: read .*discard_unread=True"
-    with pytest.raises(WorkflowError, match=left):
-        one.step()
-    with pytest.raises(WorkflowError, match=r"(1 of 7|2 of 8) items.* are left; taker\[0\].take\(\) read 6"):
-        one.step(8, 3, 2)
-    with pytest.raises(WorkflowError, match=r"1 of 1 items.* are left; taker\[0\].take\(\) read 0"):
-        one.step(1, 0)
-    with pytest.raises(WorkflowError, match=r"(\d) of \1 items.* are left; no call of this iteration reads it. Next: call a worker that reads"):
-        one.step(8, 3, 0)
-    assert one.step(9, 3, 3) == (9, [3, 3, 3])
-    assert executor.stop() == Ended()
-
-
-@both
-@pytest.mark.parametrize("count", [8, 2_000])
-def test_what_is_not_wanted_is_discarded_where_the_channel_says_so(far: bool, count: int) -> None:
-    flow = flow_of(discard_unread=True)
-    executor = executor_of(flow, plan_of(flow), far)
-    executor.start()
-    one = Session(executor)
-    for n, calls, taken in ((3, 1, [3]), (0, 1, [0]), (3, 0, [])):
-        made, found = one.step(count, n, calls)
-        assert found == taken and made in (None, count)  # its call may have ended at a put
-    assert executor.stop() == Ended()
-
-
-@both
-def test_ranks_keys_and_groups_are_counted_too(far: bool) -> None:
-    for flow, takers, left in (
-        (flow_of(), 2, r"Channel 'items': \d of \d items.* are left; taker\[0\].take\(\) read 3, taker\[1\].take\(\) read 3"),
-        (flow_of("by_key", "by_key", keyed=True), 1, r"Channel 'items': \d of \d items.* are left; taker\[0\].by_key\(\) read 3"),
-        (flow_of("by_key", group=2), 1, r"Channel 'items': 1 of 4 groups of 2 items.* are left; taker\[0\].take\(\) read 3"),
-    ):
-        executor = executor_of(flow, plan_of(flow, takers), far)
-        executor.start()
-        with pytest.raises(WorkflowError, match=left):
-            Session(executor).step()
-        assert executor.stop() == Ended()
-
-
-@both
-def test_the_loop_may_not_stop_early_either(far: bool) -> None:
-    flow = Workflow("loop")
-    items = flow.channel("items")
-    maker = flow.worker(Maker, name="maker")
+def sifting(makes: str = "make", takes: str = "all", **channel: Any) -> Workflow:
+    """A sieve between both, which lets nothing pass that is not above ``least``."""
+    flow = Workflow("sifts")
+    a, b = flow.channel("a", **channel), flow.channel("b", **channel)
+    maker, sieve, taker = flow.worker(Maker, name="maker"), flow.worker(Sieve, name="sieve"), flow.worker(Taker, name="taker")
 
     @flow.iteration
-    def iteration(stops: bool) -> list[int]:
-        maker.make(8, items)
+    def iteration(count: int = 0, least: int = 100, calls: bool = True) -> Any:
+        if calls:
+            getattr(maker, makes)(count, a)
+            sieve.above(least, a, b)
+        return None, [getattr(taker, takes)(b, 0)]
+
+    return flow
+
+
+def looping() -> Workflow:
+    """The loop reads by itself."""
+    flow = Workflow("loop")
+    items, maker = flow.channel("items"), flow.worker(Maker, name="maker")
+
+    @flow.iteration
+    def iteration(count: int = 8, stops: bool = False) -> Any:
+        maker.make(count, items)
         found = []
         for batch in items:
             found += batch
             if stops and len(found) >= 3:
                 break
-        return found
+        return None, found
 
-    plan = ExecutionPlan("loop", ("cpu:0",), {"maker": ((0,),)}, micro_batches={"items": 1})
-    executor = executor_of(flow, plan, far)
-    executor.start()
-    one = Session(executor)
-    with pytest.raises(WorkflowError, match=r"\d of \d items.* are left; the loop read 3. Next: read"):
-        one.step(True)
-    assert one.step(False) == list(range(8))
-    assert executor.stop() == Ended()
+    return flow
 
 
-def test_the_first_error_is_told_not_what_it_left() -> None:
-    flow = flow_of("breaks", "all_slowly")
-    with session(flow, plan_of(flow), emulate=True) as s, pytest.raises(WorkerError, match="'maker' rank 0 failed in breaks"):
+def plan_of(flow: Workflow, makers: int = 1, takers: int = 1, **fields: Any) -> ExecutionPlan:
+    ranks = {"maker": tuple((r,) for r in range(makers)), "sieve": ((0,),), "taker": tuple((2 + r,) for r in range(takers))}
+    return ExecutionPlan("unread", tuple(f"cpu:{i}" for i in range(4)), {w: ranks[w] for w in flow.workers}, **fields)
+
+
+BY_ONE = {"micro_batches": {"items": 1}}
+PUT_IT = "Next: put what is to be read; or, where nothing may come, say so: flow.channel('{0}', may_be_empty=True)."
+NOTHING = "Iteration {3} of workflow 'sifts': nothing was put into channel '{0}' ({1} ended without a put), so {2} read an empty stream. " + PUT_IT
+EMPTY_A, EMPTY_B = ("a", "maker[0].make()", "sieve[0].above()"), ("b", "sieve[0].above()", "taker[0].all()")
+CASES: dict[str, tuple[Workflow, dict[str, Any], list[tuple[tuple[Any, ...], list[int] | str]]]] = {  # flow, plan, (step, what was taken or is said)
+    "items": (flow_of(), {}, [
+        ((3, 3), [3]),
+        ((), r"Iteration 1 of workflow 'unread' .* Channel 'items': \d of \d items.* are left; taker\[0\].take\(\) read 3. Next: read .*discard_unread=True"),
+        ((8, 3, 2), r"(1 of 7|2 of 8) items.* are left; taker\[0\].take\(\) read 6"),
+        ((1, 0), r"1 of 1 items.* are left; taker\[0\].take\(\) read 0"),
+        ((8, 3, 0), r"(\d) of \1 items.* are left; no call of this iteration reads it. Next: call a worker that reads"),
+        ((9, 3, 3), [3, 3, 3]),
+    ]),
+    "few are discarded": (flow_of(discard_unread=True), {}, [((8, 3, 1), [3]), ((8, 0, 1), [0]), ((8, 3, 0), [])]),
+    "many are discarded": (flow_of(discard_unread=True), {}, [((300, 3, 1), [3]), ((300, 0, 1), [0]), ((300, 3, 0), [])]),
+    "ranks": (flow_of(), {"takers": 2}, [((), r"Channel 'items': \d of \d items.* are left; taker\[0\].take\(\) read 3, taker\[1\].take\(\) read 3")]),
+    "keys": (flow_of("by_key", "by_key", keyed=True), {}, [((), r"Channel 'items': \d of \d items.* are left; taker\[0\].by_key\(\) read 3")]),
+    "groups": (flow_of("by_key", group=2), {}, [((), r"Channel 'items': 1 of 4 groups of 2 items.* are left; taker\[0\].take\(\) read 3")]),
+    "a loop": (looping(), BY_ONE, [
+        ((8, True), r"\d of \d items.* are left; the loop read 3. Next: read"), ((8,), [*range(8)]), ((0,), "so the loop read an empty stream"),
+    ]),
+    "empty": (sifting(), {}, [
+        ((200,), [99]), ((0,), escape(NOTHING.format(*EMPTY_A, 1))), ((200, 3), [196]), ((5,), escape(NOTHING.format(*EMPTY_B, 3))),
+    ]),
+    "meant": (sifting(may_be_empty=True), {}, [((0,), [0]), ((5,), [0])]),
+    "nobody was called": (sifting(), {}, [((0, 0, False), [0])]),
+    "nobody asks": (sifting(takes="take"), {}, [((5,), [0])]),
+    "another rank puts": (sifting("on_rank_1"), {"makers": 2}, [
+        ((200,), [99]), ((0,), r"\(maker\[0\].on_rank_1\(\), maker\[1\].on_rank_1\(\) ended without a put\)"),
+    ]),
+}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize(("flow", "plan", "steps"), CASES.values(), ids=CASES)
+def test_an_iteration_that_leaves_or_misses_something_fails_by_name_and_the_next_one_goes_on(kind: str, flow: Workflow, plan: Any, steps: Any) -> None:
+    with opened(kind, flow, plan_of(flow, **plan)) as s:
+        for arguments, expected in steps:
+            if isinstance(expected, str):
+                with pytest.raises(WorkflowError, match=expected):
+                    s.step(*arguments)
+            else:
+                made, taken = s.step(*arguments)
+                assert taken == expected and made in (None, arguments[0])  # a call whose items are not wanted may have ended at a put
+
+
+@pytest.mark.parametrize(
+    ("flow", "error", "told"),
+    [
+        (flow_of("breaks", "all_slowly"), WorkerError, "'maker' rank 0 failed in breaks"),
+        (sifting("breaks"), WorkerError, "'maker' rank 0 failed in breaks"),
+        (sifting(takes="all_much_later"), WorkflowError, "nothing was put into channel 'a'"),  # as soon as it is certain
+    ],
+    ids=["left", "empty", "soon"],
+)
+def test_the_first_error_is_told_not_what_it_left(flow: Workflow, error: type[Exception], told: str) -> None:
+    with opened("local", flow, plan_of(flow)) as s, pytest.raises(error, match=told):
         s.step()
 
 
-def test_where_iterations_overlap_the_one_that_left_something_is_named() -> None:
+def test_a_run_fails_by_it_and_where_iterations_overlap_the_one_that_left_something_is_named() -> None:
     flow = flow_of()
     run_ = run(flow, plan_of(flow, staleness=1), executor="local", emulate=True, inputs=[3, 3, 8, 3, 3])
     with pytest.raises(WorkflowError, match="Iteration 2 .* items.* are left") as caught:
@@ -170,7 +188,13 @@ def test_a_run_that_is_stopped_in_the_middle_has_left_nothing() -> None:
     assert going.state == "stopped" and going.error is None
 
 
-def test_what_is_no_flag_is_refused() -> None:
-    with pytest.raises(ConfigError, match="discard_unread is 'yes'; it must be True or False"):
-        Workflow("w").channel("items", discard_unread="yes")  # type: ignore[arg-type]
-    assert "unread items are discarded" in repr(Workflow("w").channel("items", discard_unread=True))
+@pytest.mark.parametrize(
+    ("flag", "wrong", "words"),
+    [
+        ("discard_unread", "yes", "unread items are discarded"), ("may_be_empty", 1, "may be empty"),
+    ],
+)  # fmt: skip
+def test_what_is_no_flag_is_refused(flag: str, wrong: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} is {wrong!r}; it must be True or False"):
+        Workflow("w").channel("items", **{flag: wrong})
+    assert words in repr(Workflow("w").channel("items", **{flag: True}))

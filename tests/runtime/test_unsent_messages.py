@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
+from sessions import in_time, session_of, step_within
 
 from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -20,7 +16,6 @@ from rlinf_lab.runtime.host.driver import waiting
 from rlinf_lab.runtime.host.liveness.failures import described
 from rlinf_lab.runtime.host.state.messages import kinds as all_kinds
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.transport.links import Link
 from rlinf_lab.runtime.transport.pickling import pickled
 from rlinf_lab.workflow.specs import CallSpec
@@ -28,7 +23,6 @@ from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
-SECONDS = 20
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 
 
@@ -122,45 +116,40 @@ def test_all_kinds_are_tried() -> None:
 def test_an_iteration_that_cannot_go_on_says_so(kind: str) -> None:
     executor = MeshExecutor(*flow_of())
     unsendable = Unsendable(executor)
-    executor.start()
-    one = Session(executor)
-    assert sum(in_time(one.step)[1]) == 30
-    unsendable.kind = kind
-    with pytest.raises(RlinfLabError, match=f"RuntimeError: no {kind} today") as caught:
-        for _ in range(3):  # whether a producer meets a full channel is a matter of time
-            in_time(one.step)
-    assert unsendable.met and isinstance(caught.value, (WorkerError, ExecutorError))
-    unsendable.kind = ""
-    if kind in ("got", "value", "weights", "put", "call"):  # a user's object is the cause: the next iteration is a new one
-        assert sum(in_time(one.step)[1]) == 30
-    else:
-        with pytest.raises(ExecutorError, match=f"could not send a '{kind}' message to .*The session has ended by that"):
-            in_time(one.step)
-    in_time(executor.stop)
+    with session_of(executor, clean=False) as s:
+        assert sum(step_within(s)[1]) == 30
+        unsendable.kind = kind
+        with pytest.raises(RlinfLabError, match=f"RuntimeError: no {kind} today") as caught:
+            for _ in range(3):  # whether a producer meets a full channel is a matter of time
+                step_within(s)
+        assert unsendable.met and isinstance(caught.value, (WorkerError, ExecutorError))
+        unsendable.kind = ""
+        if kind in ("got", "value", "weights", "put", "call"):  # a user's object is the cause: the next iteration is a new one
+            assert sum(step_within(s)[1]) == 30
+        else:
+            with pytest.raises(ExecutorError, match=f"could not send a '{kind}' message to .*The session has ended by that"):
+                step_within(s)
 
 
 @pytest.mark.parametrize("kind", ["failed", "ended", "cancel", "retire", "join", "joined", "left", "leave"])
 def test_what_is_said_about_failures_and_members_is_not_lost_either(kind: str) -> None:
     executor = MeshExecutor(*flow_of(), absent={"taker": [1]} if "join" in kind else None)
     unsendable = Unsendable(executor)
-    executor.start()
-    one = Session(executor)
-    unsendable.kind = kind
-    with pytest.raises(RlinfLabError, match=r"no \w+ today|of its own"):
+    with session_of(executor, clean=False) as one, pytest.raises(RlinfLabError, match=r"no \w+ today|of its own"):
+        unsendable.kind = kind
         if "join" in kind:
             in_time(lambda: one.join("taker", 1))
         elif kind == "failed":
             executor.hosts[next(h for h in executor.hosts if h != "driver")].post.report(WorkerError.of("maker", 0, "make", ValueError("of its own"), "nowhere"))
-            in_time(one.step)
+            step_within(one)
         elif kind in ("left", "leave"):
             in_time(lambda: one.leave("taker", 1))
             for _ in range(50):
-                in_time(one.step)
+                step_within(one)
         else:
             for _ in range(3):
-                in_time(lambda: one.step(kind in ("ended", "cancel")))
+                step_within(one, kind in ("ended", "cancel"))
     assert unsendable.met
-    in_time(executor.stop)
 
 
 @pytest.mark.parametrize(
@@ -174,16 +163,7 @@ def test_in_a_process_too(kinds: str, said: str) -> None:
     with session(*flow_of(), executor="processes", emulate=True) as s:
         s.step(kind=kinds)
         with pytest.raises(ExecutorError, match=said):
-            in_time(s.step)
-
-
-def in_time(do: Any) -> Any:
-    """It ends within seconds, one way or another."""
-    pool = ThreadPoolExecutor(1)
-    try:
-        return pool.submit(do).result(SECONDS)
-    finally:
-        pool.shutdown(wait=False)
+            step_within(s)
 
 
 class Keeper(Worker):

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import both, opened
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.host.state.messages import Pull
 from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.runtime.session.session import Session
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -78,46 +73,57 @@ def ranks_of(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def assert_one_version(calls: list[Any], staleness: int, first: int = 0) -> int:
-    """Of each call; how many calls had another version than the one before their iteration."""
-    fresh = 0
-    for i, call in enumerate(calls, first):
+def assert_one_version(calls: list[Any], staleness: int) -> int:
+    """Of each call; by how many versions the oldest lagged behind its iteration."""
+    lag = 0
+    for i, call in enumerate(calls):
         for of_call in (call["acted"], call["other"]):
             versions = {pulled for _, pulled in ranks_of(of_call)}
             assert len(versions) == 1, (i, of_call)
             plain, waited, again = versions.pop()
             assert plain == again, (i, of_call)
             assert max(0, i - staleness) <= plain <= waited and i <= waited <= i + 1 + staleness, (i, of_call)
-            fresh += plain > i - staleness
-    return fresh
+            lag = max(lag, i - plain)
+    return lag
 
 
-def calls_of(executor: Any, iterations: int) -> list[Any]:
-    executor.start()
-    s = Session(executor)
-    try:
+def calls_of(kind: str, flow: Workflow, plan: ExecutionPlan, iterations: int, **options: Any) -> list[Any]:
+    with opened(kind, flow, plan, **options) as s:
         started = [s.submit() for _ in range(iterations)]
         s.finish()
         return [one.wait() for one in started]
-    finally:
-        assert executor.stop().late == []
 
 
 @settings(deadline=None, max_examples=25, derandomize=True)
-@given(staleness=st.integers(0, 2), ranks=st.integers(1, 3), seed=st.integers(0, 1 << 20))
+@given(staleness=st.integers(0, 3), ranks=st.integers(1, 3), seed=st.integers(0, 1 << 20))
 def test_threads_and_a_mock_clock(staleness: int, ranks: int, seed: int) -> None:
     flow, plan = flow_of(0.01, seed, ranks, staleness)
-    assert_one_version(calls_of(LocalExecutor(flow, plan, MockClock(), emulate=True), 6), staleness)
+    assert_one_version(calls_of("mock", flow, plan, 6), staleness)
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_many_hosts_with_messages_on_their_way(staleness: int) -> None:
+def test_with_staleness_versions_lag_behind_and_without_they_do_not() -> None:
+    lags = {n: max(assert_one_version(calls_of("mock", *flow_of(0.01, seed, 2, n), 8), n) for seed in range(6)) for n in (0, 1)}
+    assert lags == {0: 0, 1: 1}
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_many_hosts_with_messages_on_their_way(staleness: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each version travels once to each host."""
+    asked, ask = Counter[tuple[str, int]](), WeightTable._asked
+
+    def counted(self: WeightTable, message: Pull) -> None:
+        asked[message.asker, message.version] += 1
+        ask(self, message)
+
+    monkeypatch.setattr(WeightTable, "_asked", counted)
     for seed in range(6):
         flow, plan = flow_of(0.003, seed, 3, staleness)
-        assert_one_version(calls_of(MeshExecutor(flow, plan, delay=0.001, seed=seed), 6), staleness)
+        asked.clear()
+        assert_one_version(calls_of("mesh", flow, plan, 6, seed=seed), staleness)
+        assert asked and max(asked.values()) == 1, asked
 
 
-@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])])
+@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=pytest.mark.ray)])
 def test_under_every_executor(executor: str) -> None:
     for staleness in (0, 1) if executor == "local" else (1,):
         flow, plan = flow_of(0.005, 3, 2, staleness)
@@ -127,25 +133,20 @@ def test_under_every_executor(executor: str) -> None:
             assert_one_version([one.wait() for one in started], staleness)
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
-def test_who_has_joined_pulls_with_the_others(hosts: int) -> None:
-    flow, plan = flow_of(0.003, 5, 2, 0)
-    absent = {"acts": [1]}
-    executor: Any = LocalExecutor(flow, plan, emulate=True, absent=absent) if hosts == 1 else MeshExecutor(flow, plan, delay=0.001, absent=absent)
-    executor.start()
-    s = Session(executor)
-    calls = [s.step() for _ in range(2)]
-    s.join("acts", 1)
-    calls += [s.step() for _ in range(4)]
-    s.leave("acts", 1)
-    calls.append(s.step())
+@both
+def test_who_has_joined_pulls_with_the_others(kind: str) -> None:
+    with opened(kind, *flow_of(0.003, 5, 2, 0), absent={"acts": [1]}) as s:
+        calls = [s.step() for _ in range(2)]
+        s.join("acts", 1)
+        calls += [s.step() for _ in range(4)]
+        s.leave("acts", 1)
+        calls.append(s.step())
     assert [len(ranks_of(call["acted"])) for call in calls] == [1, 1, 2, 2, 2, 2, 1]
     assert_one_version(calls, 0)
-    assert executor.stop().late == []
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
-def test_versions_that_nobody_can_want_are_not_kept(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@both
+def test_versions_that_nobody_can_want_are_not_kept(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     over = WeightTable.over
 
@@ -154,9 +155,7 @@ def test_versions_that_nobody_can_want_are_not_kept(hosts: int, monkeypatch: pyt
         held.append(len(self.store("actor").held) + len(self.versions))
 
     monkeypatch.setattr(WeightTable, "over", counted)
-    flow, plan = flow_of(0.002, 1, 2, 0)
-    executor: Any = LocalExecutor(flow, plan, emulate=True) if hosts == 1 else MeshExecutor(flow, plan, delay=0.0005)
-    assert_one_version(calls_of(executor, 8), 0)
+    assert_one_version(calls_of(kind, *flow_of(0.002, 1, 2, 0), 8, delay=0.0005), 0)
     assert held and max(held) <= 1, held
 
 
@@ -168,8 +167,8 @@ class LearnsOften(Worker):
         return weights.publish(f"state {self.count}")
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
-def test_who_publishes_often_keeps_few_versions(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@both
+def test_who_publishes_often_keeps_few_versions(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, all of an iteration: 30 of them."""
     held: list[int] = []
     take = WeightTable._take
@@ -193,8 +192,7 @@ def test_who_publishes_often_keeps_few_versions(hosts: int, monkeypatch: pytest.
         return acted
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"acts": [0, 1], "learns": [2]})
-    executor: Any = LocalExecutor(flow, plan, emulate=True) if hosts == 1 else MeshExecutor(flow, plan, delay=0.001)
-    for calls in calls_of(executor, 3):
+    for calls in calls_of(kind, flow, plan, 3):
         for call in calls:
             assert len({pulled for _, pulled in call}) == 1, call
     assert max(held) <= 10, held  # each call of the ranks has two, at most: its own, and that beyond it
@@ -237,17 +235,14 @@ def test_who_joins_a_call_gets_what_the_one_rank_that_began_it_has() -> None:
         return acted
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2", "cpu:3"], {"gives": [0], "acts": [1, 2], "learns": [3]})
-    executor = LocalExecutor(flow, plan, emulate=True, absent={"acts": [1]})
-    executor.start()
-    s = Session(executor)
-    there, pulled, published = events
-    one = s.submit(there, pulled, published)
-    assert published.wait(20)
-    s.join("acts", 1)
-    there.set()
-    s.finish()
-    assert sorted(one.wait()) == [(0, 0), (1, 0)]
-    assert executor.stop().late == []
+    with opened("local", flow, plan, absent={"acts": [1]}) as s:
+        there, _, published = events
+        one = s.submit(*events)
+        assert published.wait(20)
+        s.join("acts", 1)
+        there.set()
+        s.finish()
+        assert sorted(one.wait()) == [(0, 0), (1, 0)]
 
 
 class PullsTwice(Worker):

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import both, opened
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
-from rlinf_lab.errors import DeadlockError
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait, WaitGraph, rings
 from rlinf_lab.runtime.run import observer
 from rlinf_lab.runtime.run.run import run
-from rlinf_lab.runtime.session.session import Session
 
 
 def test_the_shortest_cycle_is_named() -> None:
@@ -147,34 +140,6 @@ def test_a_run_that_moves_or_has_ended_says_nothing(held: Any, monkeypatch: pyte
     assert held.standstill() is None and held.waits() == [] and "waits" not in held.status()
 
 
-class TwoThenNone(Worker):
-    def go(self, inbox: Inbox, out: Outbox) -> int:
-        n = 0
-        for batch in inbox:
-            n += 1
-            if n <= 2:
-                out.put_all(batch)
-        return n
-
-
-def test_who_has_put_all_that_it_will_is_on_no_cycle() -> None:
-    """The loop has fed x and returned; the two workers wait for each other."""
-    flow = Workflow("knot")
-    x, y = flow.channels("x", "y")
-    alice, bob = flow.worker(TwoThenNone, name="alice"), flow.worker(TwoThenNone, name="bob")
-
-    @flow.iteration
-    def iteration() -> Any:
-        x.put_all([1, 2, 3])
-        alice.go(y, x)
-        return bob.go(x, y)
-
-    going = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"alice": [0], "bob": [1]}, micro_batch=1), 1, emulate=True)
-    with pytest.raises(DeadlockError, match=r"alice\[0\] → bob\[0\] → alice\[0\](?s:.*)have one of alice\[0\], bob\[0\] put before it gets"):
-        going.wait(20)
-    assert "a cycle: alice[0] → bob[0] → alice[0]" in going.status()
-
-
 class Learns(Worker):
     def train(self, inbox: Inbox) -> int:
         return sum(sum(batch) for batch in inbox)
@@ -188,7 +153,7 @@ class Collects(Worker):
         out.put_all(range(10))
 
 
-@pytest.mark.parametrize("kind", ["local", "mesh"])
+@both
 def test_a_value_of_a_call_behind_one_that_reads_to_the_end_of_a_stream_comes(kind: str) -> None:
     """It stood still: the loop ends a stream where it waits for who reads it, and it waited for the call behind that one."""
     flow = Workflow("behind")
@@ -201,10 +166,5 @@ def test_a_value_of_a_call_behind_one_that_reads_to_the_end_of_a_stream_comes(ki
         return learner.state().wait(), trained
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "collector": [1]})
-    executor = LocalExecutor(flow, plan, emulate=True) if kind == "local" else MeshExecutor(flow, plan)
-    executor.start()
-    one = Session(executor)
-    try:
-        assert [one.step(), one.step()] == [("learnt", 45)] * 2
-    finally:
-        executor.stop()
+    with opened(kind, flow, plan) as s:
+        assert [s.step(), s.step()] == [("learnt", 45)] * 2

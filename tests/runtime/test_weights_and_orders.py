@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh import MeshExecutor
+from sessions import both, executor_of, opened, recorded, session_of
 
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator.scripts import get_weight, put, run, weigh
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
-from rlinf_lab.runtime.executors.local import LocalExecutor
-from rlinf_lab.runtime.session.session import Ended, Session
-from rlinf_lab.runtime.threads.clocks import MockClock
-from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Collected, Inbox, Outbox, Scripted, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -77,12 +69,9 @@ def weighed(maker: str, capacity: int | None, ranks: int = 1) -> tuple[Workflow,
     return flow, ExecutionPlan("weighed", DEVICES, {maker: ((0,),), "taker": tuple((1 + r,) for r in range(ranks))})
 
 
-def executed(executor: Any, *args: Any) -> Any:
-    executor.start()
-    try:
-        return Session(executor).step(*args)
-    finally:
-        assert executor.stop() == Ended()
+def executed(kind: str, flow: Workflow, plan: ExecutionPlan, *args: Any) -> Any:
+    with opened(kind, flow, plan) as s:
+        return s.step(*args)
 
 
 def ordered(order: Any, capacity: int | None = None) -> tuple[Workflow, ExecutionPlan]:
@@ -169,20 +158,20 @@ def numbers(batches: list[list[Any]]) -> list[list[int]]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(ITEMS, st.integers(1, 15), every_order, st.booleans(), st.booleans())
-def test_a_get_by_weight_follows_the_order_of_the_channel(values: Any, weight: int, order: Any, keyed: bool, far: bool) -> None:
+@given(ITEMS, st.integers(1, 15), every_order, st.booleans(), st.sampled_from(["mock", "mesh"]))
+def test_a_get_by_weight_follows_the_order_of_the_channel(values: Any, weight: int, order: Any, keyed: bool, kind: str) -> None:
     flow, plan = heavy(order, None, 1, 2 if keyed else 1, keyed, late=True)
-    found = executed(MeshExecutor(flow, plan) if far else LocalExecutor(flow, plan, MockClock()), values, weight, 0)
+    found = executed(kind, flow, plan, values, weight, 0)
     for key, mine in enumerate(found if keyed else [found]):
         there = [v for v in values if not keyed or v[2] % 2 == key]
         assert numbers(mine) == [[item[2] for item in batch] for batch in cut(SORTS[order](there), weight)]
 
 
 @settings(max_examples=25, deadline=None)
-@given(ITEMS, st.integers(1, 15), every_order, st.sampled_from([1, 3, None]), st.integers(1, 2), st.integers(1, 2), st.booleans())
-def test_every_item_comes_once_and_none_is_split(values: Any, weight: int, order: Any, capacity: Any, makers: int, takers: int, far: bool) -> None:
+@given(ITEMS, st.integers(1, 15), every_order, st.sampled_from([1, 3, None]), st.integers(1, 2), st.integers(1, 2), st.sampled_from(["local", "mesh"]))
+def test_every_item_comes_once_and_none_is_split(values: Any, weight: int, order: Any, capacity: Any, makers: int, takers: int, kind: str) -> None:
     flow, plan = heavy(order, capacity, makers, takers)
-    found = executed(MeshExecutor(flow, plan, delay=0.001) if far else LocalExecutor(flow, plan, emulate=True), values, weight, 0)
+    found = executed(kind, flow, plan, values, weight, 0)
     batches = [batch for mine in (found if takers > 1 else [found]) for batch in mine]
     assert sorted(item[2] for batch in batches for item in batch) == sorted((r, n) for r in range(makers) for _, _, n in values)
     assert all(sum(item[1] for item in batch[:-1]) < weight for batch in batches)
@@ -194,11 +183,9 @@ def test_every_item_comes_once_and_none_is_split(values: Any, weight: int, order
 def test_the_simulator_takes_the_same_by_weight(values: Any, weight: int, order: Any, capacity: Any, makers: int, takers: int, keyed: bool) -> None:
     takers = 2 if keyed else takers
     flow, plan = heavy(order, capacity, makers, takers, keyed)
-    executor = LocalExecutor(flow, plan, MockClock())
-    executed(executor, values, weight, 0.001)
-    timeline = Timeline(plan.devices)
-    for batch in executor.news.drain():
-        timeline.extend(batch)
+    with opened("mock", flow, plan) as s:
+        s.step(values, weight, 0.001)
+    timeline = recorded(s)
 
     def make(turn: Any) -> Any:
         for place, w, number in values:
@@ -222,13 +209,13 @@ def test_what_is_no_weight_no_order_and_no_priority_is_named() -> None:
         flow.channel("b", weight=3)  # type: ignore[arg-type]
     flow, plan = weighed("maker", None)
     with pytest.raises(WorkerError, match=r"channel 'items': the weight of an item is -1; it must be a whole number"):
-        executed(LocalExecutor(flow, plan, MockClock()), [[(0, -1)]], 3)
+        executed("mock", flow, plan, [[(0, -1)]], 3)
     flow, plan = weighed("maker", None)
     with pytest.raises(WorkerError, match=r"get_weight\(0\): a whole number, at least 1"):
-        executed(LocalExecutor(flow, plan, MockClock()), [[(0, 1)]], 0)
+        executed("mock", flow, plan, [[(0, 1)]], 0)
     flow, plan = ordered(lambda item: "x")
     with pytest.raises(WorkerError, match=r"the place of an item is 'x'; it must be a number"):
-        executed(LocalExecutor(flow, plan, MockClock()), [(0, 1)])
+        executed("mock", flow, plan, [(0, 1)])
 
 
 def test_doubles_for_unit_tests_know_weights() -> None:
@@ -251,8 +238,8 @@ class Full(Worker):
         return len(other.get(1))
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_who_waits_at_a_channel_is_told(far: bool) -> None:
+@both
+def test_who_waits_at_a_channel_is_told(kind: str) -> None:
     flow = Workflow("full")
     items, other = flow.channel("items", capacity=2, discard_unread=True), flow.channel("other", capacity=None)
     a, b = flow.worker(Full, name="maker"), flow.worker(Full, name="taker")
@@ -271,8 +258,9 @@ def test_who_waits_at_a_channel_is_told(far: bool) -> None:
 
     executor: list[Any] = []
     plan = ExecutionPlan("full", DEVICES, {"maker": ((0,),), "taker": ((1,),)}, micro_batches={"items": 1})
-    executor.append(MeshExecutor(flow, plan) if far else LocalExecutor(flow, plan, emulate=True))
-    assert executed(executor[0]) == 1
+    executor.append(executor_of(kind, flow, plan))
+    with session_of(executor[0]) as s:
+        assert s.step() == 1
     row = seen[0]["items"]
     assert row["capacity"] == 2 and row["waiting_putters"] == 1 and row["waiting_getters"] == 0
     assert row["put"] - row["taken"] == row["depth"] and row["taken"] == 1

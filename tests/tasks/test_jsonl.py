@@ -42,7 +42,7 @@ def test_problems_and_their_verifier(tmp_path):
     )
     with pytest.raises(UnknownNameError, match="exact"):
         Jsonl(path, verifier="exactly")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ConfigError, match="There is no file"):
         Jsonl(tmp_path / "none.jsonl")
     path.write_text("\n")
     with pytest.raises(ConfigError, match="no problem in it"):

@@ -27,24 +27,6 @@ def x(name: str, ts: float, dur: float, pid: Any = 1, tid: Any = 1, cat: str = "
     return {"ph": "X", "name": name, "cat": cat, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
-def test_our_own_export_comes_back_equal(tmp_path: Path) -> None:
-    recorder, timeline = Recorder("box"), Timeline(["cpu:0", "cpu:1", "cuda:7"])
-    a, b = recorder.track("a", 0, ("cpu:0", "cpu:1")), recorder.track("b[x]", 12)
-    unused = recorder.track("never", 3, ("cuda:7",))
-    act, obs = recorder.name("act"), recorder.channel("obs")
-    for i in range(300):
-        start = 10**15 + 12_345_678 * i
-        recorder.add(a, K.RUN, act, start, start + 999_999, i, 7)
-        recorder.add(b, (K.GET, K.PUT, K.LABEL, K.SETUP)[i % 4], act, start, start + i, i, 1, 1 << 40, obs if i % 2 else -1, i)
-    recorder.counter("cpu:0 %", 10**15 + 7, 12.5)
-    timeline.extend(recorder.drain())
-    again = Timeline.from_chrome(timeline.to_perfetto(tmp_path / "t.json"))
-    assert again.diff(timeline) == "" and unused == 2
-    assert (again.tracks, again.devices, again.start_ns) == (timeline.tracks, timeline.devices, timeline.start_ns)
-    assert again.counters().to_dict("list") == timeline.counters().to_dict("list")
-    assert sorted(again.spans["nbytes"]) == sorted(timeline.spans["nbytes"])
-
-
 def test_a_profile_of_torch_on_the_cpu(tmp_path: Path) -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function, schedule

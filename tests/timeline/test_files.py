@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
@@ -29,58 +31,53 @@ def timeline_of(rows: list[tuple[int, int, int, int]], devices: tuple[str, ...] 
     return made
 
 
-spans = st.lists(st.tuples(st.integers(0, 2), st.integers(0, len(SpanKind) - 1), st.integers(1, 60), st.integers(0, 30)), min_size=1, max_size=40)
+overlapping = st.lists(st.tuples(st.integers(0, 2), st.integers(0, len(SpanKind) - 1), st.integers(1, 60), st.integers(0, 30)), min_size=1, max_size=40)
 
 
-@given(spans)
-@settings(max_examples=80, deadline=None)
-def test_overlapping_spans_come_back_equal(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int, int]]) -> None:
-    made, folder = timeline_of(rows), tmp_path_factory.mktemp("files")
-    for path in (made.to_perfetto(folder / "t.json"), made.to_perfetto(folder / "t.json.gz"), made.to_parquet(folder / "t.parquet")):
-        back = Timeline.open(path)
-        assert made.diff(back) == "", path.name
-        assert back.devices == made.devices and back.counters().astype({"name": str}).equals(made.counters().astype({"name": str})), path.name
-
-
-times = st.integers(-(10**15), 10**15)
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, len(SpanKind) - 1), times, st.integers(0, 10**12)), max_size=12), st.lists(times, max_size=4))
-@settings(max_examples=60, deadline=None)
-def test_times_before_zero_come_back_equal(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int, int]], samples: list[int]) -> None:
-    made, folder = timeline_of(rows), tmp_path_factory.mktemp("before")
-    recorder = Recorder("other")
-    for time in samples:
-        recorder.counter("load", time, 1.5)
-    made.extend(recorder.drain())
-    for path in (made.to_perfetto(folder / "t.json"), made.to_perfetto(folder / "t.json.gz"), made.to_parquet(folder / "t.parquet")):
-        back = Timeline.open(path)
-        assert made.diff(back) == "" and (back.start_ns, back.end_ns) == (made.start_ns, made.end_ns), path.name
-        assert back.counter_samples["time"].tolist() == made.counter_samples["time"].tolist(), path.name
-
-
+times = st.one_of(
+    st.integers(1, 60), st.integers(-(10**15), 10**15), st.integers(-(1 << 62), 1 << 62), st.integers(1_699_999_999_999_999_990, 1_700_000_000_000_000_010)
+)
+lengths = st.one_of(st.integers(0, 30), st.integers(0, 10**17))
 odd = st.sampled_from(
     ["cpu:0", "a, b", "a", "b", "no device", "", ", ", "x: y", ": ", "fe80: :1", "w[1] (2)", "w[1]", "counters", "0123456789abcdef01", "rlinf_lab ", "a\nb"]
 ) | st.text(max_size=6)
-odd_tracks = st.lists(st.tuples(odd, st.integers(0, 9), st.lists(odd, max_size=3), odd), min_size=1, max_size=5)
+tracks = st.lists(st.tuples(odd, st.integers(0, 9), st.lists(odd, max_size=3), odd), min_size=1, max_size=5)
+rows_of_tracks = st.lists(st.tuples(st.integers(0, 4), st.integers(0, len(SpanKind) - 1), times, lengths), max_size=12)
+values = st.sampled_from([1.5, math.inf, -math.inf, math.nan, -0.0, 1e308])
+ONE = [("w", 0, ["cpu:0"], "local")]
 
 
-@given(odd_tracks, st.lists(st.tuples(st.integers(0, 4), times, st.integers(0, 10**12)), max_size=8), st.lists(odd, max_size=2))
-@settings(max_examples=120, deadline=None)
-def test_any_names_come_back_equal(
-    tmp_path_factory: pytest.TempPathFactory, tracks: list[tuple[str, int, list[str], str]], rows: list[tuple[int, int, int]], devices: list[str]
+def no_json(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+@example(ONE, [(0, 0, 0, 0)], [(4_611_686_018_427_386_501, 1.5)], [])
+@example(ONE, [(0, 0, -(1 << 62), 10**17), (0, 0, 1 << 62, 10**17)], [], ["cpu:9"])
+@given(tracks, rows_of_tracks, st.lists(st.tuples(times, values), max_size=4), st.lists(odd, max_size=2))
+@settings(max_examples=80, deadline=None)
+def test_whatever_names_and_times_there_are_files_come_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, tracks: list, rows: list, samples: list[tuple[int, float]], devices: list[str]
 ) -> None:
-    made, folder = Timeline(devices), tmp_path_factory.mktemp("odd")
+    """Spans that overlap, that lie years apart or before zero, and samples of counters that JSON has no number for."""
+    made, folder = Timeline(devices), tmp_path_factory.mktemp("any")
     for number, (worker, rank, on, host) in enumerate(tracks):
         recorder = Recorder(host)
-        track = recorder.track(worker, rank, tuple(on))
-        for which, start, duration in rows:
+        track, names, channel = recorder.track(worker, rank, tuple(on)), [recorder.name(n) for n in ("step", 'a "b" (2)')], recorder.channel("obs")
+        for i, (which, kind, start, length) in enumerate(rows):
             if which % len(tracks) == number:
-                recorder.add(track, SpanKind.RUN, recorder.name("step"), start, start + duration)
+                moved = (3, 100, channel, i) if kind in (SpanKind.GET, SpanKind.PUT) else (0, 0, -1, -1)
+                recorder.add(track, kind, names[i % 2], start, start + length, i % 4 - 1, *moved)
+        for time, value in samples if not number else ():
+            recorder.counter("load %", time, value)
         made.extend(recorder.drain())
     for path in (made.to_perfetto(folder / "t.json"), made.to_perfetto(folder / "t.json.gz"), made.to_parquet(folder / "t.parquet")):
         back = Timeline.open(path)
         assert made.diff(back) == "" and (back.tracks, back.devices) == (made.tracks, made.devices), path.name
+        assert (back.start_ns, back.end_ns) == (made.start_ns, made.end_ns), path.name
+        assert back.counter_samples["time"].tolist() == made.counter_samples["time"].tolist(), path.name
+        assert np.array_equal(back.counter_samples["value"], made.counter_samples["value"], equal_nan=True), path.name
+        assert back.counters()["name"].astype(str).tolist() == made.counters()["name"].astype(str).tolist(), path.name
+    json.loads((folder / "t.json").read_text(), parse_constant=no_json)
 
 
 def test_a_trace_of_another_tool_comes_back_equal(tmp_path: Path) -> None:
@@ -93,7 +90,7 @@ def test_a_trace_of_another_tool_comes_back_equal(tmp_path: Path) -> None:
     assert made.diff(back) == "" and back.devices == made.devices and back.busy().equals(made.busy())
 
 
-@given(spans)
+@given(overlapping)
 @settings(max_examples=80, deadline=None)
 def test_in_viewers_every_span_ends_within_the_one_around_it(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int, int]]) -> None:
     made, folder = timeline_of(rows), tmp_path_factory.mktemp("nested")

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from mock_chain import chain
 
 import rlinf_lab as lab
 from rlinf_lab.errors import TimelineError, UnknownNameError
@@ -130,61 +129,6 @@ def test_of_a_long_timeline_the_last_iterations_are_replayed(monkeypatch: pytest
     told = f"replayed are the last {part.attrs['replayed_spans']} of {part.attrs['spans']} spans"
     summary = whole.summary()
     assert told in part.attrs["note"] and told in str(summary) and told in json.loads(summary.to_json())["notes"]["gains"]
-
-
-class Link(lab.Worker):
-    """One of a chain of workers: takes an item, works on it, hands it on."""
-
-    def __init__(self, seconds: list[float]) -> None:
-        self.seconds = seconds
-
-    def first(self, out: lab.Outbox) -> None:
-        for item, seconds in enumerate(self.seconds):
-            self.compute(seconds)
-            out.put(item)
-
-    def between(self, into: lab.Inbox, out: lab.Outbox) -> None:
-        for seconds in self.seconds:
-            item = into.get()
-            self.compute(seconds)
-            out.put(item)
-
-    def last(self, into: lab.Inbox) -> None:
-        for seconds in self.seconds:
-            into.get()
-            self.compute(seconds)
-
-
-def chained(steps: list[list[int]], capacities: list[int | None], faster: int = -1) -> Timeline:
-    """Workers w0 → w1 → …, each on a device of its own, with bounded channels between; ``steps``: 2 ms each, for each worker and item."""
-    flow, plan = chain(Link, [[0.002 * n / (2 if i == faster else 1) for n in row] for i, row in enumerate(steps)], capacities)
-    done = lab.run(flow, plan, 1, dashboard=False, clock=MockClock())
-    done.wait(60)
-    return done.timeline
-
-
-def chains(items: int = 8) -> st.SearchStrategy[tuple[list[list[int]], list[int | None]]]:
-    def of(size: tuple[int, int]) -> st.SearchStrategy[tuple[list[list[int]], list[int | None]]]:
-        workers, count = size
-        row = st.lists(st.integers(0, 40), min_size=count, max_size=count)
-        capacity = st.sampled_from([1, 1, 2, 3, None])
-        return st.tuples(st.lists(row, min_size=workers, max_size=workers), st.lists(capacity, min_size=workers - 1, max_size=workers - 1))
-
-    return st.tuples(st.integers(2, 4), st.integers(2, items)).flatmap(of)
-
-
-@given(chains())
-@example(([[45, 10, 27, 41, 1], [12, 36, 24, 12, 33], [35, 14, 3, 6, 28]], [3, 1]))
-@settings(max_examples=25, deadline=None)
-def test_what_a_faster_worker_gains_before_and_behind_a_bounded_channel(chain: tuple[list[list[int]], list[int | None]]) -> None:
-    steps, capacities = chain
-    before = chained(steps, capacities)
-    again, told = answers(before)
-    for worker in range(len(steps)):
-        gained = (before.elapsed_ns - chained(steps, capacities, worker).elapsed_ns) / 1e9
-        assert again.get(f"w{worker}", 0.0) == pytest.approx(gained, abs=1e-7)
-        if not any(capacities):
-            assert told.get(f"w{worker}", 0.0) == pytest.approx(gained, abs=1e-7)
 
 
 def between_processes(run_ns: int, count: int = 6) -> Timeline:

@@ -1,5 +1,5 @@
-"""What a faster worker would bring where micro-batches are larger than their channels hold: told from a timeline, and compared with the run in which it is
-faster.
+"""What a faster worker of a chain would bring, before and behind bounded channels, also where micro-batches are larger than these: told from a timeline, and
+compared with the run in which it is faster.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from mock_chain import chain
 
 import rlinf_lab as lab
 from rlinf_lab.runtime.threads.clocks import MockClock
@@ -47,8 +46,19 @@ Chain = tuple[list[list[int]], list[int | None], list[int]]
 def ran(of: Chain, faster: int = -1) -> Timeline:
     """Workers w0 → w1 → …, each on a device of its own. ``of``: ms of each worker and item, then of each channel what it holds and its micro-batch."""
     steps, capacities, micro_batches = of
-    flow, plan = chain(Link, [[0.001 * n / (2 if i == faster else 1) for n in row] for i, row in enumerate(steps)], capacities)
-    plan = lab.ExecutionPlan(plan.name, plan.devices, plan.placements, {f"c{i}": micro_batch for i, micro_batch in enumerate(micro_batches)})
+    flow, count = lab.Workflow("chain"), len(steps)
+    channels = [flow.channel(f"c{i}", capacity=capacity) for i, capacity in enumerate(capacities)]
+    links = [flow.worker(Link, [0.001 * n / (2 if i == faster else 1) for n in row], name=f"w{i}") for i, row in enumerate(steps)]
+
+    @flow.iteration
+    def iteration():
+        links[0].first(channels[0])
+        for i, one in enumerate(links[1:-1]):
+            one.between(channels[i], channels[i + 1])
+        links[-1].last(channels[-1])
+
+    places = {f"w{i}": ((i,),) for i in range(count)}
+    plan = lab.ExecutionPlan("apart", tuple(f"cpu:{i}" for i in range(count)), places, {f"c{i}": n for i, n in enumerate(micro_batches)})
     done = lab.run(flow, plan, 2, dashboard=False, clock=MockClock())
     done.wait(60)
     return done.timeline
@@ -65,6 +75,7 @@ def chains() -> st.SearchStrategy[Chain]:
 
 
 @given(chains())
+@example(([[90, 20, 54, 82, 2, 0], [24, 72, 48, 24, 66, 0], [70, 28, 6, 12, 56, 0]], [3, 1], [1, 1]))
 @example(([[13, 24, 12, 14, 17, 26, 4], [3, 3, 3, 3, 3, 3, 3]], [2], [4]))
 @example(([[3, 1, 4, 1, 5, 30], [9, 2, 6, 5, 3, 20], [1, 1, 1, 1, 1, 9]], [None, None], [2, 3]))
 @example(([[5, 9, 4, 7, 12, 3], [10, 10, 1, 10, 30, 2], [20, 1, 20, 1, 20, 9]], [1, 2], [3, 3]))

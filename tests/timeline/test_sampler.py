@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,80 +53,63 @@ def test_cores_and_memory_become_counters_and_no_thread_is_left():
     sampler.stop()
 
 
-def test_without_nvml_it_says_why(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """So many GPUs of one kind, each with a GiB more than the one before; where they tell no ``load`` or no ``memory``, a function refuses."""
+    import pynvml
+
+    def put(count: int, **other: Any) -> None:
+        usual = {
+            "Init": lambda: None, "DeviceGetCount": lambda: count, "DeviceGetHandleByIndex": lambda i: i, "DeviceGetName": lambda h: "one kind",
+            "DeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=(h + 1) << 30), "DeviceGetUtilizationRates": load,
+        }  # fmt: skip
+        for name, value in (usual | other).items():
+            monkeypatch.setattr(pynvml, f"nvml{name}", value)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return put
+
+
+def load(_: int) -> types.SimpleNamespace:
+    return types.SimpleNamespace(gpu=40)
+
+
+def refuse(_: int) -> None:
+    import pynvml
+
+    raise pynvml.NVMLError_NotSupported()
+
+
+def test_without_nvml_it_says_why(nvml: Callable[..., None]):
     import pynvml
 
     def fail() -> None:
         raise pynvml.NVMLError_LibraryNotFound()
 
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    nvml(0, Init=fail)
     sampler, timeline = sampled()
     assert "Not Found" in sampler.gpu_problem and "no GPU" in repr(sampler)
     assert not [name for name in timeline.names if name.startswith("cuda")]
 
 
-def test_a_gpu_without_utilisation_still_tells_its_memory(monkeypatch: pytest.MonkeyPatch):
-    import pynvml
-
-    def refuse(handle: int) -> None:
-        raise pynvml.NVMLError_NotSupported()
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for name, value in {
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda i: i,
-        "nvmlDeviceGetName": lambda h: "one kind",
-        "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=(h + 1) << 30),
-        "nvmlDeviceGetUtilizationRates": lambda h: refuse(h) if h else types.SimpleNamespace(gpu=40),
-    }.items():
-        monkeypatch.setattr(pynvml, name, value)
+def test_a_gpu_without_utilisation_still_tells_its_memory(nvml: Callable[..., None]):
+    nvml(2, DeviceGetUtilizationRates=lambda h: refuse(h) if h else load(h))
     sampler, timeline = sampled()
     means = timeline.counters().groupby("name", observed=True).value.mean()
     assert (means["cuda:0 %"], means["cuda:0 MiB"], means["cuda:1 MiB"]) == (40, 1024, 2048)
     assert "cuda:1 %" not in means and "cuda:1" in sampler.gpu_problem
 
 
-@pytest.mark.parametrize(
-    ("count", "load", "says"),
-    [(2, lambda h: types.SimpleNamespace(gpu=40), ""), (0, None, "NVML shows no GPU"), (1, None, "cuda:0 %: Not Supported")],
-)
-def test_why_there_would_be_no_curves_is_known_before_a_run(monkeypatch: pytest.MonkeyPatch, count: int, load: Any, says: str) -> None:
-    import pynvml
-
-    def refuse(_: int) -> None:
-        raise pynvml.NVMLError_NotSupported()
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for name, value in {
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: count,
-        "nvmlDeviceGetHandleByIndex": lambda i: i,
-        "nvmlDeviceGetName": lambda h: "one kind",
-        "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=1 << 30),
-        "nvmlDeviceGetUtilizationRates": load or refuse,
-    }.items():
-        monkeypatch.setattr(pynvml, name, value)
+@pytest.mark.parametrize(("count", "tells", "says"), [(2, load, ""), (0, refuse, "NVML shows no GPU"), (1, refuse, "cuda:0 %: Not Supported")])
+def test_why_there_would_be_no_curves_is_known_before_a_run(nvml: Callable[..., None], count: int, tells: Any, says: str) -> None:
+    nvml(count, DeviceGetUtilizationRates=tells)
     assert missing_gpu_curves() == says
     row = next(c for c in doctor().checks if c.name == "GPU curves") if count != 2 else None
     assert row is None or (says in row.found and row.mend)
 
 
-def test_a_gpu_without_memory_still_tells_its_utilisation_and_what_is_missing_is_told_once(monkeypatch: pytest.MonkeyPatch):
-    import pynvml
-
-    def refuse(handle: int) -> None:
-        raise pynvml.NVMLError_NotSupported()
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for name, value in {
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda i: i,
-        "nvmlDeviceGetMemoryInfo": refuse,
-        "nvmlDeviceGetUtilizationRates": lambda h: types.SimpleNamespace(gpu=40),
-    }.items():
-        monkeypatch.setattr(pynvml, name, value)
+def test_a_gpu_without_memory_still_tells_its_utilisation_and_what_is_missing_is_told_once(nvml: Callable[..., None]):
+    nvml(1, DeviceGetMemoryInfo=refuse)
     told: list[str] = []
     sampler, timeline = sampled("cuda:0 %", tell=told.append)
     means = timeline.counters().groupby("name", observed=True).value.mean()
@@ -169,19 +153,9 @@ def test_unlike_gpus_are_matched_by_their_ids_or_not_at_all(
     assert gpus_of_cuda(nvml, listed, order) == seen
 
 
-def test_gpus_of_another_process_go_by_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pynvml
-
+def test_gpus_of_another_process_go_by_other_names(nvml: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    for name, value in {
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: 4,
-        "nvmlDeviceGetHandleByIndex": lambda i: i,
-        "nvmlDeviceGetName": lambda h: "one kind",
-        "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=(h + 1) << 30),
-        "nvmlDeviceGetUtilizationRates": lambda h: types.SimpleNamespace(gpu=40),
-    }.items():
-        monkeypatch.setattr(pynvml, name, value)
     _, timeline = sampled("node1/cuda:5 %", prefix="node1/", cores=(), gpus=["cuda:5"])
     means = timeline.counters().groupby("name", observed=True).value.mean()
     assert dict(means) == {"node1/cuda:5 MiB": 4096, "node1/cuda:5 %": 40}

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
@@ -107,23 +105,6 @@ def test_a_name_as_long_as_names_can_be_and_the_home_folder(tmp_path: Path, monk
     (tmp_path / "~").mkdir()
     assert Timeline.open(timeline.to_parquet("~/t.parquet")).diff(timeline) == ""
     assert [p.name for p in (tmp_path / "~").iterdir()] == ["t.parquet"]
-
-
-times = st.one_of(st.integers(0, 10**6), st.integers(-(1 << 62), 1 << 62), st.integers(1_699_999_999_999_999_990, 1_700_000_000_000_000_010))
-
-
-@example([(0, 0)], [4_611_686_018_427_386_501])
-@example([(-(1 << 62), 10**17), (1 << 62, 10**17)], [])
-@given(st.lists(st.tuples(times, st.integers(0, 10**17)), min_size=1, max_size=6), st.lists(times, max_size=3))
-def test_chrome_files_of_spans_years_apart_come_back_equal(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]], samples: list[int]) -> None:
-    recorder, timeline = Recorder(), Timeline()
-    for start, duration in rows:
-        recorder.add(recorder.track("w", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("m"), start, start + duration)
-    for time in samples:
-        recorder.counter("load", time, 1.5)
-    timeline.extend(recorder.drain())
-    back = Timeline.open(timeline.to_perfetto(tmp_path_factory.mktemp("far") / "t.json"))
-    assert timeline.diff(back) == "" and back.counter_samples["time"].tolist() == timeline.counter_samples["time"].tolist()
 
 
 def test_a_byte_order_mark_and_numbers_beyond_64_bits(tmp_path: Path) -> None:

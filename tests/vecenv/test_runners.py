@@ -151,6 +151,6 @@ def test_a_run_has_one_runner_however_it_is_divided(monkeypatch: pytest.MonkeyPa
     assert [factory(n).spec.runner.name for n in (4, 64)] == ["loop", "numpy"]
     of_run = pickle.loads(pickle.dumps(factory.for_run(64)))
     assert [of_run(n).spec.runner.name for n in (4, 64)] == ["numpy", "numpy"] and of_run(4).spec.runner.why == "measured"
-    assert of_run(4, runner="loop").spec.runner.name == "loop" and factory.for_run(4, runner="numpy")(4).spec.runner.why == "as asked"
+    assert of_run(4, runner="loop").spec.runner.name == "loop" and factory.for_run(4, runner="numpy")(4).spec.runner.why == "by its name"
     simulator = ppo.build(ppo.PPOConfig("CartPole-v1", num_envs=64)).workers["simulator"]
     assert simulator.kwargs["env"].runner.name == "numpy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,8 +29,8 @@ def learner(**kwargs):
 class Cell:
     """A policy worker as both ends of the simulator's cell."""
 
-    def __init__(self):
-        self.policy, self.waiting = PolicyWorker(MAKE, seed=1), {}
+    def __init__(self, make=MAKE):
+        self.policy, self.waiting = PolicyWorker(make, seed=1), {}
         self.policy.setup()
 
     def put(self, token, *, key=None):
@@ -103,6 +104,27 @@ def test_returned_weights_are_not_touched_by_the_next_update():
     kept = copy.deepcopy(first)
     worker.train(Scripted(trajectories()))
     assert same(first, kept)
+
+
+def test_actions_of_a_chunk_that_came_after_the_end_teach_nothing():
+    """With a ratio for each action: chunks of three, episodes of five steps, so the third action of every second chunk is carried out by nobody."""
+    make = partial(MAKE, chunk=3, per_action=True)
+    made = SimulatorWorker(LineEnv, num_envs=4, n_steps=12, max_episode_steps=5, chunk_size=3)
+    made._context = Context()
+    made.setup()
+    out, cell = Collected(), Cell(make)
+    made.collect(cell, cell, out)
+    (t,) = out
+    assert (t.chunk_steps_TN[1] == 2).all() and t.action_TN.shape[2] == t.log_prob_TN.shape[2] == 3
+
+    def learnt(k, add):
+        other = copy.deepcopy(t)
+        other.action_TN[1, :, k], other.log_prob_TN[1, :, k] = other.action_TN[1, :, k] + add, other.log_prob_TN[1, :, k] - add
+        worker = LearnerWorker(make, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3, n_epochs=2, batch_size=16)
+        worker.setup()
+        return worker.train(Scripted([other])).weights
+
+    assert same(learnt(2, 0.0), learnt(2, 0.3)) and not same(learnt(1, 0.0), learnt(1, 0.3))
 
 
 def test_order_of_arrival_does_not_matter():

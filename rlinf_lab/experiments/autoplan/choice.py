@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlinf_lab.errors import PlanError, RlinfLabError
+from rlinf_lab.errors import PlanError, RlinfLabError, counted
 from rlinf_lab.experiments.autoplan.probes import by_kind, rank_counts
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import make_executor
@@ -130,7 +130,7 @@ def choose(
         measured_s,
         best.seconds,
         True,
-        f"saves {gained:.3g} s in {remaining} iterations, the change takes {change_s:.2g} s",
+        f"saves {gained:.3g} s in {counted(remaining, 'iteration')}, the change takes {change_s:.2g} s",
         plans,
     )
 

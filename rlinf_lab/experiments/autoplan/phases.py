@@ -3,8 +3,9 @@
     temporal ──(enough seen, and a change could pay)──▶ temporal in parts ──▶ (networks on the GPU) ──choose──▶
     the chosen plan ──(slower?)──▶ back
 
-`AutoPlan` decides only; whoever runs the phases asks it after each iteration whether the phase ends, and then for the
-next one. A run too short for a change stays in its first phase, and its workers are not set up a second time. A GPU
+Whoever runs the phases asks `AutoPlan` after each iteration whether the phase ends, and then for the next one. It has
+processes made ready for the chosen plan: not before all is measured, which they would disturb; the run goes on
+meanwhile. A run too short for a change stays in its first phase, and its workers are not set up a second time. A GPU
 that fails while it is tried is left out: the run goes on on cores.
 """
 
@@ -14,14 +15,18 @@ import dataclasses
 import html
 import re
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlinf_lab.errors import WorkerError
+from rlinf_lab.errors import WorkerError, counted
 from rlinf_lab.experiments.autoplan.choice import Choice, choose
-from rlinf_lab.experiments.autoplan.probes import ITERATIONS, Probe, by_kind, gpu_probe, probes
+from rlinf_lab.experiments.autoplan.probes import ITERATIONS, Probe, by_kind, gpu_probe, most_ranks, probes
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.spares import Spares
+from rlinf_lab.runtime.machine.devices import cores as cores_here
+from rlinf_lab.runtime.machine.pinning import cores_of
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from rlinf_lab.planning.fit.samples import Observed
 
 CHANGE_S = 6.0  # until processes with torch in them are there and warm, beside what the workers' own setup takes
+READY_S = 1.0  # where they have been waiting
 GPU_FAULT = re.compile(r"\b(CUDA|cuda|cuDNN|CUDNN|cuBLAS|CUBLAS|NVIDIA|NVML)")
 WORSE = 1.05  # times slower than the old plan: then back
 
@@ -40,13 +46,16 @@ class Phase(NamedTuple):
     executor: str
     measures: bool = False
     """its timeline is read: workers that a recipe could fuse are to be seen apart"""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """of the executor"""
 
 
 @dataclass
 class AutoPlan:
     """Says under which plan a run goes on. ``shares``: see `Recipe.shares`; ``executor``: of plans on several devices;
     ``staleness``: how many updates the weights that act may be old; ``fuses``: the recipe can (`Recipe.fuse`), so the
-    run begins as it would go on on one core, and is measured only where a change could pay.
+    run begins as it would go on on one core, and is measured only where a change could pay. ``prepare``: what a process
+    calls that may become a host of the chosen plan, so that it has imported what workers need.
 
     ``choice`` is there when it has been made; ``notes``: why there was nothing to choose.
     """
@@ -57,6 +66,7 @@ class AutoPlan:
     staleness: int = 0
     fuses: bool = False
     networks: Collection[str] = ()
+    prepare: Callable[[], object] | None = None
     choice: Choice | None = None
     notes: list[str] = field(default_factory=list)
     _probes: list[Probe] = field(default_factory=list)
@@ -64,6 +74,8 @@ class AutoPlan:
     _measured_s: float = 0.0  # of an iteration under the first plan
     _is_over: bool = False  # nothing is to be decided any more
     _number: int = 0  # of the phase
+    _spares: Spares | None = None
+    _measured: Timeline | None = None  # of this phase, without what came after its measurement
 
     def first(self, flow: Workflow) -> Phase:
         """The plan to begin with."""
@@ -84,9 +96,9 @@ class AutoPlan:
     def _probe(self, number: int) -> Phase:
         return Phase(self._probes[number].plan, "local", self._probes[number].measures)
 
-    def ends_phase(self, seconds: Sequence[float], remaining: int) -> bool:
-        """After an iteration: whether the phase ends with it. ``seconds``: of the iterations of this phase so far;
-        ``remaining``: iterations of the run.
+    def ends_phase(self, seconds: Sequence[float], remaining: int, timeline: Timeline) -> bool:
+        """After an iteration: whether the phase ends with it. ``seconds``: of the iterations of this phase so far, and
+        its ``timeline``; ``remaining``: iterations of the run.
         """
         if self._is_over or remaining <= 0:
             return False
@@ -100,9 +112,21 @@ class AutoPlan:
             if most_gained <= 2 * CHANGE_S:  # there and, of a change that was a mistake, back
                 self._is_over = True
                 self.notes.append(
-                    f"{remaining} iterations of {self._measured_s:.3g} s are left: no change of plans could pay"
+                    f"{counted(remaining, 'iteration')} of {self._measured_s:.3g} s left: no change of plans could pay"
                 )
-        return not self._is_over
+        last = self._number == len(self._probes) - 1
+        return not self._is_over and (not last or self._has_processes(timeline))
+
+    def _has_processes(self, timeline: Timeline) -> bool:
+        """Whether those are ready that may become hosts of the chosen plan; the first time it has them started."""
+        cores, most = by_kind(self.devices)[0], max(self.shares.values(), default=1)
+        if self.prepare is None or self.executor != "processes" or len(cores) < 2:
+            return True
+        if self._spares is None:
+            self._measured = timeline.snapshot()
+            others = cores_of(cores[1:], cores_here())
+            self._spares = Spares(most_ranks(most, len(cores)), self.prepare, others)
+        return self._spares.are_ready()
 
     def next(self, flow: Workflow, timeline: Timeline, remaining: int, setup_s: float) -> Phase:
         """The next phase. ``flow``: with all workers; ``timeline``: of the phase that has ended. ``setup_s``: what
@@ -115,6 +139,7 @@ class AutoPlan:
             return Phase(self.choice.old, "local")
         from rlinf_lab.planning.fit.samples import Observed  # not before it is needed: the planner takes half a second
 
+        timeline, self._measured = self._measured or timeline, None
         if self._probes[self._number].measures:
             self._seen.append(Observed.of(flow.graph, self._probes[self._number].plan, timeline))
         self._number += 1
@@ -146,7 +171,7 @@ class AutoPlan:
         return by_kind((self._probes[self._number].plan if self.choice is None else self.choice.new).devices)[1]
 
     def _choose(self, flow: Workflow, remaining: int, setup_s: float) -> Phase:
-        change_s = CHANGE_S + setup_s
+        change_s = setup_s + (CHANGE_S if self._spares is None else READY_S)
         self.choice = choose(
             flow,
             self._seen,
@@ -159,8 +184,16 @@ class AutoPlan:
             self.staleness,
         )
         self._is_over = not self.choice.changes
-        plan = self.choice.new
-        return Phase(plan, self.executor if len(plan.devices) > 1 else "local")
+        plan, spares = self.choice.new, self._spares
+        if len(plan.devices) == 1:
+            self.close()
+            return Phase(plan, "local")
+        return Phase(plan, self.executor, options={} if spares is None else {"spares": spares})
+
+    def close(self) -> None:
+        """End the processes that wait for nothing any more."""
+        if self._spares is not None:
+            self._spares.close()
 
     def _asks_the_gpu(self, remaining: int, setup_s: float) -> bool:
         """Whether a look at the GPU could repay itself: were the networks' work done in no time there."""

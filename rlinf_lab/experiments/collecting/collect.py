@@ -52,7 +52,7 @@ def collect(
     act, by = acting(policy, factory)
     kept: list[Episode] = []
     first = environment_seed(seed, Purpose.DEMONSTRATIONS)
-    vector = factory(min(episodes, AT_ONCE), max_episode_steps)
+    vector = factory(factory.size or min(episodes, AT_ONCE), max_episode_steps)
     spec = vector.spec
     try:
         tried = 0

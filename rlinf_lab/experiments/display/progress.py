@@ -1,4 +1,4 @@
-"""The line in a shell: steps, return, steps a second, what remains."""
+"""The line in a shell: steps (or what else a recipe counts), return, how many a second, what remains."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ LOOK_SECONDS = 0.2
 
 
 class Line:
-    """A bar of tqdm on stderr, fed with the metrics of each iteration. ``first``: said before the first of them."""
+    """A bar of tqdm on stderr, fed with the metrics of each iteration. ``first``: said before the first of them.
 
-    def __init__(self, label: str, total: int, done: int = 0, first: str = "") -> None:
+    ``unit``: what is counted, in the plural.
+    """
+
+    def __init__(self, label: str, total: int, done: int = 0, first: str = "", unit: str = "steps") -> None:
         from tqdm import tqdm
 
         if first:
@@ -23,7 +26,7 @@ class Line:
 
         live = sys.stderr is not None and sys.stderr.isatty()
         self._bar: Any = tqdm(
-            total=total, initial=done, desc=label, unit=" steps", unit_scale=True,
+            total=total, initial=done, desc=label, unit=f" {unit}", unit_scale=True,
             mininterval=LOOK_SECONDS if live else QUIET_SECONDS,
             dynamic_ncols=live, file=sys.stderr, delay=0.01,
         )  # fmt: skip

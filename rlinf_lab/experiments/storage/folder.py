@@ -145,6 +145,17 @@ class RunFolder:
         """The algorithm, by its name."""
         return find(str(self.read_json("run.json").get("algorithm")))
 
+    def best_return(self) -> float | None:
+        """Of the best evaluation, where there was one. `ConfigError` where that was changed by hand."""
+        best = self.read_json("run.json").get("best")
+        value = best.get("return") if isinstance(best, dict) else best
+        if value is None or (isinstance(value, (int, float)) and isinstance(best, dict)):
+            return value
+        raise ConfigError(
+            f"{str(self.path / 'run.json')!r} says that the best evaluation is {shown(best)}; it must be a mapping "
+            "with its return. Next: take 'best' out of the file."
+        )
+
     def plan(self) -> ExecutionPlan:
         return ExecutionPlan.load(self.path / "plan.json")
 
@@ -185,11 +196,20 @@ class RunFolder:
         }
 
     def metrics(self) -> pd.DataFrame:
-        """A row for each iteration; empty where none was written."""
+        """A row for each iteration; empty where none was written. `ConfigError` for what is no such table."""
         import pandas as pd
 
         found = self._table("metrics.parquet")
-        return pd.DataFrame({"iteration": []}) if found is None else found
+        if found is None:
+            return pd.DataFrame({"iteration": []})
+        texts = [str(name) for name in found if not pd.api.types.is_numeric_dtype(found[name])]
+        if "iteration" not in found or texts:
+            fault = f"{', '.join(texts)}: no numbers" if texts else "no column 'iteration'"
+            raise ConfigError(
+                f"{str(self.path / 'metrics.parquet')!r} is no table of a run's metrics ({fault}). Next: delete it; "
+                "the weights are in files of their own."
+            )
+        return found
 
     def samples(self) -> pd.DataFrame:
         """A row for each of the latest completions; empty where none was written."""
@@ -284,9 +304,12 @@ def env_name(config: Any) -> str:
 
 
 def from_plain(value: Any) -> Any:
-    """A setting from JSON: lists as tuples, schedules as they were."""
-    if isinstance(value, dict) and set(value) == {"linear"}:
-        return linear(*value["linear"])
-    if isinstance(value, dict) and set(value) == {"flow"}:
-        return Flow(**value["flow"])
+    """A setting from JSON: lists as tuples, schedules as they were. `ConfigError` for one that was changed by hand."""
+    try:
+        if isinstance(value, dict) and set(value) == {"linear"}:
+            return linear(*value["linear"])
+        if isinstance(value, dict) and set(value) == {"flow"}:
+            return Flow(**value["flow"])
+    except TypeError as error:
+        raise ConfigError(f"A setting in config.json is {shown(value)}: {error}. Next: give it by name.") from error
     return tuple(from_plain(v) for v in value) if isinstance(value, list) else value

@@ -67,12 +67,12 @@ def _row(path: Path) -> dict[str, Any]:
 
 def _told(path: Path, about: dict[str, Any]) -> dict[str, Any]:
     began, state, metrics = float(about.get("began", about.get("saved", 0.0))), state_of(about), _metrics(path)
-    best = (about.get("best") or {}).get("return")
+    best = RunFolder(path).best_return()
     return {
         "algorithm": about.get("algorithm"), "env": about.get("env"), "state": state,
         "iteration": about.get("iteration", 0), "iterations": about.get("iterations"),
         "return": next((metrics[name].iloc[-1] for name in ("return", "reward") if name in metrics), None),
-        "best_return": None if best is None else float(best),
+        "best_return": best,
         "began": pd.Timestamp(round(began), unit="s"),
         "minutes": round(_seconds(path, about, state, metrics) / 60, 2),
     }  # fmt: skip

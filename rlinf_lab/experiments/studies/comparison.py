@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.experiments.studies.records import RunRecord, brief, differing, grouped
 
 if TYPE_CHECKING:
@@ -98,6 +98,51 @@ class Comparison:
             })  # fmt: skip
         return pd.DataFrame(rows).set_index("label")
 
+    def statistics(self, over: str | None = None) -> pd.DataFrame:
+        """A row for each label: interquartile mean of what the metric came to, and the probability of improvement.
+
+        The last is that a run of the label beats one of ``over`` (None: the first label), ties counting one half. With
+        95 % intervals of a stratified bootstrap over seeds, nan of a single one; runs on several environments are
+        tasks, each with as many seeds. Sources: rliable's definitions, `rlinf_lab.algorithms.statistics`. Raises
+        `UnknownNameError` for a label that is not there, `ConfigError` where a group has more seeds on one environment
+        than on another, or others than the group it is compared with.
+        """
+        from rlinf_lab.algorithms.statistics import (
+            bootstrap_interval,
+            interquartile_mean,
+            probability_of_improvement,
+        )
+
+        over = next(iter(self.groups)) if over is None else over
+        if over not in self.groups:
+            raise UnknownNameError.of("label", over, self.groups)
+        known, scores = self._scores(over)[0], {}
+        for label in self.groups:
+            environments, scores[label] = self._scores(label)
+            if environments != known:
+                raise ConfigError(f"{label!r} ran on {environments}, {over!r} on {known}. Next: the same of both.")
+        rows: dict[str, dict[str, float]] = {}
+        for label, score_RM in scores.items():
+            rows[label] = {"seeds": len(score_RM)}
+            iqm = _interval(bootstrap_interval, interquartile_mean, score_RM)
+            rows[label] |= dict(zip(("iqm", "iqm_low", "iqm_high"), iqm, strict=True))
+            beats = _interval(bootstrap_interval, probability_of_improvement, score_RM, scores[over])
+            beats = (np.nan,) * 3 if label == over else beats
+            rows[label] |= dict(zip(("beats", "beats_low", "beats_high"), beats, strict=True))
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("label")
+
+    def _scores(self, label: str) -> tuple[list[str], np.ndarray]:
+        """Environments of a label's runs, and what these came to, seeds × environments."""
+        by_env: dict[str, list[float]] = {}
+        for record in self.groups[label]:
+            if len(y := self._xy(record)[1]):
+                by_env.setdefault(str(record.settings.get("env")), []).append(_final(y))
+        if len({len(found) for found in by_env.values()}) > 1:
+            counts = ", ".join(f"{env}: {len(found)}" for env, found in by_env.items())
+            raise ConfigError(f"{label!r} has other numbers of seeds by environment ({counts}). Next: as many of each.")
+        known = sorted(by_env)
+        return known, np.array([by_env[env] for env in known]).reshape(len(known), -1).T
+
     @property
     def differences(self) -> pd.DataFrame:
         """A row for each setting that differs between groups, a column for each label. Several values of one group
@@ -168,12 +213,29 @@ class Comparison:
 
     def __repr__(self) -> str:
         same = "all settings are the same" if not len(self.differences) else self.differences.to_string()
-        return f"{self.table.round(3).to_string()}\n\n{same}"
+        statistics = "" if (found := self._shown_statistics()) is None else f"{found.to_string()}\n\n"
+        return f"{self.table.round(3).to_string()}\n\n{statistics}{same}"
 
     def _repr_html_(self) -> str:
         differences = self.differences
         rest = "<p>All settings are the same.</p>" if not len(differences) else differences.to_html(border=0)
-        return f"{self.table.round(3).to_html(border=0)}{rest}"
+        statistics = "" if (found := self._shown_statistics()) is None else found.to_html(border=0)
+        return f"{self.table.round(3).to_html(border=0)}{statistics}{rest}"
+
+    def _shown_statistics(self) -> pd.DataFrame | None:
+        """`statistics` where some group has several seeds; intervals beside their values."""
+        try:
+            found = self.statistics()
+        except ConfigError:  # runs that are no seeds of one another: the table says what there is
+            return None
+        if not (found["seeds"] > 1).any():
+            return None
+        named = {"iqm": f"interquartile mean of {self.metric}", "beats": f"beats {found.index[0]}"}
+        columns = {
+            title: [_told(*row) for row in found[[name, f"{name}_low", f"{name}_high"]].to_numpy()]
+            for name, title in named.items()
+        }
+        return pd.DataFrame(columns, index=found.index)
 
     def _ipython_display_(self) -> None:
         import json
@@ -185,6 +247,20 @@ class Comparison:
             "text/plain": f"curves of {self.metric}",
         })  # fmt: skip
         display({"text/html": self._repr_html_(), "text/plain": repr(self)}, raw=True)
+
+
+def _interval(bootstrap: Any, statistic: Any, *scores: np.ndarray) -> tuple[float, float, float]:
+    """The statistic and its interval: nan where nothing was measured, no interval of single runs."""
+    if not all(score_RM.size for score_RM in scores):
+        return np.nan, np.nan, np.nan
+    value, low, high = bootstrap(statistic, *scores)
+    return (value, low, high) if all(len(score_RM) > 1 for score_RM in scores) else (value, np.nan, np.nan)
+
+
+def _told(value: float, low: float, high: float) -> str:
+    if np.isnan(value):
+        return "–"
+    return f"{value:.4g}" if np.isnan(low) else f"{value:.4g} [{low:.4g}, {high:.4g}]"
 
 
 def _with_seeds(label: object, curve: pd.DataFrame) -> str:

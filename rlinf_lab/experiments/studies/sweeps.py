@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from rlinf_lab.errors import ConfigError, said, shown
+from rlinf_lab.errors import ConfigError, counted, said, shown
 from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.settings import check_names, configured
 from rlinf_lab.experiments.starting import train
@@ -103,7 +103,8 @@ class Sweep(Mapping[str, list[TrainingRun]]):
         count = len(table)
         done = int(table["state"].isin(["finished", "stopped"]).sum())
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        return f"Sweep({len(self._points)} settings × {len(self._seeds)} seeds: {done} of {count} runs done{failed})"
+        tried = f"{counted(len(self._points), 'setting')} × {counted(len(self._seeds), 'seed')}"
+        return f"Sweep({tried}: {done} of {counted(count, 'run')} done{failed})"
 
     def _repr_html_(self) -> str:
         return str(self.table.round(3).to_html(border=0, index=False))

@@ -10,14 +10,13 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, counted
 from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.planning.simulator.state import SIMULATED
 from rlinf_lab.timeline.account.tables import whole_iterations
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import counted
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rlinf_lab.errors import PlanError, shown
+from rlinf_lab.errors import PlanError, counted, shown
 from rlinf_lab.planning.adapt.drift import Drift, Window
 from rlinf_lab.planning.adapt.profile_update import MoreBatches, Readings, as_taken
 from rlinf_lab.planning.adapt.trials import DEFAULT_MOMENTS, Trial, Trials
@@ -29,7 +29,6 @@ from rlinf_lab.planning.schema.arguments import MAX_ITERATIONS, number, whole
 from rlinf_lab.planning.schema.json_schema import listing
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import counted
 
 WINDOW_ITERATIONS = 8  # iterations
 DRIFT_THRESHOLD = 0.15

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf_lab.errors import PlanError, shown
+from rlinf_lab.errors import counted as of
 from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.schema.arguments import MAX_DEVICES, whole
@@ -22,7 +23,6 @@ from rlinf_lab.planning.schema.json_schema import known, listing
 from rlinf_lab.timeline.account.tables import whole_iterations
 from rlinf_lab.timeline.record.span import Span, SpanKind, Track
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import counted as of
 
 
 def profile_from_trace(

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 READING_SHARE = 0.02  # of what a rank computes: so much before the last get is reading, not work
+UNCLEAR_SHARE = 0.1  # of it: up to here a thread that had to wait for its core may have been reading only
 AT_END_SHARE = 0.9  # of it: who has computed so much before the first put gives everything at its end
 
 
@@ -69,8 +70,10 @@ class Moments:
             return None
         last, before = self.read[channel]
         slight = READING_SHARE * self.busy
-        if before > slight or any(at < last for at, _ in self.put.values()):
+        if before > UNCLEAR_SHARE * self.busy or any(at < last for at, _ in self.put.values()):
             return False
+        if before > slight:
+            return None  # another iteration tells
         asked_for_all = len(self.taken[channel]) > 1 or 0 < micro_batch < self.taken[channel][0][0]
         met_end = channel in self.over and self.over[channel][1] <= slight
         return True if asked_for_all or met_end else None

@@ -15,12 +15,12 @@ from html import escape
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self
 
-from rlinf_lab.errors import PlanError, PlanNameError, refuse_old_names
+from rlinf_lab.errors import PlanError, PlanNameError, counted, refuse_old_names
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.device import whole
 from rlinf_lab.planning.plan.fields import NUMBERS, Fields, Ranks, shown, some
 from rlinf_lab.planning.schema.files import json_in, read_text, write_text
-from rlinf_lab.workflow.graph import Edge, WorkflowGraph, counted
+from rlinf_lab.workflow.graph import Edge, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
 SHOWN_DEVICES = 16  # devices that are shown side by side
@@ -443,7 +443,7 @@ class ExecutionPlan:
         return tuple(name for i, name in enumerate(self.devices) if i not in used)
 
     def __repr__(self) -> str:
-        lines = [f"ExecutionPlan {self.name!r} on {len(self.devices)} devices: {some(self.devices)}"]
+        lines = [f"ExecutionPlan {self.name!r} on {counted(len(self.devices), 'device')}: {some(self.devices)}"]
         for worker in self.placements:
             tokens = f", {self.tokens(worker)} sub-batches" if self.tokens(worker) > 1 else ""
             lines.append(f"  {worker:<12} {counted(self.ranks(worker), 'rank')} on {self._where(worker)}{tokens}")
@@ -534,7 +534,7 @@ def _graph(flow: Any) -> WorkflowGraph:
 def _counts(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any) -> dict[str, int]:
     """How many ranks of each worker are wanted, checked."""
     read = Fields(name)
-    advice = f"at most one rank for each of the {len(devices)} devices"
+    advice = f"at most {counted(len(devices), 'rank')}, one for each device"
     counts = read.by_name(
         "ranks",
         {} if ranks is None else ranks,
@@ -583,7 +583,7 @@ def _table(plan: ExecutionPlan) -> str:
     if len(plan.devices) <= SHOWN_DEVICES:
         head = "".join(f"<th {middle}>{escape(d)}</th>" for d in plan.devices)
     else:
-        head = f"<th {left}>{len(plan.devices)} devices: {escape(some(plan.devices))}</th>"
+        head = f"<th {left}>{counted(len(plan.devices), 'device')}: {escape(some(plan.devices))}</th>"
     rows = []
     for worker, ranks in plan.placements.items():
         if len(plan.devices) <= SHOWN_DEVICES:

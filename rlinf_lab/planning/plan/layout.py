@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlinf_lab.errors import PlanError, PlanNameError, shown
+from rlinf_lab.errors import PlanError, PlanNameError, counted, shown
 from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.engine.engine import Engine, Part
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan, execution_in, graph_in
@@ -128,8 +128,8 @@ class Layout:
     def __repr__(self) -> str:
         rooms = [f"{c} ≤ {n}" if (n := self.capacity(c)) is not None else c for c in self.graph_channels()]
         return (
-            f"Layout(workflow {self.graph.name!r} under plan {self.plan.name!r}: {len(self.members) - 1} ranks on "
-            f"{len(self.plan.devices)} devices; "
+            f"Layout(workflow {self.graph.name!r} under plan {self.plan.name!r}: "
+            f"{counted(len(self.members) - 1, 'rank')} on {counted(len(self.plan.devices), 'device')}; "
             f"channels {', '.join(rooms) or 'none'})"
         )
 

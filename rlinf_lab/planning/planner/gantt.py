@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlinf_lab.errors import counted
 from rlinf_lab.planning.forecast.steady_state import settled
 from rlinf_lab.planning.forecast.stream_estimate import Work
 from rlinf_lab.planning.planner.planner import Planned
@@ -34,7 +35,7 @@ class Gantt:
     seconds: float
 
     def __repr__(self) -> str:
-        return f"Gantt({len(self.bars)} bars on {self.devices} devices, {self.seconds:.4g} s)"
+        return f"Gantt({counted(len(self.bars), 'bar')} on {counted(self.devices, 'device')}, {self.seconds:.4g} s)"
 
 
 def gantt(planned: Planned) -> Gantt:

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, counted
 from rlinf_lab.planning.forecast.stream_estimate import follow
 from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Forms, Window
 from rlinf_lab.planning.placement.memory_units import priorities
@@ -171,31 +171,31 @@ class _Reader:
         if worker.resource == "host":
             if used:
                 raise PlanError(
-                    f"{where} is on {len(set(used))} devices, but the profile has it on the host. Next: [[]], or "
-                    "resource: 'device'."
+                    f"{where} is on {counted(len(set(used)), 'device')}, but the profile has it on the host. "
+                    "Next: [[]], or resource: 'device'."
                 )
             return
         sizes = {len(rank) for rank in ranks}
         if sizes != {each}:
             raise PlanError(
-                f"{where} has ranks of {listing([str(n) for n in sorted(sizes)])} devices; the profile says {each} a "
-                f"rank. Next: {each} in each."
+                f"{where} has ranks of {listing([counted(n, 'device') for n in sorted(sizes)])}; the profile "
+                f"says {each} a rank. Next: {each} in each."
             )
         if not worker.ranks.allows(len(used)):
             raise PlanError(
-                f"{where} has {len(ranks)} ranks, which the profile does not allow: {worker.ranks}. Next: "
+                f"{where} has {counted(len(ranks), 'rank')}, which the profile does not allow: {worker.ranks}. Next: "
                 f"{self._allowed(name, len(used))}."
             )
         if worker.devices not in (None, len(used)):
             raise PlanError(
-                f"{where} is on {len(used)} devices; the profile pins it to {worker.devices}. Next: {worker.devices}, "
-                "or no pin."
+                f"{where} is on {counted(len(used), 'device')}; the profile pins it to {worker.devices}. "
+                f"Next: {worker.devices}, or no pin."
             )
 
     def _allowed(self, name: str, devices: int) -> str:
         rule, there = self.profile.workers[name].ranks, len(self.plan.devices)
         near = min(filter(rule.allows, range(1, there + 1)), key=lambda n: (abs(n - devices), n), default=0)
-        return f"{near} devices" if near else f"more than {there} devices"
+        return counted(near, 'device') if near else f"more than {counted(there, 'device')}"
 
     def _renumbered(self) -> list[int]:
         """The devices in an order in which each worker has neighbours, if that is easily found; devices of a kind stay

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlinf_lab.errors import PlanError, UnknownNameError, renamed, shown
+from rlinf_lab.errors import PlanError, UnknownNameError, counted, renamed, shown
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED, CostEstimate
 from rlinf_lab.planning.forecast.forecast import device_names, forecast, graph_of
 from rlinf_lab.planning.forecast.steady_state import settled, steady
@@ -35,7 +35,7 @@ from rlinf_lab.planning.schema.json_schema import listing
 from rlinf_lab.planning.search.effort import FEW_COUNTS, is_exact
 from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, Orders
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import WorkflowGraph, counted
+from rlinf_lab.workflow.graph import WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
 MAX_FACTOR = 100.0  # an estimate that is off by more says nothing

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, shown, with_old_names
+from rlinf_lab.errors import ConfigError, counted, shown, with_old_names
 from rlinf_lab.planning.profile.checks import check_profile
 from rlinf_lab.planning.profile.fingerprint import Fingerprint
 from rlinf_lab.planning.profile.parts import (
@@ -135,7 +135,7 @@ class Profile(ProfileFields):
 
     def __repr__(self) -> str:
         origin = "no fingerprint" if self.fingerprint is None else f"measured on {self.fingerprint}"
-        lines = [f"Profile {self.name!r}: {self.items} items an iteration, {origin}"]
+        lines = [f"Profile {self.name!r}: {counted(self.items, 'item')} an iteration, {origin}"]
         for name, w in self.workers.items():
             sizes = "; ".join(
                 f"{s.seconds:g} s for {s.items:g} on {s.devices}" + f" beside {'+'.join(s.beside)}" * bool(s.beside)

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, shown
+from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, article, shown
 
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
@@ -197,7 +197,7 @@ def _typed(kind: Any, value: Any, where: str) -> None:
     elif dataclasses.is_dataclass(kind):
         if not isinstance(value, typing.cast(type, kind)):
             raise ConfigError(
-                f"{where} is {shown(value)}; it must be a {getattr(kind, '__name__', kind)}. Next: "
+                f"{where} is {shown(value)}; it must be {article(getattr(kind, '__name__', str(kind)))}. Next: "
                 f"{getattr(kind, '__name__', kind)}(...)."
             )
     else:

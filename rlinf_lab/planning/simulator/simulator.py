@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, counted
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import Layout, checked_layout
@@ -97,7 +97,7 @@ class Simulator:
     def __repr__(self) -> str:
         return (
             f"Simulator(workflow {self.layout.graph.name!r} under plan {self.layout.plan.name!r}, "
-            f"{len(self.layout.plan.devices)} devices)"
+            f"{counted(len(self.layout.plan.devices), 'device')})"
         )
 
 

@@ -125,6 +125,10 @@ class L1Head(GaussianHead):
         super().__init__(spaces.Box(-np.inf, np.inf, chunk), math.log(std))
         self.scale, self.action_shape = scale, tuple(space.shape)
 
+    @property
+    def executed_shape(self) -> tuple[int, ...]:
+        return (self.shape[0], *self.action_shape)
+
     def _scaled(self, chunk: Tensor) -> Tensor:
         return self.scale(chunk).reshape(*chunk.shape[:2], *self.action_shape)
 
@@ -167,8 +171,9 @@ def load_openvla_oft(
     ``chunk``: K, which no file tells: 8 of LIBERO, 25 of ALOHA, 5 of Bridge. ``data``: whose statistics; None: the only ones there. ``bounds``: the numbers
     that -1 and 1 stand for, the quantiles ("extremes": least and largest, as of ALOHA). ``center_crop``: for a model trained on crops, as released ones are.
     ``std``: see `L1Head`. ``seed``: of the value net, which is new. `act` returns normalised chunks (B, K, A), `executed` those for the environment
-    (B, K, *shape); a gripper's own convention is the environment's business. Raises `ConfigError` naming what does not fit or which file is missing,
-    `MissingDependencyError` without transformers.
+    (B, K, *shape). Released models of LIBERO were trained on pictures turned by 180°, on a state of end effector position, axis times angle and both finger
+    joints, and on a gripper from 0 (closed) to 1 (open): where an environment has others, a wrapper turns them. Raises `ConfigError`
+    naming what does not fit or which file is missing, `MissingDependencyError` without transformers.
     """
     folder = Path(path)
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:

@@ -30,6 +30,7 @@ from rlinf_lab.policies.heads import check_box
 from rlinf_lab.policies.leaves import Kind, Leaf, flatten, leaves_of
 from rlinf_lab.policies.mlp import mlp
 from rlinf_lab.policies.preprocess import Preprocess
+from rlinf_lab.policies.pretrained.saved import without_bars
 
 
 class Prefix(nn.Module):
@@ -128,6 +129,10 @@ class PaddedFlowHead(FlowHead):
         self.register_buffer("mean", torch.from_numpy(mean))
         self.register_buffer("std", torch.from_numpy(std))
 
+    @property
+    def executed_shape(self) -> tuple[int, ...]:
+        return (self.shape[0], *self.action_shape)
+
     def executed(self, action: NDArray) -> NDArray[np.float32]:
         last, size = super().executed(action), self.mean.numel()
         scaled: NDArray[np.float32] = last[..., :size] * self.std.cpu().numpy() + self.mean.cpu().numpy()
@@ -200,7 +205,7 @@ def load_pi0(
 
 def _model(path: Path, dtype: torch.dtype) -> Any:
     try:
-        from transformers import PI0ForConditionalGeneration
+        import transformers
     except ImportError as error:
         raise MissingDependencyError.of("transformers", "reasoning", "load_pi0") from error
     if not (path / "config.json").is_file():
@@ -212,8 +217,9 @@ def _model(path: Path, dtype: torch.dtype) -> Any:
         raise ConfigError(
             f"load_pi0({str(path)!r}): there are no weights (*.safetensors) in it. Next: download it again."
         )
-    kind: Any = PI0ForConditionalGeneration
-    model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
+    kind: Any = transformers.PI0ForConditionalGeneration
+    with without_bars(transformers):
+        model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
     if report["missing_keys"] or report["mismatched_keys"]:
         lost = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
         raise ConfigError(

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_lab.errors import ConfigError, MissingDependencyError, shown
+from rlinf_lab.policies.pretrained.saved import without_bars
 
-STOP_ID = 2  # Llama's </s>
+START_ID, STOP_ID = 1, 2  # Llama's <s> and </s>
 HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "so400m": 16}  # of attention, by the size in timm's name
 ACTIVATIONS = {None: "gelu", "gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 CROPPED = 0.9**0.5  # of a side: training crops nine tenths of the area
@@ -130,12 +131,15 @@ def tokens(folder: Path, instruction: str) -> list[int]:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise _bad(folder, "there is no tokenizer.json in it, which instruction= needs. Next: download it again, or give token ids in the observation")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
-    blank = tokenizer.convert_tokens_to_ids("▁")
-    if blank is None:
-        raise _bad(folder, "its tokenizer has no token '▁', which ends the prompt. Next: OpenVLA's own, of Llama 2")
+    try:
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
+    except Exception as error:  # tokenizers has no class of its own for it
+        raise _bad(folder, f"tokenizer.json cannot be read: {error}") from error
     # In training a lone blank stands between the prompt and the actions.
+    blank = tokenizer.convert_tokens_to_ids("▁")
     ids = tokenizer.encode(f"In: What action should the robot take to {instruction.strip().lower()}?\nOut:")
+    if blank is None or not ids or ids[0] != START_ID:
+        raise _bad(folder, f"its tokenizer begins with {shown(ids[:3])} and has {blank!r} for '▁', and Llama 2's is needed. Next: OpenVLA's own")
     return [*ids, blank]
 
 
@@ -151,19 +155,20 @@ def load_prismatic(folder: Path, dtype: torch.dtype) -> tuple[Prismatic, dict[st
     told = [config.get("timm_model_ids"), config.get("image_sizes"), config.get("timm_override_act_layers"), pixels.get("tvf_normalize_params")]
     ids, sides, acts, scales = lists = [x if isinstance(x, list) else [] for x in told]
     if {len(x) for x in lists} not in ({1}, {2}) or any(side != sides[0] for side in sides) or not isinstance(sides[0], int):
-        raise _bad(folder, f"config.json and preprocessor_config.json describe no one or two towers of one size, but {shown(told, 200)}")
+        raise _bad(folder, f"config.json and preprocessor_config.json do not describe one or two towers of one size: {shown(told, 200)}")
     text = dict(config.get("text_config") or {})
     if text.pop("model_type", None) != "llama":
         raise _bad(folder, f"its language model is {shown(config.get('text_config'))}, and Llama is read here")
     weights = _weights(folder, dtype)
     names = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
-    towers = [
-        _tower(transformers, folder, model_id, side, act, scale, _below(weights, name), dtype)
-        for model_id, side, act, scale, name in zip(ids, sides, acts, scales, names, strict=False)
-    ]
-    layers = _below(weights, "projector.")
-    projector = Projector([_linear(folder, layers, f"fc{i}", "projector.") for i in range(1, 2 + len(towers))])
-    language = _filled(transformers.LlamaModel, transformers.LlamaConfig(**text), _below(weights, "language_model.model."), dtype, folder, "language_model.model.")
+    layers, prefix = _below(weights, "projector."), "language_model.model."
+    projector = Projector([_linear(folder, layers, f"fc{i}", "projector.") for i in range(1, 2 + len(ids))])
+    with without_bars(transformers):
+        towers = [
+            _tower(transformers, folder, model_id, side, act, scale, _below(weights, name), dtype)
+            for model_id, side, act, scale, name in zip(ids, sides, acts, scales, names, strict=False)
+        ]
+        language = _filled(transformers.LlamaModel, transformers.LlamaConfig(**text), _below(weights, prefix), dtype, folder, prefix)
     return Prismatic(towers, projector, language, sides[0]), config
 
 

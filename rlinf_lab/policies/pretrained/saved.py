@@ -1,8 +1,10 @@
-"""What all loaders of lerobot's folders do alike."""
+"""What several loaders do alike."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,3 +24,16 @@ def saved_policy(folder: Path, module: str, name: str, loader: str) -> Any:
         return kind.from_pretrained(folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"{loader}({str(folder)!r}): lerobot cannot read it: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+@contextmanager
+def without_bars(transformers: Any) -> Iterator[None]:
+    """While weights are loaded: each worker loads them, and a bar of each would be drawn over the run's own."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

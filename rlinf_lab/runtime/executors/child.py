@@ -5,6 +5,9 @@ Both ends hold one socket. A request is answered by a thread of its own, for `st
 waits. When the stream ends the child ends: nobody is left to work for. The driver's end is closed in processes that it
 forks (`links`), so its death is noticed. A worker that holds the interpreter's lock lets no thread see that: a second
 socket, on which nothing is said, has Linux kill the child when the driver is gone.
+
+A process may be there before it is known which host it will be (`Child.become`), and import meanwhile what it will need
+(`Child.prepare`).
 """
 
 from __future__ import annotations
@@ -19,19 +22,21 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
+
+import cloudpickle
 
 from rlinf_lab.errors import ExecutorError, said, shown
 from rlinf_lab.runtime.executors.device_host import DeviceHost, import_path
 from rlinf_lab.runtime.transport.links import close_when_forked
 
 DEATH_SECONDS = 3.0
+_BECOME, _PREPARE = "", "prepare"  # requests that are not for the host
 _HEAD = struct.Struct("<Qq")  # of a message: bytes, and the number of the request
 _START = (
-    "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.executors.child import main; main({fd}, {leash}, "
-    "{name!r})"
+    "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.executors.child import main; main({fd}, {leash})"
 )
 
 
@@ -48,20 +53,21 @@ class ChildDied(Exception):
 class Child:
     """The driver's handle of a host's process."""
 
-    def __init__(self, name: str, payload: bytes, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         """Raises `OSError` when the system gives no process."""
-        self.name = name
+        self.name = "nobody yet"
+        self.environment, self.paths = dict(environment), import_path()
         (mine, theirs), (leash, end) = socket.socketpair(), socket.socketpair()
         with theirs, end:
             passed = [theirs.fileno(), end.fileno()]
             command = [
                 sys.executable,
                 "-c",
-                _START.format(paths=import_path(), fd=passed[0], leash=passed[1], name=name),
+                _START.format(paths=self.paths, fd=passed[0], leash=passed[1]),
             ]
             try:
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, pass_fds=passed, env=dict(environment)
+                    command, stdin=subprocess.DEVNULL, pass_fds=passed, env=self.environment
                 )
             except BaseException:
                 mine.close()
@@ -76,8 +82,18 @@ class Child:
         self._waiting: dict[int, Future[Any]] = {}
         self._asked = 0
         self._gone = False
-        threading.Thread(target=self._hear, name=f"answers of {name}", daemon=True).start()
-        self.ask("", payload)
+        threading.Thread(target=self._hear, name=f"answers of process {self.pid}", daemon=True).start()
+
+    def prepare(self, what: Callable[[], object], cores: Collection[int]) -> Future[None]:
+        """Have it call ``what`` on these ``cores`` before it becomes a host. A failure there changes nothing: what
+        fails once more when it matters is told then.
+        """
+        return self.ask(_PREPARE, cloudpickle.dumps(what), list(cores))
+
+    def become(self, name: str, payload: bytes) -> None:
+        """It is the host ``name`` from now on. ``payload``: see `device_host.pack`."""
+        self.name = name
+        self.ask(_BECOME, name, payload)
 
     def ask(self, method: str, *args: Any) -> Future[Any]:
         """Have a method called there. The future raises `ChildDied` when the process ends before it has answered."""
@@ -121,8 +137,15 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def end(self) -> None:
-        """It ends when its stream does; one that does not within `DEATH_SECONDS` is killed. Waits until it is gone."""
+    def is_alive(self) -> bool:
+        return not self._gone
+
+    def end(self, at_once: bool = False) -> None:
+        """It ends when its stream does; one that does not within `DEATH_SECONDS`, or ``at_once``, is killed. Waits
+        until it is gone.
+        """
+        if at_once:
+            self._process.kill()
         with contextlib.suppress(OSError):  # it is gone already
             self._socket.shutdown(socket.SHUT_RDWR)
         try:
@@ -151,7 +174,18 @@ def _die_with(leash: socket.socket) -> None:
         os._exit(0)  # it is closed already
 
 
-def main(fd: int, end: int, name: str) -> None:
+def _prepared(packed: bytes, cores: list[int]) -> None:
+    """Call what is packed there; this thread stays on the ``cores`` meanwhile."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
+    with contextlib.suppress(Exception):
+        if before and cores:
+            os.sched_setaffinity(0, cores)
+        pickle.loads(packed)()
+    if before:
+        os.sched_setaffinity(0, before)
+
+
+def main(fd: int, end: int) -> None:
     """Of the child's process."""
     leash = socket.socket(fileno=end)
     close_when_forked(leash)
@@ -160,18 +194,22 @@ def main(fd: int, end: int, name: str) -> None:
     connection = socket.socket(fileno=fd)
     close_when_forked(connection)
     host: Future[DeviceHost] = Future()
-    lock = threading.Lock()
+    lock, name = threading.Lock(), "nobody yet"
 
     def answer(number: int, method: str, args: tuple[Any, ...]) -> None:
+        nonlocal name
         value, error = None, None
         try:
-            if not method:
-                host.set_result(DeviceHost(name, *args))
+            if method == _PREPARE:
+                _prepared(*args)
+            elif method == _BECOME:
+                name = args[0]
+                host.set_result(DeviceHost(*args))
             else:
                 value = getattr(host.result(), method)(*args)
         except BaseException as raised:
             error = raised
-            if not method:  # it is the answer to everything
+            if method == _BECOME:  # it is the answer to everything
                 host.set_exception(raised)
         data = _answer(name, method, value, error)
         with lock, contextlib.suppress(OSError):  # nobody is left who asked; what is read next says so too
@@ -186,7 +224,7 @@ def main(fd: int, end: int, name: str) -> None:
             os._exit(0)
         number, data = request
         method, args = pickle.loads(data)
-        if not method:  # on this thread: those that are made later stay on its cores
+        if method in (_BECOME, _PREPARE):  # on this thread: those that are made later stay on its cores
             answer(number, method, args)
         else:
             threading.Thread(target=answer, args=(number, method, args), name=method, daemon=True).start()

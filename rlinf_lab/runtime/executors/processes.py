@@ -18,6 +18,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.child import Child, ChildDied
 from rlinf_lab.runtime.executors.device_host import gpus_of
 from rlinf_lab.runtime.executors.multi_process import HostsExecutor
+from rlinf_lab.runtime.executors.spares import Spares, environment_of_hosts
 from rlinf_lab.runtime.machine.devices import refuse_missing, refuse_other_nodes
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.workflow import Workflow
@@ -25,21 +26,31 @@ from rlinf_lab.workflow.workflow import Workflow
 
 class ProcessExecutor(HostsExecutor):
     """See the module's docstring. ``emulate``: the plan may have more CPU slots than this machine has cores;
-    ``fillers``: work for the bubbles;
+    ``fillers``: work for the bubbles; ``spares``: processes that are there already;
     ``between_gpus``, ``check_items``: see `HostsExecutor`.
     """
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
         absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc", check_items: bool = False,
+        spares: Spares | None = None,
     ) -> None:  # fmt: skip
         super().__init__(flow, plan, emulate, fillers, absent, between_gpus, check_items)
         refuse_other_nodes(plan, "processes executor has this machine")
         refuse_missing(plan, emulate)
         self._children: dict[str, Child] = {}
+        self._spares = spares
+
+    def start(self) -> None:
+        """See `HostsExecutor.start`."""
+        try:
+            super().start()
+        finally:
+            if self._spares is not None:
+                self._spares.close()
 
     def _launch(self, host: str, payload: bytes) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = environment_of_hosts()
         gpus = gpus_of(set(self._device_names(host)))
         if gpus:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -48,12 +59,14 @@ class ProcessExecutor(HostsExecutor):
                 str(i) if names is None else names[i] for i in (Device.parse(d).index for d in gpus)
             )
         try:
-            self._children[host] = Child(host, payload, environment)
+            ready = None if self._spares is None else self._spares.take(environment)
+            self._children[host] = ready or Child(environment)
         except OSError as error:
             who = f"host {host!r} ({self._members(host)})"
             raise ExecutorError(
                 f"The system gave no process for {who}: {error}. Next: fewer hosts, or higher limits."
             ) from error
+        self._children[host].become(host, payload)
 
     def _ask(self, host: str, method: str, *args: Any) -> Any:
         return host, self._children[host].ask(method, *args)

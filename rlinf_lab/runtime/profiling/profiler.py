@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 
-from rlinf_lab.errors import PlanError, RlinfLabError, WorkerError
+from rlinf_lab.errors import PlanError, RlinfLabError, WorkerError, counted
 from rlinf_lab.planning.fit.fit import fitted
 from rlinf_lab.planning.fit.samples import Observed, inputs
 from rlinf_lab.planning.placement.to_execution_plan import batch_of_tokens
@@ -35,7 +35,7 @@ from rlinf_lab.runtime.profiling.subject import subject
 from rlinf_lab.runtime.run.run import run
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import DRIVER, counted
+from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.worker import Context, Residence, Worker, may_share
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, PlanError, RlinfLabError, said, shown
+from rlinf_lab.errors import ConfigError, PlanError, RlinfLabError, counted, said, shown
 from rlinf_lab.planning.plan.device import Device, whole
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.fields import some
@@ -27,7 +27,6 @@ from rlinf_lab.runtime.run.checklist import BROKEN, OK, OPTIONAL, Check, Report
 from rlinf_lab.runtime.run.run import check_executor, check_workflow, run
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.workflow.filler import Filler, specs_of
-from rlinf_lab.workflow.graph import counted
 from rlinf_lab.workflow.workflow import Workflow
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError, counted
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.runtime.host.driver.loop import StreamsOpen, short
@@ -25,7 +25,7 @@ from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.record.store import FAILED, ITERATION
 from rlinf_lab.workflow.calls import bind
 from rlinf_lab.workflow.declaration import check_iteration_call
-from rlinf_lab.workflow.graph import DRIVER, counted
+from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.handles import Handle, awaited
 from rlinf_lab.workflow.specs import READ, WRITE, CallSpec, ChannelSpec
 from rlinf_lab.workflow.structure import follow, leaves, rebuilt

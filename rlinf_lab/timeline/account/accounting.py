@@ -36,7 +36,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.errors import TimelineError
+from rlinf_lab.errors import TimelineError, counted
 from rlinf_lab.timeline.account.stretch import BUBBLE_DTYPE, CAUSES, Placement, Spans, Stretch
 from rlinf_lab.timeline.account.windows import WINDOW_DTYPE, Ints, Windows, WindowTracker
 from rlinf_lab.timeline.record.batch import SpanArray, stacked
@@ -92,8 +92,8 @@ class Accounting:
     def __repr__(self) -> str:
         seconds = (self.end_ns - self.start_ns) / 1e9
         return (
-            f"Accounting: {len(self.devices)} devices × {seconds:.3g} s, busy {self.busy_ns.sum() / 1e9:.3g} device "
-            "seconds"
+            f"Accounting: {counted(len(self.devices), 'device')} × {seconds:.3g} s, busy "
+            f"{self.busy_ns.sum() / 1e9:.3g} device seconds"
         )
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.errors import UnknownNameError, counted
 from rlinf_lab.timeline.account.accounting import CAUSES, Accounting
 from rlinf_lab.timeline.record.span import Cause, SpanKind
 from rlinf_lab.timeline.record.store import SpanStore
@@ -106,7 +106,7 @@ def scene(
     columns = max(width - left - 10, 10)
     bottom = _TOP + len(shown) * (_LANE + _GAP)
     placed = list(dict.fromkeys(t.worker for t in store.tracks if t.devices))
-    made = Scene(width, 0, f"Timeline of {len(accounting.devices)} devices", workers, placed=placed)
+    made = Scene(width, 0, f"Timeline of {counted(len(accounting.devices), 'device')}", workers, placed=placed)
     edges = np.linspace(accounting.start_ns, accounting.end_ns, columns + 1) - accounting.start_ns
     for i, row in enumerate(shown):
         y = _TOP + i * (_LANE + _GAP)

@@ -17,6 +17,7 @@ from rlinf_lab.workers.reasoning.lengths import LengthPredictor
 from rlinf_lab.workers.reasoning.making import GroupsInTheMaking, dealt
 from rlinf_lab.workers.reasoning.prompts import EVALUATION
 from rlinf_lab.workers.reasoning.records import Asked, ModelWeights, Response, live_completion, plain_completion
+from rlinf_lab.workers.reasoning.start import made
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
@@ -55,7 +56,7 @@ class GeneratorWorker(Worker):
     def setup(self) -> None:
         if self.device == "cpu":
             torch.set_num_threads(1)  # a CPU device of a plan is one core
-        self.model = self._make()
+        self.model = made(self._make, self)
         self.model.module.to(self.device)
         self.generator = generator(self._engine, self.model, **self._options)
         if self._log_completions:

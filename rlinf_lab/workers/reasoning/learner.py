@@ -23,6 +23,7 @@ from rlinf_lab.workers.reasoning.critic import CriticAccumulator
 from rlinf_lab.workers.reasoning.groups import Group, InTurn
 from rlinf_lab.workers.reasoning.records import ModelWeights, Response
 from rlinf_lab.workers.reasoning.settings import UpdateSettings
+from rlinf_lab.workers.reasoning.start import made
 from rlinf_lab.workers.reasoning.update import GradientAccumulator
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workflow.weights import Weights
@@ -65,7 +66,7 @@ class GroupLearner(TorchWorker):
     def setup(self) -> None:
         if self.device == "cpu":
             torch.set_num_threads(1)  # a CPU device of a plan is one core
-        self.model = self._make()
+        self.model = made(self._make, self)
         self.module = self.model.module.to(
             self.device
         )  # an attribute of its own, so that it is found when it has to leave

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from rlinf_lab.errors import shown
 from rlinf_lab.tasks import Isolated, Problem, RewardResult, Task, scored
 from rlinf_lab.workers.reasoning.records import Response
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+
+LONG_SECONDS = 20.0
+"""of one verdict in this process, after which a warning says how to bound it"""
+LOOK_SECONDS = 5.0
 
 
 class RewardWorker(Worker):
@@ -34,9 +41,19 @@ class RewardWorker(Worker):
         self._reward = reward or self._own
         self._timeout_s = timeout_s
         self._isolated: dict[bool, Isolated] = {}
+        self._judging: tuple[Response, float] | None = None
 
     def score(self, responses: Inbox[Response], judged: Outbox[Response]) -> None:
         """Until the responses end. The weight of one is its tokens."""
+        ended = threading.Event()
+        if self._timeout_s is None:
+            threading.Thread(target=self._tell_of_long, args=(ended,), daemon=True).start()
+        try:
+            self._score(responses, judged)
+        finally:
+            ended.set()
+
+    def _score(self, responses: Inbox[Response], judged: Outbox[Response]) -> None:
         failed: list[bool] = []
         for batch in responses:
             told: list[tuple[str, RewardResult]] = []
@@ -56,6 +73,20 @@ class RewardWorker(Worker):
                 f"last one: {verdict.error}. Next: mend reward(problem, text), and try it on one answer.",
                 stacklevel=2,
             )
+
+    def _tell_of_long(self, ended: threading.Event) -> None:
+        """Once: nothing else would say which answer it is that a reward does not return from."""
+        while not ended.wait(LOOK_SECONDS):
+            judging = self._judging
+            if judging is not None and time.monotonic() - judging[1] >= LONG_SECONDS:
+                asked = judging[0].asked
+                warnings.warn(
+                    f"{self.name}: the reward of answer {asked.id} to {shown(asked.problem.prompt)} has taken "
+                    f"{time.monotonic() - judging[1]:.0f} s and goes on: {shown(judging[0].text)}. Next: "
+                    "reward_timeout_s=5 judges in a process of its own, ends what takes longer, and goes on.",
+                    stacklevel=2,
+                )
+                return
 
     def evaluate(self, responses: Inbox[Response]) -> dict[str, float]:
         """Judge everything: mean reward and length, shares of what is right (full reward), failed, and was cut off."""
@@ -93,7 +124,11 @@ class RewardWorker(Worker):
             return RewardResult(0.0, error=response.completion.error)
         reward = self._reward if trains else self._own
         if self._timeout_s is None:
-            return scored(reward, response.asked.problem, response.text)
+            self._judging = response, time.monotonic()
+            try:
+                return scored(reward, response.asked.problem, response.text)
+            finally:
+                self._judging = None
         if trains not in self._isolated:
             self._isolated[trains] = Isolated(reward, timeout_s=self._timeout_s)
         return self._isolated[trains](response.asked.problem, response.text)

@@ -6,16 +6,17 @@ import fcntl
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from safetensors.torch import load_file, save_file
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import Cancelled, ConfigError
 from rlinf_lab.generation import LanguageModel, warm_up
 from rlinf_lab.tasks import Task
+from rlinf_lab.workflow.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,16 @@ class WarmUp:
         if self.steps < 1:
             raise ConfigError(f"WarmUp(steps={self.steps}): at least 1; without a warm-up give the model itself.")
 
-    def __call__(self, model: LanguageModel) -> list[float]:
-        """Train ``model`` in place; the loss of each step, in nats per token."""
-        examples = self.task.examples(np.random.default_rng([self.seed, 2]), self.level)
+    def __call__(self, model: LanguageModel, cancelled: Callable[[], bool] = lambda: False) -> list[float]:
+        """Train ``model`` in place; the loss of each step, in nats per token. `Cancelled` once ``cancelled()``."""
+        examples = self._examples(cancelled)
         return warm_up(model, examples, steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate)
+
+    def _examples(self, cancelled: Callable[[], bool]) -> Iterator[tuple[str, str]]:
+        for example in self.task.examples(np.random.default_rng([self.seed, 2]), self.level):
+            if cancelled():
+                raise Cancelled("The run was stopped during the warm-up.")
+            yield example
 
 
 class WarmModel:
@@ -54,14 +61,14 @@ class WarmModel:
         self._folder = tempfile.mkdtemp(prefix="rlinf_warm_")
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
-    def __call__(self) -> LanguageModel:
+    def __call__(self, cancelled: Callable[[], bool] = lambda: False) -> LanguageModel:
         model, folder = self.model(), Path(self._folder)
         folder.mkdir(parents=True, exist_ok=True)  # on another machine than the one that made it
         weights = folder / "weights.safetensors"
         with open(folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not weights.exists():
-                self.warm_up(model)
+                self.warm_up(model, cancelled)
                 parts = {name: t.detach().clone().contiguous() for name, t in model.module.state_dict().items()}
                 save_file(parts, folder / "writing")
                 (folder / "writing").rename(weights)
@@ -73,3 +80,8 @@ class WarmModel:
 
     def __repr__(self) -> str:
         return f"WarmModel({self.warm_up.steps} steps on {self.warm_up.task!r})"
+
+
+def made(make: Callable[[], LanguageModel], worker: Worker) -> LanguageModel:
+    """A worker's model. A warm-up, which takes long, ends as soon as the run is asked to stop."""
+    return make(lambda: worker.cancelled) if isinstance(make, WarmModel) else make()

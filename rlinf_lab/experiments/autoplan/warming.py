@@ -1,0 +1,16 @@
+"""What a process does that may become a host soon: it has imported what workers need when it is told which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+
+def warm_up(modules: Sequence[str], env: str | None) -> None:
+    """Import ``modules``, and make one environment of the id ``env``: simulators import on their first use."""
+    for module in modules:
+        import_module(module)
+    if env is not None:
+        from rlinf_lab.vecenv import environment
+
+        environment(env)(1, None).close()

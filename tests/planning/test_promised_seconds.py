@@ -1,0 +1,175 @@
+"""A run takes what its plan says, and none is below the bound: with uneven ranks, whole groups, last batches, and channels that hold less than a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from mock_runs import run, seconds
+from sweeps import sweep
+from timed_flows import Costs, timed
+
+import rlinf_lab as lab
+from rlinf_lab.planning.forecast.per_rank import by_rank
+from rlinf_lab.planning.planner.planner import Planned, Plans
+from rlinf_lab.planning.profile.profile import Profile
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A flow and where it is planned. ``shape``: of the plan that is run, or of all where it is empty. ``batches``: of readers are as many as planned."""
+
+    links: str
+    items: int
+    costs: Costs
+    devices: int
+    micro_batches: int = 64
+    shape: str = ""
+    most: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)
+    capacity: int | None = None
+    in_turn: str = ""
+    host: str = ""
+    batches: bool = False
+
+    def made(self) -> tuple[lab.Workflow, Profile]:
+        return timed(self.links, self.items, self.costs, self.most, self.groups, self.capacity, self.in_turn, self.host)
+
+    def plans(self, flow: lab.Workflow, profile: Profile, **more: int) -> Plans:
+        return lab.plan(flow, [f"cpu:{i}" for i in range(self.devices)], profile, micro_batches=self.micro_batches, **more)
+
+
+def chain(items: int, *costs: tuple[float, float], most: tuple[int, ...] = (), group: int = 1, **more: object) -> Promise:
+    """a > b > .., with so many ranks each, and one more device than the others have."""
+    names, ranks = "abcd"[: len(costs)], (*most, *(1,) * (len(costs) - len(most)))
+    links = " ".join(f"{p}{c}" for p, c in itertools.pairwise(names))
+    given = {"devices": sum(ranks), "most": dict(zip(names, ranks, strict=True)), "groups": dict.fromkeys(names, group), **more}
+    return Promise(links, items, dict(zip(names, costs, strict=True)), **given)  # type: ignore[arg-type]
+
+
+REWARDS, ALIKE = ((0.0, 0.05), (0.5, 0.01), (0.2, 0.05)), ((0.0, 0.05), (0.3, 0.03), (0.3, 0.03))
+LAST = [(8, 3, 2), (10, 4, 2), (20, 3, 4), (33, 5, 2), (40, 7, 4), (50, 4, 8), (50, 7, 4), (14, 4, 16)]
+UNEVEN = [(21, 2, ((0, 0.005), (0.1, 0.01))), (7, 2, ((0, 0.01), (0, 0.002))), (16, 3, ((0, 0.01), (0, 0.002))), (5, 4, ((0, 0.04), (0.01, 0.005)))]
+PROMISES = {
+    # Numbers of items or groups that are no power of two: plans count the calls that a run makes of whole ones.
+    **{f"{g} groups of {n}, rewards": chain(g * n, *REWARDS, group=n, batches=True) for g, n in ((15, 8), (56, 8), (30, 2))},
+    **{f"{g} groups of {n}, alike": chain(g * n, *ALIKE, group=n, batches=True) for g, n in ((31, 8), (63, 8), (22, 1))},
+    # The last batch of an iteration goes to one rank, whole: nobody divides it among those that are free.
+    **{
+        f"{n} items on {r} ranks in {k}": chain(n, (0, 0.002), (0.02 * (i % 2), 0.1), (0, 0.002), most=(1, r), micro_batches=k, shape="a | b | c")
+        for i, (n, r, k) in enumerate(LAST)
+    },
+    # A rank that has fewer items than another ends sooner and lends its device.
+    **{f"{n} items, the bound of {d}": chain(n, *costs, most=(1, d), devices=d, micro_batches=4) for n, d, costs in UNEVEN},
+    # More devices than items, or micro-batches that are smaller than the ranks.
+    **{
+        f"{n} items on {d} devices": Promise("sa ab", n, {"s": (0, 0), "a": (0, 1), "b": (0, 1)}, d, host="s")
+        for n, d in ((4, 16), (16, 8), (12, 5))
+    },
+    # A bound that is smaller than a batch would cut every batch to what the channel holds.
+    **{f"{n} items, {k} fit, {r} ranks": chain(n, (0, 0.01), (1.0, 0.01), most=(1, r), capacity=k) for n, k, r in ((16, 2, 1), (512, 64, 1), (64, 4, 2))},
+}  # fmt: skip
+HELD_UP = {
+    # The short arm fills up while the long one works: a would wait, and with it b, c and d.
+    "two arms": Promise("ab bc cd de ae", 256, {"a": (0, 0.01), **dict.fromkeys("bcd", (0.5, 0.008)), "e": (0, 0.01)}, 5, shape="a | b | c | d | e"),
+    # c takes nothing of a while there is more of b.
+    "in turn": Promise("ab bc ac", 256, {"a": (0, 0.005), "b": (0, 0.002), "c": (0, 0.002)}, 4, shape="a | b | c", in_turn="c"),
+    # d is slow, and c waits for a batch of everything.
+    "fork": Promise("ab ac ad", 256, {"a": (0, 0.002), "b": (0, 0.002), "c": (1.0, 0.01), "d": (0, 0.02)}, 4, shape="a | b | c | d"),
+    # While a waits for room, c takes its devices, and keeps them. (The other name of these seats, (a > c) | (b > d), is no plan of its own.)
+    "taken devices": Promise("ab cd bd", 256, {"a": (0, 0.002), "b": (0.01, 0.01), "c": (0, 0.04), "d": (0.01, 0.002)}, 3, shape="a > (c | (b > d))"),
+    # c comes before b, and a could have all ready for it by then.
+    "turns": Promise("ab cd bd", 256, {"a": (0, 0.02), "b": (0.01, 0.01), "c": (0, 0.04), "d": (0.01, 0.002)}, 3, shape="a | (c > b > d)"),
+}
+
+
+def kept(promise: Promise) -> tuple[lab.Workflow, list[Planned]]:
+    """Each plan, or the one of its shape, takes what it says."""
+    flow, profile = promise.made()
+    plans = promise.plans(flow, profile)
+    shown = [p for p in plans if promise.shape in ("", p.shape)]
+    assert shown and plans.bound.seconds <= plans.best.seconds * (1 + 1e-6)
+    for planned in shown:
+        done = run(flow, planned, 2)
+        assert seconds(done) == pytest.approx(planned.seconds, rel=0.02), planned
+        assert plans.bound.seconds <= seconds(done) * (1 + 1e-6), planned
+        if promise.batches:
+            assert {n: len(sizes) for n, sizes in done.wait()[-1].items()} == {n: planned.placement[n]["micro_batches"] for n in "bc"}, planned
+    return flow, shown
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_a_run_takes_what_its_plan_says(name: str) -> None:
+    kept(PROMISES[name])
+
+
+@sweep(6, 12)
+def test_who_is_fed_by_groups_works_through_whole_ones(seeds: range) -> None:
+    """No plan counts on finer micro-batches than a run has. Groups into b, perhaps into c."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        groups = {"a": rng.choice([2, 8, 16, 32]), "b": rng.choice([1, 1, 4, 16])}
+        costs = {n: (0.0, rng.choice([1, 2, 3, 5]) / 4) for n in "abc"}
+        kept(Promise("ab bc", 32, costs, 1 + seed % 3, (64, 4)[seed % 2], most=dict.fromkeys("abc", 1), groups=groups, batches=True))
+
+
+@pytest.mark.parametrize("name", HELD_UP)
+def test_a_full_channel_holds_up_its_producer_and_nobody_else(name: str) -> None:
+    """Where others would wait with it, a plan's channel holds all items."""
+    promise = dataclasses.replace(HELD_UP[name], micro_batches=16, capacity=64, most=dict.fromkeys("abcde", 1))
+    if promise.devices == 3:
+        promise = dataclasses.replace(promise, most={"a": 2, "b": 2, "c": 2, "d": 1})
+    flow, (planned,) = kept(promise)
+    assert 256 in planned.execution.capacities.values()
+    assert seconds(run(flow, dataclasses.replace(planned.execution, capacities={}), 2)) > 1.2 * planned.seconds, "others would wait with it"
+    if name == "taken devices":
+        where = planned.execution.placements
+        assert where["a"] == where["c"] and where["b"] == where["d"] and where["a"] != where["b"]
+
+
+def test_channels_hold_what_is_taken_at_once_and_no_bound_is_changed_without_need() -> None:
+    room = PROMISES["512 items, 64 fit, 1 ranks"]
+    plans = room.plans(*room.made())
+    streams, micro_batch = plans["spatial"].execution, plans["spatial"].execution.micro_batches["ab"]
+    assert streams.capacities == {"ab": min(512, 2 * micro_batch)} and micro_batch > 64 and f"ab {streams.capacities['ab']}" in repr(streams)
+    assert not plans["temporal"].execution.capacities, "who shares a device has no bound"
+    roomy = chain(16, (0, 0.01), (1.0, 0.01), capacity=64)
+    apart = chain(512, (0, 0.01), (0, 0.02), (0, 0.01), (0, 0.03), capacity=64, shape="a | b | c | d")
+    assert not any(p.execution.capacities for p in roomy.plans(*roomy.made())) and not any(p.execution.capacities for p in kept(apart)[1])
+
+
+@pytest.mark.parametrize("groups, group, ranks", [(16, 4, 5), (21, 4, 4), (14, 1, 4), (22, 1, 3), (9, 2, 2)])
+@pytest.mark.parametrize("micro_batches", [1, 16])
+def test_ranks_of_a_source_make_whole_groups_by_themselves(groups: int, group: int, ranks: int, micro_batches: int) -> None:
+    """So many ranks are asked for: 16 groups take five ranks as long as four, and then four are chosen."""
+    promise = chain(groups * group, (0, 0.04), (0.1, 0.002), most=(ranks,), group=group, micro_batches=micro_batches)
+    flow, profile = promise.made()
+    plans, chosen = promise.plans(flow, profile.with_worker("a", devices=ranks)), promise.plans(flow, profile).best
+    assert chosen.seconds <= min(p.seconds for p in plans) * (1 + 1e-6)
+    assert seconds(run(flow, chosen, 2)) == pytest.approx(chosen.seconds, rel=0.04)
+    for planned in (plans["spatial"], plans["temporal"]) if micro_batches == 1 else [plans["spatial"]]:
+        assert planned.placement["a"]["ranks"] == ranks
+        assert seconds(run(flow, planned, 2)) == pytest.approx(planned.seconds, rel=0.04), planned
+
+
+def test_micro_batches_are_chosen_by_what_the_last_batch_takes() -> None:
+    """Four batches of two items on three ranks are two rounds; three batches of 3, 3 and 2 are one."""
+    promise = chain(8, (0, 0.002), (0, 0.1), (0, 0.002), most=(1, 3), micro_batches=2)
+    flow, profile = promise.made()
+    best = promise.plans(flow, profile).best
+    assert best.execution.micro_batches["ab"] == 3 and seconds(run(flow, best, 2)) < 0.35
+    seven = chain(40, (0, 0.002), (0, 0.1), most=(1, 7), micro_batches=2)
+    for items, simulated in ((40, True), (42, False)):
+        planned = seven.plans(seven.made()[0], seven.made()[1].replace(items=items))["spatial"]
+        assert ("b" in by_rank(planned.candidate.placement)) == simulated, "who has a rest is simulated by rank"
+
+
+def test_work_is_counted_by_the_mean_rank() -> None:
+    """21 items of two ranks are 10.5 of each: (0.1 + 0.105) s of b and 0.0525 s of a, on both devices."""
+    promise = chain(21, (0, 0.005), (0.1, 0.01), most=(2, 2), devices=2)
+    bound = promise.plans(*promise.made()).bound
+    assert bound.seconds == pytest.approx(0.2575) and "together need 0.515 device seconds" in bound.why

@@ -1,0 +1,75 @@
+"""Processes that wait to become hosts: the run has them, they have done what they were told before, and none is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from flows import DEVICES, NOTEBOOK_RESULT, notebook_flow
+
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.processes import ProcessExecutor
+from rlinf_lab.runtime.executors.spares import Spares, environment_of_hosts
+from rlinf_lab.runtime.run.run import run
+
+
+def tell(folder: str) -> None:
+    """Where it was called."""
+    (Path(folder) / str(os.getpid())).write_text(repr(sorted(os.sched_getaffinity(0))))
+
+
+def fail(folder: str) -> None:
+    raise RuntimeError(folder)
+
+
+def waiting(spares: Spares) -> set[int]:
+    return {child.pid for child in spares._waiting}
+
+
+@pytest.mark.parametrize("prepare", [tell, fail])
+def test_a_run_has_the_processes_that_wait(tmp_path: Path, prepare: Callable[[str], None]) -> None:
+    one_core = sorted(os.sched_getaffinity(0))[-1:]
+    spares = Spares(3, partial(prepare, str(tmp_path)), one_core)
+    pids = waiting(spares)
+    flow = notebook_flow()
+    plan = ExecutionPlan.spatial(flow, DEVICES[:2], {w: [i % 2] for i, w in enumerate(flow.graph.workers)})
+    started = run(flow, plan, 2, "processes", spares=spares)
+    assert started.wait() == [NOTEBOOK_RESULT] * 2
+    executor = started._executor
+    assert isinstance(executor, ProcessExecutor)
+    hosts = {child.pid for child in executor._children.values()}
+    assert len(hosts) == 2 and hosts <= pids
+    assert not any(map(psutil.pid_exists, pids)) and repr(spares) == "Spares(none left)"
+    told = {int(file.name): file.read_text() for file in tmp_path.iterdir()}
+    assert told.keys() >= hosts if prepare is tell else not told
+    assert set(told.values()) <= {repr(one_core)}
+
+
+def test_one_that_would_be_started_otherwise_now_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    spares = Spares(2, list, [])
+    first, second = spares._waiting
+    first.end(at_once=True)
+    taken = spares.take(environment_of_hosts())
+    assert taken is second
+    taken.end()
+    assert spares.take(environment_of_hosts()) is None
+    spares = Spares(1, list, [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert spares.take(environment_of_hosts()) is None
+    (pid,) = waiting(spares)
+    spares.close()
+    assert not psutil.pid_exists(pid)
+
+
+def test_they_are_ready_when_each_has_done_or_failed() -> None:
+    spares = Spares(1, partial(fail, "in vain"), [])
+    spares._preparing[0].result(60)
+    assert spares.are_ready()
+    spares.close()
