@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts
@@ -21,13 +25,15 @@ class TrainedModel:
 
     def __init__(self, config: Any, weights: PolicyWeights) -> None:
         self.config, self.version = config, weights.version
-        self.model = config.language_model()()
+        plain = dataclasses.replace(config, lora=None, gradient_checkpointing=False)  # that is in the weights
+        self.model = plain.language_model()()
+        self.model.module.load_state_dict({name: torch.from_numpy(np.array(v)) for name, v in weights.arrays.items()})
         self._generator: Generator = generator(config.engine, self.model, **config.generator_options())
         self._generator.load_weights(weights.arrays, weights.version)
 
     def answer(self, prompts: str | Sequence[str], temperature: float | None = None, seed: int = 0) -> Any:
         """The answer to a prompt, or a list of answers; ``temperature``: of sampling, 0 is greedy; None: as in
-        training.
+        training. `ConfigError` for a prompt that cannot be answered, such as one longer than the context.
         """
         one = isinstance(prompts, str)
         asked = [prompts] if isinstance(prompts, str) else list(prompts) if isinstance(prompts, Iterable) else []
@@ -35,7 +41,11 @@ class TrainedModel:
             raise ConfigError(
                 f"answer({shown(prompts)}): a prompt, or several. Next: answer(task.sample(rng, 1)[0].prompt)."
             )
-        found = [self.model.decode(c.token_ids) for c in self._completions(asked, temperature, seed)]
+        completions = self._completions(asked, temperature, seed)
+        for prompt, completion in zip(asked, completions, strict=True):
+            if completion.failed:
+                raise ConfigError(f"answer({shown(prompt, 60)}): {completion.error}")
+        found = [self.model.decode(c.token_ids) for c in completions]
         return found[0] if one else found
 
     def evaluate(self, episodes: int = 1000, seed: int | None = None) -> Evaluation:
@@ -55,6 +65,14 @@ class TrainedModel:
         ]
         rewards = np.array(values, float)
         return Evaluation(rewards, np.array([len(c) for c in completions]), rewards >= 1.0, Told(self.version, seed))
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write a folder in Hugging Face's format, which transformers, vLLM and ``model=`` take. Returns it."""
+        return self.model.save(Path(path))
+
+    def film(self, path: str | os.PathLike[str], episodes: int = 2) -> Any:
+        """There is none: raises `ConfigError`."""
+        raise ConfigError("Answers cannot be filmed. Next: run.samples, a table of them, or run.show().")
 
     def _completions(self, prompts: Sequence[str], temperature: float | None, seed: int) -> list[Completion]:
         temperature = self.config.temperature if temperature is None else temperature

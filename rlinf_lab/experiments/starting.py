@@ -37,11 +37,13 @@ def train(
 ) -> TrainingRun:
     """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
 
-    ``algorithm``: "ppo", "clone", ... or a `Recipe`. ``env``: an id, a factory, a class; may be left out where data
-    says it. ``total_timesteps``: environment steps over all environments, rounded up to whole iterations. ``plan``:
-    "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores and GPUs of this
-    machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it
-    found); or an `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on
+    ``algorithm``: "ppo", "clone", ... or a `Recipe`. ``env``: an id, a factory, a class, or a task of language for
+    "grpo", "ppo", "dapo", "dr_grpo", "rloo" and "reinforce++" ("reasoning/sorting", "problems.jsonl", a `tasks.Task`);
+    may be left out where data says it. ``total_timesteps``: environment steps over all environments (answers of a
+    language model), rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core,
+    searches all ``devices`` (default: the cores and GPUs of this machine) and changes to the best plan while the run
+    goes on, where that pays (`TrainingRun.auto` says what it found); or an `ExecutionPlan` of the recipe's workflow, or
+    a function that makes one from it; None: all workers on
     one core. ``executor``: "local" (threads), "processes" or "ray"; None: "local" where the plan uses one device.
     ``folder``: where the run is kept; None: a new one in ``runs/``; False: nowhere. ``settings``: fields of the
     recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``, ``on_iteration``, ``loggers``, …

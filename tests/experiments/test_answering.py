@@ -21,6 +21,8 @@ def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path, capsys: pytest.Cap
     told, folder = capsys.readouterr().err.splitlines(), tmp_path / "run"
     assert told[0] == f"grpo reasoning/sorting: begins with 2 supervised steps of the small model, kept in {folder}"
     assert f", reward {run.metrics['reward'].iloc[-1]:.4g}" in repr(run)
+    picture = run.show().still().html
+    assert all(f">{name}" in picture for name in ("reward", "eval_return", "policy_loss", "response_tokens_p95"))
     assert run.metrics["eval_length"].notna().all() and run.policy().version == 2
     loaded = lab.load_policy(tmp_path / "run")
     found, again = run.evaluate(20, seed=3), loaded.evaluate(20, seed=3)
@@ -30,8 +32,18 @@ def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path, capsys: pytest.Cap
     prompts = [p.prompt for p in problems]
     answers = loaded.answer(prompts, temperature=0.0)
     assert [loaded.answer(p, temperature=0.0) for p in prompts] == answers, "one by one as together"
-    with pytest.raises(ConfigError, match="a prompt, or several"):
-        loaded.answer([])
+    for prompts, why in (([], "a prompt, or several"), (["1<", ""], "an empty prompt"), ("1" * 600, "a prompt of 600 tokens")):
+        with pytest.raises(ConfigError, match=why):
+            loaded.answer(prompts)
+    # Another program has the trained weights, and so has a run that begins with them.
+    exported = run.export(tmp_path / "model")
+    other = lab.generation.load_model(exported)
+    for name, weight in other.state_dict().items():
+        assert np.array_equal(weight.numpy(), run.policy().model.state_dict()[name].numpy())
+    on = lab.train("grpo", "reasoning/sorting", model=exported, iterations=1, folder=False, progress=False, **(small | {"warm_up_steps": 0})).wait()
+    assert on.metrics["mismatch_max"].iloc[0] < 1e-4 and lab.compare(run, run).metric == "eval_return"
+    with pytest.raises(ConfigError, match="run.samples"):
+        run.film(tmp_path / "film.mp4")
     # What it said is there after the kernel, too, and what it says after that comes behind.
     kept = pd.read_parquet(tmp_path / "run" / "samples.parquet")
     assert kept["text"].tolist() == run.samples["text"].tolist() and (len(kept), kept.attrs["total"]) == (8, 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -21,15 +22,20 @@ from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.executors.ray_executor import RayExecutor
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.workflow.filler import Filler
-from rlinf_lab.workflow.worker import Worker
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 executors = pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=pytest.mark.ray)])
 APART = {"good": [0], "bad": [1]}
 
 
-@executors
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize(
+    ("executor", "index"),
+    [
+        *itertools.product(["local", "processes"], range(3)), pytest.param("ray", 0, marks=[pytest.mark.ray, pytest.mark.long]),
+        *(pytest.param("ray", index, marks=pytest.mark.ray) for index in (1, 2)),
+    ],
+)  # fmt: skip
 def test_every_plan_gives_the_same_results(executor: str, index: int) -> None:
     flow = cell_flow()
     with session(flow, cell_plans(flow)[index], executor=executor) as s:  # iteration i uses weight i + 1 on two slots of six steps each
@@ -125,3 +131,31 @@ def test_nothing_is_left_of_a_run_and_a_foreign_ray_is_left_alone(tmp_path: Path
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "{'total': 12.0}" in done.stdout
+
+
+class Makes(Worker):
+    def make(self, out: Outbox) -> None:
+        for i in range(5):
+            out.put((os.getpid(), i))
+
+
+class Takes(Worker):
+    def take(self, inbox: Inbox) -> dict[str, Any]:
+        found = [item for batch in inbox for item in batch]
+        return {"items": [i for _, i in found], "together": {pid for pid, _ in found} == {os.getpid()}, "device": self.device}
+
+
+def test_shares_of_a_core_are_in_one_process_and_cores_are_not() -> None:
+    flow = Workflow("shares")
+    items = flow.channel("items")
+    makes, takes = flow.worker(Makes, name="makes"), flow.worker(Takes, name="takes")
+
+    @flow.iteration
+    def iteration() -> dict[str, Any]:
+        makes.make(items)
+        return takes.take(items)
+
+    for devices, together in ((("cpu:0.1", "cpu:0.2"), True), (("cpu:0", "cpu:1"), False)):
+        plan = ExecutionPlan.spatial(flow, devices, {"makes": [0], "takes": [1]})
+        (found,) = run(flow, plan, 1, executor="processes", emulate=True).wait(60)
+        assert found == {"items": [*range(5)], "together": together, "device": "cpu"}

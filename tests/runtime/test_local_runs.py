@@ -16,7 +16,7 @@ import pytest
 from flows import DEVICES, cell_flow, cell_plans, failing_flow
 from own_threads import own_threads
 
-from rlinf_lab.errors import Cancelled, ConfigError, PlanError, RenamedError, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, RenamedError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
@@ -142,26 +142,6 @@ class Early(Worker):
         for batch in inbox:
             return batch[0]
         return -1
-
-def test_bad_input_is_refused_by_name() -> None:
-    flow = cell_flow()
-    with pytest.raises(ConfigError, match="executor='rai'"):
-        run(flow, cell_plans(flow)[0], 1, executor="rai")
-    with pytest.raises(ConfigError, match="iterations=0"):
-        run(flow, cell_plans(flow)[0], 0)
-    with pytest.raises(PlanError, match="must be an ExecutionPlan"):
-        run(flow, "temporal", 1)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="address=5: .*'host:port'"):
-        run(flow, cell_plans(flow)[0], 1, executor="ray", address=5)
-    going = run(flow, cell_plans(flow)[0], np.int64(2))  # a whole number, whoever made it
-    with pytest.raises(ConfigError, match="timeout='x'"):
-        going.wait("x")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"on_update\(3\)"):
-        going.on_update(3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="has been started before"):
-        going.start()
-    assert len(going.wait(60)) == 2
-
 
 def test_writing_after_waiting_downstream_is_refused() -> None:
     flow = Workflow("late")

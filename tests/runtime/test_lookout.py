@@ -141,13 +141,6 @@ def test_while_a_rank_stays_awake_no_thread_is_woken_for_what_comes_and_afterwar
     host.close()
 
 
-def test_nobody_needs_to_listen(host: Host) -> None:
-    for i in range(50):
-        host.links[i % 3].send((f"a{i % 3}", i))
-    host.wait_for(lambda: sum(map(len, host.heard.values())) == 50)
-    assert threading.get_ident() not in host.by
-
-
 def test_a_bell_ends_a_wait_in_which_nothing_comes(host: Host) -> None:
     enough = threading.Event()
     rank = Rank(host, enough.is_set)
@@ -180,13 +173,6 @@ def test_a_connection_may_be_heard_before_its_thread_is_ready(files: bool, monke
     host.wait_for(lambda: sum(map(len, host.heard.values())) == 20)
     host.close()
     assert host.broken == []
-
-
-def test_there_is_one_place(host: Host) -> None:
-    assert host.lookout.take_place() and not host.lookout.take_place()
-    host.lookout.leave_place()
-    assert host.lookout.take_place()
-    host.lookout.leave_place()
 
 
 def test_the_beginning_of_a_frame_holds_nobody_up(host: Host) -> None:

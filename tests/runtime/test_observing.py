@@ -556,19 +556,6 @@ def test_a_line_says_which_host_has_which_problem() -> None:
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: lab.run("x", dashboard=False), r"run\(\) takes a Workflow, not 'x'"),
-        (lambda: lab.session("x").__enter__(), r"session\(\) takes a Workflow, not 'x'"),
-        (lambda: lab.show(3), r"show\(\) takes a Run or a session, not 3"),
-    ],
-)
-def test_what_is_no_workflow_or_run_is_named(call: Any, text: str) -> None:
-    with pytest.raises((WorkflowError, ConfigError), match=f"{text}.*Next"):
-        call()
-
-
 def test_a_dashboard_of_a_session_has_its_rows_states_and_no_buttons() -> None:
     flow, plan = made(lambda h, i: h["w"].go(i))
     states: list[str] = []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import rlinf_lab as lab
+from rlinf_lab.errors import ExecutorError
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.runtime.machine.pinning import cores_of, has_own_cores, on_core
+from rlinf_lab.runtime.transport.pickling import Packed, pickled
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -73,11 +76,6 @@ def test_torch_with_several_threads_is_left_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda: 2))
     with on_core(CORES[0]):
         assert os.sched_getaffinity(0) == set(CORES)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda: 1))
-    with pytest.raises(KeyError), on_core(CORES[0]):
-        assert os.sched_getaffinity(0) == {CORES[0]}
-        raise KeyError
-    assert os.sched_getaffinity(0) == set(CORES)
 
 
 def test_the_cores_of_devices() -> None:
@@ -100,3 +98,20 @@ def test_who_has_a_core_of_its_own(devices: list[str], places: dict[str, list[in
     layout = Layout(flow.graph, lab.ExecutionPlan.spatial(flow, devices, places))
     place = {(w, r): "driver" if w == "driver" else f"host{layout.devices(w, r)[0]}" for w, r in layout.members}
     assert tuple(has_own_cores(layout, place, f"host{i}", available) for i in range(2)) == own
+
+
+@pytest.mark.parametrize("threads", [1, None])
+def test_a_thread_is_kept_on_its_core_also_while_torch_is_being_imported(threads: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None: the module is there, and has nothing in it yet."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda: threads) if threads else ModuleType("torch"))
+    with pytest.raises(KeyError), on_core(CORES[0]):
+        assert os.sched_getaffinity(0) == {CORES[0]}
+        raise KeyError
+    assert os.sched_getaffinity(0) == set(CORES)
+
+
+def test_messages_are_sent_while_torch_is_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    data, buffers = pickled(("failed", ExecutorError("why"), [1, 2]))
+    assert pickle.loads(data, buffers=buffers)[2] == [1, 2]
+    assert Packed.of({"a": (1, lambda x: x + 1)}).open()["a"][1](2) == 3

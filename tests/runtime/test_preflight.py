@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from own_threads import own_threads
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import make_policy
 from rlinf_lab.runtime.executors.node_probe import NodeFacts, facts_here
 from rlinf_lab.runtime.run import preflight
@@ -106,13 +106,6 @@ def test_memory_is_added_up_for_those_who_stay_and_not_for_those_who_take_turns(
 def test_a_profile_of_another_workflow_is_named() -> None:
     profile = lab.Profile.from_dict({"items": 4, "workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": 1.0}]}}})
     assert "no worker 'simulator'" in lab.check(robot(), plan_of(robot()), profile=profile, emulate=True)["memory"].found
-
-
-def test_arguments_that_are_none_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'moon' is not known"):
-        lab.check(robot(), executor="moon")
-    with pytest.raises(PlanError, match="a Profile"):
-        lab.check(robot(), profile=3)  # type: ignore[arg-type]
 
 
 def test_a_worker_whose_module_is_missing_elsewhere_is_named() -> None:

@@ -64,7 +64,7 @@ def until(has_come: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
 def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
     executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,8 +77,15 @@ def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
         monkeypatch.setattr(stall_report, "TOLD_SECONDS", 0.3)
         until(lambda: told(caplog))
         assert going.state == "running" and going.iteration == 0
+        assert going.standstill() is None, "so long it has not stood still"
+        monkeypatch.setattr(observer, "STILL_SECONDS", 0.3)
+        title, *lines = going.standstill().lines()
+        assert title.startswith("Nothing has moved for ") and "maker[0].make computes" in lines and "taker[0] waits for items of channel 'items'" in lines
+        assert not any("cycle" in line for line in lines) and {w.who: w.on for w in going.waits()}["taker[0]"] == ("maker",)
+        assert "nothing has moved for" in going.status() and "maker[0].make computes" in going.status()
         (tmp_path / "go").touch()
         assert going.wait(60) == [1]
+        assert going.standstill() is None and going.waits() == [] and "waits" not in going.status()
     text = r"Run\('still', .*\): nothing has moved for \d+ s: maker\[0\] is in make\(\); taker\[0\] waits for items of channel 'items'. Next: nothing, if"
     assert re.match(text, told(caplog)[0])
 

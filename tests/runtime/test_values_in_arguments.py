@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_lab.errors import ConfigError, UnknownNameError, WorkerError, WorkflowError
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, PlanError, UnknownNameError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -62,7 +63,7 @@ def expected(n: int) -> str:
     return repr((value, ([n], {n}), {"named": [{"deep": ([n, n + 1],)}], "same": [1, 2.0, "x"]}))
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
 def test_values_deep_inside_arguments_and_results_arrive(executor: str) -> None:
     flow = nested_flow()
     assert [(v.consumer, v.label) for v in flow.graph.value_edges][:2] == [("taker", "n"), ("taker", "['inner'][1]")]
@@ -220,18 +221,36 @@ def one_argument() -> Workflow:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+    ("call", "error", "text"),
     [
-        ({"iterations": 1}, WorkflowError, r"iteration iteration\(n.*missing a required argument: 'n'.*inputs="),
-        ({"inputs": 5}, ConfigError, "inputs=5"),
-        ({"inputs": [1], "iterations": True}, ConfigError, "iterations=True"),
-        ({"inputs": [1], "adress": "x"}, UnknownNameError, "option of the local executor 'adress'"),
-        ({"inputs": [1], "executor": "ray", "adress": "x"}, UnknownNameError, "Did you mean 'address'"),
+        (lambda f, p: run(f, p, 1), WorkflowError, r"iteration iteration\(n.*missing a required argument: 'n'.*inputs="),
+        (lambda f, p: run(f, p, inputs=5), ConfigError, "inputs=5"),
+        (lambda f, p: run(f, p, 0, inputs=[1]), ConfigError, "iterations=0"),
+        (lambda f, p: run(f, p, True, inputs=[1]), ConfigError, "iterations=True"),
+        (lambda f, p: run(f, p, inputs=[1], adress="x"), UnknownNameError, "option of the local executor 'adress'"),
+        (lambda f, p: run(f, p, inputs=[1], executor="ray", adress="x"), UnknownNameError, "Did you mean 'address'"),
+        (lambda f, p: run(f, p, inputs=[1], executor="ray", address=5), ConfigError, "address=5: .*'host:port'"),
+        (lambda f, p: run(f, p, inputs=[1], executor="rai"), ConfigError, "executor='rai'"),
+        (lambda f, p: run(f, "temporal", inputs=[1]), PlanError, "must be an ExecutionPlan"),
+        (lambda f, p: lab.check(f, executor="moon"), ConfigError, "'moon' is not known"),
+        (lambda f, p: lab.check(f, profile=3), PlanError, "a Profile"),
+        (lambda f, p: lab.run("x", dashboard=False), WorkflowError, r"run\(\) takes a Workflow, not 'x'.*Next"),
+        (lambda f, p: lab.session("x").__enter__(), WorkflowError, r"session\(\) takes a Workflow, not 'x'.*Next"),
+        (lambda f, p: lab.show(3), ConfigError, r"show\(\) takes a Run or a session, not 3.*Next"),
     ],
 )
-def test_a_run_that_cannot_begin_is_refused_at_once(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_what_cannot_begin_is_refused_at_once_by_name(call: Any, error: type[Exception], text: str) -> None:
+    flow = one_argument()
     with pytest.raises(error, match=text):
-        run(one_argument(), None, **arguments)
+        call(flow, ExecutionPlan.temporal(flow, ["cpu:0"]))
+
+
+def test_what_a_run_cannot_be_asked_is_refused_by_name() -> None:
+    going = run(one_argument(), None, np.int64(2), inputs=[1, 2])  # a whole number, whoever made it
+    for ask, text in ((lambda: going.wait("x"), "timeout='x'"), (lambda: going.on_update(3), r"on_update\(3\)"), (going.start, "has been started before")):
+        with pytest.raises(ConfigError, match=text):
+            ask()
+    assert len(going.wait(60)) == 2
 
 
 def test_a_step_with_other_arguments_is_refused() -> None:

@@ -1,19 +1,14 @@
-"""Who waits for whom: the cycle, the words of a run that stands still, and what the dashboard is told."""
+"""Who waits for whom: the cycle, and what the dashboard is told."""
 
 from __future__ import annotations
 
 import random
-import threading
-import time
 from typing import Any
 
-import pytest
 from sessions import both, opened
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait, WaitGraph, rings
-from rlinf_lab.runtime.run import observer
-from rlinf_lab.runtime.run.run import run
 
 
 def test_the_shortest_cycle_is_named() -> None:
@@ -81,63 +76,6 @@ def test_who_is_waited_for_by_its_name_and_by_its_rank_is_drawn_once() -> None:
         graph = WaitGraph(waits, tuple(f"{label}.work" for label in labels if label not in {w.who for w in waits} and rng.random() < 0.3))
         drawn = graph.drawn()
         assert all(0 <= n < len(drawn["nodes"]) for a, b, _ in drawn["edges"] for n in (a, b)) and graph.lines() is not None
-
-
-class Slow(Worker):
-    held = threading.Event()
-
-    def make(self, out: Outbox) -> None:
-        out.put(1)
-        self.held.wait(30)
-        out.put(2)
-
-    def take(self, inbox: Inbox) -> int:
-        return sum(sum(batch) for batch in inbox)
-
-
-@pytest.fixture
-def held() -> Any:
-    Slow.held.clear()
-    flow = Workflow("held")
-    items = flow.channel("items")
-    maker, taker = flow.worker(Slow, name="maker"), flow.worker(Slow, name="taker")
-
-    @flow.iteration
-    def iteration() -> Any:
-        maker.make(items)
-        return taker.take(items)
-
-    started = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, micro_batch=1), iterations=1)
-    yield started
-    Slow.held.set()
-    started.wait(20)
-
-
-def until(holds: Any) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_a_run_that_stands_still_says_who_computes_and_who_waits_for_whom(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer, "STILL_SECONDS", 0.3)
-    until(held.standstill)
-    title, *lines = held.standstill().lines()
-    assert title.startswith("Nothing has moved for ")
-    assert "maker[0].make computes" in lines and "taker[0] waits for items of channel 'items'" in lines
-    assert not any("cycle" in line for line in lines)
-    assert {w.who: w.on for w in held.waits()}["taker[0]"] == ("maker",)
-    assert "nothing has moved for" in held.status() and "maker[0].make computes" in held.status()
-
-
-def test_a_run_that_moves_or_has_ended_says_nothing(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer, "STILL_SECONDS", 1e9)
-    until(lambda: held.waits())
-    assert held.standstill() is None  # that long it has not stood still
-    Slow.held.set()
-    assert held.wait(20) == [3]
-    assert held.standstill() is None and held.waits() == [] and "waits" not in held.status()
 
 
 class Learns(Worker):

@@ -98,8 +98,7 @@ def accepted(flow: lab.Workflow, plan: lab.ExecutionPlan) -> None:
             s.step()
 
 
-@pytest.mark.parametrize("cls", [Plain, SaysNo])
-@pytest.mark.parametrize("executor", ["local", "processes"])
+@pytest.mark.parametrize(("executor", "cls"), [("local", Plain), ("local", SaysNo), ("processes", Plain)])
 def test_who_cannot_leave_is_refused_by_name(cls: type[lab.Worker], executor: str) -> None:
     flow = flow_of(cls, Leaves)
     plan = plan_of(flow, {"a": 1, "b": 2}, 2)

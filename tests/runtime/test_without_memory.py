@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,38 +58,37 @@ class Ends:
             time.sleep(0.01)
 
 
-def test_a_message_without_memory_for_it_is_an_error_and_the_next_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    monkeypatch.undo()
+    made.close()
+
+
+def test_a_message_without_memory_for_it_is_an_error_and_the_next_is_heard(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the thread that heard ended with a traceback, and everybody waited for ever."""
     monkeypatch.setattr(frames, "bytearray", stingy, raising=False)
     monkeypatch.setattr(shared_memory, "LIMIT", 0)
-    ends = Ends()
-    try:
-        for value in (1, np.zeros(3 * MIB, np.uint8), 2, "x" * (2 * MIB), 3):
-            ends.link.send(("put", value))
-        ends.wait_for(5)
-        assert ends.heard == [1, 2, 3] and not ends.broken
-        assert ends.errors == [(MemoryError, "3.0 MiB"), (MemoryError, "2.0 MiB")]
-    finally:
-        ends.close()
+    for value in (1, np.zeros(3 * MIB, np.uint8), 2, "x" * (2 * MIB), 3):
+        ends.link.send(("put", value))
+    ends.wait_for(5)
+    assert ends.heard == [1, 2, 3] and not ends.broken
+    assert ends.errors == [(MemoryError, "3.0 MiB"), (MemoryError, "2.0 MiB")]
 
 
-def test_slots_of_a_message_that_is_lost_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_of_a_message_that_is_lost_are_free(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "bytearray", stingy, raising=False)
-    ends = Ends()
-    try:
-        for i in range(5):
-            ends.link.send(("put", [np.zeros(70_000, np.uint8), np.zeros(50_000, np.uint8)]))
-            ends.wait_for(i + 1)
-            time.sleep(0.05)
-        assert len(ends.errors) == 5 and not ends.heard
-        assert len(ends.link._slots._slots) == 1
-    finally:
-        ends.close()
+    for i in range(5):
+        ends.link.send(("put", [np.zeros(70_000, np.uint8), np.zeros(50_000, np.uint8)]))
+        ends.wait_for(i + 1)
+        time.sleep(0.05)
+    assert len(ends.errors) == 5 and not ends.heard
+    assert len(ends.link._slots._slots) == 1
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
-def test_slots_that_cannot_be_seen_are_free(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = Ends()
+def test_slots_that_cannot_be_seen_are_free(number: int, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     view, calls = shared_memory.SlotViews.view, []
 
     def viewed(self: shared_memory.SlotViews, buffer: shared_memory.InSlot) -> Any:
@@ -98,16 +98,13 @@ def test_slots_that_cannot_be_seen_are_free(number: int, monkeypatch: pytest.Mon
         return view(self, buffer)
 
     monkeypatch.setattr(shared_memory.SlotViews, "view", viewed)
-    try:
-        for i in range(6):  # in each the first is seen, the second is not, the third is not tried
-            calls.clear()
-            ends.link.send(("put", [np.zeros(70_000, np.uint8) for _ in range(3)]))
-            ends.wait_for(i + 1)
-            time.sleep(0.05)
-        assert len(ends.errors) == 6 and not ends.heard
-        assert len(ends.link._slots._slots) == 3
-    finally:
-        ends.close()
+    for i in range(6):  # in each the first is seen, the second is not, the third is not tried
+        calls.clear()
+        ends.link.send(("put", [np.zeros(70_000, np.uint8) for _ in range(3)]))
+        ends.wait_for(i + 1)
+        time.sleep(0.05)
+    assert len(ends.errors) == 6 and not ends.heard
+    assert len(ends.link._slots._slots) == 3
 
 
 @pytest.mark.parametrize(
@@ -124,28 +121,24 @@ def test_what_is_missing_is_told(error: BaseException, told: str) -> None:
         raise not_understood("'a'", "'b'", error)
 
 
-def test_a_sender_without_memory_for_the_rest_of_a_message_ends_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_without_memory_for_the_rest_of_a_message_ends_its_stream(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came next would have been read as that rest."""
     monkeypatch.setattr(shared_memory, "LIMIT", 0)
-    ends = Ends()
 
     def no_memory(parts: Any, skip: int) -> Any:
         raise MemoryError
 
-    try:
-        ends.link.send(("put", 1))
-        monkeypatch.setattr(Link, "_copied", staticmethod(no_memory))
-        with pytest.raises(MemoryError):
-            ends.link.send(("put", np.zeros(16 * MIB, np.uint8)))
-        ends.wait_for(2)
-        assert (ends.heard, ends.errors, ends.broken) == ([1], [], ["here"])
-        with pytest.raises(ConnectionError, match="no memory for a message to it"):
-            ends.link.send(("put", 2))
-    finally:
-        ends.close()
+    ends.link.send(("put", 1))
+    monkeypatch.setattr(Link, "_copied", staticmethod(no_memory))
+    with pytest.raises(MemoryError):
+        ends.link.send(("put", np.zeros(16 * MIB, np.uint8)))
+    ends.wait_for(2)
+    assert (ends.heard, ends.errors, ends.broken) == ([1], [], ["here"])
+    with pytest.raises(ConnectionError, match="no memory for a message to it"):
+        ends.link.send(("put", 2))
 
 
-def test_nothing_of_a_message_that_has_left_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_message_that_has_left_stays(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the last one that the socket had not taken at once stayed until there was another: weights of 3 GiB for each reader."""
     monkeypatch.setattr(shared_memory, "LIMIT", 0)
     copied, kept = Link._copied, []
@@ -156,16 +149,12 @@ def test_nothing_of_a_message_that_has_left_stays(monkeypatch: pytest.MonkeyPatc
         return memoryview(rest)
 
     monkeypatch.setattr(Link, "_copied", staticmethod(remembered))
-    ends = Ends()
-    try:
-        ends.link.send(("put", np.zeros(16 * MIB, np.uint8)))
-        ends.wait_for(1)
-        deadline = time.monotonic() + 5
-        while kept[0]() is not None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert kept[0]() is None
-    finally:
-        ends.close()
+    ends.link.send(("put", np.zeros(16 * MIB, np.uint8)))
+    ends.wait_for(1)
+    deadline = time.monotonic() + 5
+    while kept[0]() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert kept[0]() is None
 
 
 class Makes(Worker):

@@ -129,6 +129,7 @@ class Pair(Worker):
         return received
 
 
+@pytest.mark.long
 def test_large_items_in_both_directions_at_once() -> None:
     flow = Workflow("swap")
     a, b = flow.channel("a", capacity=4), flow.channel("b", capacity=4)
@@ -243,10 +244,12 @@ def said_in_main(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     )
 
 
+@pytest.mark.long
 def test_classes_of_main_travel_both_ways_and_an_interrupt_leaves_the_workers_usable(said_in_main: list[str]) -> None:
     assert said_in_main[:4] == ["True True", "interrupted", "True", "True"]
 
 
+@pytest.mark.long
 def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(said_in_main: list[str]) -> None:
     said = said_in_main[4:]
     assert len(said) == 4 and said[0] == said[3] == "1"
@@ -298,8 +301,10 @@ class Fragile(Worker):
         time.sleep(seconds)
         return seconds
 
-    def die_with_a_child(self) -> None:
-        multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,)).start()
+    def die_with_a_child(self, pid_file: str) -> None:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))  # longer than a test may last
+        child.start()
+        Path(pid_file).write_text(str(child.pid))
         os.kill(os.getpid(), signal.SIGKILL)
 
     def onload(self) -> None:
@@ -307,26 +312,27 @@ class Fragile(Worker):
             raise MemoryError("does not fit")
 
 
-def test_a_forked_child_does_not_hide_the_death_of_its_host() -> None:
+@pytest.mark.long
+def test_a_forked_child_does_not_hide_the_death_of_its_host(tmp_path: Path) -> None:
+    pid_file = tmp_path / "child"
     flow = Workflow("child")
     a, b = flow.worker(Fragile, name="a"), flow.worker(Fragile, name="b")
 
     @flow.iteration
     def iteration(dies: bool) -> Any:
         if dies:
-            a.die_with_a_child()
+            a.die_with_a_child(str(pid_file))
         return a.work(0.0), b.work(0.0)
 
     with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1]}), executor="ray") as s:
         assert s.step(False) == (0.0, 0.0)
-        start = time.monotonic()
-        with pytest.raises(ExecutorError, match=r"Host 'host0' died"):
-            s.step(True)
-        with pytest.raises(ExecutorError, match=r"Host 'host0' died"):
-            s.step(False)
-    assert time.monotonic() - start < 15  # the child lives for 30
+        for dies in (True, False):
+            with pytest.raises(ExecutorError, match=r"Host 'host0' died"):
+                s.step(dies)
+    psutil.Process(int(pid_file.read_text())).kill()  # it has lived on
 
 
+@pytest.mark.long
 def test_done_becomes_true_and_what_onload_raises_arrives() -> None:
     flow = Workflow("heavy")
     a, b = flow.worker(Fragile, name="light"), flow.worker(Fragile, name="heavy")
@@ -356,16 +362,14 @@ def test_stopping_a_run_that_is_being_set_up() -> None:
     starting = run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray")
     while not starting._executor.driver.links:  # type: ignore[attr-defined]
         time.sleep(0.05)
-    start = time.monotonic()
     with warnings.catch_warnings(action="ignore"):  # that it was left behind, if it had begun
         starting.stop()
-    assert time.monotonic() - start < 20
     assert starting.state == "stopped" and starting.error is None
 
 
 class SlowSetup(Worker):
     def setup(self) -> None:
-        time.sleep(60)
+        time.sleep(600)  # longer than a test may last
 
     def go(self) -> int:
         return 1
