@@ -86,7 +86,8 @@ class LanguageModel:
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         plain = self.module.get_base_model() if hasattr(self.module, "peft_config") else self.module
-        plain.save_pretrained(folder, state_dict=self.state_dict() if plain is not self.module else None)
+        with _quietly(_transformers(f"Saving {shown(str(path))}")):
+            plain.save_pretrained(folder, state_dict=self.state_dict() if plain is not self.module else None)
         self.tokenizer.save_pretrained(folder)
         return folder
 

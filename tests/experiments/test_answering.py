@@ -21,6 +21,8 @@ def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path, capsys: pytest.Cap
     told, folder = capsys.readouterr().err.splitlines(), tmp_path / "run"
     assert told[0] == f"grpo reasoning/sorting: begins with 2 supervised steps of the small model, kept in {folder}"
     assert f", reward {run.metrics['reward'].iloc[-1]:.4g}" in repr(run)
+    picture = run.show().still().html
+    assert all(f">{name}" in picture for name in ("reward", "eval_return", "policy_loss", "response_tokens_p95"))
     assert run.metrics["eval_length"].notna().all() and run.policy().version == 2
     loaded = lab.load_policy(tmp_path / "run")
     found, again = run.evaluate(20, seed=3), loaded.evaluate(20, seed=3)
