@@ -47,7 +47,7 @@ def learn(
 ) -> dict[str, Any] | None:  # fmt: skip
     """One seed: warm-up, evaluation, GRPO, evaluation. CPU seconds of this process, which does all of it.
 
-    None: the time was over; what has been learnt is kept, and the next call goes on (and warms up again, which counts).
+    None: the time was over; what has been learnt is kept, and the next call goes on.
     """
     named = {"env": task} if variant else {}
     config = GRPOConfig.preset(variant or task, **named, seed=seed, reward=coin if random_rewards else None, **overrides)
@@ -128,6 +128,8 @@ def cases(smoke: bool) -> list[Case]:
         return others[name]
 
     def rows_of(name: str, what: str, seeds: tuple[int, ...], **overrides: Any) -> list[Case]:
+        if KEPT and not smoke:
+            seeds = tuple(s for s in seeds if "done" in (Keep(KEPT, s, False, math.inf, name).load() or {})) or seeds
         seeds = seeds[:1] if smoke else seeds
         said = f"{what}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{': the worst' * (len(seeds) > 1)}; warm-up included"
         gained = lambda: worst(other(name, seeds, **overrides), "points")  # noqa: E731

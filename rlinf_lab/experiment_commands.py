@@ -191,7 +191,8 @@ def flags_of(recipe: Any, anew: bool = True) -> type[Any]:
 
     env: Any = ("env", Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="an environment's id, such as CartPole-v1")])
     made: list[tuple[str, Any, Any]] = [env] if anew else []
-    made.append(_flag("total_timesteps", int, "environment steps over all environments", "as the preset has it" if anew else BEFORE))
+    counted = getattr(recipe.config, "unit", "environment steps over all environments")
+    made.append(_flag("total_timesteps", int, f"{counted}, of the whole run", "as the preset has it" if anew else BEFORE))
     docs, hints = field_docs(recipe.config), typing.get_type_hints(recipe.config)
     for name, field in recipe.fields.items():
         kind = flag_type(hints[name])
@@ -222,7 +223,8 @@ def flag_type(hint: Any) -> Any:
     """What a flag can hold of a setting: a plain type, a tuple of them, or text where a number may be a schedule. None: it cannot be said in a shell."""
     options = [h for h in typing.get_args(hint) if h is not type(None)] if typing.get_origin(hint) in (typing.Union, type(int | None)) else [hint]
     if any(typing.get_origin(h) is tuple for h in options):
-        return next(h for h in options if typing.get_origin(h) is tuple)
+        found = next(h for h in options if typing.get_origin(h) is tuple)
+        return tuple[str, ...] if str in typing.get_args(typing.get_args(found)[0]) else found  # of names, or objects
     plain = [h for h in options if h in PLAIN]
     if len(plain) < len(options) and float in plain:
         return str

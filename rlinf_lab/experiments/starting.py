@@ -37,11 +37,13 @@ def train(
 ) -> TrainingRun:
     """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
 
-    ``algorithm``: "ppo", "clone", ... or a `Recipe`. ``env``: an id, a factory, a class; may be left out where data
-    says it. ``total_timesteps``: environment steps over all environments, rounded up to whole iterations. ``plan``:
-    "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores and GPUs of this
-    machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it
-    found); or an `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on
+    ``algorithm``: "ppo", "clone", ... or a `Recipe`. ``env``: an id, a factory, a class, or a task of language for
+    "grpo", "ppo", "dapo", "dr_grpo", "rloo" and "reinforce++" ("reasoning/sorting", "problems.jsonl", a `tasks.Task`);
+    may be left out where data says it. ``total_timesteps``: environment steps over all environments (answers of a
+    language model), rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core,
+    searches all ``devices`` (default: the cores and GPUs of this machine) and changes to the best plan while the run
+    goes on, where that pays (`TrainingRun.auto` says what it found); or an `ExecutionPlan` of the recipe's workflow, or
+    a function that makes one from it; None: all workers on
     one core. ``executor``: "local" (threads), "processes" or "ray"; None: "local" where the plan uses one device.
     ``folder``: where the run is kept; None: a new one in ``runs/``; False: nowhere. ``settings``: fields of the
     recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``, ``on_iteration``, ``loggers``, …
@@ -149,13 +151,14 @@ def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:
     return f"its plan lets weights be {behind} behind, and they begin anew" if plan.staleness else ""
 
 
-def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> Any:
-    """The policy of a run's folder: ``load_policy(...).act(obs)``. ``best``: of the best evaluation. ``env``: again,
-    where it was an object.
+def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None, **settings: Any) -> Any:
+    """The policy of a run's folder: ``load_policy(...).act(obs)``. ``best``: of the best evaluation. ``env`` and other
+    ``settings``: again, where they were objects that acting needs, such as ``tools``.
     """
     kept = RunFolder(folder)
     recipe = kept.recipe()
-    return recipe.policy(configured_again(recipe, kept, env, None, {}, only_acts=True), kept.weights(best))
+    check_names(recipe, settings)
+    return recipe.policy(configured_again(recipe, kept, env, None, settings, only_acts=True), kept.weights(best))
 
 
 def auto_plan(

@@ -6,7 +6,8 @@ Everything here is offline: a path is a folder on this machine.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ class LanguageModel:
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         plain = self.module.get_base_model() if hasattr(self.module, "peft_config") else self.module
-        plain.save_pretrained(folder, state_dict=self.state_dict() if plain is not self.module else None)
+        with _quietly(_transformers(f"Saving {shown(str(path))}")):
+            plain.save_pretrained(folder, state_dict=self.state_dict() if plain is not self.module else None)
         self.tokenizer.save_pretrained(folder)
         return folder
 
@@ -150,7 +152,8 @@ def load_model(
         )
     if chat and tokenizer.chat_template is None:
         raise ConfigError(f"The tokenizer in {str(folder)!r} has no chat template. Next: chat=False, or a model that was trained to chat.")
-    module = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype or "auto").eval()
+    with _quietly(transformers):
+        module = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype or "auto").eval()
     if device is not None:
         module = module.to(device)
     if gradient_checkpointing:
@@ -161,6 +164,19 @@ def load_model(
     if lora is not None:
         module = _with_lora(module, lora)
     return LanguageModel(module, tokenizer, chat, system_prompt)
+
+
+@contextmanager
+def _quietly(transformers: Any) -> Iterator[None]:
+    """Without a bar of progress: each evaluation of a run loads the model, and the run has a line of its own."""
+    logging = transformers.utils.logging
+    shown_before = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown_before:
+            logging.enable_progress_bar()
 
 
 def _with_lora(module: Any, rank: int) -> Any:

@@ -50,6 +50,34 @@ class CombinedEncoder(nn.Module):
         return f"features_dim={self.features_dim}"
 
 
+class FirstConvolution(nn.Conv2d):
+    """Of a picture. In half precision on a core by `in_blocks`: for one channel oneDNN's gradient takes ten times as long."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel, stride = self.kernel_size, self.stride
+        fits = kernel[0] == kernel[1] and stride[0] == stride[1] and kernel[0] % stride[0] == 0 and stride[0] % 4 == 0 and self.padding == (0, 0)
+        plain = torch.compiler.is_compiling() or x.requires_grad or not x.is_cpu or not torch.is_autocast_enabled("cpu")
+        if plain or not fits:
+            return super().forward(x)
+        return in_blocks(x.to(torch.get_autocast_dtype("cpu")), self.weight, self.bias, stride[0])
+
+
+def in_blocks(x_BCHW: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    """What `torch.nn.functional.conv2d` gives for a square kernel that is a multiple of its ``stride``, itself a multiple of 4.
+
+    Squares of ``stride`` pixels become the channels of one, and the stride 1 (Shi et al., arXiv 1609.05158, backwards). Without a gradient for the picture.
+    """
+    (outputs, channels, kernel, _), s = weight.shape, stride
+    m = kernel // s
+    height, width = ((pixels - kernel) // s + m for pixels in x_BCHW.shape[2:])
+    rows = x_BCHW.permute(0, 2, 3, 1)[:, : height * s, : width * s].reshape(len(x_BCHW), height, s, width, s * channels)
+    # a row of a square is some whole numbers of 64 bits: fewer and larger pieces to copy
+    squares = rows.view(torch.int64).transpose(2, 3).contiguous().view(x_BCHW.dtype)
+    blocks = squares.reshape(len(x_BCHW), height, width, s * s * channels).permute(0, 3, 1, 2)
+    by_block = weight.reshape(outputs, channels, m, s, m, s).permute(0, 3, 5, 1, 2, 4).reshape(outputs, s * s * channels, m, m)
+    return nn.functional.conv2d(blocks, by_block, bias)
+
+
 def image_net(leaf: Leaf, features: int, generator: torch.Generator) -> nn.Sequential:
     """A convolutional net from (B, C, H, W) to (B, ``features``), orthogonal weights."""
     channels, height, width = leaf.prepared_shape
@@ -59,7 +87,8 @@ def image_net(leaf: Leaf, features: int, generator: torch.Generator) -> nn.Seque
         shape = [(32, 3, 2, 1), (64, 3, 2, 1)]
     layers: list[nn.Module] = []  # relu in place: of pictures the copies take as long as the relu
     for outputs, kernel, stride, padding in shape:
-        layers += [blank(nn.Conv2d, channels, outputs, kernel, stride=stride, padding=padding), nn.ReLU(inplace=True)]
+        kind = nn.Conv2d if layers else FirstConvolution
+        layers += [blank(kind, channels, outputs, kernel, stride=stride, padding=padding), nn.ReLU(inplace=True)]
         channels, height, width = (
             outputs,
             _after(height, kernel, stride, padding),

@@ -9,11 +9,13 @@ x_0)|²``. Times are drawn from 0 to ``1 − 1/S``, the last at which S steps as
 
 *Reinforcement learning* needs a log-density, and the one of an ordinary differential equation has no cheap form. With
 Gaussian noise in every step the chain is a Markov process whose joint density is exact, as in ReinFlow (Zhang et al.,
-arXiv 2505.22094): ``x_{k+1} ~ N(x_k + v(x_k, k/S)/S, σ_k²)``. Its log-ratio under two policies is a valid importance
-ratio for whatever is done with x_S. Therefore the chain is what `act` returns and what is learned from. Here σ_k does
-not depend on the observation, so the chain's entropy is exact too.
+arXiv 2505.22094): ``x_{k+1} ~ N(x_k + v(x_k, k/S)/S, σ_k²)``. Here the last N steps have noise and those before have
+none, as in the mixture of both of Li et al., MixGRPO (arXiv 2507.21802): they are a function of x_0, through which
+gradients pass. So ``(x_0, x_{S−N+1}, ..., x_S)`` has an exact density as well, and its log-ratio under two policies is
+a valid importance ratio for whatever is done with x_S. Therefore this chain is what `act` returns and what is learned
+from. σ_k does not depend on the observation, so the chain's entropy is exact too.
 
-Legend: B batch, D numbers in an action or chunk, S steps, C chain of S + 1 points, X features.
+Legend: B batch, D numbers in an action or chunk, S steps, N of them with noise, C chain of N + 1 points, X features.
 """
 
 from __future__ import annotations
@@ -44,15 +46,19 @@ class Flow:
     steps: int = 4
     """S, Euler steps from noise to action"""
     std: float = 0.1
-    """initial standard deviation of the noise injected in each step, in units of the action's range [-1, 1]"""
+    """initial standard deviation of the noise injected in a step, in units of the action's range [-1, 1]"""
     least_std: float = 0.02
     """below which it cannot be learned"""
     most_std: float = 0.5
     """above which it cannot be learned"""
+    noisy_steps: int = 1
+    """N, the last steps, into which noise is injected; ``steps``: all of them, as ReinFlow does"""
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 1:
             raise ConfigError(f"Flow(steps={shown(self.steps)}): it must be a whole number of at least 1.")
+        if not isinstance(self.noisy_steps, int) or not 1 <= self.noisy_steps <= self.steps:
+            raise ConfigError(f"Flow(noisy_steps={shown(self.noisy_steps)}): a whole number from 1 to steps={self.steps}.")
         if not 0 < self.least_std < self.std < self.most_std:
             raise ConfigError(
                 f"Flow(least_std={self.least_std}, std={self.std}, most_std={self.most_std}): they must be positive "
@@ -103,7 +109,7 @@ def _angles() -> list[float]:
 class FlowHead(Head):
     """See the module's docstring. Its parameters are the features on which the velocity is conditioned.
 
-    `act` returns the whole chain (B, S + 1, *shape), whose last point `executed` takes out; `log_prob` is of the chain.
+    `act` returns the chain (B, N + 1, *shape), whose last point `executed` takes out; `log_prob` is of the chain.
     Greedy: from x_0 = 0 without noise in between; its log-probability is that of this chain, the likeliest but for the
     drift. ``per_action``: as for Gaussians, the chain's log-probability by actions of the chunk.
     """
@@ -114,11 +120,12 @@ class FlowHead(Head):
         self.shape = tuple(space.shape)
         self.dimensions = int(np.prod(self.shape))
         self.size: int = velocity.features  # type: ignore[assignment]
-        self.noise_size = (flow.steps + 1) * self.dimensions
+        self.quiet_steps = flow.steps - flow.noisy_steps
+        self.noise_size = (flow.noisy_steps + 1) * self.dimensions
         self.velocity = velocity
         position = math.log(flow.std / flow.least_std) / math.log(flow.most_std / flow.least_std)
         logit = math.log(position / (1.0 - position))
-        self.std_logit = nn.Parameter(torch.full((flow.steps, self.dimensions), logit))
+        self.std_logit = nn.Parameter(torch.full((flow.noisy_steps, self.dimensions), logit))
         self._views = HostViews((self, "std_logit"))
         self.acts_in_numpy = isinstance(velocity, VelocityMLP)
 
@@ -126,7 +133,7 @@ class FlowHead(Head):
         return rng.standard_normal((n, self.noise_size), dtype=np.float32)
 
     def log_std(self) -> Tensor:
-        """Of the noise in each step, (S, D): between the bounds, on a logarithmic scale."""
+        """Of the noise in each step that has some, (N, D): between the bounds, on a logarithmic scale."""
         low, high = math.log(self.flow.least_std), math.log(self.flow.most_std)
         return low + (high - low) * torch.sigmoid(self.std_logit)
 
@@ -136,44 +143,51 @@ class FlowHead(Head):
             with torch.inference_mode():
                 return self.choose(torch.from_numpy(params_BP).to(self.std_logit.device), noise_BK)
         low, high = math.log(self.flow.least_std), math.log(self.flow.most_std)
-        log_std_SD = low + (high - low) * (0.5 + 0.5 * np.tanh(0.5 * self._views()[0]))
+        log_std_ND = low + (high - low) * (0.5 + 0.5 * np.tanh(0.5 * self._views()[0]))
         noise_BCD = self._noise(len(params_BP), noise_BK)
-        steps, std_SD, velocity = self.flow.steps, np.exp(log_std_SD), self.velocity
+        steps, std_ND, velocity = self.flow.steps, np.exp(log_std_ND), self.velocity
         chain_BCD = np.empty_like(noise_BCD)
-        chain_BCD[:, 0] = noise_BCD[:, 0]
+        x_BD = chain_BCD[:, 0] = noise_BCD[:, 0]
         for k in range(steps):
-            drift_BD = velocity.numpy(chain_BCD[:, k], k / steps, params_BP)  # type: ignore[operator]
-            chain_BCD[:, k + 1] = chain_BCD[:, k] + drift_BD / steps + std_SD[k] * noise_BCD[:, k + 1]
-        return self._shaped(chain_BCD), self._numpy_log_prob(noise_BCD, log_std_SD)
+            x_BD = x_BD + velocity.numpy(x_BD, k / steps, params_BP) / steps  # type: ignore[operator]
+            if (n := k - self.quiet_steps) >= 0:
+                x_BD = chain_BCD[:, n + 1] = x_BD + std_ND[n] * noise_BCD[:, n + 1]
+        return self._shaped(chain_BCD), self._numpy_log_prob(noise_BCD, log_std_ND)
 
     def choose(self, params_BP: Tensor, noise_BK: NDArray | None) -> tuple[NDArray, NDArray[np.float32]]:
-        log_std_SD = self.log_std()
+        log_std_ND = self.log_std()
         noise_BCD = self._noise(len(params_BP), noise_BK)
         noise = torch.from_numpy(noise_BCD).to(params_BP.device)
-        chain_BCD = self._chain(params_BP, noise, log_std_SD.exp())
-        log_prob = self._numpy_log_prob(noise_BCD, log_std_SD.cpu().numpy())
+        chain_BCD = self._chain(params_BP, noise, log_std_ND.exp())
+        log_prob = self._numpy_log_prob(noise_BCD, log_std_ND.cpu().numpy())
         return self._shaped(chain_BCD).cpu().numpy(), log_prob
 
     def _noise(self, rows: int, noise_BK: NDArray | None) -> NDArray[np.float32]:
         noise = np.zeros((rows, self.noise_size), np.float32) if noise_BK is None else noise_BK
-        return noise.reshape(rows, self.flow.steps + 1, self.dimensions)
+        return noise.reshape(rows, self.flow.noisy_steps + 1, self.dimensions)
 
-    def _numpy_log_prob(self, noise_BCD: NDArray, log_std_SD: NDArray) -> NDArray[np.float32]:
-        log_std_CD = np.concatenate([np.zeros((1, self.dimensions), np.float32), log_std_SD])
+    def _numpy_log_prob(self, noise_BCD: NDArray, log_std_ND: NDArray) -> NDArray[np.float32]:
+        log_std_CD = np.concatenate([np.zeros((1, self.dimensions), np.float32), log_std_ND])
         log_prob: NDArray[np.float32] = self._summed(-0.5 * noise_BCD * noise_BCD - log_std_CD - _LOG_SQRT_2PI)
         return log_prob
 
-    def _chain(self, params_BP: Tensor, noise_BCD: Tensor | None, std_SD: Tensor | None) -> Tensor:
-        """All points; without noise from x_0 = 0."""
-        rows, steps = params_BP.shape[0], self.flow.steps
-        x_BD = params_BP.new_zeros(rows, self.dimensions) if noise_BCD is None else noise_BCD[:, 0]
+    def _chain(self, params_BP: Tensor, noise_BCD: Tensor | None, std_ND: Tensor | None) -> Tensor:
+        """x_0 and the points behind noise; without noise the same from x_0 = 0."""
+        x_BD = params_BP.new_zeros(params_BP.shape[0], self.dimensions) if noise_BCD is None else noise_BCD[:, 0]
         points = [x_BD]
-        for k in range(steps):
-            x_BD = x_BD + self.velocity(x_BD, params_BP.new_full((rows,), k / steps), params_BP) / steps
-            if noise_BCD is not None and std_SD is not None:
-                x_BD = x_BD + std_SD[k] * noise_BCD[:, k + 1]
-            points.append(x_BD)
+        for k in range(self.flow.steps):
+            x_BD = self._stepped(x_BD, k, params_BP)
+            if (n := k - self.quiet_steps) >= 0:
+                if noise_BCD is not None and std_ND is not None:
+                    x_BD = x_BD + std_ND[n] * noise_BCD[:, n + 1]
+                points.append(x_BD)
         return torch.stack(points, dim=1)
+
+    def _stepped(self, x_BD: Tensor, k: int, params_BP: Tensor) -> Tensor:
+        """One Euler step without noise. Shapes, not lengths: an exported module takes any number of rows."""
+        steps = self.flow.steps
+        found: Tensor = x_BD + self.velocity(x_BD, params_BP.new_full((x_BD.shape[0],), k / steps), params_BP) / steps
+        return found
 
     def _shaped(self, chain_BCD: Any) -> Any:
         return chain_BCD.reshape(chain_BCD.shape[0], -1, *self.shape)
@@ -192,18 +206,20 @@ class FlowHead(Head):
 
     # --- learning -------------------------------------------------------------------------------------------
     def log_prob(self, params_BP: Tensor, action: Tensor) -> Tensor:
-        steps = self.flow.steps
-        chain_BCD = action.reshape(action.shape[0], steps + 1, self.dimensions)
-        start_BSD, log_std_SD = chain_BCD[:, :-1], self.log_std()
-        # All steps of the chain in one pass of the net.
-        rows = start_BSD.shape[0]
-        t_BS = torch.arange(steps, device=chain_BCD.device, dtype=chain_BCD.dtype).div(steps).expand(rows, steps)
-        params = params_BP.repeat_interleave(steps, dim=0)
-        velocity_BSD = self.velocity(start_BSD.flatten(0, 1), t_BS.flatten(), params).reshape(start_BSD.shape)
-        z_BSD = (chain_BCD[:, 1:] - start_BSD - velocity_BSD / steps) * (-log_std_SD).exp()
-        steps_BSD = -0.5 * z_BSD.square() - log_std_SD - _LOG_SQRT_2PI
+        rows, steps, noisy = action.shape[0], self.flow.steps, self.flow.noisy_steps
+        chain_BCD, log_std_ND = action.reshape(rows, noisy + 1, self.dimensions), self.log_std()
+        x_BD = chain_BCD[:, 0]
+        for k in range(self.quiet_steps):
+            x_BD = self._stepped(x_BD, k, params_BP)
+        start_BND = torch.cat([x_BD.unsqueeze(1), chain_BCD[:, 1:-1]], dim=1)
+        # All steps with noise in one pass of the net.
+        t_N = torch.arange(self.quiet_steps, steps, device=chain_BCD.device, dtype=chain_BCD.dtype).div(steps)
+        params = params_BP.repeat_interleave(noisy, dim=0)
+        velocity_BND = self.velocity(start_BND.flatten(0, 1), t_N.repeat(rows), params).reshape(start_BND.shape)
+        z_BND = (chain_BCD[:, 1:] - start_BND - velocity_BND / steps) * (-log_std_ND).exp()
+        steps_BND = -0.5 * z_BND.square() - log_std_ND - _LOG_SQRT_2PI
         first_B1D = -0.5 * chain_BCD[:, :1].square() - _LOG_SQRT_2PI
-        return self._summed(torch.cat([first_B1D, steps_BSD], dim=1))
+        return self._summed(torch.cat([first_B1D, steps_BND], dim=1))
 
     def entropy(self, params_BP: Tensor) -> Tensor:
         """Of the whole chain: each step adds that of its noise."""

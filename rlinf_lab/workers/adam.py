@@ -33,6 +33,8 @@ class Adam(torch.optim.Adam):
 
     def clip(self, max_norm: float) -> None:
         """Cut the gradient of all parameters to a Euclidean norm, as `torch.nn.utils.clip_grad_norm_` does."""
+        if max_norm == float("inf"):
+            return
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         gradients = [p.grad for p in parameters]
         if any(type(g) is not torch.Tensor for g in gradients):  # sharded: the norm is that of all parts

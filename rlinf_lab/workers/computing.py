@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,26 @@ def checked(precision: str) -> str:
     if precision not in PRECISIONS:
         raise ConfigError(f"precision={shown(precision)}: {' or '.join(map(repr, PRECISIONS))}.")
     return precision
+
+
+@contextmanager
+def without_denormals() -> Iterator[None]:
+    """Numbers nearer to zero than 1e-38 are zero within, in this thread: a core takes a hundred cycles for each.
+
+    Adam's first moment of a unit that gets no gradients any more fades into them in 800 steps, and a step then takes
+    eight times as long.
+    """
+    if not sys.float_info.min * _HALF:  # whoever called wants it
+        yield
+        return
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+_HALF = 0.5
 
 
 class Computing:

@@ -235,7 +235,7 @@ class LearnerWorker(TorchWorker):
 
     def _advantages(self, t: Trajectory, scale: float) -> tuple[np.ndarray, np.ndarray]:
         value_TN = self.policy.values(t.obs_TN)
-        next_TN = t.next_values(value_TN, self.policy.values(t.last_obs_N), self.policy.values(t.end_obs_E))
+        next_TN = t.next_values(value_TN, self.policy.values(t.last_obs_N), self._end_values(t))
         reward_TN, gamma = t.discounted(self.now("gamma"))
         reward_TN = (scale * reward_TN).astype(np.float32)
         lam = self.now("gae_lambda")
@@ -243,6 +243,14 @@ class LearnerWorker(TorchWorker):
             reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=gamma, lam=lam
         )
         return advantage_TN.astype(np.float32, copy=False), return_TN.astype(np.float32, copy=False)
+
+    def _end_values(self, t: Trajectory) -> np.ndarray:
+        """Of the observations with which episodes ended; 0 where the task was over: nobody looks at what follows."""
+        value_E = np.zeros(len(t.end_E2), np.float32)
+        cut_E = np.flatnonzero(~t.terminated_TN[t.end_E2[:, 0], t.end_E2[:, 1]])
+        if len(cut_E):
+            value_E[cut_E] = self.policy.values(rows(t.end_obs_E, cut_E))
+        return value_E
 
     def _optimise(self, batch: TrainBatch) -> dict[str, float]:
         self.optimizer.param_groups[0]["lr"] = self.now("learning_rate")
@@ -300,7 +308,8 @@ class LearnerWorker(TorchWorker):
         mine, old, adv, ret, *steps = self._part(rows_B, old, adv, ret, *steps)
         # relative to a fair one: the mean over the ranks is the mean over all rows
         share = self.ranks * len(mine) / len(rows_B)
-        log_prob, entropy, value = model(*(rows(tree, mine) for tree in trees))
+        # index_select: of pictures, indexing takes several times as long
+        log_prob, entropy, value = model(*(map_tree(lambda leaf: leaf.index_select(0, mine), tree) for tree in trees))
         if log_prob.dim() == 2:  # a ratio for each action of a chunk, all with the chunk's advantage
             log_prob, adv = _carried_out(log_prob, old, *steps), adv.unsqueeze(1)
         found = loss(log_prob, old, adv, value, ret, entropy)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import typing
 from pathlib import Path
 
 import pytest
 
 from rlinf_lab.cli import main
-from rlinf_lab.experiment_commands import parsed
+from rlinf_lab.experiment_commands import flag_type, parsed
 from rlinf_lab.experiments import exits, train
 from rlinf_lab.experiments.recipe import HOMES
 from rlinf_lab.recipes.described import field_docs
+from rlinf_lab.recipes.grpo import GRPOConfig
 from rlinf_lab.recipes.ppo import PPOConfig
 from rlinf_lab.recipes.schedules import linear
 
@@ -74,6 +76,7 @@ def test_the_help_has_every_field_with_its_docstring_and_default(capsys: pytest.
 
 def test_numbers_and_schedules_are_read_as_they_are_written() -> None:
     assert parsed("learning_rate", "3e-4") == 3e-4 and parsed("n_epochs", "4") == 4 and isinstance(parsed("n_epochs", "4"), int)
+    assert flag_type(typing.get_type_hints(GRPOConfig)["tools"]) == tuple[str, ...]  # names, or objects elsewhere
     assert parsed("clip_range", "linear(0.2, 0.1)") == linear(0.2, 0.1) and parsed("activation", "relu") == "relu"
 
 

@@ -21,6 +21,8 @@ def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path, capsys: pytest.Cap
     told, folder = capsys.readouterr().err.splitlines(), tmp_path / "run"
     assert told[0] == f"grpo reasoning/sorting: begins with 2 supervised steps of the small model, kept in {folder}"
     assert f", reward {run.metrics['reward'].iloc[-1]:.4g}" in repr(run)
+    picture = run.show().still().html
+    assert all(f">{name}" in picture for name in ("reward", "eval_return", "policy_loss", "response_tokens_p95"))
     assert run.metrics["eval_length"].notna().all() and run.policy().version == 2
     loaded = lab.load_policy(tmp_path / "run")
     found, again = run.evaluate(20, seed=3), loaded.evaluate(20, seed=3)
@@ -30,8 +32,18 @@ def test_a_model_of_a_run_answers_and_is_kept(tmp_path: Path, capsys: pytest.Cap
     prompts = [p.prompt for p in problems]
     answers = loaded.answer(prompts, temperature=0.0)
     assert [loaded.answer(p, temperature=0.0) for p in prompts] == answers, "one by one as together"
-    with pytest.raises(ConfigError, match="a prompt, or several"):
-        loaded.answer([])
+    for prompts, why in (([], "a prompt, or several"), (["1<", ""], "an empty prompt"), ("1" * 600, "a prompt of 600 tokens")):
+        with pytest.raises(ConfigError, match=why):
+            loaded.answer(prompts)
+    # Another program has the trained weights, and so has a run that begins with them.
+    exported = run.export(tmp_path / "model")
+    other = lab.generation.load_model(exported)
+    for name, weight in other.state_dict().items():
+        assert np.array_equal(weight.numpy(), run.policy().model.state_dict()[name].numpy())
+    on = lab.train("grpo", "reasoning/sorting", model=exported, iterations=1, folder=False, progress=False, **(small | {"warm_up_steps": 0})).wait()
+    assert on.metrics["mismatch_max"].iloc[0] < 1e-4 and lab.compare(run, run).metric == "eval_return"
+    with pytest.raises(ConfigError, match="run.samples"):
+        run.film(tmp_path / "film.mp4")
     # What it said is there after the kernel, too, and what it says after that comes behind.
     kept = pd.read_parquet(tmp_path / "run" / "samples.parquet")
     assert kept["text"].tolist() == run.samples["text"].tolist() and (len(kept), kept.attrs["total"]) == (8, 8)
@@ -76,3 +88,24 @@ def test_any_task_is_trained_on_by_name_or_as_an_object(tmp_path: Path) -> None:
         lab.train("grpo", "nowhere.jsonl")
     with pytest.raises(UnknownNameError, match=r"Did you mean 'reasoning/countdown'.*lab.train\('ppo'"):
         lab.train("grpo", "countdwn")
+
+
+@pytest.mark.parametrize("env", ["reasoning/sorting", "reasoning/products"])
+def test_an_evaluation_is_that_of_the_recipe(env: str, tmp_path: Path) -> None:
+    """Answer by answer: with tools, too, which a loaded model calls itself. A bad prompt costs its own answer alone."""
+    small = {"prompts": 4, "group_size": 2, "minibatches": 1, "warm_up_steps": 30, "max_tokens": 20, "slots": 64, "iterations": 1}
+    run = lab.train("grpo", env, **small, folder=False, progress=False, plan=None).wait()
+    with lab.session(run.workflow, run.plan) as session:
+        session.step("train")
+        told = session.step("evaluate")
+    found = run.evaluate(1000, seed=0)
+    assert found["return"] == pytest.approx(told["reward"]) and found["length"] == pytest.approx(told["response_tokens"])
+    assert run.save(tmp_path / "run") and lab.load_policy(tmp_path / "run").config == run.config
+    if run.config.tools:
+        answers = run.policy().answer([f"{n}*7=" for n in range(10, 40)])
+        assert any("]" in answer and ";" in answer for answer in answers), "what the calculator said is in an answer"
+        other = [lab.tasks.Search(["7 is a number"])]
+        again = lab.train("grpo", env, **small, tools=other, loss=lab.algorithms.reinforce_loss, folder=tmp_path / "two", progress=False, plan=None)
+        with pytest.raises(ConfigError, match="tools of the run in .* was an object of its program, Search"):
+            lab.load_policy(again.wait().folder)
+        assert lab.load_policy(again.folder, tools=other).answer("3*7=")

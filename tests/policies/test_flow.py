@@ -44,7 +44,7 @@ class Constant(nn.Module):
 
 def test_the_true_field_of_a_gaussian_carries_noise_to_it():
     """The flow's map of one Gaussian to another is x_1 = MEAN + STD · x_0, whatever the steps in between."""
-    head = FlowHead(LINE, GaussianField(), Flow(steps=1000, std=2e-5, least_std=1e-5, most_std=1e-4))
+    head = FlowHead(LINE, GaussianField(), Flow(steps=1000, std=2e-5, least_std=1e-5, most_std=1e-4, noisy_steps=1000))
     noise = np.zeros((5, head.noise_size), np.float32)
     noise[:, 0] = np.linspace(-2, 2, 5)
     chain, _ = head.act(np.zeros((5, 1), np.float32), noise)
@@ -65,42 +65,52 @@ def test_the_loss_of_the_true_field_is_the_variance_it_cannot_explain():
     assert loss.mean().item() == pytest.approx(np.trapezoid(left, t) / last, rel=0.01)
 
 
-@pytest.mark.parametrize("per_action", [False, True])
-def test_the_chain_has_the_density_of_its_steps(per_action):
-    """Brute force: one torch Normal for each step; in numpy, in torch, and the ratio of a fresh policy is one."""
-    policy = make_policy(OBS, spaces.Box(-1, 1, (2,)), chunk=3, flow=Flow(steps=5), per_action=per_action)
+@pytest.mark.parametrize(("noisy", "per_action"), [(5, False), (5, True), (2, True), (1, False)])
+def test_the_chain_has_the_density_of_its_steps(noisy, per_action):
+    """Brute force: one torch Normal for each step with noise; in numpy, in torch, and the ratio of a fresh policy is one."""
+    flow = Flow(steps=5, noisy_steps=noisy)
+    policy = make_policy(OBS, spaces.Box(-1, 1, (2,)), chunk=3, flow=flow, per_action=per_action)
     with torch.no_grad():
-        policy.head.std_logit.add_(torch.linspace(-1, 1, 30).reshape(5, 6))
+        policy.head.std_logit.add_(torch.linspace(-1, 1, 6 * noisy).reshape(noisy, 6))
     obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     chain, log_prob = policy.act(obs, policy.draw_noise(np.random.default_rng(1), 4))
-    assert chain.shape == (4, 6, 3, 2) and policy.executed(chain).shape == (4, 3, 2)
-    x = torch.from_numpy(chain).reshape(4, 6, 6)
+    assert chain.shape == (4, noisy + 1, 3, 2) and policy.executed(chain).shape == (4, 3, 2)
+    x = torch.from_numpy(chain).reshape(4, noisy + 1, 6)
     features = policy.preprocess(torch.from_numpy(obs))
     each = [torch.distributions.Normal(0, 1).log_prob(x[:, 0])]
     std = policy.head.log_std().exp()
     assert ((std > 0.02) & (std < 0.5)).all()
+    now = x[:, 0]
     for k in range(5):
-        mean = x[:, k] + policy.head.velocity(x[:, k], torch.full((4,), k / 5), features) / 5
-        each.append(torch.distributions.Normal(mean, std[k]).log_prob(x[:, k + 1]))
+        mean = now + policy.head.velocity(now, torch.full((4,), k / 5), features) / 5
+        if (n := k - 5 + noisy) < 0:
+            now = mean
+            continue
+        now = x[:, n + 1]
+        each.append(torch.distributions.Normal(mean, std[n]).log_prob(now))
     expected = sum(each).reshape(4, 3, 2).sum(-1) if per_action else sum(each).sum(-1)
     learned, entropy, value = policy.evaluate_actions(obs, chain)
     torch.testing.assert_close(learned, expected, atol=1e-4, rtol=1e-5)
     np.testing.assert_allclose(log_prob, learned.detach(), atol=2e-4, rtol=1e-5)
     assert entropy.shape == log_prob.shape and value.shape == (4,)
+    by_hand = torch.autograd.grad(expected.sum(), policy.head.velocity.end[0].weight, retain_graph=True)
+    of_head = torch.autograd.grad(learned.sum(), policy.head.velocity.end[0].weight, retain_graph=True)
+    torch.testing.assert_close(of_head, by_hand, atol=1e-3, rtol=1e-4)
     (learned.sum() + value.sum()).backward()
     assert all(p.grad is not None for p in policy.parameters())
 
 
 def test_the_entropy_is_the_mean_of_minus_the_log_density():
-    policy = make_policy(OBS, LINE, flow=Flow(steps=3))
+    policy = make_policy(OBS, LINE, flow=Flow(steps=3, noisy_steps=2))
     obs = np.zeros((50_000, 3), np.float32)
     _, log_prob = policy.act(obs, policy.draw_noise(np.random.default_rng(2), len(obs)))
     assert policy.head.entropy(torch.zeros(1, 3)).item() == pytest.approx(-log_prob.mean(), abs=0.02)
 
 
-def test_the_score_of_the_chain_is_the_gradient_of_what_is_executed():
-    """E[∇ log p(chain) · f(x_S)] is ∇ E[f(x_S)]; for a constant velocity v and f = x² that is 2v."""
-    head = FlowHead(LINE, Constant(), Flow(steps=4, std=0.3))
+@pytest.mark.parametrize("noisy", [1, 4])
+def test_the_score_of_the_chain_is_the_gradient_of_what_is_executed(noisy):
+    """E[∇ log p(chain) · f(x_S)] is ∇ E[f(x_S)]; for a constant velocity v and f = x² that is 2v, wherever noise is."""
+    head = FlowHead(LINE, Constant(), Flow(steps=4, std=0.3, noisy_steps=noisy))
     n = 400_000
     chain, _ = head.act(np.zeros((n, 1), np.float32), head.draw_noise(np.random.default_rng(3), n))
     action = torch.from_numpy(head.executed(chain)[:, 0])
@@ -170,6 +180,7 @@ def test_the_initial_noise_is_what_was_asked_for():
     ("make", "said"),
     [
         (lambda: Flow(steps=0), "steps=0"),
+        (lambda: Flow(steps=4, noisy_steps=5), "noisy_steps=5.*steps=4"),
         (lambda: Flow(std=0.6), r"least_std=0.02, std=0.6, most_std=0.5"),
         (lambda: make_policy(OBS, spaces.Discrete(2), flow=Flow()), "a flow gives actions in a Box only"),
         (lambda: make_policy(OBS, LINE, flow=Flow(), squash=True), "not squashed"),

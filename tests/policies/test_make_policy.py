@@ -15,7 +15,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from torch import nn
 
 from rlinf_lab.errors import ConfigError, RlinfLabError
-from rlinf_lab.policies import make_policy
+from rlinf_lab.policies import encoders, make_policy
+from rlinf_lab.policies.encoders import in_blocks
 from rlinf_lab.policies.leaves import flatten, leaves_of
 
 BOX, ARM = spaces.Box(-np.inf, np.inf, (5,)), spaces.Box(-1, 1, (3,))
@@ -176,6 +177,37 @@ def test_images_are_scaled_with_channels_first_and_numbers_normalised():
     expected = (obs["state"] - np.arange(5)) / np.array([1, 2, 1, 4, 1])
     np.testing.assert_allclose(seen["state"], np.clip(expected, -10, 10), rtol=1e-5, atol=1e-6)
     assert policy.shares_encoder and not hasattr(policy, "value_encoder")
+
+
+@pytest.mark.parametrize(("channels", "height", "width", "kernel"), [(1, 64, 64, 8), (3, 70, 67, 8), (4, 36, 41, 4)])
+def test_a_convolution_by_blocks_of_pixels_is_the_convolution(channels, height, width, kernel):
+    """Values, and the gradients of its parameters; sides that the stride does not divide, too."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.5  # noqa: E731
+    x, weight, bias = draw(2, channels, height, width), draw(5, channels, kernel, kernel), draw(5)
+    found = []
+    for convolve in (in_blocks, nn.functional.conv2d):
+        parameters = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
+        y = convolve(x, *parameters, 4)
+        found.append([y, *torch.autograd.grad(y.square().sum(), parameters)])
+    for blocks, plain in zip(*found, strict=True):
+        torch.testing.assert_close(blocks, plain)
+
+
+def test_the_first_convolution_goes_by_blocks_in_half_precision_only(monkeypatch):
+    """Near the convolution in half precision; not under gradients of the picture, nor in single precision."""
+    asked = []
+    monkeypatch.setattr(encoders, "in_blocks", lambda *args: asked.append(1) or in_blocks(*args))
+    leaf = leaves_of(spaces.Box(0, 255, (64, 64, 1), np.uint8))[0]
+    net = encoders.image_net(leaf, 16, torch.Generator().manual_seed(0))
+    x = torch.rand(2, 1, 64, 64, generator=torch.Generator().manual_seed(1))
+    whole = net(x)
+    assert not asked
+    with torch.autocast("cpu", torch.bfloat16):
+        half = net(x)
+        assert len(asked) == 1
+        net(x.clone().requires_grad_())
+    assert len(asked) == 1 and torch.allclose(whole, half.float(), atol=0.03 * float(whole.detach().abs().max()))
 
 
 def test_flat_leaves_stand_in_one_row_categories_one_hot():

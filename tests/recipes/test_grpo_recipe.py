@@ -109,8 +109,20 @@ def test_who_takes_what_and_in_which_order_changes_no_answer(how):
             assert session.step("train") == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
-def test_going_on_from_a_state_is_as_if_nothing_had_been():
-    config = GRPOConfig(**SMALL, reward=ones)
+class ShownOnce(lab.tasks.Remainder):
+    """Whoever warms up a second time has nothing to learn from."""
+
+    shown = 0
+
+    def examples(self, rng, level=None):
+        ShownOnce.shown += 1
+        assert ShownOnce.shown == 1
+        return super().examples(rng, level)
+
+
+def test_going_on_from_a_state_is_as_if_nothing_had_been(monkeypatch):
+    monkeypatch.setattr(ShownOnce, "shown", 0)
+    config = GRPOConfig(**SMALL | {"env": ShownOnce(), "warm_up_steps": 1}, reward=ones)
     flow = build(config)
     with lab.session(flow, temporal(flow)) as session:
         session.step("train")

@@ -127,6 +127,20 @@ def test_actions_of_a_chunk_that_came_after_the_end_teach_nothing():
     assert same(learnt(2, 0.0), learnt(2, 0.3)) and not same(learnt(1, 0.0), learnt(1, 0.3))
 
 
+def test_what_follows_the_end_of_a_task_is_not_looked_at():
+    """Where an episode was cut it is."""
+    (t, *_) = trajectories()
+    (step, env), *_ = t.end_E2
+    t.terminated_TN[step, env], t.truncated_TN[step, env] = True, False
+    weights = []
+    for changed in (None, 0, 1):
+        other = copy.deepcopy(t)
+        if changed is not None:
+            other.end_obs_E[changed] += 1.0
+        weights.append(learner().train(Scripted([other])).weights)
+    assert same(weights[0], weights[1]) and not same(weights[0], weights[2])
+
+
 def test_order_of_arrival_does_not_matter():
     data = trajectories()
     assert same(learner().train(Scripted(data)).weights, learner().train(Scripted(data[::-1])).weights)

@@ -302,3 +302,17 @@ def test_weights_that_are_not_finite_stop_the_learner():
     with pytest.raises(FloatingPointError, match="smaller learning_rate"):
         for seed in range(5):
             made.train(Scripted(played(seed=seed)))
+
+
+def test_moments_of_dead_units_fade_to_zero_and_not_to_denormals():
+    """These would make a step of Adam eight times as long; outside of an update they are there as always."""
+    made = learner()
+    with torch.no_grad():
+        made.learnt.critic.net[0].bias.fill_(-1e6)  # relu gives nothing, and gets no gradients
+    made.train(Scripted(played()))
+    (state,) = made.learnt.critic_optimizer.state.values()
+    state["exp_avg"].fill_(1e-39)
+    made.train(Scripted(played(seed=1)))
+    moment = made.learnt.critic_optimizer.state_dict()["state"][0]["exp_avg"]
+    assert (moment == 0).any() and not ((moment != 0) & (moment.abs() < torch.finfo(torch.float32).tiny)).any()
+    assert (torch.full((8,), 1e-30) * 1e-9 > 0).all()

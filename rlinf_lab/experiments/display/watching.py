@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from rlinf_lab.runtime.run.run import Run
 
 CHARTS = ("success_rate", "return", "eval_return", "value_loss|loss")
-LENGTHS = ("response_tokens_p50", "response_tokens_p95")
-"""of responses, where there are any: the middle and the long tail"""
+OF_ANSWERS = ("reward", "eval_return", "value_loss|loss", "response_tokens_p50", "response_tokens_p95")
+"""of a language model: how long answers are in the middle, and in the long tail"""
 
 
 def charts_of(config: Any) -> tuple[str, ...]:
     """What is plotted while a training goes on."""
-    return (*CHARTS, *LENGTHS) if hasattr(config, "max_tokens") else CHARTS
+    return OF_ANSWERS if hasattr(config, "max_tokens") else CHARTS
 
 
 class Watched:

@@ -33,10 +33,8 @@ class Comparison:
         self.groups = dict(groups)
         known = self.metrics
         if metric is None:
-            metric = next(
-                (name for name in ("eval_return", "return", "eval_success_rate", "success_rate") if name in known),
-                known[0] if known else "return",
-            )
+            usual = ("eval_return", "return", "reward", "eval_success_rate", "success_rate")
+            metric = next((name for name in usual if name in known), known[0] if known else "return")
         elif metric not in known:
             raise UnknownNameError.of("metric", metric, known)
         self.metric = metric

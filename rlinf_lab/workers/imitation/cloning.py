@@ -169,8 +169,11 @@ class CloneLearner(LearnerWorker):
 
     def _error(self, obs_B: Tree, action_B: Tree) -> float:
         """Of greedy actions, root mean square; the share of wrong ones where actions are categories."""
+        # In tensors: numpy's views of gathered parameters would keep the memory that goes back.
+        there = map_tree(lambda leaf: torch.from_numpy(np.array(leaf)).to(self.policy.device), obs_B)
         with self.group.gathered(self.policy):
-            greedy_B = self.policy.executed(self.policy.act(obs_B, None)[0])
+            chosen_B = map_tree(lambda leaf: leaf.cpu().numpy(), self.policy.act(there, None)[0])
+        greedy_B = self.policy.executed(chosen_B)
         errors = []
 
         def compare(mine: np.ndarray, wanted: np.ndarray) -> None:
@@ -183,12 +186,15 @@ class CloneLearner(LearnerWorker):
 
 def _as_cloned(make: Callable[[], Any]) -> Any:
     """Its standard deviation stays as it is, and its value net, which is not taught here, says 0: what goes on begins
-    without a wrong opinion.
+    without a wrong opinion. Neither has a gradient, which would be half of a step's work.
     """
     module = make()
     log_std = getattr(getattr(module, "head", None), "log_std", None)
     if isinstance(log_std, nn.Parameter):
         log_std.requires_grad_(False)
+    for name in ("critic", "value_encoder"):
+        if isinstance(part := getattr(module, name, None), nn.Module):
+            part.requires_grad_(False)
     layers = [layer for layer in getattr(module, "critic", nn.Module()).modules() if isinstance(layer, nn.Linear)]
     if layers:
         nn.init.zeros_(layers[-1].weight)

@@ -23,6 +23,7 @@ from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.records import Trajectory
 from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer
 from rlinf_lab.trees import rows
+from rlinf_lab.workers.computing import without_denormals
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.learner import Number, Update, episode_metrics
 from rlinf_lab.workers.off_policy.minibatches import Minibatch, Minibatches
@@ -86,6 +87,8 @@ class OffPolicyLearner(TorchWorker):
             torch.set_num_threads(1)  # a CPU device of a plan is one core
         self.group = RankGroup(self)
         self.learnt = self._make(learning_rate=self.now()["learning_rate"], device=self.device)
+        if self.offline is not None:  # ranks of one process were given one buffer, and each draws what all draw
+            self.offline = self.offline.with_own_draws()
         self.moments = self._first_moments()
         draws, noise = (int(n) for n in stream(self.seed, Purpose.MINIBATCHES).generate_state(2))
         if self.prioritised:
@@ -130,7 +133,7 @@ class OffPolicyLearner(TorchWorker):
             count = self._keep(received)
             actor = self.learnt.actor
             staleness = actor.version - min(int(t.version_T.min()) for t in received)
-            with self.span("update"):
+            with self.span("update"), without_denormals():
                 losses = self._learn(-self.gradient_steps * count if self.gradient_steps < 0 else self.gradient_steps)
             actor.version += 1
             self._made = self._finite(actor.weights(), losses)
