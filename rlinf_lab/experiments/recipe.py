@@ -101,7 +101,7 @@ class Recipe:
 
     def configured(self, env: Any, **changes: Any) -> Any:
         """The settings for ``env``, some of them changed."""
-        preset: Callable[..., Any] = self.preset or getattr(self.config, "preset", self.config)
+        preset: Any = self.preset or getattr(self.config, "preset", self.config)
         return preset(env, **changes)
 
     @property

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.record.clock_offset import DRIFT_PPM, AlignedClock, ClockOffset
 
 SECOND = 1_000_000_000
@@ -101,7 +101,7 @@ def test_that_a_clock_jumped_is_told_with_the_spans() -> None:
         aligned.offset.heard(asked, theirs, asked + 1_000)
         recorder.add(track, SpanKind.RUN, name, theirs, theirs + 10)
         batch = aligned.aligned(recorder.drain(), asked + 2_000)
-        timeline.extend(SpanBatch.from_bytes(batch.to_bytes()))
+        timeline.extend(batch)
     assert timeline.clock_jumps == timeline.snapshot().clock_jumps == {"far": 1} and "clocks that JUMPED: far" in repr(timeline)
 
 
