@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,6 @@ from harness import Case
 from watched import counted_percent, median_percent, nanoseconds_per_write, paired_blocks
 
 from rlinf_lab.runtime.run.observer import LOOK_SECONDS
-from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -58,7 +58,7 @@ def batches(count: int, each: int = 10_000) -> Iterator[bytes]:
         recorder.add(tracks[i & 63], kind, name, 1000 * i, 1000 * i + 900, i // 10_000, 1, 64, channel, i % 10_000)
         if i % each == each - 1:
             recorder.add(driver, SpanKind.MARK, mark, 1000 * (i + 1 - each), 1000 * (i + 1), i // 10_000)
-            yield recorder.drain().to_bytes()
+            yield pickle.dumps(recorder.drain(as_it_is=True), protocol=5)
 
 
 def ingested(count: int) -> tuple[float, list[list[float]]]:
@@ -70,7 +70,7 @@ def ingested(count: int) -> tuple[float, list[list[float]]]:
     feed, spent, seen = TimelineFeed(timeline), 0.0, 0
     for number, data in enumerate(batches(count), 1):
         start = time.perf_counter()
-        batch = SpanBatch.from_bytes(data)
+        batch = pickle.loads(data)
         timeline.extend(batch)
         if number % 10 == 0:
             feed._not_before = 0.0
@@ -163,7 +163,7 @@ def slowdown(clock: int, smoke: bool, kept: list[list[float]]) -> float:
 def pipeline_timeline(count: int) -> Timeline:
     timeline = Timeline()
     for data in batches(count):
-        timeline.extend(SpanBatch.from_bytes(data))
+        timeline.extend(pickle.loads(data))
     return timeline
 
 

@@ -13,9 +13,13 @@ import torch
 
 from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts
-from rlinf_lab.generation import Completion, Generator, Request, SamplingParams, generator
+from rlinf_lab.generation import SamplingParams
 from rlinf_lab.policies.weights import PolicyWeights
-from rlinf_lab.tasks import scored
+from rlinf_lab.tasks import Problem, scored
+from rlinf_lab.workers.reasoning import AgentGenerator, Asked, GeneratorWorker, ModelWeights, Response, ToolDesk
+from rlinf_lab.workers.reasoning.prompts import EVALUATION
+from rlinf_lab.workflow.weights import Weights
+from rlinf_lab.workflow.worker import Collected, Scripted
 
 
 class TrainedModel:
@@ -28,8 +32,15 @@ class TrainedModel:
         plain = dataclasses.replace(config, lora=None, gradient_checkpointing=False)  # that is in the weights
         self.model = plain.language_model()()
         self.model.module.load_state_dict({name: torch.from_numpy(np.array(v)) for name, v in weights.arrays.items()})
-        self._generator: Generator = generator(config.engine, self.model, **config.generator_options())
-        self._generator.load_weights(weights.arrays, weights.version)
+        kind: Any = AgentGenerator if config.tools else GeneratorWorker
+        options = config.generator_options() | ({"max_calls": config.max_calls} if config.tools else {})
+        self._worker: GeneratorWorker = kind(
+            lambda: self.model, self._sampled(None, config.seed), engine=config.engine, log_completions=False,
+            weights=ModelWeights(weights.version, weights.arrays), **options,
+        )  # fmt: skip
+        threads = torch.get_num_threads()
+        self._worker.setup()
+        torch.set_num_threads(threads)  # a worker has one core, which this is none of
 
     def answer(self, prompts: str | Sequence[str], temperature: float | None = None, seed: int = 0) -> Any:
         """The answer to a prompt, or a list of answers; ``temperature``: of sampling, 0 is greedy; None: as in
@@ -41,11 +52,11 @@ class TrainedModel:
             raise ConfigError(
                 f"answer({shown(prompts)}): a prompt, or several. Next: answer(task.sample(rng, 1)[0].prompt)."
             )
-        completions = self._completions(asked, temperature, seed)
-        for prompt, completion in zip(asked, completions, strict=True):
-            if completion.failed:
-                raise ConfigError(f"answer({shown(prompt, 60)}): {completion.error}")
-        found = [self.model.decode(c.token_ids) for c in completions]
+        answers = self._answers([Problem(prompt, "") for prompt in asked], temperature, seed)
+        for prompt, answer in zip(asked, answers, strict=True):
+            if answer.completion.failed:
+                raise ConfigError(f"answer({shown(prompt, 60)}): {answer.completion.error}")
+        found = [answer.text for answer in answers]
         return found[0] if one else found
 
     def evaluate(self, episodes: int = 1000, seed: int | None = None) -> Evaluation:
@@ -58,13 +69,10 @@ class TrainedModel:
         check_counts("evaluate", episodes, seed)
         task = self.config.task()
         problems = task.sample(np.random.default_rng([seed, 1]), episodes, self.config.level, split="test")
-        completions = self._completions([p.prompt for p in problems], None, seed)
-        values = [
-            scored(task.reward, p, self.model.decode(c.token_ids)).value
-            for p, c in zip(problems, completions, strict=True)
-        ]
+        answers = self._answers(problems, None, seed)
+        values = [0.0 if a.completion.failed else scored(task.reward, a.asked.problem, a.text).value for a in answers]
         rewards = np.array(values, float)
-        return Evaluation(rewards, np.array([len(c) for c in completions]), rewards >= 1.0, Told(self.version, seed))
+        return Evaluation(rewards, np.array([len(a) for a in answers]), rewards >= 1.0, Told(self.version, seed))
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write a folder in Hugging Face's format, which transformers, vLLM and ``model=`` take. Returns it."""
@@ -74,12 +82,23 @@ class TrainedModel:
         """There is none: raises `ConfigError`."""
         raise ConfigError("Answers cannot be filmed. Next: run.samples, a table of them, or run.show().")
 
-    def _completions(self, prompts: Sequence[str], temperature: float | None, seed: int) -> list[Completion]:
+    def _sampled(self, temperature: float | None, seed: int) -> SamplingParams:
         temperature = self.config.temperature if temperature is None else temperature
-        params = SamplingParams(max_tokens=self.config.max_tokens, temperature=temperature, seed=seed)
-        requests = [Request(self.model.encode_prompt(prompt), params, str(i)) for i, prompt in enumerate(prompts)]
-        found = {c.id: c for c in self._generator.sample(requests)}
-        return [found[request.id] for request in requests]
+        return SamplingParams(max_tokens=self.config.max_tokens, temperature=temperature, seed=seed)
+
+    def _answers(self, problems: Sequence[Problem], temperature: float | None, seed: int) -> list[Response]:
+        """In their order, as an evaluation of the recipe's own has them; tools are called here."""
+        self._worker.sample_with(self._sampled(temperature, seed))
+        asked, found = Scripted([Asked(p, EVALUATION, i, 0) for i, p in enumerate(problems)]), Collected[Response]()
+        if isinstance(self._worker, AgentGenerator):
+            desk: Any = ToolDesk(self.config.tools, concurrency=self.config.tool_concurrency)
+            try:
+                self._worker.generate_with_tools(asked, desk, desk, found, Weights())
+            finally:
+                desk.close()
+        else:
+            self._worker.generate(asked, found, Weights())
+        return sorted(found, key=lambda response: response.asked.prompt)
 
     def __repr__(self) -> str:
         return f"TrainedModel({self.config.factory.id!r}, after {counted(self.version, 'update')})"

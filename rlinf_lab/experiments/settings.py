@@ -101,10 +101,10 @@ def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: b
     for name, value in plain.items():
         if name not in recipe.fields:
             raise UnknownNameError.of(f"setting of {recipe.name!r}", name, recipe.fields)
-        if isinstance(value, dict) and set(value) == {"object"}:
+        for part in filter(_is_object, value if isinstance(value, list) else [value]):
             raise ConfigError(
-                f"{name} of {whose} was an object of its program, {value['object']}, which a file does not hold. "
-                f"Next: give it again, {name}={value['object']}."
+                f"{name} of {whose} was an object of its program, {part['object']}, which a file does not hold. "
+                f"Next: give it again, {name}={part['object']}."
             )
     for name, field in recipe.fields.items():
         if name not in plain and field.default is MISSING and field.default_factory is MISSING:
@@ -115,10 +115,14 @@ def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: b
     return recipe.config(**{name: from_plain(value) for name, value in plain.items()})
 
 
+def _is_object(value: Any) -> bool:
+    """Whether a file's value stands for an object that no file holds."""
+    return isinstance(value, dict) and set(value) == {"object"}
+
+
 def _is_spare(recipe: Recipe, name: str, value: Any) -> bool:
     """An object that no file holds, and that nobody needs to act."""
-    is_object = isinstance(value, dict) and set(value) == {"object"}
-    return is_object and name in recipe.fields and not recipe.fields[name].metadata.get("needed_to_act", True)
+    return _is_object(value) and name in recipe.fields and not recipe.fields[name].metadata.get("needed_to_act", True)
 
 
 def gone_on_from(given: Any, env: Any = None) -> Any:

@@ -151,13 +151,14 @@ def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:
     return f"its plan lets weights be {behind} behind, and they begin anew" if plan.staleness else ""
 
 
-def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> Any:
-    """The policy of a run's folder: ``load_policy(...).act(obs)``. ``best``: of the best evaluation. ``env``: again,
-    where it was an object.
+def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None, **settings: Any) -> Any:
+    """The policy of a run's folder: ``load_policy(...).act(obs)``. ``best``: of the best evaluation. ``env`` and other
+    ``settings``: again, where they were objects that acting needs, such as ``tools``.
     """
     kept = RunFolder(folder)
     recipe = kept.recipe()
-    return recipe.policy(configured_again(recipe, kept, env, None, {}, only_acts=True), kept.weights(best))
+    check_names(recipe, settings)
+    return recipe.policy(configured_again(recipe, kept, env, None, settings, only_acts=True), kept.weights(best))
 
 
 def auto_plan(

@@ -173,7 +173,7 @@ class FlowHead(Head):
 
     def _chain(self, params_BP: Tensor, noise_BCD: Tensor | None, std_ND: Tensor | None) -> Tensor:
         """x_0 and the points behind noise; without noise the same from x_0 = 0."""
-        x_BD = params_BP.new_zeros(len(params_BP), self.dimensions) if noise_BCD is None else noise_BCD[:, 0]
+        x_BD = params_BP.new_zeros(params_BP.shape[0], self.dimensions) if noise_BCD is None else noise_BCD[:, 0]
         points = [x_BD]
         for k in range(self.flow.steps):
             x_BD = self._stepped(x_BD, k, params_BP)
@@ -184,9 +184,9 @@ class FlowHead(Head):
         return torch.stack(points, dim=1)
 
     def _stepped(self, x_BD: Tensor, k: int, params_BP: Tensor) -> Tensor:
-        """One Euler step without noise."""
+        """One Euler step without noise. Shapes, not lengths: an exported module takes any number of rows."""
         steps = self.flow.steps
-        found: Tensor = x_BD + self.velocity(x_BD, params_BP.new_full((len(x_BD),), k / steps), params_BP) / steps
+        found: Tensor = x_BD + self.velocity(x_BD, params_BP.new_full((x_BD.shape[0],), k / steps), params_BP) / steps
         return found
 
     def _shaped(self, chain_BCD: Any) -> Any:

@@ -65,6 +65,10 @@ ENVIRONMENTS = (
 )
 
 
+TRAINS = {"needed_to_act": False}
+"""of a field that a loaded model does without: an object in it, which no file holds, need not be given again"""
+
+
 @described
 @dataclass(frozen=True)
 class GRPOConfig:
@@ -106,9 +110,9 @@ class GRPOConfig:
     """of a response; longer ones are cut off"""
     temperature: float = 1.0
     """of sampling"""
-    advantage: str | Callable[..., Any] = "grpo"
+    advantage: str | Callable[..., Any] = dataclasses.field(default="grpo", metadata=TRAINS)
     """by name (``lab.algorithms.advantage``), or a function of rewards prompts × responses"""
-    loss: str | Callable[..., Any] = "ppo"
+    loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata=TRAINS)
     """by name (``lab.algorithms.loss``), or a function like `algorithms.policy_loss`"""
     clip_range: float | None = 0.2
     """how far the probability ratio may leave 1; None: not clipped"""
@@ -152,7 +156,7 @@ class GRPOConfig:
     """Euclidean norm to which the gradient is cut"""
     in_order: bool = True
     """learn from groups in the order of their prompts: bit for bit the same under every plan; False: as they come"""
-    reward: Callable[[Problem, str], Any] | None = dataclasses.field(default=None, metadata={"needed_to_act": False})
+    reward: Callable[[Problem, str], Any] | None = dataclasses.field(default=None, metadata=TRAINS)
     """of training, from a problem and a completion's text; None: the task's own, which evaluations always use"""
     reward_timeout_s: float | None = None
     """judge in a child process with this limit, in seconds; None: in the reward worker, without one, which is faster"""
@@ -162,7 +166,7 @@ class GRPOConfig:
     """responses that it works on at once"""
     engine_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """of the engine, such as ``{"gpu_memory_utilization": 0.4}`` of vLLM's"""
-    staleness: str | StalenessPolicy = "bound"
+    staleness: str | StalenessPolicy = dataclasses.field(default="bound", metadata=TRAINS)
     """what becomes of stale responses: "bound" leaves it to the plan's ``staleness``, with iterations that finish what
     they begin. With "pace", "block", "drop_oldest", "drop_stale", "recycle" an iteration ends with its groups, and what
     runs goes on in the next (partial rollouts); `StalenessPolicy` has the numbers, and what new weights do to what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import tempfile
@@ -113,6 +114,12 @@ class ReplayBuffer:
     @draws.setter
     def draws(self, state: dict[str, Any]) -> None:
         self._rng.bit_generator.state = state
+
+    def with_own_draws(self) -> ReplayBuffer:
+        """The same rows, which are shared, drawn by random numbers of its own that begin where these are now."""
+        other = copy.copy(self)
+        other._rng = copy.deepcopy(self._rng)
+        return other
 
     @property
     def nbytes(self) -> int:

@@ -88,3 +88,24 @@ def test_any_task_is_trained_on_by_name_or_as_an_object(tmp_path: Path) -> None:
         lab.train("grpo", "nowhere.jsonl")
     with pytest.raises(UnknownNameError, match=r"Did you mean 'reasoning/countdown'.*lab.train\('ppo'"):
         lab.train("grpo", "countdwn")
+
+
+@pytest.mark.parametrize("env", ["reasoning/sorting", "reasoning/products"])
+def test_an_evaluation_is_that_of_the_recipe(env: str, tmp_path: Path) -> None:
+    """Answer by answer: with tools, too, which a loaded model calls itself. A bad prompt costs its own answer alone."""
+    small = {"prompts": 4, "group_size": 2, "minibatches": 1, "warm_up_steps": 30, "max_tokens": 20, "slots": 64, "iterations": 1}
+    run = lab.train("grpo", env, **small, folder=False, progress=False, plan=None).wait()
+    with lab.session(run.workflow, run.plan) as session:
+        session.step("train")
+        told = session.step("evaluate")
+    found = run.evaluate(1000, seed=0)
+    assert found["return"] == pytest.approx(told["reward"]) and found["length"] == pytest.approx(told["response_tokens"])
+    assert run.save(tmp_path / "run") and lab.load_policy(tmp_path / "run").config == run.config
+    if run.config.tools:
+        answers = run.policy().answer([f"{n}*7=" for n in range(10, 40)])
+        assert any("]" in answer and ";" in answer for answer in answers), "what the calculator said is in an answer"
+        other = [lab.tasks.Search(["7 is a number"])]
+        again = lab.train("grpo", env, **small, tools=other, loss=lab.algorithms.reinforce_loss, folder=tmp_path / "two", progress=False, plan=None)
+        with pytest.raises(ConfigError, match="tools of the run in .* was an object of its program, Search"):
+            lab.load_policy(again.wait().folder)
+        assert lab.load_policy(again.folder, tools=other).answer("3*7=")

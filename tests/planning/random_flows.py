@@ -46,21 +46,14 @@ class Scenario:
     def sim_calls(self) -> list[SimCall]:
         before = [SimCall(s.name, "prepare", preparation(s)) for s in self.stages if s.first is not None]
         return before + [
-            SimCall(s.name, METHODS[s.kind], script(self, s), tuple(reads(s)), tuple(s.outputs), starts_on_device=starts(s))
+            SimCall(s.name, METHODS[s.kind], script(self, s), tuple(s.inputs), tuple(s.outputs), starts_on_device=s.kind in STARTS)
             for s in self.stages
         ]
 
 
 METHODS = {"source": "produce", "map": "convert", "whole": "gather", "join": "combine", "sink": "consume",
            "simulator": "collect", "policy": "act"}  # fmt: skip
-
-
-def reads(stage: Stage) -> list[str]:
-    return stage.inputs
-
-
-def starts(stage: Stage) -> bool:
-    return stage.kind in ("source", "simulator")
+STARTS = ("source", "simulator")  # who begins before it has got something
 
 
 # --- interpretation 1: worker code ---------------------------------------------------------------------

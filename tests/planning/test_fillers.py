@@ -1,4 +1,4 @@
-"""Fillers in the schedule: only where a device would be idle, never in the way for longer than one step, and the same in simulator and executor."""
+"""Fillers in the schedule: only where a device would be idle, never in the way for longer than one step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from sweeps import sweep
 from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
 from rlinf_lab.planning.engine.fillers import Fillers
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.simulator.simulator import SimCall, SimFiller, Simulator, Turn, get, put, run
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.threads.clocks import MockClock
@@ -51,11 +50,6 @@ class Idler(Worker):
         return bool(self.left)
 
 
-def simulate(made: Scenario, delays: int = 1, fillers: bool = True) -> Timeline:
-    filler = SimFiller("idler", made.plan.devices, lambda rank: (n * MS for n in durations(made.seed, rank)), delays=delays)
-    return Simulator(made.flow.graph, made.plan, made.switch, fillers=[filler] if fillers else []).simulate(made.sim_calls(), ITERATIONS)
-
-
 def execute(made: Scenario, delays: int) -> Timeline:
     executor = LocalExecutor(made.flow, made.plan, MockClock(), fillers=[Filler(Idler, made.seed, on=made.plan.devices, delays=delays)])
     timeline = finished(executor, made.plan, ITERATIONS)
@@ -84,19 +78,18 @@ def in_the_way(timeline: Timeline) -> dict[int, list[tuple[int, int]]]:
 
 
 @sweep(40, 160, first=70_000)
-def test_simulated_and_executed_fillers_are_equal_and_in_the_way_for_one_step_at_most(seeds: range) -> None:
+def test_fillers_are_in_the_way_for_one_step_at_most(seeds: range) -> None:
     taken, waited = 0, 0
     for seed in seeds:
         made = scenario(seed, [])
         delays = 1 + seed % 2
         executed = execute(made, delays)
-        assert not (difference := executed.diff(simulate(made, delays))), f"seed {seed}, {made.plan}\n{difference}"
         assert executed.bubble_sum_error_ns() == 0
         for iteration, times in in_the_way(executed).items():
             waited += 1
             assert _joined(times) <= delays * 3 * MS, (seed, iteration)
         taken += len(steps(executed))
-    assert taken > 10 * len(seeds) and waited > len(seeds) // 5, "the comparison was about something"
+    assert taken > 10 * len(seeds) and waited > len(seeds) // 5, "they were about something"
 
 
 def _joined(times: list[tuple[int, int]]) -> int:
@@ -108,13 +101,23 @@ def _joined(times: list[tuple[int, int]]) -> int:
     return total
 
 
+class Thrice(Worker):
+    def setup(self) -> None:
+        self.left = 3
+
+    def step(self) -> bool:
+        self.compute(0.003)
+        self.left -= 1
+        return bool(self.left)
+
+
 # --- one worker, by hand -----------------------------------------------------------------------------------
 class Loner(Worker):
     def work(self) -> None:
         self.compute(0.010)
 
 
-def lone_flow() -> tuple[Workflow, ExecutionPlan, list[SimCall]]:
+def lone_flow() -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("lone")
     loner = flow.worker(Loner, name="loner")
 
@@ -122,16 +125,13 @@ def lone_flow() -> tuple[Workflow, ExecutionPlan, list[SimCall]]:
     def iteration() -> None:
         loner.work()
 
-    def script(turn: Turn):
-        yield run(10 * MS)
-
-    return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"loner": [0]}), [SimCall("loner", "work", script)]
+    return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"loner": [0]})
 
 
 def test_an_idle_device_is_filled_until_the_work_is_done_and_a_busy_one_never() -> None:
-    flow, plan, calls = lone_flow()
-    filler = SimFiller("idler", plan.devices, lambda rank: [3 * MS] * 3)
-    timeline = Simulator(flow, plan, fillers=[filler]).simulate(calls)
+    flow, plan = lone_flow()
+    executor = LocalExecutor(flow, plan, MockClock(), fillers=[Filler(Thrice, on=plan.devices, name="idler")])
+    timeline = finished(executor, plan, 1)
     assert [(s.track.devices, s.start_ns, s.end_ns) for s in steps(timeline)] == [(("cpu:1",), t * MS, t * MS + 3 * MS) for t in (0, 3, 6)]
     assert timeline.busy()["ns"].tolist() == [10 * MS, 9 * MS]
     assert timeline.iterations()["end_ns"].tolist() == [10 * MS]
@@ -158,18 +158,6 @@ def test_fillers_hide_no_deadlock() -> None:
     finally:
         executor.stop()
 
-    def script(reads: str, writes: str):
-        def passes(turn: Turn):
-            while n := (yield get(reads)):
-                yield put(writes, n)
-
-        return passes
-
-    calls = [SimCall("a", "pass_on", script("back", "there"), ("back",), ("there",), starts_on_device=False),
-             SimCall("b", "pass_on", script("there", "back"), ("there",), ("back",), starts_on_device=False)]  # fmt: skip
-    with pytest.raises(DeadlockError, match=r"a\[0\] waits for channel 'back'"):
-        Simulator(flow, plan, fillers=[SimFiller("idler", "cpu:1", lambda rank: itertools.repeat(MS))]).simulate(calls)
-
 
 class Waits(Worker):
     def pass_on(self, inbox: Inbox, out: Outbox) -> None:
@@ -188,7 +176,7 @@ class Waits(Worker):
     ({"delays": 0}, "delays=0"), ({"delays": True}, "delays=True"), ({"memory": 2}, "2 units of memory on cpu:0 beside.*loner 1; fillers 2"),
 ])  # fmt: skip
 def test_a_filler_that_does_not_fit_is_refused_by_name(fields: dict, message: str) -> None:
-    flow, _, _ = lone_flow()
+    flow, _ = lone_flow()
     plan = ExecutionPlan("small", ("cpu:0", "cpu:1"), {"loner": [[0]]}, memory={"loner": 1}, device_memory=2)
     with pytest.raises(PlanError, match=message):
         LocalExecutor(flow, plan, MockClock(), fillers=[Filler(Loner, method="work", **{"on": "cpu:0", "name": "idler", **fields})])
@@ -200,11 +188,9 @@ def test_what_cannot_take_steps_is_refused() -> None:
             Filler(what, on="cpu:0")
     with pytest.raises(WorkflowError, match="called without arguments"):
         Filler(Waits, on="cpu:0", method="pass_on")
-    flow, plan, calls = lone_flow()
+    flow, plan = lone_flow()
     with pytest.raises(WorkflowError, match="a list of fillers"):
         LocalExecutor(flow, plan, MockClock(), fillers=Filler(Loner, on="cpu:0", method="work"))  # type: ignore[arg-type]
-    with pytest.raises(WorkflowError, match="takes 0 ns"):
-        Simulator(flow, plan, fillers=[SimFiller("idler", "cpu:1", lambda rank: [0])]).simulate(calls)
 
 
 def test_steps_may_begin_and_end_while_it_is_asked_whether_they_are_in_the_way() -> None:

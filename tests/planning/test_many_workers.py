@@ -163,7 +163,7 @@ def test_a_search_over_few_counts_is_close_to_an_exact_one() -> None:
     assert np.mean(ratios) < 1.03 and max(ratios) < 1.2, ratios
 
 
-@sweep(25, 60)
+@sweep(15, 60)
 def test_company_that_changes_nothing_is_not_looked_at_again(seeds: range) -> None:
     """The same plans as with a front for every set of those who stay."""
     fewer = 0

@@ -144,7 +144,7 @@ def test_no_pin_finds_a_faster_plan_of_turns(seed: int) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.long)])
-@sweep(14, 40)
+@sweep(8, 40)
 def test_random_plans_fit_as_executed(shared: bool, seeds: range) -> None:
     """Accounted for again from the execution plan: who may be on a device at the same time, and what they hold; shared weights once, whoever is there."""
     checked = once = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,15 @@ from rlinf_lab.planning.adapt.whatif import Question
 from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check
 from rlinf_lab.planning.forecast.forecast import forecast
 from rlinf_lab.planning.forecast.stream_estimate import follow
-from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.planner.planner import Plans, plan
 from rlinf_lab.planning.profile.profile import Profile
 
 PROFILE = Profile.load(Path(__file__).parents[2] / "docs" / "profiles" / "grpo_7b_by_hand.json")
+
+
+@functools.cache
+def plans() -> Plans:
+    return plan(PROFILE, 8, simulate=False)
 
 
 def some_looks(number: int) -> Callable[[], bool]:
@@ -26,11 +32,10 @@ def some_looks(number: int) -> Callable[[], bool]:
 
 
 def test_all_that_takes_long_looks_whether_it_is_wanted() -> None:
-    plans = plan(PROFILE, 8, simulate=False)
-    placement = plans.best.candidate.placement
+    placement = plans().best.candidate.placement
     works: list[Callable[[], object]] = [
-        lambda: plan(PROFILE, 8), lambda: forecast(placement), lambda: follow(placement), lambda: sensitivity(plans),
-        lambda: Question.of(plans).answer(PROFILE),
+        lambda: plan(PROFILE, 8), lambda: forecast(placement), lambda: follow(placement), lambda: sensitivity(plans()),
+        lambda: Question.of(plans()).answer(PROFILE),
     ]  # fmt: skip
     for work in works:
         with pytest.raises(Abandoned), as_long_as(lambda: False):
@@ -39,7 +44,7 @@ def test_all_that_takes_long_looks_whether_it_is_wanted() -> None:
 
 @pytest.mark.slow
 def test_what_was_given_up_anywhere_leaves_no_trace() -> None:
-    asked = Question.of(plan(PROFILE, 8, simulate=False))
+    asked = Question.of(plans())
     looks = itertools.count()
     with as_long_as(lambda: next(looks) >= 0):
         expected = asked.answer(PROFILE, simulate=True).to_dict()
@@ -50,7 +55,7 @@ def test_what_was_given_up_anywhere_leaves_no_trace() -> None:
 
 
 def test_a_forecast_looks_at_every_instant() -> None:
-    placement = plan(PROFILE, 8, simulate=False).best.candidate.placement
+    placement = plans().best.candidate.placement
     looks = itertools.count()
     with as_long_as(lambda: next(looks) >= 0):
         timeline = forecast(placement, 2)

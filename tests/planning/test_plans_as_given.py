@@ -24,7 +24,7 @@ def saved(made: object) -> ExecutionPlan:
 @pytest.mark.parametrize("path", PROFILES, ids=lambda p: p.stem)
 def test_a_saved_plan_takes_what_it_took(path: Path) -> None:
     """Of random profiles: `test_stated_seconds`."""
-    plans = plan(Profile.load(path), 16)
+    plans = plan(Profile.load(path), 8)
     some = [p for p in plans if p.simulated is not None]
     assert some and [planned(plans.profile, saved(p)).seconds for p in some] == pytest.approx([p.seconds for p in some], rel=1e-9)
 

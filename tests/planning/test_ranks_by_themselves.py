@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from mock_runs import run, seconds
-from timed_flows import timed
+from timed_flows import Timed, timed
 
 import rlinf_lab as lab
 from rlinf_lab.planning.forecast.per_rank import by_rank
@@ -16,21 +17,31 @@ from rlinf_lab.planning.forecast.stream_estimate import stream_of
 from rlinf_lab.planning.planner.planner import Planned, Plans
 from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.search.plan_tree import leaf_of
-from rlinf_lab.planning.simulator.scripts import ALL, SimCall, Turn, get, put
-from rlinf_lab.planning.simulator.scripts import run as compute
-from rlinf_lab.planning.simulator.simulator import Simulator
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 FLOWS = {"chain": ("ab", "bc"), "long": ("ab", "bc", "cd"), "fork": ("ab", "ac"), "diamond": ("ab", "ac", "bd", "cd"), "join": ("ac", "bc")}
 
 
+class InParts(Timed):
+    """A source that puts its items in so many parts, as plans count them."""
+
+    parts: ClassVar[dict[str, int]] = {}
+
+    def make(self, *outs: lab.Outbox) -> None:
+        first, end = (self.items * r // self.ranks for r in (self.rank, self.rank + 1))
+        parts, share = self.parts[self.name], end - first
+        for i, j in itertools.pairwise(-(-share * k // parts) for k in range(parts + 1)):
+            if j > i:
+                self.worked(list(range(first + i, first + j)), outs)
+
+
 class Case:
     """A workflow whose workers take ``costs[name]`` = (seconds of a batch, and of each item), and a true profile of it."""
 
     def __init__(self, links: tuple[str, ...], items: int, costs: dict[str, tuple[float, float]], most: dict[str, int | None]) -> None:
-        self.items, self.costs = items, costs
-        self.flow, self.profile = timed(" ".join(links), items, costs, {n: k for n, k in most.items() if k})
+        ranks = {n: k for n, k in most.items() if k}
+        self.flow, self.profile = timed(" ".join(links), items, costs, ranks, kinds=dict.fromkeys(costs, InParts))
 
     @classmethod
     def by_chance(cls, seed: int) -> Case:
@@ -44,37 +55,10 @@ class Case:
     def plans(self, devices: int, micro_batches: int = 64, simulate: bool = True) -> Plans:
         return lab.plan(self.flow, [f"cpu:{i}" for i in range(devices)], self.profile, micro_batches=micro_batches, simulate=simulate)
 
-    def simulated_run(self, planned: Planned) -> float:
-        """Seconds of the last of three iterations of a run, whose sources put their items in the plan's micro-batches."""
-        calls = []
-        for step in self.flow.graph.program:
-            script = self._script(step.worker, step.call.reads, step.call.writes, planned.placement[step.worker]["micro_batches"])
-            calls.append(SimCall(step.worker, step.call.method, script, step.call.reads, step.call.writes, (), step.call.starts_on_device))
-        return float(Simulator(self.flow, planned.execution).simulate(calls, 3).iterations()["seconds"].iloc[-1])
-
-    def _script(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...], micro_batches: int):
-        fixed, each = self.costs[name]
-
-        def work(n: int):
-            yield compute(round((fixed + each * n) * 1e9))
-            for channel in writes:
-                yield put(channel, n)
-
-        def source(turn: Turn):
-            share = turn.share(self.items)
-            for i, j in itertools.pairwise(-(-share * k // micro_batches) for k in range(micro_batches + 1)):
-                if j > i:
-                    yield from work(j - i)
-
-        def reader(turn: Turn):
-            while n := (yield get(reads[0])):
-                for channel in reads[1:]:
-                    yield get(channel, n)
-                yield from work(n)
-            for channel in reads[1:]:
-                yield get(channel, ALL)
-
-        return reader if reads else source
+    def ran(self, planned: Planned) -> float:
+        """Seconds of the last of three iterations."""
+        InParts.parts = {n: at["micro_batches"] for n, at in planned.placement.items()}
+        return seconds(run(self.flow, planned, 3))
 
 
 def uneven(planned: Planned) -> bool:
@@ -96,7 +80,7 @@ def test_a_batch_of_everything_interrupts_nobody_above(shape: str) -> None:
     case = long_chain()
     planned = of_shape(case.plans(8), shape)
     assert planned.execution.micro_batches["cd"] == 0 and planned.placement["d"]["ranks"] == 8
-    assert seconds(run(case.flow, planned, 3)) == pytest.approx(planned.seconds, rel=0.01)
+    assert case.ran(planned) == pytest.approx(planned.seconds, rel=0.01)
     assert planned.seconds < 0.36 and planned.notes == ()
 
 
@@ -106,7 +90,7 @@ def test_ranks_whose_devices_are_free_begin_with_what_is_there() -> None:
     planned = of_shape(case.plans(5), "(a | b) > c")
     assert planned.execution.micro_batches["ac"] == 10
     worker_group = max(0.01 * 48 / 4, 0.01 * 48) + 0.05 * 10
-    assert case.simulated_run(planned) == pytest.approx(planned.seconds, rel=0.02) and planned.seconds < 0.95 * worker_group
+    assert case.ran(planned) == pytest.approx(planned.seconds, rel=0.02) and planned.seconds < 0.95 * worker_group
 
 
 @pytest.mark.parametrize("first", [0, 6, 12])
@@ -116,7 +100,7 @@ def test_runs_of_random_plans_take_what_plans_say(first: int) -> None:
         case = Case.by_chance(seed)
         for planned in filter(uneven, case.plans(2 + seed % 8, (64, 8)[seed % 2], simulate=False)):
             told = float(planned.timeline.iterations()["seconds"].iloc[-1])
-            ratios[seed, planned.shape] = case.simulated_run(planned) / told
+            ratios[seed, planned.shape] = case.ran(planned) / told
     assert len(ratios) > 5 and max(ratios.values()) < 1.02, ratios
     assert min(ratios.values()) > 0.94 and sum(r > 0.98 for r in ratios.values()) > 0.9 * len(ratios), ratios
 

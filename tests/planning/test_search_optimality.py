@@ -25,7 +25,7 @@ from rlinf_lab.planning.search.solver import Only, _Solver, near, solve
 def seconds(problem: Problem, ceiling: float = np.inf) -> float:
     found = solve(problem, ceiling)
     for plan in found:  # a tree is what its number says
-        assert evaluate(plan.tree, problem) == pytest.approx(plan.seconds)
+        assert evaluate(plan.tree, problem) == pytest.approx(plan.seconds) and plan.seconds <= ceiling
         assert all(sum(n.devices) <= sum(problem.devices) for n in nodes(plan.tree))
     return found[0].seconds if found else float("inf")
 
@@ -41,7 +41,7 @@ class Family:
     other: Callable[[Problem], Problem] | None = None
 
 
-SMALL = {"leaves": (2, 4), "devices": (2, 9)}
+SMALL = {"leaves": (1, 4), "devices": (2, 9)}
 FAMILIES = {
     "any": Family(0, SMALL),
     "some take turns as a whole": Family(
@@ -127,7 +127,7 @@ def test_fronts_keep_what_is_better_in_something() -> None:
 
 def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(12):
+    for _ in range(6):
         devices, count = int(rng.integers(200, 400)), int(rng.integers(2, 5))
         n = np.arange(devices + 1, dtype=float)
         with np.errstate(divide="ignore"):

@@ -152,6 +152,15 @@ def test_how_it_is_shown() -> None:
 
 
 # --- what is one choice -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("times", "is_standing"), [(1.0, True), (0.999, False)])
+def test_a_plan_that_takes_as_long_is_not_before_the_choice(monkeypatch: pytest.MonkeyPatch, times: float, is_standing: bool) -> None:
+    """A twin is ranked, and the choice is not."""
+    plans = plan(chain(a=FLAT, b=FLAT), 12)
+    twin = next(p for p in plans if p.shape != plans.best.shape)
+    monkeypatch.setattr(Asked, "_planned", lambda self, setting: [(twin.candidate, times * plans.best.seconds)])
+    monkeypatch.setattr(Asked, "_as_it_is", lambda self, setting: plans.best.seconds)
+    look = Asked(plans, 0.0).look(entry(plans, "seconds", "a"), 2.0)
+    assert look.stands == is_standing and look.winner == (plans.best.shape if is_standing else twin.shape)
 
 
 def test_where_nothing_fits_there_is_no_plan() -> None:
@@ -200,8 +209,6 @@ def test_what_cannot_be_asked() -> None:
 
 
 # --- time -----------------------------------------------------------------------------------------------------------------
-
-
 def test_what_takes_long_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plans = plan(chain(a=FLAT, b=STEEP), 8, simulate=False)
     monkeypatch.setattr("rlinf_lab.planning.adapt.sensitivity.BAR_SECONDS", 600.0)

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, MissingDependencyError
@@ -23,7 +22,7 @@ from rlinf_lab.policies.pretrained import load_openvla_oft
 from rlinf_lab.vecenv import environment
 from rlinf_lab.vecenv.stepping import step_chunk
 
-transformers = pytest.importorskip("transformers")
+transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
 
 SIDE, K, A, STATE, H, VOCABULARY, PAD = 28, 3, 2, 5, 32, 70, 64
 OBS = spaces.Dict(
@@ -103,9 +102,10 @@ def folder(weights, tmp_path_factory):
     }  # fmt: skip
     for file, content in written.items():
         (path / file).write_text(json.dumps(content))
-    letters = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 3, "lift": 4, "cube?": 5, "something": 6, "take": 7, "In:": 8}, unk_token="<unk>"))
-    letters.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    letters.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    known = {word: i for i, word in enumerate(["<unk>", "<s>", "</s>", "▁", "lift", "cube?", "something", "take", "In:"])}
+    letters = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<unk>"))
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    letters.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     letters.save(str(path / "tokenizer.json"))
     torch.save({f"module.model.{key}": value for key, value in head.items()}, path / "action_head--150000_checkpoint.pt")
     torch.save({f"module.{key}": value for key, value in state.items()}, path / "proprio_projector--150000_checkpoint.pt")

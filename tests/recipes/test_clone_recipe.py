@@ -12,9 +12,8 @@ import pytest
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
 from rlinf_lab.experiments.collecting import collect
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Flow, make_chunk_transformer
-from rlinf_lab.recipes.clone import CloneConfig, build
+from rlinf_lab.recipes.clone import CloneConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import LineEnv
@@ -76,19 +75,6 @@ def test_a_clone_does_what_the_expert_did(data, more):
     assert run.evaluate(8)["length"] == 6 and run.config.max_episode_steps == 6
     if "flow" not in more:
         np.testing.assert_allclose(run.policy().module.weights().arrays["head.log_std"], np.log(0.25), rtol=1e-6)
-
-
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_learners_clone_what_one_clones(data, parallel):
-    """Also what is told of greedy actions, for which shards come together."""
-    rows = []
-    for learners in (1, 2):
-        flow = build(CloneConfig(data=data, net_arch=(8,), gradient_steps=6, steps_per_iteration=3, batch_size=32, learners=learners, parallel=parallel))
-        plan = ExecutionPlan.spatial(flow, devices=["cpu:0", "cpu:1"], on={"data": [0], "learner": [0, 1]}) if learners == 2 else ExecutionPlan.temporal(flow, ["cpu:0"])
-        run = lab.run(flow, plan, iterations=2, executor="local", dashboard=False)
-        run.wait()
-        rows.append(run.metrics[["loss", "action_error"]].to_numpy())
-    np.testing.assert_allclose(rows[1], rows[0], rtol=1e-4)
 
 
 def test_a_transformer_of_chunks_is_cloned_like_any_policy(data):

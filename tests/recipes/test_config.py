@@ -108,6 +108,30 @@ def test_the_same_seed_learns_the_same_to_the_last_bit(name):
     assert any(not np.array_equal(other[key], array) for key, array in once.items())
 
 
+def learnt_by(name: str, learners: int, **more) -> np.ndarray:
+    """The numbers of the second iteration."""
+    recipe = find(name)
+    flow = recipe.build(recipe.config.preset(ReachLine, **SETTINGS[name](), learners=learners, **more))
+    if learners == 1:
+        plan = ExecutionPlan.temporal(flow, ["cpu:0"])
+    else:
+        plan = ExecutionPlan.spatial(flow, devices=["cpu:0", "cpu:1"], on={w: [0, 1] if w == "learner" else [0] for w in flow.graph.workers})
+    run = lab.run(flow, plan, iterations=2, executor="local", dashboard=False)
+    run.wait()
+    return run.metrics.drop(columns=["seconds"], errors="ignore").iloc[-1]
+
+
+SHARDED = ("ppo", "embodied_grpo", "dagger", "clone")
+
+
+@pytest.mark.parametrize(("name", "more"), [*((name, {}) for name in SETTINGS), *((name, {"parallel": "fsdp"}) for name in SHARDED)])
+def test_two_learners_learn_what_one_learns(name, more):
+    one, two = learnt_by(name, 1), learnt_by(name, 2, **more)
+    losses = [column for column in one.index if "loss" in column or column in ("action_error", "return", "kl")]
+    assert losses
+    np.testing.assert_allclose(two[losses].to_numpy(float), one[losses].to_numpy(float), rtol=1e-3, atol=1e-4, err_msg=str(losses))
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_half_precision_learns_nearly_the_same(name):
     single, half = usual_weights_of(name), weights_of(name, precision="bfloat16")

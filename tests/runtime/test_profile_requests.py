@@ -62,9 +62,9 @@ def test_no_foreign_error_comes_out(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"ranks": {"b": 2}}, r"profile\(ranks\): 'b' has 2; a list of the numbers to measure\. Next: ranks=\{'b': \[2\]\}"),
-        ({"ranks": [1]}, r"profile\(ranks=\[1\]\): for each worker .* Next: ranks=\{'a': \[1, 2\]\}"),
-        ({"ranks": {"b": [3]}}, r"'b' has 3 ranks on 2 devices\. Next: 1 to 2"),
+        ({"ranks": {"b": 2}}, r"profile: ranks\['b'\] is 2; the numbers that it may have\. Next: ranks=\{'b': \[1, 2\]\}"),
+        ({"ranks": [1]}, r"profile: ranks is \[1\]; for each worker .* Next: ranks=\{'a': \[1, 2\]\}"),
+        ({"ranks": {"b": [3]}}, r"one of ranks\['b'\] is 3; give a whole number, at most 2 \(devices: 2\)\. Next: 2"),
         ({"ranks": {"c": [1]}}, "Unknown worker 'c'"),
         ({"iterations": 0}, r"iterations=\.\.\.\) is 0; give a whole number, at least 1"),
         ({"items": 0}, r"profile\(items=\.\.\.\) is 0; give a whole number, at least 1\. Next: 1"),

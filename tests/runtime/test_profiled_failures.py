@@ -116,8 +116,8 @@ def test_a_run_can_be_asked_about_other_ranks_than_it_had() -> None:
         ({"learnr": [1]}, "Unknown worker 'learnr'. Did you mean 'learner'"),
         ({"learner": 2}, r"ranks\['learner'\] is 2; the numbers that it may have. Next: ranks=\{'learner': \[1, 2\]\}"),
         ({"learner": []}, r"ranks\['learner'\] is \[\]"),
-        ({"learner": [1, 0]}, r"ranks\['learner'\] has 0, which is 0; give a whole number, at least 1. Next: 1"),
-        ({"learner": [True]}, r"ranks\['learner'\] has True"),
+        ({"learner": [1, 0]}, r"ranks\['learner'\] is 0; give a whole number, at least 1. Next: 1"),
+        ({"learner": [True]}, r"ranks\['learner'\] is True"),
         ([1, 2], r"ranks is \[1, 2\]; for each worker"),
     ],
 )

@@ -220,6 +220,6 @@ def test_parts_that_are_equal_are_no_change() -> None:
     assert changes(state, lambda: torch.nn.Linear(300, 2).load_state_dict({k: state[k] for k in ("weight", "bias")})) == ""
     state.update(shape=(2, 3), nested={"a": [np.float32(1), (1,)]})
     assert changes(state, lambda: state.update(shape=tuple([2, 3]), nested={"a": [np.float32(1), (int("1"),)]})) == ""  # noqa: C409
-    assert changes(state, lambda: state.update(nested={"a": [np.float32(2), (1,)]})) == "['nested']"
+    assert changes(state, lambda: state.update(nested={"a": [np.float32(2), (1,)]})) == "['nested']['a'][0]"
     state["itself"] = state
     assert changes(state, lambda: None) == ""

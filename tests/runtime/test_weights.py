@@ -13,7 +13,8 @@ from sessions import both, opened
 
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.host.weights.weights import Store, WeightTable
+from rlinf_lab.runtime.host.weights.stores import Store
+from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Worker

@@ -29,27 +29,8 @@ def timeline_of(*rows: tuple, devices: tuple[str, ...] = ("cpu:0", "cpu:1")) -> 
     return timeline
 
 
-def causes(timeline: Timeline, device: str) -> list[tuple[int, int, str]]:
-    """(start, end, cause) of each bubble of a device, neighbours of one cause joined."""
-    result: list[tuple[int, int, str]] = []
-    accounting = account(timeline)
-    for row in accounting.bubbles[accounting.bubbles["device"] == timeline.devices.index(device)]:
-        start, end, cause = int(row["start"]), int(row["end"]), str(CAUSES[row["cause"]])
-        if result and result[-1][1:] == (start, cause):
-            start = result.pop()[0]
-        result.append((start, end, cause))
-    return result
-
-
 ONE, TWO = ("cpu:0",), ("cpu:1",)
 ITERATION = ("driver", 0, (), K.MARK, 0, 100, 0)
-
-
-def test_set_up_is_no_switch_and_comes_first():
-    timeline = timeline_of(("a", 0, ONE, K.SETUP, 0, 30), ("b", 0, ONE, K.ONLOAD, 10, 40), ("a", 0, ONE, K.RUN, 20, 25), ("d", 0, (), K.MARK, 50, 60, 0))
-    assert causes(timeline, "cpu:0") == [(0, 20, "setup"), (25, 30, "setup"), (30, 40, "switch"), (40, 50, "off"), (50, 60, "fill")]
-    table = timeline.bubbles(by=["cause", "worker", "waiting_for"])
-    assert ("setup", "a", "setup", 25) in {tuple(row[:4]) for row in table.itertuples(index=False)}
 
 
 def test_a_bubble_says_who_waited_and_for_what():
@@ -62,7 +43,9 @@ def test_a_bubble_says_who_waited_and_for_what():
         ("sim", 0, ONE, K.LOCK, 50, 60, 0),
         ("sim", 0, ONE, K.ONLOAD, 60, 65, 0),
         ("sim", 0, ONE, K.RUN, 65, 100, 0),
-        ("learner", 3, TWO, K.WAIT, 0, 100, 0),
+        ("learner", 3, TWO, K.SETUP, 0, 30),
+        ("learner", 3, TWO, K.ONLOAD, 10, 40, 0),
+        ("learner", 3, TWO, K.WAIT, 40, 100, 0),
     )
     table = timeline.bubbles(by=["cause", "worker", "rank", "waiting_for"])
     assert {tuple(row[:5]) for row in table.itertuples(index=False)} == {
@@ -70,7 +53,9 @@ def test_a_bubble_says_who_waited_and_for_what():
         ("blocked", "sim", 0, "room in channel obs", 10),
         ("lock", "sim", 0, "the device", 10),
         ("switch", "sim", 0, "onload", 5),
-        ("fill", "learner", 3, "the value of a call", 100),
+        ("setup", "learner", 3, "setup", 30),
+        ("switch", "learner", 3, "onload", 10),
+        ("fill", "learner", 3, "the value of a call", 60),
     }
     assert timeline.bubbles(by="cause").share.sum() + timeline.utilisation().mean() == pytest.approx(1)
     assert timeline.bubbles(by="device").ns.tolist() == [100, 45]

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.widgets import timeline_html
 
 
@@ -240,9 +240,6 @@ def test_numbers_and_depths_beyond_all_bounds(tmp_path: Path, text: str) -> None
         (lambda made: made.gains(by=None), r"gains\(by=None\)"), (lambda made: made.gains(by=("rank", "rank")), "comes twice"),
         (lambda made: made.extend(5), r"extend\(5"), (lambda made: made.extend(None), r"extend\(None"),
         (lambda made: made.extend(Recorder().drain(), 0.5), r"offset_ns=0\.5"),
-        (lambda made: SpanBatch.from_bytes(b"RLSB\x01"), "These 5 bytes are no whole"),
-        (lambda made: SpanBatch.from_bytes(b"RLSB\x01\x02\0\0\0{}"), "KeyError"),
-        (lambda made: SpanBatch.from_bytes(None), r"from_bytes\(None\)"), (lambda made: SpanBatch.from_bytes(b"hello"), "start with b'hello'"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_said(ask: Any, says: str) -> None:
@@ -250,14 +247,3 @@ def test_what_makes_no_sense_is_said(ask: Any, says: str) -> None:
     with pytest.raises(TimelineError, match=rf"(?s){says}.*Next: "):
         ask(made)
     assert len(made) == len(WHOLE)
-
-
-@given(st.integers(0, 400))
-def test_a_batch_that_was_cut_off_is_refused(size: int) -> None:
-    recorder = Recorder()
-    recorder.add(recorder.track("w", 0), SpanKind.RUN, recorder.name("m"), 1, 2)
-    recorder.counter("load", 1, 2.0)
-    whole = recorder.drain().to_bytes()
-    assert len(SpanBatch.from_bytes(whole)) == 1
-    with pytest.raises(TimelineError, match="Next: hand over"):
-        SpanBatch.from_bytes(whole[: min(size, len(whole) - 1)])

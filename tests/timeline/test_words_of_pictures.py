@@ -51,21 +51,6 @@ def test_numbers_of_iterations_stay_in_the_picture(first: int) -> None:
     assert all(before[1] < after[0] for before, after in itertools.pairwise(numbers))
 
 
-def test_names_of_many_letters_and_lanes_of_many_devices_take_no_squares_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, width = 0, picture._width
-
-    def counted(text: str) -> float:
-        nonlocal asked
-        asked += len(text)
-        return width(text)
-
-    monkeypatch.setattr(picture, "_width", counted)
-    timeline = made(["x" * 150 + str(i) for i in range(20)])
-    made_of_it = scene(timeline, timeline.accounting(), lanes="worker")
-    assert sum("…" in word.text for word in made_of_it.words) > 20, "labels and the legend are cut"
-    assert asked < 20 * 150 * 8
-
-
 def test_every_worker_of_a_device_is_in_its_lane_once() -> None:
     recorder, timeline = Recorder(), Timeline(["cuda:0", "cuda:1", "cuda:2"])
     for i, (worker, rank, devices) in enumerate([("a", 0, ("cuda:0",)), ("b", 0, ("cuda:0", "cuda:1")), ("a", 1, ("cuda:0",))]):

@@ -28,7 +28,7 @@ from rlinf_lab.planning.profile.profile import (
     WorkerProfile,
 )
 from rlinf_lab.planning.profile.reconcile import begins_at_once
-from rlinf_lab.planning.schema.arguments import MAX_DEVICES, whole
+from rlinf_lab.planning.schema.arguments import MAX_DEVICES, ranks_by_worker, whole
 from rlinf_lab.planning.schema.json_schema import known, listing
 from rlinf_lab.timeline.account.tables import whole_iterations
 from rlinf_lab.timeline.record.span import SpanKind
@@ -61,7 +61,8 @@ def profile_from_run(
         )
     if items is not None:
         whole("profile_from_run: items", items, 1, 10**9)
-    rules = _rules(flow, ranks)
+    allowed_ranks = ranks_by_worker("profile_from_run", ranks, flow.graph.workers, MAX_DEVICES)
+    rules = {worker: RankRule(counts=tuple(sorted(set(counts)))) for worker, counts in allowed_ranks.items()}
     observed = Observed.of(flow.graph, plan, timeline)
     allowed = ", ".join(
         f"{w} {' or '.join(map(str, rules[w].counts))}" if w in rules else f"{w} {plan.ranks(w)}"
@@ -84,26 +85,6 @@ def profile_from_run(
         fingerprint=fingerprint,
         device_memory_gib=float(plan.device_memory) if memory and plan.device_memory else None, notes=(note, *seen),
     )  # fmt: skip
-
-
-def _rules(flow: Workflow, ranks: Mapping[str, Sequence[int]] | None) -> dict[str, RankRule]:
-    """Who may have which numbers of ranks. Raises `PlanError` or `UnknownNameError` naming the entry that cannot be."""
-    first = flow.graph.workers[0]
-    if ranks is not None and not isinstance(ranks, Mapping):
-        raise PlanError(
-            f"profile_from_run: ranks is {shown(ranks)}; for each worker the numbers that it may have. Next: "
-            f"ranks={{{first!r}: [1, 2]}}."
-        )
-    for worker, counts in (ranks or {}).items():
-        known("worker", worker, flow.graph.workers, "ranks")
-        if not isinstance(counts, Sequence) or isinstance(counts, str | bytes) or not counts:
-            raise PlanError(
-                f"profile_from_run: ranks[{worker!r}] is {shown(counts)}; the numbers that it may have. Next: "
-                f"ranks={{{worker!r}: [1, 2]}}."
-            )
-        for count in counts:
-            whole(f"profile_from_run: ranks[{worker!r}] has {shown(count)}, which", count, 1, MAX_DEVICES)
-    return {worker: RankRule(counts=tuple(sorted(set(map(int, counts))))) for worker, counts in (ranks or {}).items()}
 
 
 def _unaccounted(timeline: Timeline) -> list[str]:

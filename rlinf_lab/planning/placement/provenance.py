@@ -9,12 +9,10 @@ Read from their fields alone, 4 of 99 plans of random flows are refused; the oth
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlinf_lab.planning.placement.device_ranges import ways
-from rlinf_lab.planning.placement.free_memory import APART, SINGLE, Forms, Window
+from rlinf_lab.planning.placement.free_memory import SINGLE, Forms, Window
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Arrangement, Setting
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, nodes
@@ -47,9 +45,8 @@ def origin_of(placement: Placement) -> dict[str, Any]:
 def found_by(origin: Mapping[str, Any], setting: Setting) -> Placement | None:
     """The plan that `origin_of` described, under another setting. None where that has other stages or fewer devices.
 
-    Raises `AttributeError`, `KeyError`, `OverflowError`, `RecursionError`, `TypeError` or `ValueError` for what
-    `origin_of` does not write: where names or numbers are well formed and cannot be, a `ValueError` that says which
-    field and value.
+    What `origin_of` does not write raises whatever Python raises for it, here or when the plan is looked at; or it is
+    another plan than the one that it came with.
     """
     heads = [stage.members[0] for stage in setting.stages]
     cells, stay, tree = dict(origin.get("cells", {})), set(origin.get("stay", ())), _read(origin["tree"], heads)
@@ -58,49 +55,18 @@ def found_by(origin: Mapping[str, Any], setting: Setting) -> Placement | None:
     if set(cells) != {stage.members[0] for stage in setting.stages if len(stage.members) > 1}:
         return None
     meeting = origin.get("meeting")
-    windows = {name: _window(name, *said) for name, said in origin.get("windows", {}).items()}
-    _check_names(setting, "windows", windows)
-    for field in ("meeting", "apart"):
-        _check_names(setting, field, itertools.chain.from_iterable(_sets(origin.get(field) or ())))
+    windows = {
+        name: Window(fewest, most, None if kinds is None else frozenset(kinds))
+        for name, (fewest, most, kinds) in origin.get("windows", {}).items()
+    }
     forms = Forms(
         tuple(cells.get(head, SINGLE) for head in heads), bool(origin.get("careful", False)),
         tuple(sorted(windows.items(), key=lambda w: w[0])),
         None if meeting is None else _sets(meeting), _sets(origin.get("apart", ())),
     )  # fmt: skip
     staying = sum(1 << i for i, head in enumerate(heads) if head in stay)
-    made = Placement(
-        setting, Arrangement(staying, forms, _seating(origin.get("seating", ()), tree, setting, forms)), tree
-    )
+    made = Placement(setting, Arrangement(staying, forms, tuple(origin.get("seating", ()))), tree)
     return made if all(0 <= n.option < _options(made, n.worker) for n in nodes(tree) if isinstance(n, Leaf)) else None
-
-
-def _check_names(setting: Setting, field: str, names: Iterable[str]) -> None:
-    for name in names:
-        if name not in setting.profile.workers:
-            raise ValueError(f"origin[{field!r}] names {name!r}, which is no worker of the profile")
-
-
-def _window(name: str, fewest: Any, most: Any, kinds: Iterable[str] | None) -> Window:
-    if not all(isinstance(n, int) and not isinstance(n, bool) for n in (fewest, most)) or not 0 <= fewest <= most:
-        raise ValueError(f"origin['windows'][{name!r}] is from {fewest!r} to {most!r} devices")
-    return Window(fewest, most, None if kinds is None else frozenset(kinds))
-
-
-def _seating(said: Sequence[Any], tree: Tree, setting: Setting, forms: Forms) -> tuple[int, ...]:
-    """A number for each node, of the ways in which it can be seated."""
-    there = list(nodes(tree))
-    if len(said) > len(there):
-        raise ValueError(f"origin['seating'] is {said!r}: {len(said)} numbers for a tree of {len(there)} parts")
-    for i, (choice, node) in enumerate(zip(said, there, strict=False)):
-        members = (
-            len(setting.stages[node.worker].members) if isinstance(node, Leaf) and forms[node.worker] == APART else 1
-        )
-        if not isinstance(choice, int) or isinstance(choice, bool) or not 0 <= choice < ways(node, members):
-            raise ValueError(
-                f"origin['seating'][{i}] is {choice!r}: that part of the tree can be seated in {ways(node, members)} "
-                "ways, counted from 0"
-            )
-    return tuple(said)
 
 
 def _listed(sets: Iterable[frozenset[str]]) -> list[list[str]]:

@@ -83,14 +83,14 @@ def _as_found(
     setting = Setting.of(profile, devices, finest, rule, plan.staleness)
     try:
         placement = found_by(plan.origin, setting)
-    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        if placement is None or placement.misfit() or execution_plan(placement, graph, plan.devices, plan.name) != plan:
+            return None
+        candidate = Candidate.of(placement.setting, placement.arrangement, placement.tree)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise PlanError(
             f"Plan {plan.name!r}: origin is not what a search wrote ({error!r}). Next: without origin it is read from "
             "the rest."
         ) from error
-    if placement is None or placement.misfit() or execution_plan(placement, graph, plan.devices, plan.name) != plan:
-        return None
-    candidate = Candidate.of(placement.setting, placement.arrangement, placement.tree)
     return candidate if math.isfinite(candidate.searched) else None
 
 

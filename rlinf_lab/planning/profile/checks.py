@@ -7,16 +7,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.planning.profile.parts import (
-    Cell,
-    DeviceKind,
     EdgeProfile,
-    Handover,
     Lengths,
-    Message,
+    ProfileFields,
     RankRule,
     Sample,
     WorkerProfile,
@@ -30,26 +26,7 @@ MAX_RANKS = 1_000_000
 NEAR_DEVICES = 8192  # devices: so far the nearest number to a pin is looked for
 
 
-class Parts(Protocol):
-    """A profile, as far as its parts need each other."""
-
-    @property
-    def items(self) -> int: ...
-    @property
-    def workers(self) -> Mapping[str, WorkerProfile]: ...
-    @property
-    def edges(self) -> tuple[EdgeProfile, ...]: ...
-    @property
-    def cells(self) -> tuple[Cell, ...]: ...
-    @property
-    def kinds(self) -> tuple[DeviceKind, ...]: ...
-    @property
-    def handovers(self) -> tuple[Handover, ...]: ...
-    @property
-    def messages(self) -> tuple[Message, ...]: ...
-
-
-def check_profile(profile: Parts) -> None:
+def check_profile(profile: ProfileFields) -> None:
     """Raise `ConfigError` or `UnknownNameError`."""
     check(profile, "profile")
     if not profile.workers:
@@ -138,7 +115,7 @@ def _nearest_divisor(number: int, wanted: int) -> int:
     return min([*low, *(number // d for d in low)], key=lambda d: (abs(d - wanted), d))
 
 
-def _check_cells(profile: Parts) -> None:
+def _check_cells(profile: ProfileFields) -> None:
     cycles = _cycles(profile) if profile.cells else []
     for i, cell in enumerate(profile.cells):
         for member in cell.members:
@@ -175,7 +152,7 @@ def _check_cells(profile: Parts) -> None:
             )
 
 
-def _cycles(profile: Parts) -> list[set[str]]:
+def _cycles(profile: ProfileFields) -> list[set[str]]:
     """Workers from each of which items come back to it, grouped by who reaches whom."""
     after = {n: {e.consumer for e in profile.edges if e.producer == n} for n in profile.workers}
     for middle in after:  # Warshall: paths through one more worker each time
@@ -189,7 +166,7 @@ def _cycles(profile: Parts) -> list[set[str]]:
     return found
 
 
-def _check_in_turn(profile: Parts, name: str, worker: WorkerProfile) -> None:
+def _check_in_turn(profile: ProfileFields, name: str, worker: WorkerProfile) -> None:
     if not worker.in_turn:
         return
     where, named = f"profile.workers.{name}.in_turn", [producer for producer, _ in worker.in_turn]
@@ -207,7 +184,7 @@ def _check_in_turn(profile: Parts, name: str, worker: WorkerProfile) -> None:
         )
 
 
-def _check_handovers(profile: Parts) -> None:
+def _check_handovers(profile: ProfileFields) -> None:
     for i, handover in enumerate(profile.handovers):
         for field, workers in {"worker": (handover.worker,), "after": handover.after}.items():
             for worker in workers:
@@ -255,7 +232,7 @@ def _check_channels(edges: Sequence[EdgeProfile]) -> None:
             )
 
 
-def _check_worker(profile: Parts, name: str, worker: WorkerProfile) -> None:
+def _check_worker(profile: ProfileFields, name: str, worker: WorkerProfile) -> None:
     where = f"profile.workers.{name}"
     if not worker.samples:
         raise ConfigError(

@@ -12,21 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from rlinf_lab.planning.profile.parts import EdgeProfile, Handover, WorkerProfile
+from rlinf_lab.planning.profile.parts import ProfileFields
 from rlinf_lab.workflow.graph import DRIVER, Step, WorkflowGraph
-
-
-class Handing(Protocol):
-    """A profile, as far as it matters here."""
-
-    @property
-    def workers(self) -> Mapping[str, WorkerProfile]: ...
-    @property
-    def edges(self) -> tuple[EdgeProfile, ...]: ...
-    @property
-    def handovers(self) -> tuple[Handover, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -113,7 +101,7 @@ def _reaches(after: Mapping[str, set[str]], start: str, end: str) -> bool:
     return end in seen
 
 
-def handed_over(profile: Handing, ends: Mapping[str, float]) -> dict[str, float]:
+def handed_over(profile: ProfileFields, ends: Mapping[str, float]) -> dict[str, float]:
     """When each worker has handed over, from when it has ended what it streams. The same seconds in and out."""
     ready = dict(ends)
     for h in profile.handovers:
@@ -121,7 +109,7 @@ def handed_over(profile: Handing, ends: Mapping[str, float]) -> dict[str, float]
     return ready
 
 
-def tail(profile: Handing) -> float:
+def tail(profile: ProfileFields) -> float:
     """Seconds by which the last handover ends later than everything else, at least: of chains that begin where all
     streams end.
     """
@@ -131,7 +119,7 @@ def tail(profile: Handing) -> float:
     return max(0.0, *handed_over(profile, ends).values())
 
 
-def is_closed(profile: Handing) -> bool:
+def is_closed(profile: ProfileFields) -> bool:
     """Whether a handover ends each iteration before the next one can begin, whatever staleness allows: who feeds all
     others is handed a value by the last.
     """
@@ -146,7 +134,7 @@ def is_closed(profile: Handing) -> bool:
     )
 
 
-def _upstream(profile: Handing) -> dict[str, set[str]]:
+def _upstream(profile: ProfileFields) -> dict[str, set[str]]:
     """Of each worker those whose items come to it, through others too, and itself."""
     before: dict[str, Sequence[str]] = {
         w: [e.producer for e in profile.edges if e.consumer == w] for w in profile.workers

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlinf_lab.planning.profile.fingerprint import Fingerprint
 from rlinf_lab.planning.schema.json_schema import rule
 
 KINDS = ("batch", "generation", "simulator")
 RESOURCES = ("device", "host")
+FORMAT = "rlinf_lab.profile/1"
 
 
 @dataclass(frozen=True)
@@ -282,3 +285,31 @@ class DeviceKind:
     memory_gib: float | None = rule(
         None, above=0, high=1e9, unit="GiB", doc="memory of one such device; null: device_memory_gib"
     )
+
+
+@dataclass(frozen=True)
+class ProfileFields:
+    """What a profile has; see `planning.profile.profile.Profile`."""
+
+    items: int = rule(low=1, high=10**9, doc="items of one iteration")
+    workers: Mapping[str, WorkerProfile] = rule(doc="by name")
+    edges: tuple[EdgeProfile, ...] = rule((), doc="who feeds whom")
+    name: str = rule("profile", doc="for people")
+    format: str = rule(FORMAT, choices=(FORMAT,), doc="version of this file format")
+    cells: tuple[Cell, ...] = rule((), doc="more about cycles")
+    handovers: tuple[Handover, ...] = rule(
+        (), doc="calls that hand over values after the streams (new weights), in the order in which they are made"
+    )
+    kinds: tuple[DeviceKind, ...] = rule(
+        (), doc="kinds of devices; the first is what samples and memory mean by default"
+    )
+    device_memory_gib: float | None = rule(
+        None, above=0, high=1e9, unit="GiB", doc="memory of one device; null: everything fits"
+    )
+    link: Link | None = rule(None, doc="between devices, for edges with item_mib; null: moving items costs nothing")
+    messages: tuple[Message, ...] = rule((), doc="between processes, for each transport; none: a message costs nothing")
+    weights: str = rule("equal", choices=("equal", "tokens"), doc="what a generated item weighs downstream")
+    fingerprint: Fingerprint | None = rule(
+        None, doc="where it was measured; null when that is not known (written by hand, read off a timeline)"
+    )
+    notes: tuple[str, ...] = rule((), doc="for people")

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF009 (rule() makes dataclass fields)
 """A profile: what the workers of a workflow cost, as data. JSON with units, measured, written by hand or edited.
 
 Units are in the names: ``_s`` seconds, ``_gib`` gibibytes of one device, ``items`` counts of one iteration.
@@ -39,43 +38,19 @@ from rlinf_lab.planning.profile.parts import (
     Memory,
     Message,
     ModelShape,
+    ProfileFields,
     RankRule,
     Sample,
     WorkerProfile,
 )  # fmt: skip
 from rlinf_lab.planning.schema.files import json_in, read_text, write_text
-from rlinf_lab.planning.schema.json_schema import known, listing, read, rule
-
-FORMAT = "rlinf_lab.profile/1"
+from rlinf_lab.planning.schema.json_schema import known, listing, read
 
 
 @with_old_names({"unit": "group_size"})
 @dataclass(frozen=True)
-class Profile:
+class Profile(ProfileFields):
     """See the module's docstring. Immutable: `replace` makes a changed copy."""
-
-    items: int = rule(low=1, high=10**9, doc="items of one iteration")
-    workers: Mapping[str, WorkerProfile] = rule(doc="by name")
-    edges: tuple[EdgeProfile, ...] = rule((), doc="who feeds whom")
-    name: str = rule("profile", doc="for people")
-    format: str = rule(FORMAT, choices=(FORMAT,), doc="version of this file format")
-    cells: tuple[Cell, ...] = rule((), doc="more about cycles")
-    handovers: tuple[Handover, ...] = rule(
-        (), doc="calls that hand over values after the streams (new weights), in the order in which they are made"
-    )
-    kinds: tuple[DeviceKind, ...] = rule(
-        (), doc="kinds of devices; the first is what samples and memory mean by default"
-    )
-    device_memory_gib: float | None = rule(
-        None, above=0, high=1e9, unit="GiB", doc="memory of one device; null: everything fits"
-    )
-    link: Link | None = rule(None, doc="between devices, for edges with item_mib; null: moving items costs nothing")
-    messages: tuple[Message, ...] = rule((), doc="between processes, for each transport; none: a message costs nothing")
-    weights: str = rule("equal", choices=("equal", "tokens"), doc="what a generated item weighs downstream")
-    fingerprint: Fingerprint | None = rule(
-        None, doc="where it was measured; null when that is not known (written by hand, read off a timeline)"
-    )
-    notes: tuple[str, ...] = rule((), doc="for people")
 
     def __post_init__(self) -> None:
         check_profile(self)

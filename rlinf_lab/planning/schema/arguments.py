@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import PlanError, shown
-from rlinf_lab.planning.schema.json_schema import nearest
+from rlinf_lab.planning.schema.json_schema import known, nearest
 
 MAX_DEVICES = 8192
 MAX_STALENESS = 64  # iterations
@@ -47,6 +47,28 @@ def number(what: str, value: Any, low: float = 0.0, high: float = math.inf, abov
         near = nearest(-1.0 if math.isnan(found) else found, {"above" if above else "low": low, "high": high})
         raise PlanError(f"{what} is {shown(value)}; give a number, {limits}. Next: {near}.")
     return found
+
+
+def ranks_by_worker(who: str, value: Any, workers: Sequence[str], most: int, why: str = "") -> dict[str, list[int]]:
+    """Numbers of ranks for some workers, ``{"simulator": [1, 2]}``. Raises `PlanError` or `UnknownNameError` naming the
+    entry that cannot be.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise PlanError(
+            f"{who}: ranks is {shown(value)}; for each worker the numbers that it may have. Next: "
+            f"ranks={{{workers[0]!r}: [1, 2]}}."
+        )
+    for worker, counts in (value or {}).items():
+        known("worker", worker, workers, "ranks")
+        if not _is_list(counts) or not counts:
+            raise PlanError(
+                f"{who}: ranks[{worker!r}] is {shown(counts)}; the numbers that it may have. Next: "
+                f"ranks={{{worker!r}: {[1, 2][:most]}}}."
+            )
+    return {
+        worker: [whole(f"{who}: one of ranks[{worker!r}]", count, 1, most, why) for count in counts]
+        for worker, counts in (value or {}).items()
+    }
 
 
 def _nearest(value: Any, low: int, high: int) -> int:

@@ -60,7 +60,7 @@ class Calls:
         state = self._state
         if p.on_device and state.now > p.since:
             state.add(p, SpanKind.RUN, p.since, state.now)
-        if p.worker == DRIVER or p.worker in state.layout.filler:
+        if p.worker == DRIVER:
             p.doing = IDLE
             return
         p.bound_ns, p.doing = 0, ENDING

@@ -10,18 +10,16 @@ A script stands for a worker's method. It yields what the method would do and re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.engine.engine import ALL, NOW
-from rlinf_lab.workflow.filler import FillerSpec
 
 RUN, GET, PUT = 0, 1, 2
 CALL, WAIT = 3, 4  # of the loop only
 WEIGH = 8
-GAP = 9  # of a filler only
 Op = tuple[int, Any, int, int]
 Script = Generator[Op, int, None]
 
@@ -120,38 +118,6 @@ class SimCall:
     def __repr__(self) -> str:
         ends = "".join(f", reads {c}" for c in self.reads) + "".join(f", writes {c}" for c in self.writes)
         return f"SimCall({self.worker}.{self.method}{ends}{f', after {list(self.after)}' if self.after else ''})"
-
-
-class SimFiller:
-    """A filler in the simulator; see `workflow.filler.Filler`. ``steps(rank)``: the nanoseconds of each step that it
-    would take, one after another.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        on: str | Sequence[str],
-        steps: Callable[[int], Iterable[int]],
-        memory: int = 0,
-        delays: int = 1,
-    ) -> None:
-        self.spec = FillerSpec.of(name, on, memory, delays)
-        self.steps = steps
-
-    def script(self, rank: int) -> Script:
-        """Each step waits for its gap first. A step of no duration would be taken for ever at one instant, so it is
-        refused.
-        """
-        for duration_ns in self.steps(rank):
-            if duration_ns == 0:
-                raise WorkflowError(
-                    f"A step of filler {self.spec.name!r} takes 0 ns. Next: whole numbers of nanoseconds, at least 1."
-                )
-            yield (GAP, None, 0, -1)
-            yield run(duration_ns)
-
-    def __repr__(self) -> str:
-        return f"SimFiller({self.spec.name!r} on {', '.join(self.spec.on)})"
 
 
 def all_at_once(calls: int) -> Callable[[Turn], Script]:

@@ -17,7 +17,6 @@ from rlinf_lab.planning.simulator.scripts import (
     Op,
     Script,
     SimCall,
-    SimFiller,
     Turn,
     all_at_once,
     call,
@@ -39,17 +38,17 @@ class Simulator:
     device.
     ``relieve``: let a channel exceed its capacity when nothing else can move (as the executors do); False raises
     instead.
-    ``fillers``: work for the bubbles. ``flights``: of messages, where hosts are processes.
+    ``flights``: of messages, where hosts are processes.
     ``shared``: weights that several workers hold: of each of them, which part of what it moves they are (1: all of it).
     """
 
     def __init__(
         self, flow: Workflow | WorkflowGraph, plan: ExecutionPlan,
         switch_ns: Mapping[str, tuple[int, int]] | None = None, relieve: bool = True,
-        fillers: Sequence[SimFiller] = (), flights: Flights | None = None, shared: Sequence[Mapping[str, float]] = (),
+        flights: Flights | None = None, shared: Sequence[Mapping[str, float]] = (),
     ) -> None:  # fmt: skip
-        self.layout: Layout = checked_layout(flow, plan, [f.spec for f in fillers])
-        self._fillers, self._switch_ns = tuple(fillers), dict(switch_ns or {})
+        self.layout: Layout = checked_layout(flow, plan)
+        self._switch_ns = dict(switch_ns or {})
         self._relieve, self._flights, self._shared = relieve, flights, tuple(shared)
         self.relieved = 0
 
@@ -78,7 +77,7 @@ class Simulator:
             self._refuse_silent_loop()
         host = VirtualHost(
             self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve,
-            self._fillers, self._flights, stored, self._shared,
+            self._flights, stored, self._shared,
         )  # fmt: skip
         timeline = Timeline(self.layout.plan.devices)
         timeline.extend(host.run(iterations))
@@ -108,7 +107,6 @@ __all__ = [
     "Op",
     "Script",
     "SimCall",
-    "SimFiller",
     "Simulator",
     "Turn",
     "call",

@@ -28,7 +28,7 @@ Apply = Callable[[Instructions], None]
 
 # What a rank is doing, that is, what its next wake-up means. Ordered: up to _PUTTING it is at a channel, from _IDLE on
 # between calls.
-GETTING, PUTTING, RUNNING, STARTING, LOOKING, VALUE, FILLING, DRIVING, AWAITING, ASKING, IDLE, ENDING = range(12)
+GETTING, PUTTING, RUNNING, STARTING, LOOKING, VALUE, DRIVING, AWAITING, ASKING, IDLE, ENDING = range(11)
 
 
 class Iteration:

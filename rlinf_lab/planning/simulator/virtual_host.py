@@ -23,21 +23,18 @@ from rlinf_lab.planning.simulator.calls import Calls
 from rlinf_lab.planning.simulator.early_stop import Unwanted
 from rlinf_lab.planning.simulator.messages import Flights, UnderWay
 from rlinf_lab.planning.simulator.scripts import (
-    GAP,
     GET,
     PUT,
     RUN,
     WEIGH,
     Script,
     SimCall,
-    SimFiller,
     Turn,
 )
 from rlinf_lab.planning.simulator.state import (
     ASKING,
     BITS,
     DRIVING,
-    FILLING,
     GETTING,
     IDLE,
     LOOKING,
@@ -75,16 +72,13 @@ class VirtualHost:
     def __init__(
         self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script],
         switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
-        fillers: Sequence[SimFiller] = (), flights: Flights | None = None,
+        flights: Flights | None = None,
         stored: Stored | None = None, shared: Sequence[Mapping[str, float]] = (),
     ) -> None:  # fmt: skip
         state = self.state = State(layout, calls)
         self._stored, self._relieve = stored, relieve
         self.relieved = 0
         self._round = 0
-        self._fillers = [p for f in fillers for p in state.of[f.spec.name]]
-        self._scripts = {f.spec.name: f.script for f in fillers}
-        self._filled_at = -1
         self._switches = Switches(state, switch_ns, shared)
         self._unwanted = Unwanted(state, self._apply)
         self._under_way = None if flights is None else UnderWay(flights, state, self._apply)
@@ -99,10 +93,6 @@ class VirtualHost:
         driver.doing, driver.method = DRIVING, state.rows.name("iteration")
         driver.send = self._loop_of_user.drive(iterations).send
         state.ready.append(driver)
-        for p in self._fillers:
-            p.doing, p.send = FILLING, self._fill(p).send
-            p.method = state.rows.name(state.layout.filler[p.worker].method)
-            state.ready.append(p)
         self._loop()
         if driver.doing != IDLE:
             raise standstill(state.waits())
@@ -214,10 +204,7 @@ class VirtualHost:
                 events = pending.copy()
                 pending.clear()
                 apply(settle(events))
-            elif self._fillers and self._filled_at < now and (steps := state.engine.fill()):
-                self._filled_at = now
-                apply(steps)
-            elif timers and (not self._fillers or self._moves()):
+            elif timers:
                 if wanted is not None and not wanted():
                     raise Abandoned
                 state.now = now = timers[0] >> BITS
@@ -289,29 +276,5 @@ class VirtualHost:
             p.machine.ranks = None if channel is None else (channel,)
             p.doing = RUNNING
             self.state.ready.append(p)
-        elif kind == GAP:
-            p.doing = FILLING
         else:
             self._loop_of_user.does(p, kind)
-
-    # --- fillers -----------------------------------------------------------------------------------------------
-    def _fill(self, p: Rank) -> Script:
-        """One step after another, each in a gap."""
-        state, event = self.state, Event.START
-        for op in self._scripts[p.worker](p.rank):
-            if op[0] == RUN:
-                yield op
-                state.rows.add(p.track, SpanKind.RUN, p.method, p.since, state.now, -1)
-                event = Event.DONE
-                p.on_device = False
-            else:
-                state.pending.append((p.index, event, -1, 1))
-                yield op
-                p.since = state.now
-        if event == Event.DONE:
-            state.pending.append((p.index, event, -1, 0))
-
-    def _moves(self) -> bool:
-        """Whether the flow does anything, now or later: time does not pass for steps of fillers alone."""
-        filling = sum(p.doing == RUNNING for p in self._fillers)
-        return len(self.state.timers) > filling or self.state.engine.is_kept_waiting()

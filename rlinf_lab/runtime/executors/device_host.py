@@ -190,8 +190,6 @@ class DeviceHost:
         if self._pusher is not None:
             self._pusher.join()  # what it has drained goes before what is drained below: batches are numbered
         self._tell()
-        while len(self.recorder) and self._tell():  # what had to wait on disk comes portion by portion
-            pass
         for link in self.links.values():
             link.close()
         self._listener.close()
@@ -235,7 +233,7 @@ class DeviceHost:
     def push(self) -> None:
         self.host.write_down()
         host, told = self.host, self.host.told
-        spans, metrics = self.recorder.drain().to_bytes(), told.take_metrics()
+        spans, metrics = self.recorder.drain(as_it_is=True), told.take_metrics()
         # one by one: workers go on writing
         frames = {source: told.frames.pop(source) for source in list(told.frames)}
         filled = host.news_of_fillers(self._told)

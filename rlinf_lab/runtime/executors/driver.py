@@ -16,7 +16,6 @@ from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.session.news import News
 from rlinf_lab.runtime.transport.links import Address, Link, Ways
 from rlinf_lab.runtime.transport.listener import Listener
-from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.clock import MonotonicClock
 from rlinf_lab.timeline.record.recorder import Recorder
 
@@ -64,7 +63,7 @@ class Driver:
             self.clocks.heard(*message[1:])
         elif message[0] == "news":
             news = message[1]
-            self.news.hear(news, self.clocks.aligned(SpanBatch.from_bytes(news.spans)))
+            self.news.hear(news, self.clocks.aligned(news.spans.wide()))
             self.host.hear_news(news.host, news.is_quiet)
         else:
             self.host.receive(message)

@@ -74,9 +74,9 @@ class Host:
         meetings = Meetings(state, control, post)
         credits = Credits(state, control, post)
         far = FarReaders(state, control, post, credits)
-        unwanted = self._unwanted = Unwanted(state, control, post, credits, meetings)
+        unwanted = self._unwanted = Unwanted(state, control, post, credits, meetings.waiting, meetings.may_meet)
         ends = ChannelEnds(state, control, post, credits, far, unwanted)
-        self.ports = Ports(layout, ends, meetings)
+        self.ports = Ports(layout, ends, meetings.refuse_within)
         self.weights = WeightTable(state, control, post)
         self.values = Values(state, control, post, unwanted)
         arguments = Arguments(state, self.ports, self.weights, self.values)
@@ -98,13 +98,14 @@ class Host:
             exchange,
         )
         self.loop = Loop(state, control, post, calls, ends) if state.is_driver else None
-        self._waits = Waits(state, meetings, None if self.loop is None else self.loop.under_way)
-        self._relief = Relief(state, control, post, unwanted, self._waits)
+        self._waits = Waits(state, meetings.missing, None if self.loop is None else self.loop.under_way.labels)
+        self._relief = Relief(state, control, post, unwanted.indices, self._waits)
         if self.loop is not None:
             Connections(state, post)
             self._watch = Watch(state, post, self._relief, self._waits, self.loop)
             self.loop.watch_reset = self._watch.reset
-            self.weights.unpublished.driver = self.loop.waiting
+            self.weights.unpublished.users = self.loop.under_way.users
+            self.weights.unpublished.waits_for_end_of = self.loop.waiting.waits_for_end_of
             self.loop.waiting.on_look = self.weights.unpublished.look
         post.on_failure(Unsent(state, post, lambda weights: self.weights.store(weights).owner).replace)
         post.on(messages.Retire, self._retire)

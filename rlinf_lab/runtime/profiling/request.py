@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, PlanError, counted, shown
+from rlinf_lab.errors import ConfigError, PlanError, shown
 from rlinf_lab.planning.plan.device import Device
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.profile.handovers import Values
 from rlinf_lab.planning.profile.profile import Profile
-from rlinf_lab.planning.schema.arguments import MAX_ITERATIONS, number, whole
+from rlinf_lab.planning.schema.arguments import MAX_ITERATIONS, number, ranks_by_worker, whole
 from rlinf_lab.planning.schema.json_schema import known, listing
 from rlinf_lab.runtime.machine.devices import devices_here, refuse_missing
 from rlinf_lab.runtime.profiling.subject import changed, subject
@@ -171,30 +171,8 @@ def _devices(value: Any) -> tuple[str, ...]:
 
 
 def _ranks(flow: Workflow, devices: Sequence[str], value: Any) -> dict[str, tuple[int, ...]]:
-    if value is not None and not isinstance(value, Mapping):
-        raise PlanError(
-            f"profile(ranks={shown(value)}): for each worker the numbers to measure. Next: "
-            f"ranks={{{flow.graph.workers[0]!r}: [1, 2]}}."
-        )
-    found = {}
-    for worker, counts in (value or {}).items():
-        known("worker", worker, flow.graph.workers, "ranks")
-        if not isinstance(counts, Sequence) or isinstance(counts, str | bytes) or not counts:
-            one = min(
-                counts if isinstance(counts, int) and not isinstance(counts, bool) and counts > 0 else 1, len(devices)
-            )
-            raise PlanError(
-                f"profile(ranks): {worker!r} has {shown(counts)}; a list of the numbers to measure. Next: "
-                f"ranks={{{worker!r}: [{one}]}}."
-            )
-        for count in counts:
-            if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= len(devices):
-                raise PlanError(
-                    f"profile(ranks): {worker!r} has {shown(count)} ranks on {counted(len(devices), 'device')}. Next: "
-                    f"1 to {len(devices)}."
-                )
-        found[worker] = tuple(counts)
-    return found
+    asked = ranks_by_worker("profile", value, flow.graph.workers, len(devices), f"devices: {len(devices)}")
+    return {worker: tuple(counts) for worker, counts in asked.items()}
 
 
 def _generators(flow: Workflow, value: Any) -> dict[str, float]:

@@ -20,8 +20,8 @@ class HostNews:
     """What another host tells the driver, ten times a second."""
 
     host: str
-    spans: bytes
-    "A `SpanBatch` of what it has recorded since."
+    spans: SpanBatch
+    "What it has recorded since, in rows as they waited there."
     metrics: list[Logged]
     frames: dict[str, Any]
     waits: list[Wait]

@@ -35,12 +35,6 @@ class Task:
             self._error = error
         self._open.release()
 
-    def is_done_within(self, seconds: float) -> bool:
-        done = self._open.acquire(timeout=seconds)
-        if done:
-            self._open.release()
-        return done
-
     def result(self) -> Any:
         self._open.acquire()
         if self._error is not None:

@@ -11,14 +11,14 @@ lists, dataclasses and modules hold is remembered, too.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import operator
 import pickle
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,159 +28,156 @@ from rlinf_lab.errors import WorkflowError
 MOST = 256  # elements looked at: each is a line of memory that has to come
 _SIMPLE = frozenset({int, float, bool, str, bytes, type(None)})
 _SAME_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-
-
-class Parts(NamedTuple):
-    """What a container holds."""
-
-    names: Sequence[Any]
-    values: tuple[Any, ...]
+_PART, _AGAIN = "a part of its own", "seen already"  # what stands for parts in what is looked at of their holder
 
 
 class Unchanged:
-    """Tensors and arrays with samples of them, and how often each had been changed. Those of nested dicts, lists,
-    tuples, dataclasses and torch's modules.
+    """What was handed out, and what it looked like: tensors, arrays, and what holds them (dicts, lists, tuples,
+    dataclasses, torch's modules). A part that another one took the place of is the same if it looks the same.
 
     ``whole``: all of each, and of whatever else can be pickled, instead of samples: as checksums, which takes longer.
     """
 
     def __init__(self, state: Any, whole: bool = False) -> None:
-        self._seen_of = _digest if whole else _sample
-        self._counts = list[tuple[Any, Any, int]]()
-        self._samples = list[tuple[Any, Any, Any]]()
-        self._held = list[tuple[Any, Any, Parts]]()  # what can get other parts, and those that it had
-        torch: Any = sys.modules.get("torch")
-        if not _is_there(torch):
-            self._look(state, None)
-        else:
-            # subclasses may refuse whatever they do not know, as parameters without a shape do
-            with torch._C.DisableTorchFunctionSubclass():
-                self._look(state, torch)
+        self._state, self._whole = state, whole
+        with _as_plain_tensors():
+            self._before = list(self._look())
 
     @property
     def knows_any(self) -> bool:
         """Whether there is anything that can change."""
-        return bool(self._counts or self._samples or self._held)
+        return any(not isinstance(part, tuple) and looks != (None, None) for _, part, looks in self._before)
 
     def changed(self) -> str:
         """The first that was changed since, by its name; "" where none was."""
-        if self._counts or (self._held and _is_there(sys.modules.get("torch"))):
-            with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
-                return self._changed()
-        return self._changed()
+        with _as_plain_tensors():
+            # of the same length as long as whatever holds something looks the same
+            for now, before in zip(self._look(), self._before, strict=False):
+                way, (count, looks), (counted, looked) = now[0], now[2], before[2]
+                if now[1] is before[1]:
+                    same = count == counted and (looks == looked or None in (looks, looked))
+                else:
+                    same = looks == looked is not None
+                if not same:
+                    return _named(_part_of(way, looks, looked))
+        return ""
 
     def refusal(self, version: int, weights: str, owner: str) -> WorkflowError | None:
         """Why this version cannot be handed out any more."""
         return refusal(changed, version, weights, owner) if (changed := self.changed()) else None
 
-    def _changed(self) -> str:
-        found = next(
-            (way for way, tensor, count in self._counts if tensor._version != count and not _is_a_part(tensor)), None
-        )
-        if found is None:
-            found = next((way for way, part, sample in self._samples if not _same(self._seen_of(part), sample)), None)
-        if found is None:
-            found = next(
-                (
-                    other
-                    for way, holder, parts in self._held
-                    if (other := _other_part(way, _parts(holder), parts)) is not None
-                ),
-                None,
-            )
-        return "" if found is None else _named(found)
-
-    def _look(self, state: Any, torch: Any) -> None:
-        """Each container once. Whatever can be pickled passes, also what holds itself."""
+    def _look(self) -> Iterator[tuple[Any, Any, tuple[int | None, Any]]]:
+        """(the way to it, it, (how often torch has seen it changed, what it looks like)) of each part, in order; each
+        holder once. Whatever can be pickled passes, also what holds itself.
+        """
         seen = set[int]()
-        open_: list[tuple[Any, Iterator[tuple[Any, Any]]]] = [(None, iter([(None, state)]))]
+        open_: list[tuple[Any, Any]] = [(None, self._state)]
         while open_:
-            way, parts = open_[-1]
-            for key, part in parts:
-                if type(part) in _SIMPLE:
-                    continue
-                if isinstance(part, np.ndarray):
-                    self._add_sample((way, key), part)
-                elif torch is not None and isinstance(part, torch.Tensor):
-                    if not part.is_inference():
-                        self._counts.append(((way, key), part, part._version))
-                    if type(part) in (torch.Tensor, torch.nn.Parameter):
-                        self._add_sample((way, key), part)
-                elif id(part) in seen:
-                    continue
-                elif (held := _parts(part)) is None:
-                    self._add_sample((way, key), part)
-                else:
-                    seen.add(id(part))
-                    if not isinstance(part, tuple):
-                        self._held.append(((way, key), part, held))
-                    open_.append(((way, key), zip(held.names, held.values, strict=True)))
-                    break
-            else:
-                open_.pop()
+            way, part = open_.pop()
+            held = _held(part)
+            if held is None or id(part) in seen:
+                yield way, part, (None, _AGAIN) if held is not None else (_count(part), self._looks(part))
+                continue
+            seen.add(id(part))
+            names, values = held
+            simple = tuple(value if type(value) in _SIMPLE else _PART for value in values)
+            yield way, part, (None, (type(part), names, simple))
+            parts = [((way, n), v) for n, v in zip(names, values, strict=True) if type(v) not in _SIMPLE]
+            open_ += reversed(parts)
 
-    def _add_sample(self, way: Any, part: Any) -> None:
-        if (sample := self._seen_of(part)) is not None:
-            self._samples.append((way, part, sample))
+    def _looks(self, part: Any) -> Any:
+        """Some of its elements, or a checksum of all that it is, bit for bit; None where there is nothing to look at:
+        what is not in host memory, Python's objects.
+        """
+        if (some := _bytes_of(part, self._whole)) is not None:
+            return tuple(part.shape), str(part.dtype), zlib.crc32(some) if self._whole else some
+        if not self._whole or isinstance(part, _tensor_class()):
+            return None
+        try:
+            return zlib.crc32(pickle.dumps(part))
+        except (Exception, SystemExit):
+            return None
 
 
-def _is_there(torch: Any) -> bool:
-    """It may just be being imported."""
-    return getattr(torch, "Tensor", None) is not None and hasattr(torch, "_C")
+def _tensor_class() -> Any:
+    """torch's; nothing's where it is not there, or is just being imported."""
+    return getattr(sys.modules.get("torch"), "Tensor", ())
 
 
-def _parts(holder: Any) -> Parts | None:
-    """What it holds, by name; None for what is no container."""
+def _as_plain_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Subclasses may refuse whatever they do not know, as parameters without a shape do."""
+    disabled = getattr(getattr(sys.modules.get("torch"), "_C", None), "DisableTorchFunctionSubclass", None)
+    return contextlib.nullcontext() if disabled is None else disabled()
+
+
+def _held(holder: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """What it holds: names, and parts; None for what is no container."""
     if isinstance(holder, dict):
-        return Parts(tuple(holder.keys()), tuple(holder.values()))
+        return tuple(holder.keys()), tuple(holder.values())
     if isinstance(holder, (list, tuple)):
-        return Parts(range(len(holder)), tuple(holder))
-    if isinstance(holder, type):
-        return None
-    if dataclasses.is_dataclass(holder):
+        return range(len(holder)), tuple(holder)
+    if dataclasses.is_dataclass(holder) and not isinstance(holder, type):
         names = tuple(each.name for each in dataclasses.fields(holder))
-        return Parts(names, tuple(getattr(holder, name, None) for name in names))
+        return names, tuple(getattr(holder, name, None) for name in names)
     if isinstance(holder, getattr(sys.modules.get("torch.nn"), "Module", ())):
         module: Any = holder
-        held = (module._parameters, module._buffers, module._modules)
-        return Parts(
-            tuple(name for each in held for name in each), tuple(part for each in held for part in each.values())
-        )
+        held = {**module._parameters, **module._buffers, **module._modules}
+        return tuple(held.keys()), tuple(held.values())
     return None
 
 
-def _other_part(way: Any, now: Parts | None, before: Parts) -> Any:
-    """The way to the first part that is another one now, or to the whole that has more or fewer; None where all are the
-    same.
+def _count(part: Any) -> int | None:
+    """How often torch has seen a tensor changed; None for anything else, and for a part of larger memory, whose count
+    is that of all of it.
     """
-    if now is None or len(now.values) != len(before.values):
-        return way
-    if now.names == before.names and all(map(operator.is_, now.values, before.values)):  # a million take 50 ms
+    if not isinstance(part, _tensor_class()) or part.is_inference():
         return None
-    pairs = zip(now.names, before.names, now.values, before.values, strict=True)
-    return next(((way, name) for name, was, part, old in pairs if name != was or not _alike(part, old)), None)
+    is_part = part.layout is sys.modules["torch"].strided and part.untyped_storage().nbytes() > part.nbytes
+    return None if is_part else int(part._version)
 
 
-def _alike(part: Any, old: Any, deep: int = 8) -> bool:
-    """The same, or nobody can tell them apart."""
-    if part is old:
-        return True
-    if type(part) is not type(old):
-        return False
-    if type(part) in _SIMPLE:
-        return bool(part == old)
-    if _is_array(part):
-        array: Any = part
-        return (
-            array.shape == old.shape
-            and array.dtype == old.dtype
-            and (sample := _sample(old)) is not None
-            and _same(_sample(part), sample)
-        )
-    now, before = _parts(part), _parts(old)
-    if not deep or now is None or before is None or now.names != before.names:
-        return False
-    return all(_alike(each, other, deep - 1) for each, other in zip(now.values, before.values, strict=True))
+def _bytes_of(part: Any, whole: bool) -> bytes | None:
+    """Of an array, or a tensor in host memory: all, or some elements'. None for what has no such."""
+    if isinstance(part, (np.ndarray, np.generic)):
+        if part.dtype.hasobject or not part.size:
+            return None
+        few = whole or part.size <= MOST
+        return (part if few else np.asarray(part)[np.unravel_index(_places(part.size), part.shape)]).tobytes()
+    torch: Any = sys.modules.get("torch")
+    if not isinstance(part, _tensor_class()) or type(part) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    is_plain = part.device.type == "cpu" and part.layout is torch.strided and not part.is_quantized
+    if not is_plain or not part.numel() or part.is_conj() or part.is_neg() or part.element_size() not in _SAME_SIZE:
+        return None
+    if part.untyped_storage().nbytes() < (part.storage_offset() + 1) * part.element_size():  # was given back
+        return None
+    bits = part.detach().view(getattr(torch, _SAME_SIZE[part.element_size()]))
+    few = whole or part.numel() <= MOST
+    # a copy: the storage of what numpy has seen cannot be resized any more
+    copy = bits.clone() if few else torch.take(bits, torch.from_numpy(_places(part.numel())))
+    return bytes(copy.numpy().tobytes())
+
+
+@functools.lru_cache(maxsize=256)
+def _places(size: int) -> NDArray[np.int64]:
+    """The first, the last, and between them evenly."""
+    return np.linspace(0, size - 1, MOST).astype(np.int64)
+
+
+def _part_of(way: Any, looks: Any, looked: Any) -> Any:
+    """The way to the first number or text that is another one, where a holder has the same names as before."""
+    if not isinstance(looked, tuple) or looks[:2] != looked[:2] or isinstance(looked[1], str):
+        return way
+    return next((way, n) for n, now, was in zip(*looked[1:2], looks[2], looked[2], strict=True) if now != was)
+
+
+def _named(way: Any) -> str:
+    """The keys on it."""
+    keys: list[str] = []
+    while way is not None:
+        way, key = way
+        keys.append(f"[{key!r}]")
+    return "".join(reversed(keys)) or "the whole of it"
 
 
 def refusal(changed: str, version: int, weights: str, owner: str) -> WorkflowError:
@@ -191,85 +188,3 @@ def refusal(changed: str, version: int, weights: str, owner: str) -> WorkflowErr
         f"than that version has. Next: publish a copy, as in weights.publish({{k: v.clone() for k, v in "
         f"model.state_dict().items()}})."
     )
-
-
-def _sample(whole: Any) -> Any:
-    """Some of its elements, bit for bit; None where there are none to look at: what is not in host memory, Python's
-    objects.
-    """
-    if not _is_array(whole):
-        return None
-    if isinstance(whole, (np.ndarray, np.generic)):
-        if whole.dtype.hasobject or not whole.size:
-            return None
-        if whole.size <= MOST:
-            return whole.tobytes()
-        places = _places(whole.size)
-        return np.asarray(whole)[np.unravel_index(places, whole.shape)].tobytes()
-    if (bits := _bits(whole)) is None or whole.numel() <= MOST:
-        return None if bits is None else bits.clone()
-    return sys.modules["torch"].take(bits, sys.modules["torch"].from_numpy(_places(whole.numel())))
-
-
-def _digest(part: Any) -> int | None:
-    """Of all its bytes, or of its pickle; None for a tensor elsewhere than in host memory, and what does not pickle."""
-    if isinstance(part, np.ndarray) and not part.dtype.hasobject:
-        return zlib.crc32(part.tobytes())
-    if _is_array(part) and not isinstance(part, (np.ndarray, np.generic)):
-        return None if (bits := _bits(part)) is None else zlib.crc32(bits.numpy().tobytes())
-    try:
-        return zlib.crc32(pickle.dumps(part))
-    except (Exception, SystemExit):
-        return None
-
-
-def _is_array(part: Any) -> bool:
-    return isinstance(part, (np.ndarray, np.generic, getattr(sys.modules.get("torch"), "Tensor", np.ndarray)))
-
-
-def _bits(whole: Any) -> Any:
-    """A tensor in host memory as integers; None for what has no such."""
-    torch = sys.modules["torch"]
-    if (
-        whole.device.type != "cpu"
-        or whole.layout is not torch.strided
-        or whole.is_quantized
-        or not whole.numel()
-        or whole.is_conj()
-        or whole.is_neg()
-    ):
-        return None
-    storage = whole.untyped_storage()
-    if storage.nbytes() < (whole.storage_offset() + 1) * whole.element_size():  # its memory was given back
-        return None
-    kind = _SAME_SIZE.get(whole.element_size())
-    if kind is None:
-        return None
-    return whole.detach().view(getattr(torch, kind))
-
-
-@functools.lru_cache(maxsize=256)
-def _places(size: int) -> NDArray[np.int64]:
-    """The first, the last, and between them evenly."""
-    return np.linspace(0, size - 1, MOST).astype(np.int64)
-
-
-def _same(now: Any, before: Any) -> bool:
-    """What has no sample any more is not compared."""
-    return now is None or (
-        now == before if isinstance(before, (bytes, int)) else bool(sys.modules["torch"].equal(now, before))
-    )
-
-
-def _named(way: Any) -> str:
-    """The keys on it."""
-    keys: list[str] = []
-    while way[0] is not None:  # the first key is none: that of the state itself
-        way, key = way
-        keys.append(f"[{key!r}]")
-    return "".join(reversed(keys)) or "the whole of it"
-
-
-def _is_a_part(tensor: Any) -> bool:
-    """Of larger memory; a sparse one has none of its own."""
-    return tensor.layout is sys.modules["torch"].strided and bool(tensor.untyped_storage().nbytes() > tensor.nbytes)

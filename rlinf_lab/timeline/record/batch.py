@@ -1,4 +1,4 @@
-"""How spans travel: one fixed-width row in memory, narrow columns on the wire.
+"""How spans travel: one fixed-width row, narrow where it fits.
 
 A `SpanBatch` is everything one `Recorder` saw since its last drain. Track and name numbers in it are the
 recorder's own; `Timeline.extend` translates them.
@@ -6,17 +6,15 @@ recorder's own; `Timeline.extend` translates them.
 
 from __future__ import annotations
 
-import json
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import TimelineError, said, shown
 from rlinf_lab.timeline.record.span import Track
 
 #: One span, 56 bytes, little-endian: times in ns, ``nbytes`` in bytes, ``track``/``name``/``channel`` are table numbers
@@ -62,8 +60,6 @@ def _part(dtype: np.dtype, names: list[str]) -> np.dtype:
 
 _SAME = ["start", "flow", "nbytes", "track", "name", "channel", "items"]  # fields that mean the same in both
 _SAME_WIDE, _SAME_NARROW = _part(SPAN_DTYPE, _SAME), _part(NARROW_DTYPE, _SAME)
-
-_MAGIC = b"RLSB\x01"
 
 
 def stacked(parts: Sequence[SpanArray]) -> SpanArray:
@@ -134,97 +130,7 @@ class SpanBatch:
     def __repr__(self) -> str:
         return f"SpanBatch {self.seq} of {self.host}: {len(self.spans):,} spans, {len(self.counters):,} counter samples"
 
-    def to_bytes(self) -> bytes:
-        """The batch as bytes: a JSON header, then each column less its minimum in the narrowest unsigned type that
-        fits.
-        """
-        columns, parts = [], []
-        for name in SPAN_DTYPE.names or ():
-            values = self.spans[name].astype(np.int64)
-            if name == "end":
-                values -= self.spans["start"]
-            base, code, data = _narrow(values)
-            columns.append([name, code, base])
-            parts.append(data)
-        header = {
-            "host": self.host,
-            "source": self.source,
-            "seq": self.seq,
-            "dropped": self.dropped,
-            "clock_error_ns": self.clock_error_ns,
-            "dropped_samples": self.dropped_samples,
-            "clock_jumps": self.clock_jumps,
-            "tracks": [track.as_json() for track in self.tracks],
-            "names": self.names,
-            "spans": len(self.spans),
-            "counters": len(self.counters),
-            "columns": columns,
-        }
-        text = json.dumps(header, separators=(",", ":")).encode()
-        return b"".join([_MAGIC, struct.pack("<I", len(text)), text, *parts, self.counters.tobytes()])
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> SpanBatch:
-        """The inverse of `to_bytes`, exact. Raises `TimelineError` for anything else."""
-        step = "Next: hand over what SpanBatch.to_bytes() returned, whole."
-        if not isinstance(data, bytes | bytearray):
-            raise TimelineError(f"from_bytes({shown(data)}): the bytes of a span batch. {step}")
-        if data[: len(_MAGIC)] != _MAGIC:
-            raise TimelineError(
-                f"These {len(data)} bytes are no span batch: they start with {data[:5]!r}, not {_MAGIC!r}. {step}"
-            )
-        try:
-            return cls._parsed(data)
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            ArithmeticError,
-            RecursionError,
-            MemoryError,
-            struct.error,
-        ) as error:
-            raise TimelineError(
-                f"These {len(data)} bytes are no whole span batch: {type(error).__name__}: {said(error)[:200]}. {step}"
-            ) from error
-
-    @classmethod
-    def _parsed(cls, data: bytes | bytearray) -> SpanBatch:
-        at = len(_MAGIC) + 4
-        (size,) = struct.unpack_from("<I", data, len(_MAGIC))
-        header = json.loads(data[at : at + size])
-        at += size
-        n = header["spans"]
-        spans = np.zeros(n, SPAN_DTYPE)
-        for name, code, base in header["columns"]:
-            values: NDArray[np.int64] = np.full(n, base, np.int64)
-            if code:
-                narrow = np.frombuffer(data, code, n, at)
-                values += narrow.astype(np.int64)
-                at += narrow.nbytes
-            spans[name] = values + spans["start"] if name == "end" else values
-        return cls(
-            host=header["host"],
-            source=header["source"],
-            seq=header["seq"],
-            spans=spans,
-            tracks=tuple(map(Track.from_json, header["tracks"])),
-            names=tuple(header["names"]),
-            counters=np.frombuffer(data, COUNTER_DTYPE, header["counters"], at),
-            dropped=header["dropped"],
-            clock_error_ns=header["clock_error_ns"],
-            dropped_samples=header["dropped_samples"],
-            clock_jumps=header["clock_jumps"],
-        )
-
-
-def _narrow(values: NDArray[np.int64]) -> tuple[int, str, bytes]:
-    """(minimum, dtype code, bytes) of ``values`` less their minimum. A constant column takes no bytes at all."""
-    if not len(values):
-        return 0, "", b""
-    base = int(values.min())
-    width = int(values.max()) - base
-    if width == 0:
-        return base, "", b""
-    code = "<u1" if width < 1 << 8 else "<u2" if width < 1 << 16 else "<u4" if width < 1 << 32 else "<i8"
-    return base, code, (values - base).astype(code).tobytes()
+    def wide(self) -> SpanBatch:
+        """The same with rows of `SPAN_DTYPE`."""
+        narrow = self.spans.itemsize == NARROW_DTYPE.itemsize
+        return replace(self, spans=widened(self.spans)) if narrow else self

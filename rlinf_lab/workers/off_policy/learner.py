@@ -87,6 +87,8 @@ class OffPolicyLearner(TorchWorker):
             torch.set_num_threads(1)  # a CPU device of a plan is one core
         self.group = RankGroup(self)
         self.learnt = self._make(learning_rate=self.now()["learning_rate"], device=self.device)
+        if self.offline is not None:  # ranks of one process were given one buffer, and each draws what all draw
+            self.offline = self.offline.with_own_draws()
         self.moments = self._first_moments()
         draws, noise = (int(n) for n in stream(self.seed, Purpose.MINIBATCHES).generate_state(2))
         if self.prioritised:

@@ -11,7 +11,7 @@ from rlinf_lab.workers.reasoning.records import Asked, ModelWeights, Response
 from rlinf_lab.workers.reasoning.reward import RewardWorker
 from rlinf_lab.workers.reasoning.settings import UpdateSettings
 from rlinf_lab.workers.reasoning.start import WarmModel, WarmUp
-from rlinf_lab.workers.reasoning.tool_worker import ToolAnswers, ToolTurn, ToolWorker
+from rlinf_lab.workers.reasoning.tool_worker import ToolAnswers, ToolDesk, ToolTurn, ToolWorker
 from rlinf_lab.workers.reasoning.update import GradientAccumulator
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Response",
     "RewardWorker",
     "ToolAnswers",
+    "ToolDesk",
     "ToolTurn",
     "ToolWorker",
     "UpdateSettings",

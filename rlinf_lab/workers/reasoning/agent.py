@@ -53,7 +53,11 @@ class AgentGenerator(GeneratorWorker):
         super().setup()
         (self._called,) = self.model.encode(CALLED)
         self._ends = self.model.stop_ids
-        self._params = dataclasses.replace(self._params, stop_ids=(*self._ends, int(self._called)))
+        self.sample_with(self._params)
+
+    def sample_with(self, params: SamplingParams) -> None:
+        """How answers are sampled that begin from here on."""
+        self._params = dataclasses.replace(params, stop_ids=(*self._ends, int(self._called)))
 
     def generate_with_tools(
         self, asked: Inbox[Asked], answers: Inbox[ToolAnswers], turns: Outbox[ToolTurn], responses: Outbox[Response],

@@ -64,6 +64,10 @@ class GeneratorWorker(Worker):
         if self._start is not None:
             self.generator.load_weights(self._start.state, self._start.version)
 
+    def sample_with(self, params: SamplingParams) -> None:
+        """How answers are sampled that begin from here on."""
+        self._params = params
+
     def generate(self, asked: Inbox[Asked], responses: Outbox[Response], weights: Weights) -> None:
         """Answer this rank's share of the iteration. A prompt that cannot work is a response, too.
 

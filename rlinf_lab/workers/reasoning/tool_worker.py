@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rlinf_lab.errors import ConfigError, WorkflowError, shown
 from rlinf_lab.tasks.tools import FAILED, Tool, ToolResult, answered, tools_of
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.worker import Collected, Inbox, Outbox, Scripted, Worker
 
 
 @dataclass(frozen=True)
@@ -102,3 +102,23 @@ class ToolWorker(Worker):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class ToolDesk:
+    """Tools without a run, for a generator alone: both ends of `generate_with_tools`. A turn waits for its calls."""
+
+    def __init__(self, tools: Sequence[Tool | str], *, concurrency: int = 8) -> None:
+        self._worker = ToolWorker(tools, concurrency=concurrency)
+        self._said: Collected[ToolAnswers] = Collected()
+
+    def put(self, turn: ToolTurn) -> None:
+        """Calls are answered at once."""
+        self._worker.answer(Scripted([ToolTurn(turn.calls, math.inf, turn.idle)]), self._said)
+
+    def take(self) -> ToolAnswers:
+        """To the turn before."""
+        return self._said.pop(0)
+
+    def close(self) -> None:
+        """End its threads."""
+        self._worker.close()

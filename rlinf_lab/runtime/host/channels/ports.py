@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import numbers
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
 from rlinf_lab.planning.engine.engine import ALL, NOW
@@ -14,12 +14,6 @@ from rlinf_lab.runtime.host.channels.ends import ChannelEnds
 from rlinf_lab.runtime.host.state.messages import Moved
 from rlinf_lab.runtime.host.state.queues import Queue
 from rlinf_lab.runtime.host.state.rank import Process
-
-
-class Blocks(Protocol):
-    """Ranks that work together must not wait at a channel; see `elastic.meetings`."""
-
-    def refuse_within(self, process: Process, channel: str, gets: bool) -> None: ...
 
 
 class Port:
@@ -31,7 +25,7 @@ class Port:
     kind, methods, other = "", "", ""
 
     def __init__(self, ports: Ports, process: Process, channel: str, iteration: int) -> None:
-        self._ends, self._blocks, self._layout = ports.ends, ports.blocks, ports.layout
+        self._ends, self._refuse_within, self._layout = ports.ends, ports.refuse_within, ports.layout
         self._process, self._channel, self._iteration = process, channel, iteration
         self._spec = ports.layout.graph.channel(channel)
         self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
@@ -91,7 +85,7 @@ class InboxPort(Port):
     def _get(self, queue: Queue, wanted: int) -> list[Any]:
         self.moved.asked = True
         if self._process.together:
-            self._blocks.refuse_within(self._process, self._channel, gets=True)
+            self._refuse_within(self._process, self._channel, True)
         items = self._ends.get(self._process, queue, wanted)
         self.moved.items += len(items) * self._members
         return items
@@ -189,7 +183,7 @@ class OutboxPort(Port):
 
     def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
         if self._process.together:
-            self._blocks.refuse_within(self._process, self._channel, gets=False)
+            self._refuse_within(self._process, self._channel, False)
         tags = (
             None
             if self._plain and weight is None and priority is None
@@ -280,7 +274,7 @@ class KeyedOutboxPort(OutboxPort):
 
     def _put_of(self, key: int | None, items: list[Any], weight: int | None, priority: float | None) -> None:
         if self._process.together:
-            self._blocks.refuse_within(self._process, self._channel, gets=False)
+            self._refuse_within(self._process, self._channel, False)
         tags = self._spec.tag(self._who(), items, weight, priority, key)
         # Written down as a group for so many of its items: which put completes one is known where it is read.
         size, before = self._spec.gathered, self._put_so_far
@@ -290,10 +284,12 @@ class KeyedOutboxPort(OutboxPort):
 
 
 class Ports:
-    """Makes the ends of channels that calls of a host are given."""
+    """Makes the ends of channels that calls of a host are given. ``refuse_within``: ranks that work together must not
+    wait at a channel; see `elastic.meetings`.
+    """
 
-    def __init__(self, layout: Layout, ends: ChannelEnds, blocks: Blocks) -> None:
-        self.layout, self.ends, self.blocks = layout, ends, blocks
+    def __init__(self, layout: Layout, ends: ChannelEnds, refuse_within: Callable[[Process, str, bool], None]) -> None:
+        self.layout, self.ends, self.refuse_within = layout, ends, refuse_within
 
     def inbox(self, process: Process, channel: str, iteration: int) -> InboxPort:
         """The reading end."""

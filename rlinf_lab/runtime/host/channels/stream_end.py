@@ -12,8 +12,7 @@ and the iteration fails.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from rlinf_lab.runtime.host.channels.credit import Credits
 from rlinf_lab.runtime.host.state import messages, parts
@@ -31,21 +30,17 @@ class NobodyReads(BaseException):
     """Ends a call quietly. No `Exception`: a worker that goes on after every error of a put must end, too."""
 
 
-class Meets(Protocol):
-    """What is asked about ranks that meet; see `elastic.meetings`."""
-
-    def waiting(self) -> list[Process]: ...
-    def may_meet(self, worker: str) -> bool: ...
-
-
 class Unwanted:
-    """Of one host: the streams that nobody reads any more. Under its mutex, but for `end_call`."""
+    """Of one host: the streams that nobody reads any more. Under its mutex, but for `end_call`. ``meeting``: ranks that
+    meet just now; ``may_meet``: whether those of a worker may.
+    """
 
     def __init__(
-        self, state: HostState, control: parts.RankControl, post: parts.Post, credits: Credits, meetings: Meets
-    ) -> None:
+        self, state: HostState, control: parts.RankControl, post: parts.Post, credits: Credits,
+        meeting: Callable[[], list[Process]], may_meet: Callable[[str], bool],
+    ) -> None:  # fmt: skip
         self._state, self._control, self._post = state, control, post
-        self._credits, self._meetings = credits, meetings
+        self._credits, self._meeting, self._may_meet = credits, meeting, may_meet
         self.discarded: set[tuple[str, int]] = set()  # (channel, iteration): nobody minds
         self._missed: set[tuple[str, int]] = set()  # here something that comes is an error
         # by iteration whose loop has returned: the calls whose value somebody takes
@@ -68,7 +63,7 @@ class Unwanted:
             for process in state.ranks:  # for what another rank, which ends, does not give
                 if process.waits_for == "value" and process.exchanges and self._is_in_vain(process):
                     self._control.interrupt(process, NobodyReads())
-            for process in self._meetings.waiting():  # also one that is about to
+            for process in self._meeting():  # also one that is about to
                 if process.error is None and self._is_in_vain(process):
                     self._control.interrupt(process, NobodyReads())
 
@@ -152,7 +147,7 @@ class Unwanted:
 
     def _why_it_goes_on(self, call: CallSpec) -> str:
         """Why a call that writes in vain is not ended, the same for all its ranks; "" if it is."""
-        if self._meetings.may_meet(call.worker):  # one that is cut off within a collective breaks it for the others
+        if self._may_meet(call.worker):  # one that is cut off within a collective breaks it for the others
             return "its ranks may meet"
         if says_none(self._state.declarations[call.worker].function(call.method)):
             return ""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from rlinf_lab.planning.engine.engine import ALL, Event
 from rlinf_lab.runtime.host.state import parts
@@ -15,20 +14,10 @@ from rlinf_lab.runtime.host.state.rank import Process
 _PUT, _GET, _START, _ASIDE = map(int, (Event.PUT, Event.GET, Event.START, Event.ASIDE))
 
 
-class Instructed(Protocol):
-    """What it needs of the scheduler."""
-
-    def apply(self, instructions: Sequence[parts.Event]) -> None: ...
-    def block(self, process: Process, why: str, what: str) -> None: ...
-    def park(self, process: Process) -> None: ...
-    def wake(self, process: Process, timer: bool = False) -> None: ...
-    def fill(self) -> bool: ...
-
-
 class Instants:
     """Under the mutex. ``stuck()``: asked where a host alone cannot go on; whether somebody can now."""
 
-    def __init__(self, state: HostState, scheduler: Instructed) -> None:
+    def __init__(self, state: HostState, scheduler: parts.RankControl) -> None:
         self._state, self._scheduler = state, scheduler
         self._timers: list[tuple[int, int, Process]] = []
         self._pending: list[parts.Event] = []  # events of this instant, with a mock clock

@@ -110,10 +110,6 @@ class Post:
             self._post_waits.clear()
             self.flush()
 
-    def has_postman(self) -> bool:
-        """Whether a thread sends."""
-        return self._postman is not None
-
     def stop(self) -> None:
         """Its thread ends, for the host does."""
         self._post_waits.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import Protocol
 
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.engine.engine import Event
@@ -16,20 +15,10 @@ from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.worker import Residence
 
 
-class Threads(Protocol):
-    """What an order needs of the scheduler, under the mutex."""
-
-    def begins(self, threads: int = 1) -> None: ...
-    def ends(self, threads: int = 1) -> None: ...
-    def report(self, event: parts.Event | None) -> None: ...
-    def settle(self) -> None: ...
-    def let_go(self, process: Process) -> None: ...
-
-
 class Residency:
     """Of one host. ``threads``: its scheduler."""
 
-    def __init__(self, state: HostState, threads: Threads, post: parts.Post, spans: SpanWriter) -> None:
+    def __init__(self, state: HostState, threads: parts.RankControl, post: parts.Post, spans: SpanWriter) -> None:
         self._state, self._threads, self._post, self._spans = state, threads, post, spans
 
     def order(self, process: Process, order: str) -> None:

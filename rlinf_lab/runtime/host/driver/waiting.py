@@ -51,10 +51,6 @@ class Waiting:
         latest = max(self._iterations.open, default=iteration)
         return not self._timed or latest >= iteration + self._state.layout.plan.staleness
 
-    def users(self, weights: str) -> set[tuple[int, str, int]]:
-        """Under the mutex: calls under way that are given these weights: (call, worker, rank)."""
-        return self._under_way.users(weights)
-
     def for_the_late(self) -> None:
         """Block until what computes on since its iteration was given up has ended: the next one wants idle workers."""
         open_, what = self._iterations.open, "calls of an iteration that was given up"

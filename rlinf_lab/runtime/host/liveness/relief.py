@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from rlinf_lab.runtime.host.control.post import Post
 from rlinf_lab.runtime.host.liveness.wait_graph import Waits
@@ -12,27 +11,22 @@ from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import Pulse
 
 
-class Streams(Protocol):
-    """Which queues belong to a stream; see `channels.stream_end`."""
-
-    def indices(self, stranded: Iterable[tuple[str, int]]) -> set[int]: ...
-
-
 class Relief:
-    """Of one host; under its mutex."""
+    """Of one host; under its mutex. ``queues_of``: which belong to streams."""
 
     def __init__(
-        self, state: HostState, control: parts.RankControl, post: Post, streams: Streams, waits: Waits
-    ) -> None:
+        self, state: HostState, control: parts.RankControl, post: Post,
+        queues_of: Callable[[Iterable[tuple[str, int]]], set[int]], waits: Waits,
+    ) -> None:  # fmt: skip
         self._state, self._control, self._post = state, control, post
-        self._streams, self._waits = streams, waits
+        self._queues_of, self._waits = queues_of, waits
         self.times = 0  # that somebody was let exceed a capacity
         post.on(messages.AskPulse, lambda m: post.tell_driver(messages.PulseOf(state.name, m.wave, self.pulse())))
         post.on(messages.Relieve, self._asked)
 
     def relieve(self, stranded: Iterable[tuple[str, int]]) -> bool:
         """Let somebody exceed a capacity, but not at these streams; whether there was anybody."""
-        spared = self._streams.indices(stranded)
+        spared = self._queues_of(stranded)
         instructions = self._state.engine.relieve(widen=not self._state.alone, spared=spared)
         self.times += bool(instructions)
         self._control.apply(instructions)

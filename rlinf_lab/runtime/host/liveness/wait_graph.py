@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.plan.wait_graph import Wait as Wait
@@ -18,23 +18,15 @@ from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.specs import READ, WRITE
 
 
-class Driver(Protocol):
-    """What the driver's host knows besides."""
-
-    def labels(self) -> list[str]: ...
-
-
-class Meets(Protocol):
-    """Who has not come to a meeting; see `elastic.meetings`."""
-
-    def missing(self, process: Process) -> list[str]: ...
-
-
 class Waits:
-    """Who of one host waits for what and whom. ``driver``: at the driver's host."""
+    """Who of one host waits for what and whom. ``missing``: who has not come to a meeting; ``under_way``: the labels of
+    calls, at the driver's host.
+    """
 
-    def __init__(self, state: HostState, meetings: Meets, driver: Driver | None) -> None:
-        self._state, self._meetings, self._driver = state, meetings, driver
+    def __init__(
+        self, state: HostState, missing: Callable[[Process], list[str]], under_way: Callable[[], list[str]] | None
+    ) -> None:
+        self._state, self._missing, self._under_way = state, missing, under_way
 
     def all(self) -> list[Wait]:
         """For a lock, also who holds the device."""
@@ -65,10 +57,10 @@ class Waits:
         """Who puts what it wants, takes what it puts, or computes what it needs. And the channel in between."""
         if process.waits_for == "value":
             return {process.awaited: ""} if process.awaited else {}
-        if process.waits_for == "calls" and self._driver is not None:
-            return dict.fromkeys(sorted({label.split(".")[0] for label in self._driver.labels()}), "")
+        if process.waits_for == "calls" and self._under_way is not None:
+            return dict.fromkeys(sorted({label.split(".")[0] for label in self._under_way()}), "")
         if process.event == Event.ASIDE:
-            return dict.fromkeys(self._meetings.missing(process), "")
+            return dict.fromkeys(self._missing(process), "")
         if process.event not in (Event.GET, Event.PUT) or process.queue is None:
             return {}
         channel, graph = process.queue.name.channel, self._state.layout.graph

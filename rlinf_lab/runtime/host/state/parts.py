@@ -68,11 +68,17 @@ class RankControl(Protocol):
     def park(self, process: Process, timeout: float | None = None) -> None:
         """Wait at its gate, carrying out orders meanwhile. `TimeoutError` after so many seconds."""
 
-    def wake(self, process: Process) -> None:
+    def wake(self, process: Process, timer: bool = False) -> None:
         """Let it go on."""
+
+    def let_go(self, process: Process) -> None:
+        """Open its gate, for an order that it carries out while it waits."""
 
     def interrupt(self, process: Process, error: BaseException) -> None:
         """Have a waiting thread raise this; one that computes raises it at its next channel."""
+
+    def report(self, event: Event | None) -> None:
+        """Tell the engine, now or when this instant settles."""
 
     def apply(self, instructions: Sequence[Event]) -> None:
         """Carry out what the engine said."""

@@ -8,48 +8,30 @@ is under way could publish. Elsewhere `liveness.deadlock_watch` tells, when noth
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from rlinf_lab.errors import DeadlockError
 from rlinf_lab.planning.plan.wait_graph import Wait
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
-
-
-class Known(Protocol):
-    """One store of weights as one host knows it; see `weights.Store`."""
-
-    @property
-    def known(self) -> int: ...
-    @property
-    def owner(self) -> str: ...
-    def say_what_is_there(self, process: Process, name: str, wanted: int) -> None: ...
-
-
-class Stores(Protocol):
-    """By the name of the weights."""
-
-    def store(self, name: str) -> Known: ...
-
-
-class Driver(Protocol):
-    """What the driver's loop knows, under its mutex."""
-
-    def waits_for_end_of(self, iteration: int) -> bool:
-        """Nothing is called before this iteration is over."""
-
-    def users(self, weights: str) -> set[tuple[int, str, int]]:
-        """Calls under way that are given these weights: (call, worker, rank)."""
+from rlinf_lab.runtime.host.weights.stores import Store
 
 
 class Unpublished:
-    """Of one host; under its mutex. ``driver``: at the driver's."""
+    """Of one host; under its mutex. ``store``: by the name of the weights.
 
-    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post, stores: Stores) -> None:
-        self._state, self._control, self._post, self._stores = state, control, post, stores
+    At the driver's host what the loop knows: ``users(weights)``, calls under way that are given these, (call, worker,
+    rank); ``waits_for_end_of(iteration)``, nothing is called before this one is over.
+    """
+
+    def __init__(
+        self, state: HostState, control: parts.RankControl, post: parts.Post, store: Callable[[str], Store]
+    ) -> None:
+        self._state, self._control, self._post, self._store = state, control, post, store
         self._lacking: dict[tuple[int, str, int], messages.Lacks] = {}
-        self.driver: Driver | None = None
+        self.users: Callable[[str], set[tuple[int, str, int]]] = lambda weights: set()
+        self.waits_for_end_of: Callable[[int], bool] = bool
         post.on(messages.Lacks, self._asked)
         post.on(messages.NeverComes, self._interrupt)
 
@@ -67,14 +49,13 @@ class Unpublished:
     def look(self) -> None:
         """Something has ended, or the loop begins to wait."""
         for who, lack in list(self._lacking.items()):
-            assert self.driver is not None
-            users, store = self.driver.users(lack.name), self._stores.store(lack.name)
+            users, store = self.users(lack.name), self._store(lack.name)
             if who not in users or store.known >= lack.version:
                 del self._lacking[who]
                 continue
             publishers = [u for u in users if not u[2] and u[1] == (store.owner or u[1])]
             others = [u for u in publishers if not self._waits(u, lack.name)]
-            if not others and self.driver.waits_for_end_of(lack.iteration):
+            if not others and self.waits_for_end_of(lack.iteration):
                 del self._lacking[who]
                 self._post.tell(lack.host, messages.NeverComes(who, lack.name, lack.version))
 
@@ -86,7 +67,7 @@ class Unpublished:
     # --- at the rank's host ----------------------------------------------------------------------------------
     def _interrupt(self, message: messages.NeverComes) -> None:
         call_id, worker, rank = message.who
-        process, store = self._state.members[worker, rank], self._stores.store(message.name)
+        process, store = self._state.members[worker, rank], self._store(message.name)
         waits_for = process.waits_outside if process.ordering else process.waits_for
         if process.call is None or process.call.call_id != call_id or waits_for != "value":
             return

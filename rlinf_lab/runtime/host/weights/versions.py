@@ -9,39 +9,16 @@ weights lie a newer one may have taken the place of the one that is asked for; t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import Question
 from rlinf_lab.runtime.host.state.rank import Process
+from rlinf_lab.runtime.host.weights.stores import Store
+from rlinf_lab.runtime.host.weights.unpublished import Unpublished
 from rlinf_lab.workflow.specs import CallSpec
-
-
-class Known(Protocol):
-    """One store of weights as one host knows it; see `weights.Store`."""
-
-    @property
-    def home(self) -> str: ...
-    @property
-    def known(self) -> int: ...
-    def first(self, wanted: int) -> int: ...
-    def has(self, version: int) -> bool: ...
-    def newest(self) -> int: ...
-    def say_what_is_there(self, process: Process, name: str, wanted: int) -> None: ...
-
-
-class Lacking(Protocol):
-    """See `unpublished`."""
-
-    def lacks(self, process: Process, name: str, version: int) -> None: ...
-
-
-class Stores(Protocol):
-    """By the name of the weights."""
-
-    def store(self, name: str) -> Known: ...
 
 
 @dataclass(eq=False)
@@ -62,10 +39,15 @@ class Versions:
     """Of one host."""
 
     def __init__(
-        self, state: HostState, control: parts.RankControl, post: parts.Messenger, stores: Stores, unpublished: Lacking
+        self,
+        state: HostState,
+        control: parts.RankControl,
+        post: parts.Messenger,
+        store: Callable[[str], Store],
+        unpublished: Unpublished,
     ) -> None:
         self._unpublished = unpublished
-        self._state, self._control, self._post, self._store = state, control, post, stores.store
+        self._state, self._control, self._post, self._store = state, control, post, store
         self._answers: dict[Question, Answer] = {}
         self._pins: dict[Question, tuple[int, int]] = {}  # where the weights lie: iteration and version
         post.on(messages.Fix, lambda m: self._decide(m.question, m.iteration, m.known, m.asker))

@@ -15,91 +15,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import Question
 from rlinf_lab.runtime.host.state.rank import Process
+from rlinf_lab.runtime.host.weights.stores import Held, Store, Wanted
 from rlinf_lab.runtime.host.weights.unpublished import Unpublished
 from rlinf_lab.runtime.host.weights.versions import Versions
-from rlinf_lab.runtime.transport.cargo import ArrivedWhole, Seal, Sealed, Whole
+from rlinf_lab.runtime.transport.cargo import Seal, Sealed, Whole
 from rlinf_lab.runtime.transport.unchanged import Unchanged, refusal
 from rlinf_lab.workflow.specs import CallSpec
 from rlinf_lab.workflow.weights import Published, Weights
 
 NEVER = Published(0, None)
-
-
-@dataclass(eq=False)
-class Held:
-    """A version that is here. ``whole``: how it came, until the first who pulls it has put it together."""
-
-    version: int
-    state: Any = None
-    unchanged: Unchanged | None = None  # where it was published
-    whole: ArrivedWhole | None = None
-    opening: threading.Lock = field(default_factory=threading.Lock)
-
-
-class Wanted(NamedTuple):
-    """``exactly``: a call of several ranks has this version; else a newer one will do."""
-
-    version: int
-    exactly: bool
-
-
-@dataclass(eq=False)
-class Store:
-    """One store as one host knows it: what is here, and what is said to be elsewhere."""
-
-    name: str
-    held: dict[int, Held] = field(default_factory=dict)  # by version: the newest, and those that calls under way have
-    # as many versions, each with the iteration in which it was published
-    announced: list[tuple[int, int]] = field(default_factory=list)
-    home: str = ""  # the host where it lies
-    owner: str = ""  # the worker that publishes
-    asked: int = 0  # the version that is on its way, one at a time
-    waiters: dict[Process, Wanted] = field(default_factory=dict)
-    others: dict[threading.Event, Wanted] = field(default_factory=dict)  # threads that are no rank's
-    unsealed: Held | None = None  # it has come, and may have changed on its way
-
-    @property
-    def known(self) -> int:
-        """The newest version that is published."""
-        return self.announced[-1][0] if self.announced else 0
-
-    def has(self, version: int) -> bool:
-        """Whether it is here."""
-        return version in self.held
-
-    def newest(self) -> int:
-        """Of those that are here; 0: none."""
-        return max(self.held, default=0)
-
-    def first(self, wanted: int) -> int:
-        """The first published version from this one on; 0: none yet. (A call that publishes twice hands out the latter
-        only.)
-        """
-        return next((version for version, _ in self.announced if version >= wanted), 0)
-
-    def found(self, wanted: Wanted) -> Held | None:
-        """What is here of it."""
-        held = self.held.get(self.first(wanted.version))
-        if held is not None or wanted.exactly:
-            return held
-        return next((held for held in self.held.values() if held.version >= wanted.version), None)
-
-    def say_what_is_there(self, process: Process, name: str, wanted: int) -> None:
-        """For whoever looks at its wait."""
-        process.awaited = f"{self.owner}[0]" if self.owner else ""
-        there = f"({self.known} is the newest)" if self.known else "(nobody has yet)"
-        process.advice = (
-            f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or "
-            f"pull(at_least=) of less"
-        )
 
 
 class WeightTable:
@@ -112,8 +44,8 @@ class WeightTable:
         self._unseen: dict[Process, dict[str, list[tuple[Any, Unchanged]]]] = {}
         # by store and host: what is on its way, or came there last
         self._outgoing: dict[tuple[str, str], Whole] = {}
-        self.unpublished = Unpublished(state, control, post, self)
-        self.versions = Versions(state, control, post, self, self.unpublished)
+        self.unpublished = Unpublished(state, control, post, self.store)
+        self.versions = Versions(state, control, post, self.store, self.unpublished)
         post.on(messages.Announced, self._announced)
         post.on(messages.Pull, self._asked)
         post.on(messages.WeightsState, self._arrived)
@@ -140,9 +72,14 @@ class WeightTable:
             unseen.append((state, unchanged))
             return store.known + len(unseen)
 
-    def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
+    def pull(
+        self, process: Process, call: CallSpec, name: str, at_least: int, pulled: Iterable[Published]
+    ) -> Published:
+        """``pulled``: what this rank has in this call."""
         store = self.store(name)
         alone = self._state.layout.ranks(call.worker) == 1  # not how many take part now: others may join
+        if alone and (enough := [before for before in pulled if before.version >= at_least]):
+            return min(enough, key=lambda before: before.version)  # as `versions` decides it for several
         if alone:
             wanted = Wanted(max(store.known, at_least), exactly=False)
         else:
@@ -350,7 +287,9 @@ class WeightsPort(Weights):
     def pull(self, at_least: int = 0) -> Published:
         self._refuse_out_of_turn()
         if at_least not in self._pulled:
-            self._pulled[at_least] = self._table.pull(self._process, self._call, self.name, at_least)
+            self._pulled[at_least] = self._table.pull(
+                self._process, self._call, self.name, at_least, self._pulled.values()
+            )
         return self._pulled[at_least]
 
     def newest(self) -> int:
