@@ -101,9 +101,10 @@ class Comparison:
 
         The last is that a run of the label beats one of ``over`` (None: the first label), ties counting one half. With
         95 % intervals of a stratified bootstrap over seeds, nan of a single one; runs on several environments are
-        tasks, each with as many seeds, and have no common mean: their returns have scales of their own. Sources: rliable's definitions, `rlinf_lab.algorithms.statistics`. Raises
-        `UnknownNameError` for a label that is not there, `ConfigError` where a group has more seeds on one environment
-        than on another, or others than the group it is compared with.
+        tasks, each with as many seeds, and have no common mean: their returns have scales of their own. Sources:
+        rliable's definitions, `rlinf_lab.algorithms.statistics`. Raises `UnknownNameError` for a label that is not
+        there, `ConfigError` where a group has more seeds on one environment than on another, or others than the group
+        it is compared with.
         """
         from rlinf_lab.algorithms.statistics import (
             bootstrap_interval,
