@@ -134,7 +134,7 @@ def test_acting_and_learning_agree_and_weights_travel(policy, folder):
     learned, entropy, value = policy.evaluate_actions(obs, chain)
     np.testing.assert_allclose(log_prob, learned.detach(), atol=2e-3, rtol=1e-4)
     np.testing.assert_allclose(policy.values(obs), value.detach(), atol=1e-5)
-    assert chain.shape == (3, 4, 4, 5) and entropy.shape == (3,)
+    assert chain.shape == (3, 2, 4, 5) and entropy.shape == (3,)
     other = load_pi0(folder, OBS, ARM, seed=1)
     other.load(policy.weights())
     np.testing.assert_array_equal(other.act(obs, None)[0], policy.act(obs, None)[0])
