@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from flows import Numbers
 
 from rlinf_lab.errors import ExecutorError, WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -18,25 +19,17 @@ from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.host.elastic import setups
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.transport.listener import Listener
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 DEVICES = ["cpu:0", "cpu:1"]
 
 
-class Numbers(Worker):
-    def make(self, count: int, out: Outbox[int]) -> None:
-        out.put_all(range(count))
-
-
-class Takes(Worker):
+class Takes(Numbers):
     """``leaves``: ranks other than the first end by `sys.exit` when they are closed."""
 
     def __init__(self, leaves: bool = False) -> None:
         self.leaves = leaves
-
-    def take(self, numbers: Inbox[int]) -> int:
-        return sum(sum(batch) for batch in numbers)
 
     def close(self) -> None:
         if self.leaves and self.rank:
@@ -51,7 +44,7 @@ def two_workers(leaves: bool = False) -> Workflow:
     @flow.iteration
     def iteration(count: int) -> Any:
         makes.make(count, numbers)
-        return takes.take(numbers).wait()
+        return takes.total(numbers).wait()
 
     return flow
 
