@@ -120,6 +120,11 @@ def cases(smoke: bool) -> list[Case]:
         done = tuple(seed for seed in SEEDS if kept.find(task=task, seed=seed, by=by))
         return SEEDS[:1] if smoke else done if ONLY_KEPT else SEEDS
 
+    def flow_of(task: str) -> str:
+        """With which settings, of runs that are kept maybe earlier ones."""
+        told = {(kept.find(task=task, seed=seed, by="flow") or {}).get("flow", repr(FLOW)) for seed in seeds_of(task, "flow")}
+        return " and ".join(sorted(told)) + ", "
+
     def worst(task: str, by: str, value: Any, best: Any) -> float:
         return float(best(value(row) for row in of(task, by)))
 
@@ -129,7 +134,7 @@ def cases(smoke: bool) -> list[Case]:
             if not (seeds := seeds_of(task, by)):
                 continue
             note = (
-                f"10 demonstrations, chunk of 5, {f'{FLOW}, ' if by == 'flow' else ''}{CLONE['gradient_steps']} gradient steps, {ITERATIONS[by]} "
+                f"10 demonstrations, chunk of 5, {flow_of(task) if by == 'flow' else ''}{CLONE['gradient_steps']} gradient steps, {ITERATIONS[by]} "
                 f"iterations of 64 episodes, {EPISODES} fresh episodes; seeds {', '.join(map(str, seeds))}, the worst of them; one core, evaluations not in the CPU time"
             )
             if (task, name) == ("push", "gained by PPO"):
