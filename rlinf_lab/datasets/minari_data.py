@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
+from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from rlinf_lab.trees import map_tree
 
 TERMS = ("env", "max_episode_steps", "by", "fps")
 PREFIX = "rlinf_lab_"
+BLOCK = 256 << 20  # bytes of episodes that are written at once
 
 
 def _minari() -> Any:
@@ -31,29 +35,52 @@ def write_minari(data: EpisodeSource, name: str, *, description: str = "", autho
     """Write a data set that `minari.load_dataset` reads, such as "push/scripted-v0"; returns the name. Minari says where: MINARI_DATASETS_PATH.
 
     Rewards, both kinds of ends, successes (``infos["success"]``) and seeds are kept. An episode without a last observation, which Minari's has, gets its last
-    one again. Raises `ConfigError` for a name that is taken or that Minari does not take.
+    one again. Few episodes are in memory at a time; where one cannot be written the data set is not there. Raises `ConfigError` for a name that is taken or
+    that Minari does not take.
     """
     minari = _minari()
     from minari.data_collector import EpisodeBuffer
+    from minari.storage.datasets_root_dir import get_dataset_path
 
     if not len(data):
         raise ConfigError(f"write_minari({name!r}): {data!r} has nothing to write.")
     if name in minari.list_local_datasets():
         raise ConfigError(f"write_minari({name!r}): there is one of that name. Next: another version, -v1, or minari.delete_dataset({name!r}).")
-    buffers = [_buffer(EpisodeBuffer, number, episode) for number, episode in enumerate(data)]
-    spec = data.spec
+    spec, made = data.spec, None
+    folder = Path(get_dataset_path(name))
+    is_new = not folder.exists()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of what it would like to know besides
-            made = minari.create_dataset_from_buffers(
-                name, buffers, observation_space=spec.observation_space, action_space=spec.action_space, algorithm_name=spec.by or None,
-                author=author or None, description=description or None, jpeg_encoding=False,
-            )  # fmt: skip
-    except (ValueError, AssertionError) as error:
-        raise ConfigError(f"write_minari({name!r}): {error}") from error
-    about = {PREFIX + term: getattr(spec, term) for term in TERMS if getattr(spec, term) is not None}
-    made.storage.update_metadata(about)
+        for block in _blocks(data):
+            buffers = [_buffer(EpisodeBuffer, number, episode) for number, episode in block]
+            if made is not None:
+                made.update_dataset_from_buffer(buffers)
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of what it would like to know besides
+                made = minari.create_dataset_from_buffers(
+                    name, buffers, observation_space=spec.observation_space, action_space=spec.action_space, algorithm_name=spec.by or None,
+                    author=author or None, description=description or None, jpeg_encoding=False,
+                )  # fmt: skip
+        about = {PREFIX + term: getattr(spec, term) for term in TERMS if getattr(spec, term) is not None}
+        made.storage.update_metadata(about)  # type: ignore[union-attr]
+    except BaseException as error:
+        if is_new:  # of a name that it does not take Minari leaves a folder, too, and lists no data sets from then on
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, (ValueError, AssertionError)):
+            raise ConfigError(f"write_minari({name!r}): {error}") from error
+        raise
     return name
+
+
+def _blocks(data: EpisodeSource) -> Iterator[list[tuple[int, Episode]]]:
+    """Episodes with their numbers, at most `BLOCK` bytes at a time, one at least."""
+    block: list[tuple[int, Episode]] = []
+    for number, episode in enumerate(data):
+        if block and sum(e.nbytes for _, e in block) + episode.nbytes > BLOCK:
+            yield block
+            block = []
+        block.append((number, episode))
+    yield block
 
 
 def _buffer(kind: Any, number: int, episode: Episode) -> Any:

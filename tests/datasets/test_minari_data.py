@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from made_episodes import ARM, RICH, STATE, made
 
-from rlinf_lab.datasets import read_minari, write_minari
+from rlinf_lab.datasets import EpisodeList, minari_data, read_minari, write_minari
 from rlinf_lab.errors import ConfigError, UnknownNameError
 
 minari = pytest.importorskip("minari")
@@ -21,8 +22,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
 
 
+@pytest.mark.parametrize("block", [1, 2**30])
 @pytest.mark.parametrize(("observation", "action"), [(STATE, ARM), (RICH, ARM), (STATE, spaces.Discrete(3))])
-def test_what_is_written_is_read_back_by_minari_and_by_us(observation: spaces.Space, action: spaces.Space) -> None:
+def test_what_is_written_is_read_back_by_minari_and_by_us(
+    observation: spaces.Space, action: spaces.Space, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(minari_data, "BLOCK", block)
     data = made(observation, action)
     assert write_minari(data, "made/some-v0") == "made/some-v0"
     theirs = minari.load_dataset("made/some-v0")
@@ -47,6 +52,17 @@ def test_what_minari_has_made_is_read() -> None:
     assert len(episode) == 5 and episode.truncated and episode.return_ == 5 and episode.success_T is None and episode.final_obs.shape == (3,)
 
 
+@pytest.mark.parametrize("block", [1, 2**30])
+def test_nothing_is_left_of_what_could_not_be_written(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minari_data, "BLOCK", block)
+    good = made()
+    odd = dataclasses.replace(good[0], action_T=np.full((len(good[0]), 5), "no number"))
+    with pytest.raises((ConfigError, TypeError)):
+        write_minari(EpisodeList(good.spec, [*good, odd]), "made/some-v0")
+    assert minari.list_local_datasets() == {}
+    assert write_minari(good, "made/some-v0")
+
+
 def test_names_are_checked() -> None:
     data = made(count=1)
     write_minari(data, "made/some-v0")
@@ -56,3 +72,4 @@ def test_names_are_checked() -> None:
         read_minari("made/sone-v0")
     with pytest.raises(ConfigError, match="write_minari"):
         write_minari(data, "no name at all")
+    assert list(minari.list_local_datasets()) == ["made/some-v0"]

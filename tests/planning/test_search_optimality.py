@@ -127,7 +127,7 @@ def test_fronts_keep_what_is_better_in_something() -> None:
 
 def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(12):
+    for _ in range(6):
         devices, count = int(rng.integers(200, 400)), int(rng.integers(2, 5))
         n = np.arange(devices + 1, dtype=float)
         with np.errstate(divide="ignore"):

@@ -141,7 +141,7 @@ def test_kinds_of_devices() -> None:
     assert (best.cap(3), best.cap(4)) == (10, 500)
 
 
-@sweep(40, 80)
+@sweep(24, 80)
 def test_plans_of_the_search_fit_where_they_are_put(seeds: range) -> None:
     """Seen from the devices. Where a worker that shards its memory stays in a corner of the devices that it shares, the careful count is needed."""
     plans, careful = 0, 0

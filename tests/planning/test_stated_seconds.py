@@ -75,7 +75,7 @@ def test_ranks_that_end_early_free_their_devices_for_those_who_take_the_first_re
 
 def test_a_plan_that_was_edited_is_read_from_its_fields() -> None:
     """What it says of how it was found is of the plan that it was."""
-    plans = plan(Profile.load(DOCS / "grpo_7b_by_hand.json"), 16)
+    plans = plan(Profile.load(DOCS / "grpo_7b_by_hand.json"), 8)
     made = next(p for p in plans if p.simulated is not None and max(p.execution.micro_batches.values()) > 1)
     execution = made.execution
     assert execution.origin and "origin" in execution.to_dict()
@@ -85,7 +85,7 @@ def test_a_plan_that_was_edited_is_read_from_its_fields() -> None:
     bare = dataclasses.replace(edited, origin={})
     assert planned(plans.profile, edited).seconds == planned(plans.profile, bare).seconds
     assert edited == bare and edited != execution and "origin" not in bare.to_dict() and "origin" not in execution.diff(bare)
-    assert planned(plans.profile, dataclasses.replace(execution, devices=tuple(f"cuda:{i + 3}" for i in range(16)))).seconds == made.seconds
+    assert planned(plans.profile, dataclasses.replace(execution, devices=tuple(f"cuda:{i + 3}" for i in range(8)))).seconds == made.seconds
 
 
 def nested(parts: int) -> list[object]:

@@ -61,6 +61,25 @@ class Fails(Worker):
         return n
 
 
+class Numbers(Worker):
+    """Puts those below one, one by one; passes them on; says how many it was given, or what they come to."""
+
+    def make(self, count: int, out: Outbox) -> int:
+        for i in range(count):
+            out.put(i)
+        return count
+
+    def pass_on(self, inbox: Inbox, out: Outbox) -> None:
+        for batch in inbox:
+            out.put_all(batch)
+
+    def count(self, inbox: Inbox) -> int:
+        return sum(len(batch) for batch in inbox)
+
+    def total(self, inbox: Inbox) -> int:
+        return sum(sum(batch) for batch in inbox)
+
+
 def cell_flow(steps: int = 6) -> Workflow:
     flow = Workflow("cell")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)

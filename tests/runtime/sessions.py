@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -70,6 +71,14 @@ def in_time(do: Callable[[], Any], session: Session | None = None, seconds: floa
     if error is not None:
         raise error
     return value
+
+
+def until(is_so: Callable[[], Any], seconds: float = 60) -> None:
+    """Wait for what comes soon, however busy the machine is."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.005)
 
 
 def recorded(session: Session) -> Timeline:

@@ -72,16 +72,11 @@ def test_an_item_that_is_changed_after_its_put_fails_its_reader(executor: str, a
         assert s.step(1, False) == [0.0], "the session goes on"
 
 
-def test_ends_apart_have_copies_and_nothing_to_be_told() -> None:
+@pytest.mark.parametrize(("executor", "checks", "seen"), [("processes", True, [0.0, 1.0, 2.0, 3.0]), ("local", False, [3.0] * 4)])
+def test_ends_apart_have_copies_and_nothing_to_be_told_and_it_is_off_unless_asked_for(executor: str, checks: bool, seen: list[float]) -> None:
     flow, plan = made(apart=True)
-    with session(flow, plan, "processes", emulate=True, check_items=True) as s:
-        assert s.step(4, False) == [0.0, 1.0, 2.0, 3.0]
-
-
-def test_it_is_off_unless_asked_for() -> None:
-    flow, plan = made(apart=True)
-    with session(flow, plan, emulate=True) as s:
-        assert s.step(4, False) == [3.0] * 4
+    with session(flow, plan, executor, emulate=True, **({"check_items": True} if checks else {})) as s:
+        assert s.step(4, False) == seen
 
 
 def test_check_runs_iterations_with_it() -> None:

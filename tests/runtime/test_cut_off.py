@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from mesh import MeshExecutor
-from sessions import session_of, step_within
+from sessions import session_of, step_within, until
 
 from rlinf_lab.errors import ExecutorError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -104,8 +104,7 @@ def test_results_on_a_host_that_died_after_its_iteration_are_not_waited_for() ->
     executor = MeshExecutor(flow, ExecutionPlan.spatial(flow, ["cpu:0"], {"sink": [0]}, staleness=1))
     with session_of(executor, clean=False) as s:
         started = s.submit()
-        while not started.done():
-            time.sleep(0.001)
+        until(started.done)
         executor.driver_host.lost("host0")
         for late in (started, handles[-1]):
             with pytest.raises(ExecutorError, match=r"Host 'host0' died .*sink\[0\]"):
@@ -116,11 +115,9 @@ def broken_between(executor: MeshExecutor) -> list[threading.Thread]:
     """Both ends have told the driver; what it has begun for that."""
     for one, other in (("host1", "host0"), ("host0", "host1")):
         executor.hosts[one].lost(other)
-    deadline = time.monotonic() + 5
-    while not (found := waiting()) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(waiting)
     time.sleep(0.1)  # the second message
-    return found or waiting()
+    return waiting()
 
 
 def waiting() -> list[threading.Thread]:

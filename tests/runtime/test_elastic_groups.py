@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
-from flows import DEVICES, cell_flow
+from flows import DEVICES, Numbers, cell_flow
 from sessions import both, opened
 
 from rlinf_lab.errors import ExecutorError, PlanError, UnknownNameError, WorkerError, WorkflowError
@@ -22,12 +22,6 @@ from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 PLACES = 4
-
-
-class Source(Worker):
-    def produce(self, items: int, out: Outbox) -> None:
-        for i in range(items):
-            out.put(i)
 
 
 class Doubles(Worker):
@@ -66,11 +60,11 @@ class Sink(Worker):
 def flow_of(seconds: float = 0.0, capacity: int | None = 4) -> Workflow:
     flow = Workflow("elastic")
     numbers, doubled = flow.channel("numbers", capacity=capacity), flow.channel("doubled", capacity=capacity)
-    source, doubles, sink = flow.worker(Source, name="source"), flow.worker(Doubles, seconds, name="doubles"), flow.worker(Sink, name="sink")
+    source, doubles, sink = flow.worker(Numbers, name="source"), flow.worker(Doubles, seconds, name="doubles"), flow.worker(Sink, name="sink")
 
     @flow.iteration
     def iteration(items: int = 1) -> Any:
-        source.produce(items, numbers)
+        source.make(items, numbers)
         doubles.convert(numbers, doubled)
         return {"items": sink.consume(doubled), "who": doubles.who()}
 
@@ -142,32 +136,6 @@ def turnover(s: Session, rng: random.Random) -> Iterator[list[tuple[str, int]]]:
         over.set()
         thread.join(60)
     assert not thread.is_alive() and not failures, failures
-
-
-def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over() -> None:
-    """Every step waits for the one before, so it is certain who did what."""
-    flow, reached = Workflow("steps"), Reached()
-    numbers, doubled = flow.channel("numbers", capacity=1), flow.channel("doubled", capacity=None)
-    source, doubles, sink = flow.worker(Paced, reached, name="source"), flow.worker(Tells, reached, name="doubles"), flow.worker(Sink, name="sink")
-
-    @flow.iteration
-    def iteration() -> Any:
-        source.produce(numbers)
-        return {"shares": doubles.convert(numbers, doubled), "items": sink.consume(doubled)}
-
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [2], "doubles": [0, 1], "sink": [2]})
-    with opened("local", flow, plan, absent={"doubles": [1]}) as s:
-        one = s.submit()
-        reached.wait(lambda: reached.by[0] >= 2)
-        s.join("doubles", 1)
-        reached.wait(lambda: reached.by[1] >= 2)
-        s.leave("doubles", 1)
-        before = reached.by[0]
-        reached.wait(lambda: reached.by[0] >= before + 5)
-        reached.over = True
-        result = one.wait(30)
-    assert [item for item, _ in sorted(result["items"])] == list(range(len(result["items"])))
-    assert result["shares"] == [reached.by[0], reached.by[1]] and reached.by[1] >= 2
 
 
 class Reached:
@@ -284,16 +252,18 @@ class MeetsAfterwards(Tells):
         return len(self.exchange(self.rank))
 
 
-def test_who_has_come_in_the_middle_of_a_call_meets_nobody_in_it() -> None:
-    """Those who began it do not wait for it: which is said, with what to do."""
+@pytest.mark.parametrize("meets", [False, True])
+def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over(meets: bool) -> None:
+    """Every step waits for the one before, so it is certain who did what. Those who began it do not wait to meet it: which is said, with what to do."""
     flow, reached = Workflow("steps"), Reached()
     numbers, doubled = flow.channel("numbers", capacity=1, may_be_empty=True), flow.channel("doubled", capacity=None, may_be_empty=True)
-    source, doubles, sink = flow.worker(Paced, reached, name="source"), flow.worker(MeetsAfterwards, reached, name="doubles"), flow.worker(Sink, name="sink")
+    source, sink = flow.worker(Paced, reached, name="source"), flow.worker(Sink, name="sink")
+    doubles = flow.worker(MeetsAfterwards if meets else Tells, reached, name="doubles")
 
     @flow.iteration
     def iteration() -> Any:
         source.produce(numbers)
-        return {"met": doubles.convert(numbers, doubled), "items": sink.consume(doubled)}
+        return {"shares": doubles.convert(numbers, doubled), "items": sink.consume(doubled)}
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [2], "doubles": [0, 1], "sink": [2]})
     with opened("local", flow, plan, absent={"doubles": [1]}) as s:
@@ -301,10 +271,19 @@ def test_who_has_come_in_the_middle_of_a_call_meets_nobody_in_it() -> None:
         reached.wait(lambda: reached.by[0] >= 2)
         s.join("doubles", 1)
         reached.wait(lambda: reached.by[1] >= 2)
+        if meets:
+            reached.over = True
+            with pytest.raises(WorkerError, match=r"ranks \[0\] began before this one had joined.*Next: call session.join\('doubles', 1\) between two steps"):
+                one.wait(30)
+            assert s.submit().wait(30)["shares"] == [2, 2]
+            return
+        s.leave("doubles", 1)
+        before = reached.by[0]
+        reached.wait(lambda: reached.by[0] >= before + 5)
         reached.over = True
-        with pytest.raises(WorkerError, match=r"ranks \[0\] began before this one had joined.*Next: call session.join\('doubles', 1\) between two steps"):
-            one.wait(30)
-        assert s.submit().wait(30)["met"] == [2, 2]
+        result = one.wait(30)
+    assert [item for item, _ in sorted(result["items"])] == list(range(len(result["items"])))
+    assert result["shares"] == [reached.by[0], reached.by[1]] and reached.by[1] >= 2
 
 
 @pytest.mark.parametrize(("what", "message"), [

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from flows import DEVICES, cell_flow, cell_plans
-from sessions import both, opened, recorded
+from sessions import both, opened, recorded, until
 
 import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError, WorkerError
@@ -152,27 +151,24 @@ class Lives(Worker):
 def open_flow() -> tuple[Workflow, ExecutionPlan, list[Callable[[], bool]]]:
     """Its iterations stay under way until what is in the list says that they may end."""
     flow = Workflow("open")
-    until: list[Any] = []
+    wanted: list[Any] = []
     a, b = flow.worker(Lives, name="a"), flow.worker(Lives, name="b")
 
     @flow.iteration
     def iteration() -> int:
         value: int = a.work().wait() + b.work().wait()
-        deadline = time.monotonic() + 30
-        while not all(reached() for reached in until):
-            assert time.monotonic() < deadline
-            threading.Event().wait(0.005)
+        until(lambda: all(reached() for reached in wanted))
         return value
 
-    return flow, ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1]}), until
+    return flow, ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1]}), wanted
 
 
 def test_fillers_live_beside_the_workers_of_their_device_in_other_processes() -> None:
-    flow, plan, until = open_flow()
+    flow, plan, wanted = open_flow()
     often = 1000  # else they rest until the end of the iteration, once one was in the way
     fillers = [Filler(Counts, -1, on=DEVICES, delays=often), Filler(Counts, -1, 1, on="cpu:1", name="fails", delays=often)]
     with pytest.raises(WorkerError, match=r"'fails' rank 0 failed in step\(\)"), session(flow, plan, "processes", fillers=fillers) as s:
-        until.append(lambda: all(told.steps > 3 or told.error is not None for told in s.fillers))
+        wanted.append(lambda: all(told.steps > 3 or told.error is not None for told in s.fillers))
         assert [s.step(), s.step()] == [14, 14]
         assert "failed: Worker 'fails' rank 0" in s.status()
     told = {(f.name, f.rank): f for f in s.fillers}
@@ -190,10 +186,10 @@ class GivesALock(Worker):
 
 
 def test_a_result_that_cannot_travel_is_the_fillers_error() -> None:
-    flow, plan, until = open_flow()
+    flow, plan, wanted = open_flow()
     failed = r"'gives' rank 0 failed in step\(\).*cannot be sent to another process"
     with pytest.raises(WorkerError, match=failed), session(flow, plan, "processes", fillers=[Filler(GivesALock, on="cpu:0", name="gives")]) as s:
-        until.append(lambda: s.fillers[0].error is not None)
+        wanted.append(lambda: s.fillers[0].error is not None)
         assert s.step() == 14
 
 

@@ -13,6 +13,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+from flows import Numbers
 
 import rlinf_lab
 from rlinf_lab import notebook
@@ -20,40 +21,30 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.threads import main_thread_guard as served
 from rlinf_lab.runtime.threads.main_thread_guard import Servant, Task
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 HERE = str(Path(rlinf_lab.__file__).parent)
 
 
-class Source(Worker):
-    def make(self, n: int, out: Outbox) -> int:
-        for i in range(n):
-            out.put(i)
-        return n
-
-
-class Sink(Worker):
-    def take(self, inbox: Inbox) -> int:
-        return sum(len(batch) for batch in inbox)
-
-
 def chain() -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("chain")
     first, second, third = flow.channel("first", capacity=4), flow.channel("second", capacity=4), flow.channel("third", capacity=2)
-    source, sink = flow.worker(Source, name="source"), flow.worker(Sink, name="sink")
+    source, sink = flow.worker(Numbers, name="source"), flow.worker(Numbers, name="sink")
     between = flow.worker(lambda batch: batch, name="between")
 
     @flow.iteration
     def iteration() -> Any:
         made = source.make(6, first)
         between(first, second)
-        taken = sink.take(second)
+        taken = sink.count(second)
         third.put_all(range(6))
-        own = sink.take(third)
+        own = sink.count(third)
         return made.wait(), taken.wait(), own.wait()
 
     return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "between": [0], "sink": [1]})
+
+
+every_third = pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])  # line: a few seconds for each third
 
 
 class Lines:
@@ -84,7 +75,8 @@ class Lines:
             sys.settrace(before)
 
 
-def test_a_step_may_be_interrupted_at_any_line() -> None:
+@every_third
+def test_a_step_may_be_interrupted_at_any_line(first: int) -> None:
     assert threading.current_thread() is threading.main_thread(), "only the main thread is interrupted"
     flow, plan = chain()
     with session(flow, plan) as s:
@@ -93,7 +85,7 @@ def test_a_step_may_be_interrupted_at_any_line() -> None:
         with lines.watching():
             s.step()
         assert lines.count > 100
-        for at in range(1, lines.count + 1):
+        for at in range(first, lines.count + 1, 3):
             lines = Lines(at)
             with contextlib.suppress(KeyboardInterrupt), lines.watching():
                 s.step()
@@ -138,7 +130,8 @@ def test_a_run_whose_dashboard_was_interrupted_is_stopped(monkeypatch: pytest.Mo
             assert not thread.is_alive()
 
 
-def test_submitting_may_be_interrupted_at_any_line() -> None:
+@every_third
+def test_submitting_may_be_interrupted_at_any_line(first: int) -> None:
     flow, plan = chain()
     with session(flow, dataclasses.replace(plan, staleness=1)) as s:
 
@@ -151,7 +144,7 @@ def test_submitting_may_be_interrupted_at_any_line() -> None:
         with lines.watching():
             two()
         assert lines.count > 200
-        for at in range(1, lines.count + 1, 3):
+        for at in range(2 * first - 1, lines.count + 1, 6):
             lines = Lines(at)
             with contextlib.suppress(KeyboardInterrupt), lines.watching():
                 two()

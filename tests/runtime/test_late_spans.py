@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+from sessions import until
+
 import rlinf_lab as lab
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.timeline.account.tables import Standing, whole_iterations
@@ -41,14 +43,10 @@ def test_an_iteration_is_whole_when_every_process_has_told_of_it() -> None:
     with lab.session(flow, plan, executor="processes", emulate=True) as session:
         for _ in range(ITERATIONS):
             session.step()
-            until = time.monotonic() + 0.1
-            while time.monotonic() < until:
+            for _ in range(20):
                 looks.append(session.timeline.snapshot())
                 time.sleep(0.005)
-        until = time.monotonic() + 30
-        while whole_iterations(session.timeline) != set(range(ITERATIONS)):  # though nothing more happens
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: whole_iterations(session.timeline) == set(range(ITERATIONS)))  # though nothing more happens
     final = Counter(session.timeline.spans["iteration"].tolist())
     for look in looks:
         seen, whole = Counter(look.spans["iteration"].tolist()), whole_iterations(look) or set()

@@ -15,14 +15,12 @@ import numpy as np
 import pytest
 from flows import DEVICES, cell_flow, cell_plans, failing_flow
 from own_threads import own_threads
+from sessions import executor_of, session_of, until
 
 from rlinf_lab.errors import Cancelled, RenamedError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.runtime.session.session import Session
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -75,14 +73,11 @@ def test_stop_ends_a_run_that_would_never_end(monkeypatch: pytest.MonkeyPatch) -
     threads = own_threads(monkeypatch)
     flow = endless_flow()
     started = run(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "sink": [1]}), iterations=1)
-    while "waits" not in started.status() and started.state in ("starting", "running"):
-        time.sleep(0.01)
+    until(lambda: "waits" in started.status())
     started.stop()
     assert started.state == "stopped" and started.error is None
-    deadline = time.monotonic() + 5
-    while any(t.is_alive() for t in threads) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert len(threads) > 3 and not [t for t in threads if t.is_alive()]
+    until(lambda: not any(t.is_alive() for t in threads))
+    assert len(threads) > 3
 
 
 def test_pause_holds_between_iterations() -> None:
@@ -95,8 +90,7 @@ def test_pause_holds_between_iterations() -> None:
             gate.wait(10)
 
     started = run(flow, ExecutionPlan.temporal(flow, DEVICES), inputs=inputs())
-    while started.iteration < 1:
-        time.sleep(0.005)
+    until(lambda: started.iteration)
     started.pause()
     gate.set()
     assert started.state == "paused"
@@ -196,8 +190,7 @@ def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() 
     quick, other = flow.worker(Quick, name="quick"), flow.worker(Quick, name="other")
 
     def fail() -> None:
-        while not executor.driver_host.scheduler.instants.has_pending(Event.DONE):
-            time.sleep(0.001)
+        until(lambda: executor.driver_host.scheduler.instants.has_pending(Event.DONE))
         raise ValueError("as it was asked to")
 
     then = []
@@ -211,16 +204,14 @@ def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() 
             each()
         return items.get_all()
 
-    executor = LocalExecutor(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"quick": [0], "other": [1]}), MockClock())
-    executor.start()
-    s = Session(executor)
-    then.append(fail)
-    with pytest.raises(ValueError, match="as it was asked to") as caught:
-        s.step()
-    assert not hasattr(caught.value, "__notes__"), "nobody is still busy"
-    then.clear()
-    assert s.step() == [3]
-    executor.stop()
+    executor = executor_of("mock", flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"quick": [0], "other": [1]}))
+    with session_of(executor) as s:
+        then.append(fail)
+        with pytest.raises(ValueError, match="as it was asked to") as caught:
+            s.step()
+        assert not hasattr(caught.value, "__notes__"), "nobody is still busy"
+        then.clear()
+        assert s.step() == [3]
 
 
 def test_a_worker_that_catches_the_giving_up_does_not_wait_again() -> None:

@@ -200,21 +200,6 @@ def test_a_whole_batch_is_not_given_in_parts_and_the_end_is_told_by_get() -> Non
     assert found == [0, [], 0, [], [1], 2, [2], [3], [], []]
 
 
-def test_a_device_is_kept_by_who_only_looks() -> None:
-    """Two workers on one device: the poller computes on between two looks, and gives the device away when it waits."""
-    flow = Workflow("shared")
-    items = flow.channel("items")
-    source, poller = flow.worker(Source, name="source"), flow.worker(Poller, name="poller")
-
-    @flow.iteration
-    def iteration() -> Any:
-        source.make([0, 1, 2], items)
-        return poller.take(items, None)
-
-    _, timeline = mock_run(flow, ExecutionPlan("shared", ("cpu:0",), {"source": ((0,),), "poller": ((0,),)}))
-    assert timeline.bubble_sum_error_ns() == 0
-
-
 def test_bad_counts_are_refused_and_a_scripted_inbox_says_the_same() -> None:
     inbox = Scripted([1, 2, 3])
     assert (inbox.qsize(), inbox.get_nowait(2), inbox.qsize(), inbox.get_nowait(), inbox.get_nowait()) == (3, [1, 2], 1, [3], [])

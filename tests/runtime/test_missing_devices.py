@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
@@ -71,26 +70,3 @@ def test_cores_of_another_node_are_those_that_ray_counts() -> None:
     _refuse_missing_cores(1, node, ["cpu:7", "node1/cpu:2", "node2/cpu:9", "node1/cuda:5"])
     with pytest.raises(PlanError, match=r"The plan uses node1/cpu:3, node1/cpu:4, and Ray counts 3 CPUs on that node\. Next: .*address='auto'"):
         _refuse_missing_cores(1, node, ["node1/cpu:3", "node1/cpu:2", "node1/cpu:4"])
-
-
-class OnGpu(lab.Worker):
-    def work(self) -> str:
-        return self.device
-
-
-def test_a_call_ends_when_its_gpu_has_done_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels run on after a method has returned: the run's span, and the device's lock, must not end before them."""
-    import torch
-
-    waited: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    flow = lab.Workflow("gpu")
-    a, b = flow.worker(OnGpu, name="a"), flow.worker(OnGpu, name="b")
-
-    @flow.iteration
-    def iteration() -> tuple[str, str]:
-        return a.work(), b.work()
-
-    plan = lab.ExecutionPlan.spatial(flow, ["cuda:0", "cpu:0"], {"a": [0], "b": [1]})
-    assert lab.run(flow, plan, iterations=2, dashboard=False, clock=MockClock()).wait() == [("cuda:0", "cpu")] * 2
-    assert waited == ["cuda:0", "cuda:0"]

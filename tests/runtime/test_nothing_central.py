@@ -6,67 +6,53 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from flows import Numbers
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.driver import Driver
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 TIMED = {"news", "clock", "pulse", "relieved"}  # what hosts say so many times a second (answers to the watch, too), however many items there are
-
-
-class Maker(Worker):
-    def make(self, count: int, out: Outbox) -> int:
-        for i in range(count):
-            out.put(i)
-        return count
-
-
-class Doubler(Worker):
-    def double(self, inbox: Inbox, out: Outbox) -> None:
-        for batch in inbox:
-            for x in batch:
-                out.put(2 * x)
-
-
-class Taker(Worker):
-    def take(self, inbox: Inbox) -> int:
-        return sum(sum(batch) for batch in inbox)
 
 
 def flow_of() -> tuple[Workflow, ExecutionPlan]:
     """Each worker has a process of its own."""
     flow = Workflow("many")
     a, b = flow.channels("a", "b")
-    maker, doubler, taker = flow.worker(Maker, name="maker"), flow.worker(Doubler, name="doubler"), flow.worker(Taker, name="taker")
+    maker, passer, taker = (flow.worker(Numbers, name=name) for name in ("maker", "passer", "taker"))
 
     @flow.iteration
     def iteration(count: int) -> Any:
         made = maker.make(count, a)
-        doubler.double(a, b)
-        return made, taker.take(b)
+        passer.pass_on(a, b)
+        return made, taker.total(b)
 
-    return flow, ExecutionPlan("many", ("cpu:0", "cpu:1", "cpu:2"), {"maker": ((0,),), "doubler": ((1,),), "taker": ((2,),)}, micro_batches={"a": 1, "b": 1})
+    return flow, ExecutionPlan("many", ("cpu:0", "cpu:1", "cpu:2"), {"maker": ((0,),), "passer": ((1,),), "taker": ((2,),)}, micro_batches={"a": 1, "b": 1})
 
 
-@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
-def test_the_driver_hears_and_says_as_much_of_two_thousand_items_as_of_two_hundred(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: Counter[str] = Counter()
-    receive = Driver.receive
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What the driver hears, by kind."""
+    heard, receive = Counter[str](), Driver.receive
 
     def counted(self: Driver, message: tuple) -> None:
         heard[message[0]] += message[0] not in TIMED
         receive(self, message)
 
     monkeypatch.setattr(Driver, "receive", counted)
+    return heard
+
+
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
+def test_the_driver_hears_and_says_as_much_of_two_thousand_items_as_of_two_hundred(executor: str, heard: Counter[str]) -> None:
     flow, plan = flow_of()
     found = []
     with session(flow, plan, executor=executor, emulate=True) as s:
         for count in (20, 200, 2000):
             heard.clear()
             said = s._host.post.said
-            assert s.step(count) == (count, count * (count - 1))
+            assert s.step(count) == (count, count * (count - 1) // 2)
             found.append((heard.total(), s._host.post.said - said, set(heard)))
     _, (few, said_few, _), (many, said_many, kinds) = found
     assert 3 <= many <= 20 and abs(many - few) <= 4, found  # at least the end of each call
@@ -74,18 +60,10 @@ def test_the_driver_hears_and_says_as_much_of_two_thousand_items_as_of_two_hundr
     assert not kinds & {"put", "got", "get", "credit"}, found
 
 
-def test_the_count_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_count_counts(heard: Counter[str]) -> None:
     """Where the loop itself reads, items do come to the driver."""
-    heard: Counter[str] = Counter()
-    receive = Driver.receive
-
-    def counted(self: Driver, message: tuple) -> None:
-        heard[message[0]] += 1
-        receive(self, message)
-
-    monkeypatch.setattr(Driver, "receive", counted)
     flow = Workflow("to the loop")
-    items, maker = flow.channel("items"), flow.worker(Maker, name="maker")
+    items, maker = flow.channel("items"), flow.worker(Numbers, name="maker")
 
     @flow.iteration
     def iteration(count: int) -> int:

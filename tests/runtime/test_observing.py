@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from sessions import until
 
 import rlinf_lab as lab
 from rlinf_lab import notebook
@@ -77,17 +78,11 @@ def test_a_session_shows_what_a_run_shows_and_waits_for_nobody_to_look() -> None
         s.on_update(lambda it: told.append(it.iteration))
         for i in range(50):
             s.step(i)
-        deadline = time.monotonic() + 20
-        while ("x" not in s.metrics or s.metrics["x"].isna().any()) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: "x" in s.metrics and not s.metrics["x"].isna().any())
         assert list(s.metrics["x"]) == list(s.metrics["result"]) == [float(i) for i in range(50)]
         executor = s._executor
-        while (executor.driver_host.told.metrics or executor.news.undrained()) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not executor.driver_host.told.metrics and not executor.news.undrained()
-        while s._observer.table._ranks and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not s._observer.table._ranks  # all of them are settled
+        until(lambda: not executor.driver_host.told.metrics and not executor.news.undrained())
+        until(lambda: not s._observer.table._ranks)  # all of them are settled
         assert s.frames["w[0]"].shape == (4, 4, 3) and "50 iterations done" in s.status() and list(s.channels().columns) == []
     assert len(s.timeline.iterations()) == 50 and s.timeline.bubble_sum_error_ns() == 0 and told[-1] == 50
     assert s.waits() == [] and s.standstill() is None
@@ -285,13 +280,6 @@ class Naps(Worker):
             with self.span("breath"):
                 time.sleep(0.01)
         return seconds
-
-
-def until(what: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.005)
 
 
 def test_the_thread_that_sends_comes_for_the_spans(beats: Beats) -> None:
@@ -717,34 +705,23 @@ class Told(list[str]):
         return listener
 
 
-@pytest.fixture
-def watched() -> Iterator[Any]:
-    flow, plan = made(lambda h, i: h["w"].go(i))
-    with session(flow, plan) as s:
-        yield s
-
-
-def test_what_is_not_urgent_comes_after_what_is(watched: Any) -> None:
-    told = Told("afterwards", 3)
+def test_what_is_not_urgent_comes_after_what_is_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, later, no_function = Told("afterwards", 3), Told("later", 4), cast(Any, 3)
 
     def fails(_run: Any) -> None:
         told.append("fails")
         raise ValueError("no")
 
-    watched.on_update(told.says("now"), afterwards=told.says("afterwards"))
-    watched.on_update(lambda _: None, afterwards=fails)
-    no_function: Any = 3
-    with pytest.raises(ConfigError, match=r"on_update\(3\)"):
-        watched.on_update(lambda _: None, afterwards=no_function)
-    watched.step(1)
-    assert told.enough.wait(20)
-    first = [what for what in told if what != "fails"]
-    assert first[: first.index("afterwards")] and told.count("fails") == 1
-
-
-def test_what_is_not_urgent_comes_less_often(monkeypatch: pytest.MonkeyPatch, watched: Any) -> None:
-    monkeypatch.setattr(observer, "AFTER_SECONDS", 1000.0)
-    told = Told("now", 4)
-    watched.on_update(told.says("now"), afterwards=told.says("afterwards"))
-    watched.step(1)
-    assert told.enough.wait(20) and told.count("afterwards") <= 1  # none where the first time was before it was asked for
+    with session(*made(lambda h, i: h["w"].go(i))) as s:
+        s.on_update(told.says("now"), afterwards=told.says("afterwards"))
+        s.on_update(lambda _: None, afterwards=fails)
+        with pytest.raises(ConfigError, match=r"on_update\(3\)"):
+            s.on_update(lambda _: None, afterwards=no_function)
+        s.step(1)
+        assert told.enough.wait(20)
+        first = [what for what in told if what != "fails"]
+        assert first[: first.index("afterwards")] and told.count("fails") == 1
+        monkeypatch.setattr(observer, "AFTER_SECONDS", 1000.0)
+        s.on_update(later.says("later"), afterwards=later.says("much later"))
+        s.step(1)
+        assert later.enough.wait(20) and later.count("much later") <= 1  # none where the first time was before it was asked for

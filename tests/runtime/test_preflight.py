@@ -16,6 +16,7 @@ import pytest
 from gymnasium.spaces import Box
 
 sys.path.insert(0, str(Path(__file__).parent))
+from flows import Numbers
 from own_threads import own_threads
 
 import rlinf_lab as lab
@@ -171,25 +172,15 @@ def test_every_node_of_a_cluster_is_asked() -> None:
 
 
 # --- fillers, and ranks that come later ------------------------------------------------------------------------------
-class Copying(lab.Worker):
-    """A source and a sink, elastic: no keys."""
-
-    def make(self, out: lab.Outbox) -> None:
-        out.put(1)
-
-    def take(self, inbox: lab.Inbox) -> int:
-        return sum(len(batch) for batch in inbox)
-
-
 def elastic() -> tuple[lab.Workflow, lab.ExecutionPlan]:
     flow = lab.Workflow("elastic")
     items = flow.channel("items")
-    source, sink = flow.worker(Copying, name="source"), flow.worker(Copying, name="sink")
+    source, sink = flow.worker(Numbers, name="source"), flow.worker(Numbers, name="sink")
 
     @flow.iteration
     def iteration():
-        source.make(items)
-        return sink.take(items)
+        source.make(1, items)
+        return sink.count(items)
 
     return flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "sink": [1, 2]})
 

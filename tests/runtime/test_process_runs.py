@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 import pytest
 from flows import DEVICES, failing_flow
+from sessions import until
 
 from rlinf_lab.errors import ExecutorError, PlanError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -303,10 +304,7 @@ def test_ranks_of_a_process_that_does_not_answer_are_left_behind_too(tmp_path: P
     """Those that are in a call; neither who is idle nor who is not there."""
     monkeypatch.setattr(multi_process, "STOP_SECONDS", 0.3)
     going = run(*hogs_of(tmp_path / "entered"), executor="processes", absent={"hogs": [1]})
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "entered").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until((tmp_path / "entered").exists)
     with pytest.warns(RuntimeWarning, match=r"hogs\[0\] did not end in time, and was ended together with its process"):
         going.stop()
     assert going.left_behind == ["hogs[0]"]

@@ -7,11 +7,11 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sessions import until
 
 from rlinf_lab.runtime.executors import child, multi_process
 from rlinf_lab.runtime.host.host import Host
@@ -81,12 +81,8 @@ def ends(tmp_path: Path) -> Ends:
     return program
 
 
-def test_a_worker_that_computes_in_torch_does_not_take_the_program_down(ends: Ends) -> None:
-    assert ends("run = main(Computes, 'local')") == (0, "closed\n", "")
-
-
-@pytest.mark.parametrize("last", [*(pytest.param(last, marks=pytest.mark.long) for last in ("run.pause(); time.sleep(0.3)", "del run")), "sys.exit(3)"])
-def test_however_it_ends(last: str, ends: Ends) -> None:
+@pytest.mark.parametrize("last", [*(pytest.param(last, marks=pytest.mark.long) for last in ("", "run.pause(); time.sleep(0.3)", "del run")), "sys.exit(3)"])
+def test_a_worker_that_computes_in_torch_does_not_take_the_program_down_however_it_ends(last: str, ends: Ends) -> None:
     assert ends(f"run = main(Computes, 'local')\n{last}") == (3 if "exit" in last else 0, "closed\n", "")
 
 
@@ -154,10 +150,7 @@ def test_ctrl_c_while_the_program_ends_is_quiet_and_leaves_nothing_behind(execut
     assert err == ""
     left = [int(pid) for pid in out.split()]
     assert bool(left) == (executor == "processes")
-    late = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left):
-        assert time.monotonic() < late, left
-        time.sleep(0.05)
+    until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left))
 
 
 def test_a_driver_that_is_killed_takes_who_holds_the_interpreters_lock_with_it(ends: Ends) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flows import Numbers
 from mesh import MeshExecutor
 from sessions import in_time, opened, session_of, step_within
 from sweeps import sweep
@@ -48,12 +49,7 @@ def test_many_random_flows_keep_the_contract() -> None:
         run_random(seed, delay=random.Random(seed).choice((0.0, 0.0005)))
 
 
-class Maker(Worker):
-    def make(self, count: int, out: Outbox) -> int:
-        for i in range(count):
-            out.put(i)
-        return count
-
+class Maker(Numbers):
     def compute_until(self, freed: str, out: Outbox) -> None:
         out.put(0)  # it has begun
         assert FREED[freed].wait(60)

@@ -6,12 +6,13 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from sessions import until
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.wait_graph import Wait
@@ -55,13 +56,6 @@ def flow_of() -> tuple[Workflow, ExecutionPlan]:
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "rlinf_lab" and "nothing has moved" in r.getMessage()]
-
-
-def until(has_come: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not has_come():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])

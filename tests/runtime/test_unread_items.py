@@ -6,6 +6,7 @@ from re import escape
 from typing import Any
 
 import pytest
+from flows import Numbers
 from sessions import both, opened
 
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
@@ -15,12 +16,7 @@ from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 
-class Maker(Worker):
-    def make(self, count: int, out: Outbox) -> int:
-        for i in range(count):
-            out.put(i)
-        return count
-
+class Maker(Numbers):
     def on_rank_1(self, count: int, out: Outbox) -> None:
         if self.rank == 1:
             out.put_all(range(count))

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sessions import until
 
 from rlinf_lab.errors import ExecutorError, WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -53,9 +54,7 @@ class Ends:
         self.listener.close()
 
     def wait_for(self, count: int) -> None:
-        deadline = time.monotonic() + 10
-        while len(self.heard) + len(self.errors) + len(self.broken) < count and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(self.heard) + len(self.errors) + len(self.broken) >= count)
 
 
 @pytest.fixture
@@ -151,10 +150,7 @@ def test_nothing_of_a_message_that_has_left_stays(ends: Ends, monkeypatch: pytes
     monkeypatch.setattr(Link, "_copied", staticmethod(remembered))
     ends.link.send(("put", np.zeros(16 * MIB, np.uint8)))
     ends.wait_for(1)
-    deadline = time.monotonic() + 5
-    while kept[0]() is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert kept[0]() is None
+    until(lambda: kept[0]() is None)
 
 
 class Makes(Worker):

@@ -96,8 +96,8 @@ def ends(sharing: HostSharing) -> Iterator[Ends]:
 def soon(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + 10
     while not condition() and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.005)
+        gc.collect()  # which takes a while, of all that a process of tests holds
+        time.sleep(0.05)
     return condition()
 
 
@@ -175,7 +175,7 @@ def test_a_frame_that_comes_in_parts_is_lent_once(ends: Ends, sharing: HostShari
             assert frames.next() and i + 40 >= len(frame)
             break
         stream.back(mark)
-        gc.collect()
+    gc.collect()
     assert not given and not sharing.released
     items = frames.message()[3].open()
     assert [t.tolist() for t in items] == [[1, 1, 1], [2, 2]]

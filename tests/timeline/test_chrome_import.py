@@ -227,19 +227,16 @@ def test_cycles_are_not_looked_for_meanwhile(tmp_path: Path, monkeypatch: pytest
     """Of a million events that took three quarters of the time. Afterwards it is as it was, also where the file holds no trace."""
     seen, load = [], chrome_import._load
     monkeypatch.setattr(chrome_import, "_load", lambda path: (seen.append(gc.isenabled()), load(path))[1])
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    good.write_text(json.dumps([{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]))
-    bad.write_text("no trace")
-    assert gc.isenabled() and len(Timeline.open(good)) == 1 and gc.isenabled()
-    with pytest.raises(TimelineError):
-        Timeline.open(bad)
-    assert gc.isenabled() and seen == [False, False]
-    gc.disable()
-    try:
-        Timeline.open(good)
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
+    good, bad = write(tmp_path / "good.json", [x("a", 1, 2)]), write(tmp_path / "bad.json", "no trace")
+    for was in (True, False):
+        try:
+            (gc.enable if was else gc.disable)()
+            assert len(Timeline.open(good)) == 1 and gc.isenabled() == was
+            with pytest.raises(TimelineError):
+                Timeline.open(bad)
+            assert gc.isenabled() == was and not any(seen)
+        finally:
+            gc.enable()
 
 
 def test_arrows_of_another_tool_are_counted_and_told(tmp_path: Path) -> None:

@@ -110,6 +110,16 @@ def test_packed_columns_are_aligned_and_hold_the_spans(timeline: Timeline):
     assert header["count"] == 1 and unpack(header, data)["kind"].tolist() == [K.MARK]
 
 
+def test_numbers_of_very_many_lanes_and_names_are_packed_as_wide_as_they_are():
+    recorder, timeline, many = Recorder(), Timeline(), (1 << 16) + 1
+    for i in range(many):
+        track, name = recorder.track("w", i), recorder.name(f"n{i}")
+    recorder.add(track, K.PUT, name, 0, 1, channel=name)
+    timeline.extend(recorder.drain())
+    columns = unpack(*pack_rows(timeline.snapshot()))
+    assert [int(columns[c][0]) for c in ("track", "name", "channel")] == [many - 1, many - 1, many]
+
+
 def test_the_picture_is_xml_and_shows_every_device_and_worker(timeline: Timeline):
     text = timeline.to_svg()
     root = ET.fromstring(text)

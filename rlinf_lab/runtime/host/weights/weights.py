@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
@@ -71,9 +72,14 @@ class WeightTable:
             unseen.append((state, unchanged))
             return store.known + len(unseen)
 
-    def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
+    def pull(
+        self, process: Process, call: CallSpec, name: str, at_least: int, pulled: Iterable[Published]
+    ) -> Published:
+        """``pulled``: what this rank has in this call."""
         store = self.store(name)
         alone = self._state.layout.ranks(call.worker) == 1  # not how many take part now: others may join
+        if alone and (enough := [before for before in pulled if before.version >= at_least]):
+            return min(enough, key=lambda before: before.version)  # as `versions` decides it for several
         if alone:
             wanted = Wanted(max(store.known, at_least), exactly=False)
         else:
@@ -281,7 +287,9 @@ class WeightsPort(Weights):
     def pull(self, at_least: int = 0) -> Published:
         self._refuse_out_of_turn()
         if at_least not in self._pulled:
-            self._pulled[at_least] = self._table.pull(self._process, self._call, self.name, at_least)
+            self._pulled[at_least] = self._table.pull(
+                self._process, self._call, self.name, at_least, self._pulled.values()
+            )
         return self._pulled[at_least]
 
     def newest(self) -> int:
