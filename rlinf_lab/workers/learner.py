@@ -235,7 +235,7 @@ class LearnerWorker(TorchWorker):
 
     def _advantages(self, t: Trajectory, scale: float) -> tuple[np.ndarray, np.ndarray]:
         value_TN = self.policy.values(t.obs_TN)
-        next_TN = t.next_values(value_TN, self.policy.values(t.last_obs_N), self._end_values(t))
+        next_TN = t.next_values(value_TN, self.policy.values(t.last_obs_N), _end_values(self.policy, t))
         reward_TN, gamma = t.discounted(self.now("gamma"))
         reward_TN = (scale * reward_TN).astype(np.float32)
         lam = self.now("gae_lambda")
@@ -243,14 +243,6 @@ class LearnerWorker(TorchWorker):
             reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=gamma, lam=lam
         )
         return advantage_TN.astype(np.float32, copy=False), return_TN.astype(np.float32, copy=False)
-
-    def _end_values(self, t: Trajectory) -> np.ndarray:
-        """Of the observations with which episodes ended; 0 where the task was over: nobody looks at what follows."""
-        value_E = np.zeros(len(t.end_E2), np.float32)
-        cut_E = np.flatnonzero(~t.terminated_TN[t.end_E2[:, 0], t.end_E2[:, 1]])
-        if len(cut_E):
-            value_E[cut_E] = self.policy.values(rows(t.end_obs_E, cut_E))
-        return value_E
 
     def _optimise(self, batch: TrainBatch) -> dict[str, float]:
         self.optimizer.param_groups[0]["lr"] = self.now("learning_rate")
@@ -308,8 +300,7 @@ class LearnerWorker(TorchWorker):
         mine, old, adv, ret, *steps = self._part(rows_B, old, adv, ret, *steps)
         # relative to a fair one: the mean over the ranks is the mean over all rows
         share = self.ranks * len(mine) / len(rows_B)
-        # index_select: of pictures, indexing takes several times as long
-        log_prob, entropy, value = model(*(map_tree(lambda leaf: leaf.index_select(0, mine), tree) for tree in trees))
+        log_prob, entropy, value = model(*(_selected(tree, mine) for tree in trees))
         if log_prob.dim() == 2:  # a ratio for each action of a chunk, all with the chunk's advantage
             log_prob, adv = _carried_out(log_prob, old, *steps), adv.unsqueeze(1)
         found = loss(log_prob, old, adv, value, ret, entropy)
@@ -380,6 +371,20 @@ def _copied(state: Any) -> Any:
     if isinstance(state, list):
         return [_copied(value) for value in state]
     return state.detach().to("cpu", copy=True) if isinstance(state, torch.Tensor) else state
+
+
+def _selected(tree: Tree, rows_B: torch.Tensor) -> Tree:
+    """These rows of each leaf. Of pictures indexing takes several times as long."""
+    return map_tree(lambda leaf: leaf.index_select(0, rows_B), tree)
+
+
+def _end_values(policy: ActorCritic, t: Trajectory) -> np.ndarray:
+    """Of the observations with which episodes ended; 0 where the task was over: nobody looks at what follows."""
+    value_E = np.zeros(len(t.end_E2), np.float32)
+    cut_E = np.flatnonzero(~t.terminated_TN[t.end_E2[:, 0], t.end_E2[:, 1]])
+    if len(cut_E):
+        value_E[cut_E] = policy.values(rows(t.end_obs_E, cut_E))
+    return value_E
 
 
 def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:

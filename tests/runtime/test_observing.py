@@ -705,31 +705,23 @@ class Told(list[str]):
         return listener
 
 
-@pytest.fixture
-def watched() -> Iterator[Any]:
-    flow, plan = made(lambda h, i: h["w"].go(i))
-    with session(flow, plan) as s:
-        yield s
-
-
-def test_what_is_not_urgent_comes_after_what_is_and_less_often(monkeypatch: pytest.MonkeyPatch, watched: Any) -> None:
-    told = Told("afterwards", 3)
+def test_what_is_not_urgent_comes_after_what_is_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, later, no_function = Told("afterwards", 3), Told("later", 4), cast(Any, 3)
 
     def fails(_run: Any) -> None:
         told.append("fails")
         raise ValueError("no")
 
-    watched.on_update(told.says("now"), afterwards=told.says("afterwards"))
-    watched.on_update(lambda _: None, afterwards=fails)
-    no_function: Any = 3
-    with pytest.raises(ConfigError, match=r"on_update\(3\)"):
-        watched.on_update(lambda _: None, afterwards=no_function)
-    watched.step(1)
-    assert told.enough.wait(20)
-    first = [what for what in told if what != "fails"]
-    assert first[: first.index("afterwards")] and told.count("fails") == 1
-    monkeypatch.setattr(observer, "AFTER_SECONDS", 1000.0)
-    later = Told("later", 4)
-    watched.on_update(later.says("later"), afterwards=later.says("much later"))
-    watched.step(1)
-    assert later.enough.wait(20) and later.count("much later") <= 1  # none where the first time was before it was asked for
+    with session(*made(lambda h, i: h["w"].go(i))) as s:
+        s.on_update(told.says("now"), afterwards=told.says("afterwards"))
+        s.on_update(lambda _: None, afterwards=fails)
+        with pytest.raises(ConfigError, match=r"on_update\(3\)"):
+            s.on_update(lambda _: None, afterwards=no_function)
+        s.step(1)
+        assert told.enough.wait(20)
+        first = [what for what in told if what != "fails"]
+        assert first[: first.index("afterwards")] and told.count("fails") == 1
+        monkeypatch.setattr(observer, "AFTER_SECONDS", 1000.0)
+        s.on_update(later.says("later"), afterwards=later.says("much later"))
+        s.step(1)
+        assert later.enough.wait(20) and later.count("much later") <= 1  # none where the first time was before it was asked for
