@@ -51,6 +51,7 @@ def train(
     Raises `ConfigError`, `UnknownNameError` or `PlanError` before anything starts; what a worker raises comes from
     `TrainingRun.wait`.
     """
+    env = os.fspath(env) if isinstance(env, os.PathLike) else env  # of a file with tasks
     recipe = find(algorithm, env)
     if executor is not None:  # also where the plan that is found needs one core, and so none
         check_executor(executor)

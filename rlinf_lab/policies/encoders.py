@@ -71,8 +71,8 @@ def in_blocks(x_BCHW: Tensor, weight: Tensor, bias: Tensor | None, stride: int) 
     m = kernel // s
     height, width = ((pixels - kernel) // s + m for pixels in x_BCHW.shape[2:])
     rows = x_BCHW.permute(0, 2, 3, 1)[:, : height * s, : width * s].reshape(len(x_BCHW), height, s, width, s * channels)
-    # a row of a square is some whole numbers of 64 bits: fewer and larger pieces to copy
-    squares = rows.view(torch.int64).transpose(2, 3).contiguous().view(x_BCHW.dtype)
+    # a row of a square is some whole numbers of 64 bits: fewer and larger pieces to copy (rows that were cut have odd steps)
+    squares = rows.contiguous().view(torch.int64).transpose(2, 3).contiguous().view(x_BCHW.dtype)
     blocks = squares.reshape(len(x_BCHW), height, width, s * s * channels).permute(0, 3, 1, 2)
     by_block = weight.reshape(outputs, channels, m, s, m, s).permute(0, 3, 5, 1, 2, 4).reshape(outputs, s * s * channels, m, m)
     return nn.functional.conv2d(blocks, by_block, bias)

@@ -123,7 +123,7 @@ class EnvFactory:
         if num_envs != self.size:
             raise ConfigError(f"{self.id}: this VectorEnv has {self.size} environments, num_envs is {num_envs}. Next: num_envs={self.size}, or {advice}.")
         try:
-            copy.deepcopy(self.given)
+            copy.deepcopy(self.given).close()
         except Exception as error:  # whatever a simulator raises
             why = f"{type(error).__name__}: {said(error)}"[:200]
             raise ConfigError(

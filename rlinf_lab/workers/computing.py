@@ -45,7 +45,7 @@ def without_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-_HALF = 0.5
+_HALF = 0.5  # by name: Python would work the product of two constants out when it compiles, not when it is asked
 
 
 class Computing:

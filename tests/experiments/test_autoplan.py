@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,6 +177,17 @@ def test_the_run_goes_on_until_the_processes_of_the_next_plan_are_there(remainin
     phase = auto.next(flow, later, remaining, 100.0 if remaining < 1000 else 0.0)
     assert auto.choice is not None and auto.choice.predicted_s < 0.4, "of what was measured before"
     assert auto.choice.changes == (remaining == 1000) == (phase.options == {"spares": spares}) != spares.closed
+
+
+def test_a_process_that_warms_up_has_imported_the_simulator_and_made_no_environment() -> None:
+    code = """
+import sys
+from rlinf_lab.experiments.autoplan.warming import warm_up
+warm_up(["rlinf_lab.workers.learner"], "metaworld/reach-v3")
+made = sys.modules["envs.metaworld.quick"]._compiled.cache_info().currsize
+assert "torch" in sys.modules and "metaworld" in sys.modules and not made
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.fixture

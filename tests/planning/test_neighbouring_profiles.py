@@ -123,6 +123,6 @@ def test_what_a_refusal_advises_is_possible(devices: int) -> None:
     profile = Profile.load(DOCS / "grpo_7b_by_hand.json")
     setting = Setting.of(profile, 8)
     question = Question({"": devices}, profile.items, setting.micro_batches, 80.0)
-    with pytest.raises(PlanError, match=r"Next: devices=8"):
+    with pytest.raises(PlanError, match=r"Next: .*\bdevices=8"):
         question.answer(profile)
     assert dataclasses.replace(question, devices={"": 8}).answer(profile).best.seconds > 0

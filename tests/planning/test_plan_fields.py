@@ -272,7 +272,7 @@ def test_what_is_no_plan_at_all(text: Any, match: str) -> None:
         (lambda f: ExecutionPlan.temporal(f, None), "devices is None"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks=2), "ranks is 2"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks={"left": True}), r"ranks\['left'\] is True"),
-        (lambda f: ExecutionPlan.temporal(f, ["cpu:0", "cpu:1"], ranks={"left": 3}), r"ranks\['left'\] is 3.*one rank for each of the 2 devices"),
+        (lambda f: ExecutionPlan.temporal(f, ["cpu:0", "cpu:1"], ranks={"left": 3}), r"ranks\['left'\] is 3.*at most 2 ranks, one for each device"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks={"lefft": 1}), "Did you mean 'left'"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], micro_batchez={}), "Did you mean 'micro_batches'"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], sub_batches=2), "sub_batches is 2"),

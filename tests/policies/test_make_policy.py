@@ -194,6 +194,15 @@ def test_a_convolution_by_blocks_of_pixels_is_the_convolution(channels, height, 
         torch.testing.assert_close(blocks, plain)
 
 
+@pytest.mark.parametrize(("channels", "pixels"), [(1, 85), (1, 90), (3, 90), (3, 84)])
+def test_pictures_of_any_width_go_by_blocks_in_half_precision(channels, pixels):
+    generator = torch.Generator().manual_seed(0)
+    x_NHWC = torch.rand(2, pixels, pixels, channels, generator=generator).bfloat16()
+    weight = (torch.rand(5, channels, 8, 8, generator=generator) - 0.5).bfloat16()
+    x = x_NHWC.permute(0, 3, 1, 2)  # as pictures are prepared
+    torch.testing.assert_close(in_blocks(x, weight, None, 4), nn.functional.conv2d(x, weight, None, 4), rtol=0.02, atol=0.05)
+
+
 def test_the_first_convolution_goes_by_blocks_in_half_precision_only(monkeypatch):
     """Near the convolution in half precision; not under gradients of the picture, nor in single precision."""
     asked = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
-import time
-from pathlib import Path
+import threading
 from typing import Any
 
 import psutil
@@ -17,7 +17,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.device_host import DeviceHost
 from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.host.elastic import setups
-from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.transport.listener import Listener
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -85,35 +85,40 @@ def test_a_rank_that_leaves_by_leaving_python_has_left() -> None:
         assert sum(s.step(10)) == 45
 
 
-class Meets(Worker):
-    """In its setup it waits until the last rank is there, and at most for so many seconds."""
+TOLD = threading.Event()
 
-    def __init__(self, path: str, seconds: float) -> None:
-        self.path, self.seconds = Path(path), seconds
+
+class Meets(Worker):
+    """Its first rank is set up when somebody was told that it lasts."""
 
     def setup(self) -> None:
-        if self.rank == self.ranks - 1:
-            self.path.touch()
-        deadline = time.monotonic() + self.seconds
-        while not self.path.exists() and not self.cancelled and time.monotonic() < deadline:
-            time.sleep(0.01)
+        if self.rank == 0:
+            assert TOLD.wait(60)
 
     def go(self) -> int:
         return self.rank
 
 
-def test_a_setup_that_lasts_says_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+class Hears(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        TOLD.set()
+
+
+def test_a_setup_that_lasts_says_where_it_stands(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It may wait for another one of its process."""
     monkeypatch.setattr(setups, "TOLD_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(logging.getLogger("rlinf_lab"), "handlers", [Hears()])
+    TOLD.clear()
     flow = Workflow("meets")
-    meets = flow.worker(Meets, str(tmp_path / "there"), 0.5, name="meets")
+    meets = flow.worker(Meets, name="meets")
 
     @flow.iteration
     def iteration() -> Any:
         return meets.go()
 
     plan = ExecutionPlan.spatial(flow, DEVICES, {"meets": [0, 1]})
-    with session(flow, plan, emulate=True) as s:
-        assert s.step() == [0, 1]
-    told = r"meets\[0\] has been in its setup\(\) for 0.1 s.*the setup of meets\[1\] comes after it in the same process(.|\n)*Next: (.|\n)*time.sleep\(0.01\)"
-    assert re.search(told, caplog.text) and caplog.text.count("has been in its setup()") == 1
+    started = run(flow, plan, 1, emulate=True)
+    assert started.wait() == [[0, 1]]
+    told = r"meets\[0\] has been in its setup\(\) for 0.1 s.*the setup of meets\[1\] comes after it in the same process(.|\n)*Next: (.|\n)*TOLD.wait\(60\)"
+    for said in (caplog.text, started.status()):
+        assert re.search(told, said) and said.count("has been in its setup()") == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +40,7 @@ def test_a_run_has_the_processes_that_wait(tmp_path: Path, prepare: Callable[[st
     one_core = sorted(os.sched_getaffinity(0))[-1:]
     spares = Spares(3, partial(prepare, str(tmp_path)), one_core)
     pids = waiting(spares)
+    wait(spares._waiting.values(), 60)
     flow = notebook_flow()
     plan = ExecutionPlan.spatial(flow, DEVICES[:2], {w: [i % 2] for i, w in enumerate(flow.graph.workers)})
     started = run(flow, plan, 2, "processes", spares=spares)
@@ -48,19 +51,21 @@ def test_a_run_has_the_processes_that_wait(tmp_path: Path, prepare: Callable[[st
     assert len(hosts) == 2 and hosts <= pids
     assert not any(map(psutil.pid_exists, pids)) and repr(spares) == "Spares(none left)"
     told = {int(file.name): file.read_text() for file in tmp_path.iterdir()}
-    assert told.keys() >= hosts if prepare is tell else not told
-    assert set(told.values()) <= {repr(one_core)}
+    assert told == dict.fromkeys(pids if prepare is tell else (), repr(one_core))
 
 
 def test_one_that_would_be_started_otherwise_now_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     spares = Spares(2, list, [])
     first, second = spares._waiting
+    wait(spares._waiting.values(), 60)
+    assert spares.are_ready()
     first.end(at_once=True)
     taken = spares.take(environment_of_hosts())
     assert taken is second
     taken.end()
     assert spares.take(environment_of_hosts()) is None
     spares = Spares(1, list, [])
+    wait(spares._waiting.values(), 60)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert spares.take(environment_of_hosts()) is None
     (pid,) = waiting(spares)
@@ -68,8 +73,11 @@ def test_one_that_would_be_started_otherwise_now_is_not_taken(monkeypatch: pytes
     assert not psutil.pid_exists(pid)
 
 
-def test_they_are_ready_when_each_has_done_or_failed() -> None:
-    spares = Spares(1, partial(fail, "in vain"), [])
-    spares._preparing[0].result(60)
-    assert spares.are_ready()
+def test_who_never_gets_ready_is_waited_for_so_long_and_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    spares = Spares(1, partial(time.sleep, 1e6), [])
+    assert not spares.are_ready()
+    monkeypatch.setattr(spares, "_until", 0.0)
+    assert spares.are_ready() and spares.take(environment_of_hosts()) is None
+    (pid,) = waiting(spares)
     spares.close()
+    assert not psutil.pid_exists(pid)

@@ -7,10 +7,11 @@ from importlib import import_module
 
 
 def warm_up(modules: Sequence[str], env: str | None) -> None:
-    """Import ``modules``, and make one environment of the id ``env``: simulators import on their first use."""
+    """Import ``modules``, and the simulator of the id ``env``. No environment is made: some hold a port or a licence.
+    """
     for module in modules:
         import_module(module)
     if env is not None:
         from rlinf_lab.vecenv import environment
 
-        environment(env)(1, None).close()
+        environment(env).spec(None)

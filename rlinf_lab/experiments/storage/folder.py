@@ -205,9 +205,10 @@ class RunFolder:
         texts = [str(name) for name in found if not pd.api.types.is_numeric_dtype(found[name])]
         if "iteration" not in found or texts:
             fault = f"{', '.join(texts)}: no numbers" if texts else "no column 'iteration'"
+            mend = f"write it without {'that column' if len(texts) == 1 else 'those'}" if texts else "write one into it"
             raise ConfigError(
-                f"{str(self.path / 'metrics.parquet')!r} is no table of a run's metrics ({fault}). Next: delete it; "
-                "the weights are in files of their own."
+                f"{str(self.path / 'metrics.parquet')!r} is no table of a run's metrics ({fault}). Next: {mend}, or "
+                "delete the file, and the curves with it; weights are in files of their own."
             )
         return found
 

@@ -101,9 +101,10 @@ class Comparison:
 
         The last is that a run of the label beats one of ``over`` (None: the first label), ties counting one half. With
         95 % intervals of a stratified bootstrap over seeds, nan of a single one; runs on several environments are
-        tasks, each with as many seeds. Sources: rliable's definitions, `rlinf_lab.algorithms.statistics`. Raises
-        `UnknownNameError` for a label that is not there, `ConfigError` where a group has more seeds on one environment
-        than on another, or others than the group it is compared with.
+        tasks, each with as many seeds, and have no common mean: their returns have scales of their own. Sources:
+        rliable's definitions, `rlinf_lab.algorithms.statistics`. Raises `UnknownNameError` for a label that is not
+        there, `ConfigError` where a group has more seeds on one environment than on another, or others than the group
+        it is compared with.
         """
         from rlinf_lab.algorithms.statistics import (
             bootstrap_interval,
@@ -122,7 +123,8 @@ class Comparison:
         rows: dict[str, dict[str, float]] = {}
         for label, score_RM in scores.items():
             rows[label] = {"seeds": len(score_RM)}
-            iqm = _interval(bootstrap_interval, interquartile_mean, score_RM)
+            pooled = len(known) == 1
+            iqm = _interval(bootstrap_interval, interquartile_mean, score_RM) if pooled else (np.nan,) * 3
             rows[label] |= dict(zip(("iqm", "iqm_low", "iqm_high"), iqm, strict=True))
             beats = _interval(bootstrap_interval, probability_of_improvement, score_RM, scores[over])
             beats = (np.nan,) * 3 if label == over else beats

@@ -1,5 +1,4 @@
-"""The process of one device host of the processes executor, and how the driver speaks with it while it is set up and
-ended.
+"""The process of one device host, and how the driver speaks with it.
 
 Both ends hold one socket. A request is answered by a thread of its own, for `stop` must get through while `start` still
 waits. When the stream ends the child ends: nobody is left to work for. The driver's end is closed in processes that it
@@ -22,18 +21,17 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
-
-import cloudpickle
 
 from rlinf_lab.errors import ExecutorError, said, shown
 from rlinf_lab.runtime.executors.device_host import DeviceHost, import_path
 from rlinf_lab.runtime.transport.links import close_when_forked
 
 DEATH_SECONDS = 3.0
-_BECOME, _PREPARE = "", "prepare"  # requests that are not for the host
+_BECOME, _PREPARE = "become", "prepare"  # requests that are not for the host: it may not be there yet
 _HEAD = struct.Struct("<Qq")  # of a message: bytes, and the number of the request
 _START = (
     "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.executors.child import main; main({fd}, {leash})"
@@ -84,11 +82,11 @@ class Child:
         self._gone = False
         threading.Thread(target=self._hear, name=f"answers of process {self.pid}", daemon=True).start()
 
-    def prepare(self, what: Callable[[], object], cores: Collection[int]) -> Future[None]:
-        """Have it call ``what`` on these ``cores`` before it becomes a host. A failure there changes nothing: what
-        fails once more when it matters is told then.
+    def prepare(self, packed: bytes, cores: Collection[int]) -> Future[None]:
+        """Have it call what is ``packed`` on these ``cores`` before it becomes a host. A failure there changes nothing:
+        what fails once more when it matters is told then.
         """
-        return self.ask(_PREPARE, cloudpickle.dumps(what), list(cores))
+        return self.ask(_PREPARE, packed, list(cores))
 
     def become(self, name: str, payload: bytes) -> None:
         """It is the host ``name`` from now on. ``payload``: see `device_host.pack`."""
@@ -138,7 +136,7 @@ class Child:
             return None
 
     def is_alive(self) -> bool:
-        return not self._gone
+        return not self._gone and self._process.poll() is None
 
     def end(self, at_once: bool = False) -> None:
         """It ends when its stream does; one that does not within `DEATH_SECONDS`, or ``at_once``, is killed. Waits
@@ -175,14 +173,18 @@ def _die_with(leash: socket.socket) -> None:
 
 
 def _prepared(packed: bytes, cores: list[int]) -> None:
-    """Call what is packed there; this thread stays on the ``cores`` meanwhile."""
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
+    """Call what is packed there, on the ``cores``; threads that this began may go anywhere afterwards."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(Exception):
+            pickle.loads(packed)()
+        return
+    before = os.sched_getaffinity(0)
     with contextlib.suppress(Exception):
-        if before and cores:
-            os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, cores)
         pickle.loads(packed)()
-    if before:
-        os.sched_setaffinity(0, before)
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended by now
+            os.sched_setaffinity(int(thread.name), before)
 
 
 def main(fd: int, end: int) -> None:

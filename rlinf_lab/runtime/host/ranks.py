@@ -67,11 +67,17 @@ class Ranks:
                     break
                 self._control.begins(process.counts)
             self._begin_thread(process)
-            wait_for(state.ready, partial(setups.have_come, number), process, mine[number:])
+            wait_for(state.ready, partial(setups.have_come, number), process, mine[number:], self._tell)
             if state.failure is not None:
                 raise state.failure
         if state.built < len(mine):
             raise Cancelled(f"Host {state.name!r} was stopped while its workers were being set up.")
+
+    def _tell(self, about: str, text: str) -> None:
+        """The user, at once."""
+        with self._state.mutex:
+            self._post.remark(about, text, at_once=True)
+        self._post.flush()
 
     def _begin_thread(self, process: Process) -> None:
         names = self._state.layout.device_names(process.worker, process.rank)

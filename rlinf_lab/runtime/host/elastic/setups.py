@@ -6,7 +6,6 @@ waits for a later one would do so for ever, and cannot be told from that; so whe
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import traceback
@@ -113,14 +112,17 @@ def _can_leave(residence: Residence) -> bool:
 
 
 def wait_for(
-    ready: threading.Condition, has_come: Callable[[], bool], process: Process, later: Sequence[Process]
-) -> None:
-    """Until ``has_come``, asked under ``ready``. Says where the setup of ``process``, which is going on, stands when it
-    lasts and others come after it: it may wait for one of them.
+    ready: threading.Condition, has_come: Callable[[], bool], process: Process, later: Sequence[Process],
+    tell: Callable[[str, str], None],
+) -> None:  # fmt: skip
+    """Until ``has_come``, asked under ``ready``. Tells where the setup of ``process``, which is going on, stands when
+    it lasts and others come after it: it may wait for one of them.
     """
     with ready:
-        if later and not ready.wait_for(has_come, TOLD_AFTER_SECONDS):
-            logging.getLogger("rlinf_lab").warning(lasting(process.label, process.thread, [p.label for p in later]))
+        told = not later or ready.wait_for(has_come, TOLD_AFTER_SECONDS)
+    if not told:
+        tell(f"the setup of {process.label}", lasting(process.label, process.thread, [p.label for p in later]))
+    with ready:
         ready.wait_for(has_come)
 
 

@@ -31,7 +31,7 @@ class Unpublished:
         self._state, self._control, self._post, self._store = state, control, post, store
         self._lacking: dict[tuple[int, str, int], messages.Lacks] = {}
         self.users: Callable[[str], set[tuple[int, str, int]]] = lambda weights: set()
-        self.waits_for_end_of: Callable[[int], bool] = bool
+        self.waits_for_end_of: Callable[[int], bool] = lambda iteration: False
         post.on(messages.Lacks, self._asked)
         post.on(messages.NeverComes, self._interrupt)
 
