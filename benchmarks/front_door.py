@@ -305,7 +305,7 @@ def our_pictures(iterations: int, precision: str) -> float:
     import rlinf_lab as lab
 
     marks: list[float] = []
-    run = lab.train("ppo", CatchPixels, iterations=iterations + 1, num_envs=PICTURES, learning_rate=1e-3, precision=precision, folder=False,
+    run = lab.train("ppo", CatchPixels, iterations=iterations + 1, num_envs=PICTURES, learning_rate=1e-3, precision=precision, plan=None, folder=False,
                     progress=False, on_iteration=lambda row: marks.append(time.process_time()), **PIXELS).wait()  # fmt: skip
     return iterations * run.config.env_steps / (marks[-1] - marks[0])
 
@@ -338,7 +338,7 @@ def pixels_learnt(seed: int, precision: str) -> float:
 def pictures(smoke: bool, precision: str) -> Case:
     from harness import Case
 
-    few = 1 if smoke else 4
+    few = 1 if smoke else 6
     note = "64×64 pixels drawn with numpy (pixels.py), a convolutional net of the same layers, the same settings, one core each; steps per CPU second"
     if precision == "float32":  # CPU milliseconds of a step, of the net by itself on 128 pictures, and of a rollout's answer
         note += (". The bound: both sides call oneDNN's convolutions in single precision, which by themselves take 23 of 27 ms of our gradient step "
