@@ -71,7 +71,7 @@ def test_a_model_by_name_trains_in_low_rank_and_chats(name: str, cache: Path) ->
         told = session.step("checkpoint")
     assert told["metrics"]["mismatch_max"] < 1e-4 and told["metrics"]["grad_norm"] > 0
     assert {part for part in LORA_TARGETS for n in told["state"]["trained"] if f".{part}." in n} == set(LORA_TARGETS)
-    trained = load_model(config._folder(), lora=4)
+    trained = load_model(KNOWN_MODELS[name].folder(), lora=4)
     assert sum(p.numel() for p in trained.module.parameters() if p.requires_grad) == sum(p.numel() for p in told["state"]["trained"].values())
 
 
