@@ -299,8 +299,8 @@ def _plain(value: Any) -> Any:
 
 
 def registered_as(env: gymnasium.Env) -> str | None:
-    """The id from which `gymnasium.make` makes the same environment, however drawn. None where arguments or wrappers were
-    given besides.
+    """The id from which `gymnasium.make` makes the same environment, however drawn. None where arguments or wrappers
+    were given besides.
     """
     if env.spec is None or env.spec.id not in gymnasium.registry:
         return None
