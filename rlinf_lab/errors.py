@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=type)
+LISTED = 12  # names in a message at most; of more the nearest ones
 
 
 def shown(value: object, limit: int = 80) -> str:
@@ -111,9 +112,14 @@ class UnknownNameError(RlinfLabError, LookupError):
     def of(cls, what: str, name: object, known: Iterable[str], hint: str = "") -> UnknownNameError:
         """Build the message: ``what`` is the kind of thing, ``known`` the names that would work."""
         names = sorted(str(k) for k in known)
-        near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
-        nearest = f" Did you mean {near[0]!r}?" if near else ""
-        listing = ", ".join(names[:12]) + (", …" if len(names) > 12 else "") if names else "none"
+        small = {one.lower(): one for one in reversed(names)}
+        near = difflib.get_close_matches(str(name).lower(), small, n=1, cutoff=0.4)
+        nearest = f" Did you mean {small[near[0]]!r}?" if near else ""
+        if len(names) > LISTED:  # the first ones of the alphabet help nobody
+            ordered = difflib.get_close_matches(str(name).lower(), small, n=LISTED // 2 if near else LISTED, cutoff=0.0)
+            listing = f"{', '.join(small[one] for one in ordered)}, … ({len(names)} in all)"
+        else:
+            listing = ", ".join(names) if names else "none"
         rest = [hint] * bool(hint) + ["Next: one of those."] * (bool(names) and "Next:" not in hint)
         return cls(" ".join([f"Unknown {what} {shown(name)}.{nearest} Known: {listing}.", *rest]))
 

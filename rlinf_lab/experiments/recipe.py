@@ -129,6 +129,12 @@ def find(algorithm: str | Recipe, env: Any = None) -> Recipe:
         raise ConfigError(
             f"train({shown(algorithm)}): the name of an algorithm, or a Recipe. Next: lab.train('ppo', 'CartPole-v1')."
         )
+    if algorithm in HOMES and algorithm not in POLICIES and is_task(env):
+        task = repr(env) if isinstance(env, str) else shown(env)
+        raise ConfigError(
+            f"train({algorithm!r}, {task}): {algorithm} trains on environments, and this is a task of language. Next: "
+            f"lab.train('grpo', {task}); 'ppo', 'dapo', 'dr_grpo', 'rloo' and 'reinforce++' learn it, too."
+        )
     if algorithm in HOMES:
         module, config, build = HOMES[algorithm]
         home = importlib.import_module(module)

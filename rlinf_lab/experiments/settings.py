@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, replace
+from pathlib import Path
 from typing import Any
 
 from gymnasium.vector import VectorEnv
@@ -25,8 +26,20 @@ OLD_WORDS = {
     "value_coefficient": ("vf_coef",), "entropy_coefficient": ("ent_coef",), "lr": ("learning_rate",),
     "hidden": ("net_arch",),
     "log_std": ("log_std_init",), "n_envs": ("num_envs",), "env_id": ("env",), "discount": ("gamma",),
-    "n_iterations": ("iterations",),
+    "n_iterations": ("iterations",), "policy_kwargs": ("net_arch",), "num_epochs": ("n_epochs",),
+    "num_steps": ("n_steps",), "clip_coef": ("clip_range",), "num_generations": ("group_size",),
 }  # fmt: skip
+
+#: Of Stable-Baselines3 and others, what `train` itself is told: the word here, and what to write.
+WORDS_OF_TRAIN = {
+    "device": ("devices", "devices=['cpu:0'] or devices=['cuda:0']"), "verbose": ("progress", "progress=True"),
+    "progress_bar": ("progress", "progress=True"), "tensorboard_log": ("loggers", "loggers=['tensorboard']"),
+    "callback": ("on_iteration", "on_iteration=function_of_metrics"), "eval_freq": ("eval_every", "eval_every=5_000"),
+    "n_eval_episodes": ("eval_episodes", "eval_episodes=20"),
+    "timesteps": ("total_timesteps", "total_timesteps=100_000"),
+    "log_dir": ("folder", "folder='runs/mine'"), "output_dir": ("folder", "folder='runs/mine'"),
+}  # fmt: skip
+POLICIES_OF_SB3 = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "MlpLstmPolicy")
 
 
 def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Mapping[str, Any]) -> Any:
@@ -74,11 +87,15 @@ def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any]
         new = next((word for word in OLD_WORDS.get(name, ()) if word in recipe.fields), None)
         if new is not None:
             raise UnknownNameError(f"{name!r} is called {new!r} here. Next: {new}={shown(given[name])}.")
+        if own is not None and name in WORDS_OF_TRAIN:
+            word, example = WORDS_OF_TRAIN[name]
+            raise UnknownNameError(f"{name!r} is called {word!r} here. Next: {example}.")
+        kind = recipe.config
         raise UnknownNameError.of(
             f"setting of {recipe.name!r}",
             name,
             [*recipe.fields, *(own or {})],
-            f"All of them: help({recipe.config.__name__}).",
+            f"All of them: from {kind.__module__} import {kind.__name__}; help({kind.__name__}).",
         )
 
 
@@ -104,7 +121,7 @@ def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: b
         for part in filter(_is_object, value if isinstance(value, list) else [value]):
             raise ConfigError(
                 f"{name} of {whose} was an object of its program, {part['object']}, which a file does not hold. "
-                f"Next: give it again, {name}={part['object']}."
+                f"Next: give it again, {name}=the object, class or function that the run was begun with."
             )
     for name, field in recipe.fields.items():
         if name not in plain and field.default is MISSING and field.default_factory is MISSING:
@@ -141,6 +158,11 @@ def gone_on_from(given: Any, env: Any = None) -> Any:
             plain["env"] = env
         plain["policy"] = gone_on_from(plain.get("policy"), env)
         return StartingPolicy(recipe.name, _of_plain(recipe, plain, "the policy that a run went on from"))
+    if isinstance(given, str) and given in POLICIES_OF_SB3 and not Path(given).exists():
+        raise ConfigError(
+            f"policy={given!r}: the spaces of the environment choose the network here, and policy= takes a run, or a "
+            "run's folder, to go on from. Next: leave it out; net_arch=(64, 64) changes the network."
+        )
     if isinstance(given, (str, os.PathLike)):
         kept = RunFolder(given)
         recipe = kept.recipe()

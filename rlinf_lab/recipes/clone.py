@@ -50,7 +50,7 @@ class CloneConfig(RecipeConfig):
     gradient_steps: int = 2000
     """of the whole run"""
     steps_per_iteration: int = 100
-    """gradient steps between two looks at the run"""
+    """gradient steps between two looks at the run, at most `gradient_steps`, which are rounded up to whole iterations"""
     batch_size: int = 256
     """rows of a gradient step"""
     learning_rate: Number = 1e-3
@@ -101,6 +101,7 @@ class CloneConfig(RecipeConfig):
         if self.data is not None and self.max_episode_steps is None:
             object.__setattr__(self, "max_episode_steps", self.data.spec.max_episode_steps)
         self._require_whole("gradient_steps", "steps_per_iteration", "batch_size", "memory")
+        object.__setattr__(self, "steps_per_iteration", min(self.steps_per_iteration, self.gradient_steps))
         self._require("chunk_size", self.chunk_size is None or whole(self.chunk_size, 1), "a whole number of at least 1, or None")
         self._require_number("learning_rate", lambda value: value > 0, "a number greater than 0", last=lambda value: value >= 0)
         self._require("max_grad_norm", self.max_grad_norm is None or (real(self.max_grad_norm) and self.max_grad_norm > 0), "a number greater than 0, or None")

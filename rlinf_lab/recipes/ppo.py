@@ -130,7 +130,7 @@ class PPOConfig(SimulatedConfig):
         self._require("n_steps", self.n_steps % (chunk or 1) == 0, f"a multiple of the chunk's size, {chunk}")
         samples = self.env_steps // (chunk or 1)
         what = "num_envs × n_steps" + (" / chunk_size" if chunk else "")
-        self._require("batch_size", callable(self.batch_size) or self.batch_size <= samples, f"at most {what} = {samples}")
+        self._require("batch_size", callable(self.batch_size) or self.batch_size <= samples, f"at most {what} = {samples}. Next: batch_size={samples}")
         self._require("per_action", not self.per_action or chunk is not None, "False where single actions are chosen")
         self._require_whole("critic_warmup", least=0)
         self._require("target_kl", self.target_kl is None or (real(self.target_kl) and self.target_kl > 0), "a number greater than 0, or None")
@@ -180,12 +180,22 @@ class PPOConfig(SimulatedConfig):
         if usual is GOING_ON and "n_steps" not in overrides and (limit := settings.get("max_episode_steps")):
             chunk = overrides["policy"].chunk or 1
             settings["n_steps"] = -(-limit // chunk) * chunk  # an episode of each environment
-            if "batch_size" not in overrides:
-                settings["batch_size"] = max(2, min(settings["batch_size"], settings["num_envs"] * settings["n_steps"] // chunk))
+        if "batch_size" not in overrides:
+            settings["batch_size"] = cls._batch_within(settings)
         for one, other in (("iterations", "total_timesteps"), ("total_timesteps", "iterations")):
             if overrides.get(one) is not None and other not in overrides:
                 settings.pop(other, None)
         return cls(env=env, **settings)
+
+    @classmethod
+    def _batch_within(cls, settings: dict[str, Any]) -> Any:
+        """The usual batch size, or all samples of an iteration where they are fewer: of few environments, or few steps."""
+        usual, started = settings.get("batch_size", cls.batch_size), settings.get("policy")
+        num_envs, n_steps = settings.get("num_envs", cls.num_envs), settings.get("n_steps", cls.n_steps)
+        chunk = (started.chunk if isinstance(started, StartingPolicy) else None) or settings.get("chunk_size") or 1
+        if not all(whole(value, 1) for value in (num_envs, n_steps, chunk)):  # which is said when they are checked
+            return usual
+        return max(2, min(usual, num_envs * n_steps // chunk))
 
     def make_policy(self) -> partial[Any]:
         """The constructor that policy and learner share: equal arguments, equal initial weights."""

@@ -71,11 +71,16 @@ class Jsonl(Task):
                     problems.append(_problem(line, prompt, answer))
                 except ValueError as error:
                     if on_error == "raise":
-                        raise ConfigError(
-                            f"{self.path}, line {number}: {error}. Next: mend it, or on_error='skip'."
-                        ) from None
+                        raise ConfigError(f"{self.path}, line {number}: {error}. Next: {self._next(error)}.") from None
                     bad.append(f"line {number}: {error}")
         return problems, bad
+
+    def _next(self, error: ValueError) -> str:
+        """What to do about a bad line: the whole expression, for a task that is only named has no arguments."""
+        made = f"lab.tasks.Jsonl({str(self.path)!r}, "
+        if not isinstance(error, MissingFieldError):
+            return f"mend it, or {made}on_error='skip')"
+        return f"name the field that has it, such as {made}{error.role}={error.instead!r}), or {made}on_error='skip')"
 
     def problem(self, rng: np.random.Generator, level: int) -> Problem:
         fitting = [p for p in self.problems if p.level == level] or self.problems
@@ -89,6 +94,14 @@ class Jsonl(Task):
         return f"Jsonl({str(self.path)!r}, {len(self.problems)} problems)"
 
 
+class MissingFieldError(ValueError):
+    """A line lacks the field of ``role`` ("prompt" or "answer"); ``instead``: one that it has."""
+
+    def __init__(self, said: str, role: str, instead: str) -> None:
+        super().__init__(said)
+        self.role, self.instead = role, instead
+
+
 def _problem(line: bytes, prompt: str, answer: str) -> Problem:
     """Raises `ValueError`, which says what is wrong with the line."""
     try:
@@ -97,9 +110,11 @@ def _problem(line: bytes, prompt: str, answer: str) -> Problem:
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"{shown(row, 40)} is no object")
-    for name in (prompt, answer):
+    for role, name in (("prompt", prompt), ("answer", answer)):
         if name not in row:
-            raise ValueError(f"no field {name!r}, only {', '.join(map(repr, row)) or 'none'}")
+            said = f"no field {name!r}, only {', '.join(map(repr, row)) or 'none'}"
+            others = [each for each in row if each not in (prompt, answer, "level")]
+            raise MissingFieldError(said, role, others[0]) if others else ValueError(said)
     if not isinstance(row[prompt], str) or not row[prompt]:
         raise ValueError(f"{prompt!r} is {shown(row[prompt], 40)}, not a text")
     if not isinstance(row[answer], (str, int, float)) or isinstance(row[answer], bool):

@@ -180,6 +180,34 @@ def test_a_picture_is_looked_at_only_where_its_size_is_the_announced_one(tmp_pat
         read_lerobot(folder)[0]
 
 
+@pytest.mark.parametrize("videos", [False, True])
+def test_pictures_of_another_type_stay_what_they_are_or_are_refused(videos: bool, tmp_path: Path) -> None:
+    data = filmed(2)
+
+    def as_type(change: Any) -> EpisodeList:
+        return EpisodeList(data.spec, [dataclasses.replace(e, obs_T={**e.obs_T, "camera": change(e.obs_T["camera"])}) for e in data])
+
+    plain = read_lerobot(write_lerobot(data, tmp_path / "plain", videos=videos))
+    for kind in (np.int64, np.float32):
+        whole = read_lerobot(write_lerobot(as_type(lambda x, kind=kind: x.astype(kind)), tmp_path / kind.__name__, videos=videos))
+        assert [a.differences(b) for a, b in zip(plain, whole, strict=True)] == ["", ""] and whole[0].obs_T["camera"].dtype == np.uint8
+    for name, change in {"float32": lambda x: x / np.float32(255), "int64": lambda x: x.astype(int) - 100, "<U3": lambda x: x.astype("<U3")}.items():
+        with pytest.raises(ConfigError, match=f"observation.images.camera of .* has {name}.* uint8 of its space cannot hold. Next: .255"):
+            write_lerobot(as_type(change), tmp_path / "odd", videos=videos)
+    assert not (tmp_path / "odd").exists()
+
+
+@pytest.mark.parametrize(("leaves", "said"), [
+    ({"a": spaces.Dict({"b": STATE}), "a.b": STATE}, r"observation\['a'\]\['b'\] and observation\['a.b'\] would both be the column 'observation.a.b'"),
+    ({"image": FILMED["camera"], "images": spaces.Dict({"image": STATE})}, r"\['image'\] and observation\['images'\]\['image'\] would both be"),
+])  # fmt: skip
+def test_two_leaves_of_one_column_are_refused(leaves: dict[str, spaces.Space], said: str, tmp_path: Path) -> None:
+    data = made()
+    with pytest.raises(ConfigError, match=said):
+        write_lerobot(EpisodeList(dataclasses.replace(data.spec, observation_space=spaces.Dict(leaves)), list(data)), tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
     good = made()
     odd = Episode(np.zeros((2, 4), np.float32), np.zeros((2, 2), np.float32), np.zeros(2, np.float32), False, True, np.zeros(2, bool))

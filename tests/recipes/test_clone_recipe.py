@@ -64,6 +64,11 @@ def test_collect_says_what_it_cannot_do(arguments, said):
     assert said in str(error.value)
 
 
+def test_no_more_gradient_steps_are_taken_than_were_asked_for(data):
+    run = lab.train("clone", LineEnv, data=data, **{**SMALL, "gradient_steps": 7}, **QUIET).wait()
+    assert run.config.steps_per_iteration == 7 and len(run.metrics) == 1
+
+
 @pytest.mark.parametrize("more", [{}, {"chunk_size": 3}, {"chunk_size": 3, "flow": Flow(steps=2)}], ids=["actions", "chunks", "flow"])
 def test_a_clone_does_what_the_expert_did(data, more):
     run = lab.train("clone", LineEnv, data=data, **{**SMALL, "gradient_steps": 400, "net_arch": (32,), "learning_rate": lab.linear(1e-2, 1e-4)}, **more, **QUIET)

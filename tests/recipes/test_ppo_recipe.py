@@ -54,6 +54,20 @@ def test_a_bad_value_is_named_with_its_limit(field, value, limit):
     assert f"PPOConfig.{named} is " in str(error.value) and f"it must be {limit}" in str(error.value)
 
 
+@pytest.mark.parametrize(("changes", "size"), [
+    ({"num_envs": 1}, 128), ({"n_steps": 16}, 128), ({"num_envs": 1, "n_steps": 32, "chunk_size": 4}, 8), ({}, 256), ({"num_envs": 2}, 256),
+])  # fmt: skip
+def test_the_usual_batch_is_at_most_what_an_iteration_has(changes, size):
+    assert PPOConfig.preset("CartPole-v1", **changes).batch_size == size
+
+
+def test_a_batch_that_was_asked_for_stays_and_the_largest_one_is_said():
+    with pytest.raises(ConfigError, match=r"batch_size is 256; it must be at most .* = 128\. Next: batch_size=128"):
+        PPOConfig.preset("CartPole-v1", num_envs=1, batch_size=256)
+    with pytest.raises(ConfigError, match="num_envs is '1'"):
+        PPOConfig.preset("CartPole-v1", num_envs="1")
+
+
 @pytest.mark.parametrize("old", OLD_NAMES)
 def test_an_old_name_says_the_new_one_in_one_line(old):
     for attempt in (lambda: PPOConfig(env="CartPole-v1", **{old: 1}), lambda: PPOConfig.preset("CartPole-v1", **{old: 1}), lambda: getattr(SMALL, old)):

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.tasks import Jsonl
 
@@ -26,6 +27,20 @@ def test_a_bad_line_is_named_or_left_out(tmp_path, line, says):
     with pytest.warns(UserWarning, match=rf"1 lines left out: line 3: .*{says}"):
         task = Jsonl(path, on_error="skip")
     assert len(task.problems) == 1
+
+
+def test_what_to_write_instead_is_a_whole_expression(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"question": "1+1=", "answer": "2"}\n')
+    with pytest.raises(ConfigError, match="Next: name the field that has it, such as ") as raised:
+        Jsonl(path)
+    expression = str(raised.value).partition("such as ")[2].partition(", or lab")[0]
+    assert eval(expression, {"lab": lab}).problems[0].prompt == "1+1="
+    path.write_text('{oops\n{"prompt": "1+1=", "answer": "2"}\n')
+    with pytest.raises(ConfigError, match="Next: mend it, or ") as raised:
+        Jsonl(path)
+    with pytest.warns(UserWarning, match="1 lines left out"):
+        assert len(eval(str(raised.value).partition("mend it, or ")[2][:-1], {"lab": lab}).problems) == 1
 
 
 def test_problems_and_their_verifier(tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from rlinf_lab.datasets import DataSpec, Episode, EpisodeList
@@ -81,6 +83,8 @@ def acting(policy: Any, factory: Any) -> tuple[Callable[[Any], Any], str]:
     if isinstance(policy, str) and policy == "expert":
         expert = factory.expert()
         return expert, repr(expert)
+    if isinstance(policy, str) and not Path(policy).exists() and get_close_matches(policy.lower(), ["expert"]):
+        raise ConfigError(f"collect(policy={policy!r}): no run's folder. Did you mean 'expert'? Next: policy='expert'.")
     if isinstance(policy, (str, os.PathLike)):
         policy = load_policy(policy)
     if hasattr(policy, "policy") and callable(policy.policy):  # a run
