@@ -11,10 +11,15 @@ import contextlib
 import copy
 import importlib
 import inspect
+import multiprocessing.queues
+import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from numbers import Integral
 from typing import Any, Protocol, cast
 
@@ -38,6 +43,8 @@ from rlinf_lab.vecenv.processes import ProcessVecEnv
 from rlinf_lab.vecenv.runners import AUTO, LOOP, PROCESSES, Question, choose
 
 GROUP = "rlinf_lab.envs"
+OUTSIDE = (BaseProcess, Connection, multiprocessing.queues.Queue, subprocess.Popen, socket.socket)
+"""what a vector holds of other processes"""
 GYMNASIUM = "gymnasium"  # the adapter of single environments and vectors that are gymnasium's
 OLD_NAMES = {"horizon": "max_episode_steps"}
 KINDS = (
@@ -122,13 +129,20 @@ class EnvFactory:
         advice = "a function that takes num_envs, such as functools.partial(gymnasium.make_vec, 'CartPole-v1')"
         if num_envs != self.size:
             raise ConfigError(f"{self.id}: this VectorEnv has {self.size} environments, num_envs is {num_envs}. Next: num_envs={self.size}, or {advice}.")
+        if statistics := _running_statistics(self.given):
+            raise ConfigError(
+                f"{self.id}: {statistics} keeps running statistics, which copies would not share: evaluations would see others than training. "
+                "Next: leave the wrapper out; the run normalises by itself, observations with normalize_obs=True, rewards with normalize_reward=True "
+                "(see help(run.config)). Or freeze it: update_running_mean = False."
+            )
+        refused = f"{self.id}: a run needs several vectors like this {type(self.given).__name__}, which cannot be copied"
+        if elsewhere := _held_outside(self.given):
+            raise ConfigError(f"{refused} ({elsewhere}). Next: {advice}.")
         try:
             copy.deepcopy(self.given).close()
         except Exception as error:  # whatever a simulator raises
             why = f"{type(error).__name__}: {said(error)}"[:200]
-            raise ConfigError(
-                f"{self.id}: a run needs several vectors like this {type(self.given).__name__}, which cannot be copied ({why}). Next: {advice}."
-            ) from error
+            raise ConfigError(f"{refused} ({why}). Next: {advice}.") from error
 
     def _chosen(
         self, num_envs: int, max_episode_steps: int | None, cores: int, options: dict[str, Any], wanted: str, ways: dict[str, Callable[[int], VecEnv]]
@@ -353,9 +367,48 @@ def _from_gymnasium(function: str, id: str, what: Any, **arguments: Any) -> VecE
 
 def _from_vector(id: str, env: gymnasium.vector.VectorEnv, **arguments: Any) -> VecEnv:
     """A copy, so that each vector begins as the one that was given, which stays as it is; that one itself where it cannot be copied."""
-    with contextlib.suppress(Exception):  # whatever a simulator raises
-        env = copy.deepcopy(env)
+    if not _held_outside(env):
+        with contextlib.suppress(Exception):  # whatever a simulator raises
+            env = copy.deepcopy(env)
     return _from_gymnasium("from_vector", id, env, **arguments)
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """An environment, what it wraps, and the single environments of a vector, each with what they wrap."""
+    waiting, seen = [env], set[int]()
+    while waiting:
+        layer = waiting.pop()
+        if id(layer) not in seen and isinstance(layer, (gymnasium.vector.VectorEnv, gymnasium.Env)):
+            seen.add(id(layer))
+            yield layer
+            inside = getattr(layer, "__dict__", {})
+            envs = inside.get("envs")
+            waiting += [inside.get("env"), *(envs if isinstance(envs, (list, tuple)) else ())]
+
+
+def _held_outside(env: gymnasium.vector.VectorEnv) -> str:
+    """Which part of a vector is a process or a pipe, for a message, or "".
+
+    To be asked before a copy is begun: the copy of a pipe has the number of the original, and closes it when it is dropped, even where copying failed.
+    """
+    for layer in _layers(env):
+        if isinstance(layer, gymnasium.vector.AsyncVectorEnv):
+            return "its environments live in processes of their own"
+        for name, value in getattr(layer, "__dict__", {}).items():
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else (value,)
+            for part in parts:
+                if isinstance(part, OUTSIDE):
+                    return f"{type(layer).__name__}.{name} is a {type(part).__name__}, and no copy of it would be another"
+    return ""
+
+
+def _running_statistics(env: gymnasium.vector.VectorEnv) -> str:
+    """The name of a wrapper whose statistics change from step to step, as those of gymnasium's `NormalizeObservation` do, or ""."""
+    for layer in _layers(env):
+        inside = getattr(layer, "__dict__", {})
+        if inside.get("_update_running_mean", True) and any(name.endswith("_rms") for name in inside):
+            return type(layer).__name__
+    return ""
 
 
 def adapters() -> dict[str, EntryPoint]:

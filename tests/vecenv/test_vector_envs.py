@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import os
 from functools import partial
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics
 
 from rlinf_lab.errors import ConfigError, EnvError
 from rlinf_lab.records import Action, Trajectory
@@ -96,6 +100,45 @@ def test_what_a_vector_lacks_is_said() -> None:
         from rlinf_lab.vecenv import check_env
 
         check_env(vector(AutoresetMode.SAME_STEP))
+
+
+class Piped(SyncVectorEnv):
+    """A vector of somebody's own that has a process to talk to."""
+
+    def __init__(self) -> None:
+        super().__init__([Count] * N)
+        self.pipes = [*multiprocessing.Pipe()]
+
+
+@pytest.mark.parametrize(("make", "why"), [
+    (lambda: RecordEpisodeStatistics(vector(AutoresetMode.SAME_STEP, kind=AsyncVectorEnv)), "its environments live in processes of their own"),
+    (Piped, r"Piped\.pipes is a Connection"),
+])  # fmt: skip
+def test_a_vector_of_processes_is_refused_and_stays_as_it_was(make: Any, why: str) -> None:
+    """No copy of it is begun, which would have closed the pipes of the original when it was dropped."""
+    env = make()
+    with pytest.raises(ConfigError, match=rf"several vectors like this .* cannot be copied \({why}.*Next: a function that takes num_envs"):
+        environment(env).for_run(N)
+    assert make_vec(env, N).env is env
+    gc.collect()
+    pipes = env.pipes if isinstance(env, Piped) else env.env.parent_pipes
+    for pipe in pipes:
+        os.fstat(pipe.fileno())
+    assert env.reset(seed=3)[0]["at"].shape == (N, 2)
+    env.close()
+
+
+@pytest.mark.parametrize("wrapper", [NormalizeObservation, NormalizeReward])
+def test_running_statistics_are_refused_unless_they_are_frozen(wrapper: Any) -> None:
+    env = wrapper(gymnasium.make_vec("CartPole-v1", N, vectorization_mode="sync"))
+    outer = RecordEpisodeStatistics(env)
+    with pytest.raises(ConfigError, match=rf"{wrapper.__name__} keeps running statistics, which copies would not share.*normalize_obs=True"):
+        environment(outer).for_run(N)
+    env.update_running_mean = False
+    assert environment(outer).for_run(N).runner is not None
+    single = SyncVectorEnv([lambda: gymnasium.wrappers.NormalizeReward(Count())] * N)
+    with pytest.raises(ConfigError, match="NormalizeReward keeps running statistics"):
+        environment(single).for_run(N)
 
 
 class NoPicture(Count):
