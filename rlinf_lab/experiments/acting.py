@@ -12,8 +12,9 @@ import numpy as np
 
 from rlinf_lab.errors import ConfigError, counted
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts, play
+from rlinf_lab.policies.leaves import flatten, leaves_of, unflatten
 from rlinf_lab.policies.weights import PolicyWeights
-from rlinf_lab.trees import leaves, map_tree, rows
+from rlinf_lab.trees import map_tree, rows
 from rlinf_lab.vecenv.base import LONGEST
 from rlinf_lab.vecenv.spaces import Native
 from rlinf_lab.workers.seeds import Purpose, environment_seed
@@ -50,10 +51,16 @@ class TrainedPolicy:
         one after another along an axis before the action's own. Raises `ValueError` naming the leaf of an observation
         that does not fit.
         """
-        is_one = np.ndim(leaves(obs)[0]) == len(_first_shape(self.observation_space))
-        batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs) if is_one else obs
-        action = self._greedy(batch)
+        space = self.observation_space
+        given = flatten(space, obs, "observation")  # in the space's order: an environment may give keys in another
+        is_one = all(np.ndim(leaf) == ndim for leaf, ndim in zip(given, self._ndims, strict=True))
+        action = self._greedy(unflatten(space, [np.asarray(leaf)[None] for leaf in given] if is_one else given))
         return rows(action, 0) if is_one else action
+
+    @functools.cached_property
+    def _ndims(self) -> list[int]:
+        """Axes of each leaf of a single observation."""
+        return [len(leaf.shape) for leaf in leaves_of(self.observation_space)]
 
     def _greedy(self, obs_N: Any) -> Any:
         """What environments get."""
@@ -131,10 +138,3 @@ class TrainedPolicy:
 
     def __repr__(self) -> str:
         return f"TrainedPolicy({self.config.factory.id!r}, after {counted(self.version, 'update')})"
-
-
-def _first_shape(space: Any) -> tuple[int, ...]:
-    """Of the first leaf of an observation."""
-    while hasattr(space, "spaces"):
-        space = next(iter(space.spaces.values())) if isinstance(space.spaces, dict) else space.spaces[0]
-    return tuple(space.shape or ())

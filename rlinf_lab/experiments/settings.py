@@ -121,7 +121,7 @@ def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: b
         for part in filter(_is_object, value if isinstance(value, list) else [value]):
             raise ConfigError(
                 f"{name} of {whose} was an object of its program, {part['object']}, which a file does not hold. "
-                f"Next: give it again, {name}={part['object']}."
+                f"Next: give it again, {name}=the object, class or function that the run was begun with."
             )
     for name, field in recipe.fields.items():
         if name not in plain and field.default is MISSING and field.default_factory is MISSING:

@@ -115,10 +115,11 @@ def resume(
     if runner is not None and "runner" not in settings:
         runner = replace(runner, why="as the run was begun")
     if config.updates <= start.iteration:
-        raise ConfigError(
-            f"The run in {str(kept.path)!r} has done all its {counted(start.iteration, 'iteration')}. "
-            f"Next: lab.resume(..., total_timesteps={2 * start.iteration * config.env_steps})."
-        )
+        unit, steps = getattr(config, "unit", "steps"), start.iteration * config.env_steps
+        what = f"has done all its {counted(start.iteration, 'iteration')}"
+        if total_timesteps is not None:
+            what = f"stands at {steps:,} {unit}, and total_timesteps={total_timesteps} in all asks for no more"
+        raise ConfigError(f"The run in {str(kept.path)!r} {what}. Next: lab.resume(..., total_timesteps={2 * steps}).")
     workflow, before = recipe.build(config, start.state), kept.plan()
     if plan is None and set(before.placements) != set(workflow.graph.workers):
         workflow, before = recipe.fused(config, workflow, before, start.state)

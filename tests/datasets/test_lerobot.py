@@ -65,6 +65,11 @@ def test_a_video_that_cannot_be_is_refused(tmp_path: Path) -> None:
     odd = spaces.Dict({"camera": spaces.Box(0, 255, (13, 16, 3), np.uint8)})
     with pytest.raises(ConfigError, match="13 × 16; of a video both must be even"):
         write_lerobot(made(odd), tmp_path / "odd", videos=True)
+    for key in ("../../../../esc", "a/b", "c" * 300):
+        named = spaces.Dict({key: FILMED["camera"]})
+        with pytest.raises(ConfigError, match="names a folder of videos, so it must be without /"):
+            write_lerobot(made(named), tmp_path / "inside" / "named", videos=True)
+    (tmp_path / "inside").rmdir()  # nothing in it
     data = filmed(2)
     with pytest.raises(ConfigError, match="33.333 frames a second"):
         write_lerobot(EpisodeList(dataclasses.replace(data.spec, fps=33.333), list(data)), tmp_path / "fps", videos=True)
@@ -145,6 +150,10 @@ def without(pattern: str) -> Any:
 
 
 FEATURES = {"observation.state": {"dtype": "object", "shape": [3], "names": None}, "action": {"dtype": "float32", "shape": [2], "names": None}}
+LARGE = {**FEATURES, "observation.state": {"dtype": "float32", "shape": [10**5, 10**5], "names": None}}
+NESTED: Any = {"discrete": 2}
+for _ in range(200):
+    NESTED = {"tuple": [NESTED]}
 HUGE = {**FEATURES, "observation.state": {"dtype": "float32", "shape": [10**9], "names": None}}
 
 
@@ -158,6 +167,12 @@ HUGE = {**FEATURES, "observation.state": {"dtype": "float32", "shape": [10**9], 
     (change(data_path="../../{chunk_index}/{file_index}.parquet"), "leads out of the data set's folder"),
     (change(data_path="/etc/{chunk_index}"), "leads out of the data set's folder"),
     (change(data_path="{chunk_index.__class__}"), "is no template of paths"), (change(data_path=None), "is no template of paths"),
+    (change(data_path="data\0/{chunk_index}"), "is no template of paths"), (change(features=LARGE), "feature 'observation.state' has the shape"),
+    (change(rlinf_lab={"observation_space": {"box": [10**6, 10**5], "dtype": "float32", "low": 0, "high": 1}}), "rows of 381469 MiB, and 256 are read"),
+    (change(rlinf_lab={"observation_space": {"multi_binary": 10**12}}), "and 256 are read"),
+    (change(rlinf_lab={"observation_space": {"box": [3], "dtype": "S999999999", "low": 0, "high": 1}}), "and 256 are read"),
+    (change(rlinf_lab={"action_space": {"discrete": 10**30}}), "is no space"), (change(rlinf_lab={"action_space": NESTED}), "more than 32 deep"),
+    (change(rlinf_lab={"observation_space": {"tuple": [], "box": [10**6, 10**5], "dtype": "float32", "low": 0, "high": 1}}), "and 256 are read"),
     (column("length", -3), "episode 1 has -3 frames"), (column("length", 10**12), "episode 1 has 1000000000000 frames"),
     (column("dataset_to_index", 10**6), "episode 1 has"), (column("data/chunk_index", -1), "chunk_index is -1"),
     (truncated("data/*/*.parquet"), "file-000.parquet: it cannot be read"), (truncated("meta/episodes/*/*.parquet"), "meta/episodes: it cannot be read"),
@@ -178,6 +193,34 @@ def test_a_picture_is_looked_at_only_where_its_size_is_the_announced_one(tmp_pat
     folder = write_lerobot(made(RICH, count=1), tmp_path / "data")
     with pytest.raises(ConfigError, match="a picture of 3000 × 3000, and .12, 16, 3. are announced"):
         read_lerobot(folder)[0]
+
+
+@pytest.mark.parametrize("videos", [False, True])
+def test_pictures_of_another_type_stay_what_they_are_or_are_refused(videos: bool, tmp_path: Path) -> None:
+    data = filmed(2)
+
+    def as_type(change: Any) -> EpisodeList:
+        return EpisodeList(data.spec, [dataclasses.replace(e, obs_T={**e.obs_T, "camera": change(e.obs_T["camera"])}) for e in data])
+
+    plain = read_lerobot(write_lerobot(data, tmp_path / "plain", videos=videos))
+    for kind in (np.int64, np.float32):
+        whole = read_lerobot(write_lerobot(as_type(lambda x, kind=kind: x.astype(kind)), tmp_path / kind.__name__, videos=videos))
+        assert [a.differences(b) for a, b in zip(plain, whole, strict=True)] == ["", ""] and whole[0].obs_T["camera"].dtype == np.uint8
+    for name, change in {"float32": lambda x: x / np.float32(255), "int64": lambda x: x.astype(int) - 100, "<U3": lambda x: x.astype("<U3")}.items():
+        with pytest.raises(ConfigError, match=f"observation.images.camera of .* has {name}.* uint8 of its space cannot hold. Next: .255"):
+            write_lerobot(as_type(change), tmp_path / "odd", videos=videos)
+    assert not (tmp_path / "odd").exists()
+
+
+@pytest.mark.parametrize(("leaves", "said"), [
+    ({"a": spaces.Dict({"b": STATE}), "a.b": STATE}, r"observation\['a'\]\['b'\] and observation\['a.b'\] would both be the column 'observation.a.b'"),
+    ({"image": FILMED["camera"], "images": spaces.Dict({"image": STATE})}, r"\['image'\] and observation\['images'\]\['image'\] would both be"),
+])  # fmt: skip
+def test_two_leaves_of_one_column_are_refused(leaves: dict[str, spaces.Space], said: str, tmp_path: Path) -> None:
+    data = made()
+    with pytest.raises(ConfigError, match=said):
+        write_lerobot(EpisodeList(dataclasses.replace(data.spec, observation_space=spaces.Dict(leaves)), list(data)), tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:

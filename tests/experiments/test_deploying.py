@@ -75,6 +75,35 @@ lab.train("ppo", "CartPole-v1", iterations=10_000, num_envs=2, n_steps=16, batch
 """
 
 
+def _shaped(parts: dict[str, Any]) -> TrainedPolicy:
+    """Of an environment with these observations that never acts here."""
+    space = gymnasium.spaces.Dict(parts)
+    config = PPOConfig(env=type("Shaped", (Both,), {"observation_space": space}))
+    return TrainedPolicy(config, config.make_policy()().weights())
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        ({"x": gymnasium.spaces.Box(-9, 9, (3,)), "mode": gymnasium.spaces.Discrete(3)}, ({"x": np.ones(3), "mode": 1}, {"x": np.zeros(3), "mode": 2})),
+        (
+            {"b": gymnasium.spaces.Box(-9, 9, (3,)), "a": gymnasium.spaces.Box(-9, 9, (2, 2))},
+            ({"b": np.ones(3), "a": np.eye(2)}, {"b": np.zeros(3), "a": np.ones((2, 2))}),
+        ),
+        ({"x": gymnasium.spaces.Discrete(4), "a": gymnasium.spaces.Box(-9, 9, (2,))}, ({"x": 3, "a": np.ones(2)}, {"x": 0, "a": np.zeros(2)})),
+    ],
+)
+def test_observations_are_taken_as_the_environment_gives_them(space: dict[str, Any], given: tuple[dict[str, Any], ...]) -> None:
+    """Keys in their own order, which gymnasium's Dict sorts; a category as Python's int; one, or a batch."""
+    own = _shaped(space)
+    batch = {key: np.stack([one[key] for one in given]) for key in space}
+    actions = own.act(batch)
+    assert actions.shape == (2, 2) and not np.allclose(*actions)
+    for one, action in zip(given, actions, strict=True):
+        assert np.allclose(own.act(one), action, atol=1e-6) and own.predict(one)[0].shape == (2,)
+    assert own.predict(batch)[0].shape == (2, 2)
+
+
 @pytest.mark.parametrize(("asked", "sent", "wait", "status"), [(True, "SIGTERM", ".wait()", 143), (False, "SIGINT", "", 0)])
 def test_a_script_that_is_told_to_end_writes_its_state(tmp_path: Path, asked: bool, sent: str, wait: str, status: int) -> None:
     """SIGINT comes while it waits at its exit, after its last line."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments import TrainingRun
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -78,6 +79,20 @@ def test_what_begins_anew_is_said_with_the_reason(tmp_path: Path) -> None:
     trained(tmp_path / "arm", "ppo", "numpy/ReachArm-v0", HALF, **{**PPO, "plan": None})
     run = lab.resume(tmp_path / "arm", num_envs=8, **again).wait()
     assert "from the start of episodes (another num_envs)" in repr(run)
+
+
+def test_an_environment_that_gymnasium_made_is_kept_by_its_id(tmp_path: Path) -> None:
+    """One with arguments of its own is asked for again, by no private name."""
+    few: dict[str, Any] = {**PPO, "plan": None, "iterations": 1, "progress": False}
+    run = lab.train("ppo", gymnasium.make("CartPole-v1", render_mode="rgb_array"), folder=tmp_path / "made", **few).wait()
+    loaded = lab.load_policy(tmp_path / "made")
+    assert loaded.config.env == "CartPole-v1" and loaded.evaluate(2)["return"] == run.evaluate(2)["return"]
+    assert lab.resume(tmp_path / "made", iterations=2, progress=False).wait().iteration == 2
+    short = gymnasium.make("CartPole-v1", max_episode_steps=7)
+    lab.train("ppo", short, folder=tmp_path / "short", **few).wait()
+    with pytest.raises(ConfigError, match="give it again, env=the object, class or function that the run was begun with"):
+        lab.load_policy(tmp_path / "short")
+    assert lab.load_policy(tmp_path / "short", env=short).evaluate(2)["length"] == 7
 
 
 def test_a_generator_goes_through_a_file_and_draws_the_same(tmp_path: Path) -> None:

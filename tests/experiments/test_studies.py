@@ -67,6 +67,18 @@ def test_interquartile_means_and_probabilities_of_improvement_have_intervals(run
     assert "interquartile" not in repr(uneven)
 
 
+def test_a_run_without_an_episode_is_compared_by_return_and_named(runs: list[list[Path]], tmp_path: Path) -> None:
+    early = kept(tmp_path / "early", 0, 1e-4, [])
+    RunFolder(early).write_tables(pd.DataFrame({"iteration": [1], "seconds": 1.0, "env_steps": 100.0, "staleness": 0.0}))
+    for given in ({"fast": runs[1], "early": early}, {"early": early, "fast": runs[1]}):
+        found = lab.compare(given)
+        assert found.metric == "return" and found.table["final return"].isna().to_dict() == {"fast": False, "early": True}
+        assert set(found.curves()["label"]) == {"fast"} and found.picture() and len(found.figure().data) == 2
+        assert "No return so far: early." in repr(found) and "No return so far: early." in found._repr_html_()
+    alone = lab.compare(early)
+    assert alone.metric == "return" and "No return so far: early" in repr(alone) and not len(alone.curves())
+
+
 def test_labels_of_ones_own_and_single_runs(runs: list[list[Path]]) -> None:
     found = lab.compare({"ours": runs[1], "theirs": runs[0][0]})
     assert list(found.groups) == ["ours", "theirs"] and found.table["seeds"].tolist() == [2, 1]

@@ -85,6 +85,8 @@ def test_a_run_is_kept_and_goes_on_from_its_folder(tmp_path: Path) -> None:
     assert np.array_equal(lab.load_policy(run.folder, best=True).act(obs), run.policy(best=True).act(obs))
     with pytest.raises(ConfigError, match=r"has done all its 6 iterations.*total_timesteps=960"):
         lab.resume(run.folder)
+    with pytest.raises(ConfigError, match=r"stands at 480 steps, and total_timesteps=300 .*asks for no more.*total_timesteps=960"):
+        lab.resume(run.folder, total_timesteps=300)
     saved = run.save(tmp_path / "copy")
     more = lab.resume(saved, total_timesteps=640, progress=False).wait()
     assert more.iteration == 8 and more.metrics["env_steps"].tolist() == [80.0 * i for i in range(1, 9)]

@@ -49,21 +49,29 @@ def path_in(root: Path, template: object, chunk: object, file: object, video_key
         name, _, width = match.groups()
         return video_key if name == "video_key" else f"{known[name]:0{int(width or 1)}d}"
 
-    found = (root / _FIELD.sub(written, template)).resolve()
+    try:
+        found = (root / _FIELD.sub(written, template)).resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a ring of links
+        raise ConfigError(f"{root.name}: {shown(template)} is no template of paths: {error}. Next: {DATA_PATH!r}.") from error
     if not found.is_relative_to(root.resolve()):
         raise ConfigError(f"{root.name}: {shown(template)} leads out of the data set's folder. Next: a data set of whom you trust.")
     return found
 
 
 def columns_of(space: Space, kind: str) -> dict[tuple[str, ...], str]:
-    """The names of the columns of a space, by the place of the leaf; ``kind``: "observation" or "action"."""
+    """The names of the columns of a space, by the place of the leaf; ``kind``: "observation" or "action". `ConfigError` where two have one name."""
     found: dict[tuple[str, ...], str] = {}
+    places: dict[str, tuple[str, ...]] = {}
     for path, leaf in leaf_spaces(space):
         if kind == "action":
             found[path] = ".".join(("action", *path))
         else:
             middle = ("images",) if is_image(leaf) else ()
             found[path] = ".".join(("observation", *middle, *(path or ("image" if middle else "state",))))
+        if found[path] in places:
+            one, other = (kind + "".join(f"[{key!r}]" for key in place) for place in (places[found[path]], path))
+            raise ConfigError(f"{one} and {other} would both be the column {found[path]!r} of a LeRobotDataset. Next: rename one of them.")
+        places[found[path]] = path
     return found
 
 

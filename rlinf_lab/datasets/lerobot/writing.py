@@ -21,7 +21,7 @@ from PIL import Image
 from rlinf_lab.datasets.episodes import Episode, EpisodeSource
 from rlinf_lab.datasets.lerobot import layout
 from rlinf_lab.datasets.lerobot.video import VideoFiles
-from rlinf_lab.datasets.space_json import at, leaf_spaces, to_json
+from rlinf_lab.datasets.space_json import at, is_image, leaf_spaces, to_json
 from rlinf_lab.errors import ConfigError
 
 
@@ -30,8 +30,8 @@ def write_lerobot(data: EpisodeSource, folder: str | os.PathLike[str], *, videos
 
     Pictures are PNG within the frames, without loss; with ``videos`` they are H.264 in an mp4 for each camera, much smaller and not bit for bit the same.
     One episode at a time is in memory. The folder is there whole or not at all. Beside what lerobot reads there are seeds, kinds of ends and last
-    observations, so that `read_lerobot` gives the same episodes. Raises `ConfigError` where the folder is there, there are no episodes, or no pictures for
-    a video.
+    observations, so that `read_lerobot` gives the same episodes. Raises `ConfigError` where the folder is there, there are no episodes, no pictures for
+    a video, two leaves of one column, or numbers that the type of their space cannot hold (pictures of floats in a space of uint8).
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -191,11 +191,12 @@ class _Writer:
         return pa.Table.from_arrays(arrays, schema=self._schema())
 
     def _column(self, episode: Episode, name: str) -> NDArray:
-        kind, path, _ = self.columns[name]
-        return np.asarray(at(episode.obs_T if kind == "observation" else episode.action_T, path))
+        kind, path, leaf = self.columns[name]
+        return _held(np.asarray(at(episode.obs_T if kind == "observation" else episode.action_T, path)), leaf, name, episode)
 
     def _final(self, episode: Episode) -> dict[str, NDArray]:
-        return {name: np.asarray(at(episode.final_obs, path)) for name, (kind, path, _) in self.columns.items() if kind == "observation"}
+        places = ((name, path, leaf) for name, (kind, path, leaf) in self.columns.items() if kind == "observation")
+        return {name: _held(np.asarray(at(episode.final_obs, path)), leaf, f"the last {name}", episode) for name, path, leaf in places}
 
     def _tasks(self) -> None:
         """As pandas writes a frame whose index is the tasks."""
@@ -228,6 +229,21 @@ class _Writer:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path)
+
+
+def _held(values: NDArray, leaf: Any, name: str, episode: Episode) -> NDArray:
+    """Of whole numbers, in the type of their space, where each stays what it is: nothing is rounded, rescaled or wrapped."""
+    kind = np.dtype(leaf.dtype)
+    if values.dtype == kind or (kind.kind == "f" and values.dtype.kind in "biuf"):
+        return values
+    if values.dtype.kind in "biuf":
+        with np.errstate(invalid="ignore"):
+            cast = values.astype(kind)
+        if np.array_equal(cast, values):
+            return cast
+    span = f" from {values.min()} to {values.max()}" if values.dtype.kind in "biuf" else ""
+    advice = "(255 * x).round().astype(np.uint8) of pictures in [0, 1]" if is_image(leaf) else f"whole numbers, x.astype(np.{kind}), or another space"
+    raise ConfigError(f"write_lerobot: {name} of {episode!r} has {values.dtype}{span}, which {kind} of its space cannot hold. Next: {advice}.")
 
 
 def _arrow(kind: str, shape: list[int]) -> pa.DataType:

@@ -32,6 +32,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
+
 from rlinf_lab.errors import ConfigError, RlinfLabError, shown
 from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.storage import segments
@@ -291,7 +293,21 @@ def _plain(value: Any) -> Any:
         return {"flow": dataclasses.asdict(value)}
     if isinstance(value, StartingPolicy):
         return {"policy_of": {"algorithm": value.algorithm, "config": to_plain(value.config)}}
+    if isinstance(value, gymnasium.Env) and (id := registered_as(value)):
+        return id
     return {"object": named(value)}
+
+
+def registered_as(env: gymnasium.Env) -> str | None:
+    """The id from which `gymnasium.make` makes the same environment, however drawn. None where arguments or wrappers
+    were given besides.
+    """
+    if env.spec is None or env.spec.id not in gymnasium.registry:
+        return None
+    drawn = {name: value for name, value in env.spec.kwargs.items() if name != "render_mode"}
+    if dataclasses.replace(env.spec, kwargs=drawn) != gymnasium.spec(env.spec.id):
+        return None
+    return f"gymnasium/{env.spec.id}" if "/" in env.spec.id else env.spec.id
 
 
 def named(value: Any) -> str:

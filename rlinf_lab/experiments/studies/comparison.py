@@ -4,6 +4,7 @@ differ.
 
 from __future__ import annotations
 
+import html
 import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # they read on a light page and on a dark one
 COLOURS = ("#2f7fd0", "#d0662f", "#3f9c5a", "#9b5fc0", "#c0487f", "#7a7f2a", "#2a8f98", "#8c6d50")
 POINTS = 200  # of a curve on the axis that the seeds share
+USUAL = ("eval_return", "return", "reward", "eval_success_rate", "success_rate")
+BOOKKEEPING = ("iteration", "env_steps", "staleness", "version")  # what says nothing of how good a run is
 LATEST = 0.1  # share of a curve that "final" is the mean of
 
 
@@ -31,18 +34,19 @@ class Comparison:
 
     def __init__(self, groups: Mapping[str, list[RunRecord]], metric: str | None = None) -> None:
         self.groups = dict(groups)
-        known = self.metrics
+        known, some = self.metrics, dict.fromkeys(name for group in self.groups.values() for name in _columns(group))
         if metric is None:
-            usual = ("eval_return", "return", "reward", "eval_success_rate", "success_rate")
-            metric = next((name for name in usual if name in known), known[0] if known else "return")
-        elif metric not in known:
+            said = (name for name in known if name not in BOOKKEEPING and "seconds" not in name)
+            best = (*(name for name in USUAL if name in known), *(name for name in USUAL if name in some), *said)
+            metric = next(iter(best), "return")
+        elif metric not in some:
             raise UnknownNameError.of("metric", metric, known)
         self.metric = metric
 
     @property
     def metrics(self) -> list[str]:
         """What can be compared: columns that every group has."""
-        columns = [set.union(*(set(record.metrics.columns) for record in group)) for group in self.groups.values()]
+        columns = [set(_columns(group)) for group in self.groups.values()]
         first = next(iter(self.groups.values()))[0].metrics.columns
         return [
             name for name in first if all(name in have for have in columns) and name not in ("iteration", "env_steps")
@@ -103,8 +107,8 @@ class Comparison:
         95 % intervals of a stratified bootstrap over seeds, nan of a single one; runs on several environments are
         tasks, each with as many seeds, and have no common mean: their returns have scales of their own. Sources:
         rliable's definitions, `rlinf_lab.algorithms.statistics`. Raises `UnknownNameError` for a label that is not
-        there, `ConfigError` where a group has more seeds on one environment than on another, or others than the group
-        it is compared with.
+        there, `ConfigError` where a group has no value so far, more seeds on one environment than on another, or others
+        than the group it is compared with.
         """
         from rlinf_lab.algorithms.statistics import (
             bootstrap_interval,
@@ -137,6 +141,8 @@ class Comparison:
         for record in self.groups[label]:
             if len(y := self._xy(record)[1]):
                 by_env.setdefault(str(record.settings.get("env")), []).append(_final(y))
+        if not by_env:
+            raise ConfigError(f"{label!r} has no {self.metric} so far. Next: leave it out, or wait for its first.")
         if len({len(found) for found in by_env.values()}) > 1:
             counts = ", ".join(f"{env}: {len(found)}" for env, found in by_env.items())
             raise ConfigError(f"{label!r} has other numbers of seeds by environment ({counts}). Next: as many of each.")
@@ -214,13 +220,20 @@ class Comparison:
     def __repr__(self) -> str:
         same = "all settings are the same" if not len(self.differences) else self.differences.to_string()
         statistics = "" if (found := self._shown_statistics()) is None else f"{found.to_string()}\n\n"
-        return f"{self.table.round(3).to_string()}\n\n{statistics}{same}"
+        lacking = f"{self._lacking()}\n\n" if self._lacking() else ""
+        return f"{self.table.round(3).to_string()}\n\n{lacking}{statistics}{same}"
+
+    def _lacking(self) -> str:
+        """Which groups have no value of the metric; "" where all have some."""
+        without = [label for label, group in self.groups.items() if not any(len(self._xy(run)[1]) for run in group)]
+        return f"No {self.metric} so far: {', '.join(without)}. Next: metric=, one of .metrics." if without else ""
 
     def _repr_html_(self) -> str:
         differences = self.differences
         rest = "<p>All settings are the same.</p>" if not len(differences) else differences.to_html(border=0)
         statistics = "" if (found := self._shown_statistics()) is None else found.to_html(border=0)
-        return f"{self.table.round(3).to_html(border=0)}{statistics}{rest}"
+        lacking = f"<p>{html.escape(self._lacking())}</p>" if self._lacking() else ""
+        return f"{self.table.round(3).to_html(border=0)}{lacking}{statistics}{rest}"
 
     def _shown_statistics(self) -> pd.DataFrame | None:
         """`statistics` where some group has several seeds; intervals beside their values."""
@@ -268,6 +281,11 @@ def _with_seeds(label: object, curve: pd.DataFrame) -> str:
     return f"{label} ({seeds} seeds)" if seeds > 1 else str(label)
 
 
+def _columns(group: list[RunRecord]) -> list[str]:
+    """That some run of a group has."""
+    return list(dict.fromkeys(str(name) for record in group for name in record.metrics.columns))
+
+
 def _final(values: np.ndarray) -> float:
     return float(values[-max(1, round(LATEST * len(values))) :].mean())
 
@@ -277,7 +295,7 @@ def compare(*runs: Any, metric: str | None = None) -> Comparison:
 
     ``runs``: what `train`, `resume` or `sweep` gave, paths of runs' folders, lists of those (the seeds of one setting,
     drawn as a band), dicts of label and either. ``metric``: of the curves; None: the return of evaluations where all
-    have it, else of training. Raises `ConfigError` for what is no run, `UnknownNameError` for a metric that not all
-    have.
+    have it, else of training; what has none so far is named. Raises `ConfigError` for what is no run,
+    `UnknownNameError` for a metric that none has.
     """
     return Comparison(grouped(runs), metric)
