@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -320,6 +322,34 @@ def test_a_chosen_plan_whose_gpu_fails_is_given_up(monkeypatch: pytest.MonkeyPat
     done = train("ppo", "numpy/ReachArm-v0", num_envs=8, iterations=12, progress=False, folder=False, devices=["cpu:0", "cuda:0"]).wait()
     assert done.state == "finished" and done.metrics["iteration"].tolist() == list(range(1, 13)) and done.plan.devices == ("cpu:0",)
     assert done.auto is not None and "cuda:0 failed" in done.auto.note
+
+
+def test_a_chosen_plan_that_cannot_begin_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.getpid()
+
+    def only_here() -> gymnasium.Env:
+        if os.getpid() != here:
+            raise RuntimeError("one licence, one process")
+        return gymnasium.make("CartPole-v1")
+
+    def chosen(flow: Workflow, runs: Any, shares: Any, devices: list[str], measured_s: float, *rest: Any) -> Choice:
+        new = ExecutionPlan.spatial(flow, devices, {"simulator": [0], "policy": [0], "learner": [1]}, name="apart")
+        return Choice(runs[0].plan, new, measured_s, measured_s / 2, True, "twice as fast")
+
+    monkeypatch.setattr("rlinf_lab.experiments.autoplan.phases.choose", chosen)
+    monkeypatch.setattr("rlinf_lab.experiments.autoplan.phases.CHANGE_S", 0.0)
+    settings: dict[str, Any] = {"num_envs": 8, "n_steps": 32, "batch_size": 256, "iterations": 400, "progress": False, "folder": False}
+    run = train("ppo", only_here, devices=["cpu:0", "cpu:1"], on_iteration=lambda row: ends_when_back(row), **settings)
+
+    def ends_when_back(row: dict[str, float]) -> None:
+        if run.auto is not None and "could not begin" in run.auto.note:
+            run.stop(wait=False)
+
+    run.wait(120)
+    assert run.auto is not None
+    assert "apart could not begin, back to temporal: Worker 'rollout' rank 0 failed in setup(): RuntimeError: one licence, one process" in run.auto.note
+    assert run.state == "stopped" and run.plan.devices == ("cpu:0",)
+    assert run.metrics["iteration"].tolist() == list(range(1, run.iteration + 1))
 
 
 def test_a_machine_of_gpus_alone_has_nothing_to_go_on_with() -> None:

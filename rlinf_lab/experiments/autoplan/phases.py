@@ -6,7 +6,8 @@
 Whoever runs the phases asks `AutoPlan` after each iteration whether the phase ends, and then for the next one. It has
 processes made ready for the chosen plan: not before all is measured, which they would disturb; the run goes on
 meanwhile. A run too short for a change stays in its first phase, and its workers are not set up a second time. A GPU
-that fails while it is tried is left out: the run goes on on cores.
+that fails while it is tried is left out: the run goes on on cores. A chosen plan that cannot begin (a process died, an
+environment can be made once only) is given up for the old one.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class AutoPlan:
     _measured_s: float = 0.0  # of an iteration under the first plan
     _is_over: bool = False  # nothing is to be decided any more
     _number: int = 0  # of the phase
+    _new_runs: bool = False  # an iteration of the chosen plan has ended
     _spares: Spares | None = None
     _measured: Timeline | None = None  # of this phase, without what came after its measurement
 
@@ -150,19 +152,32 @@ class AutoPlan:
         return self._choose(flow, remaining, setup_s)
 
     def survives(self, error: BaseException) -> bool:
-        """Whether a run goes on (`after_failure`) whose phase ended with ``error``: a GPU failed that was being tried.
+        """Whether a run goes on (`after_failure`) whose phase ended with ``error``: the chosen plan could not even
+        begin, or a GPU failed that was being tried.
         """
+        if self._awaits_new:
+            return True
         cores = by_kind(self.devices)[0]  # without any there is nothing to go on with
         return bool(cores and self._tried_gpus()) and of_a_gpu(error)
 
     def after_failure(self, flow: Workflow, error: BaseException, remaining: int, setup_s: float) -> Phase:
-        """The phase in which it goes on: on cores."""
-        self.notes.append(f"{', '.join(self._tried_gpus())} failed, the run goes on without: {reason(error)}")
+        """The phase in which it goes on: under the old plan, on cores."""
+        tried, choice = self._tried_gpus(), self.choice
+        if choice is not None and not (tried and of_a_gpu(error)):
+            self.notes.append(f"{choice.new.name} could not begin, back to {choice.old.name}: {reason(error)}")
+            self._is_over = True
+            return Phase(choice.old, "local")
+        self.notes.append(f"{', '.join(tried)} failed, the run goes on without: {reason(error)}")
         self.devices = by_kind(self.devices)[0]
         if self.choice is None:
             return self._choose(flow, remaining, setup_s)
         self._is_over = True
         return Phase(self.choice.old, "local")
+
+    @property
+    def _awaits_new(self) -> bool:
+        """Whether the chosen plan has been begun and nothing has come of it yet."""
+        return self.choice is not None and self.choice.changes and not self._is_over and not self._new_runs
 
     def _tried_gpus(self) -> list[str]:
         """Of this phase, as long as it could turn out to be a mistake."""
@@ -213,6 +228,7 @@ class AutoPlan:
     def _looks_back(self, seconds: Sequence[float]) -> bool:
         """Take in what the new plan takes. Whether it turned out to be slower than the old one."""
         assert self.choice is not None
+        self._new_runs = True
         if len(seconds) < ITERATIONS + 1:
             return False
         found = _typical(seconds)
