@@ -167,6 +167,9 @@ def load_prismatic(folder: Path, dtype: torch.dtype) -> tuple[Prismatic, dict[st
     weights = _weights(folder, dtype)
     names = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
     layers, prefix = _below(weights, "projector."), "language_model.model."
+    layers_there = {name.split(".")[1] for name in _below(weights, prefix) if name.startswith("layers.")}
+    if isinstance(deep := text.get("num_hidden_layers"), int) and deep > len(layers_there):  # before they are made
+        raise _bad(folder, f"its weights at {prefix} do not fit config.json, such as layers.{len(layers_there)}: num_hidden_layers is {deep}")
     projector = Projector([_linear(folder, layers, f"fc{i}", "projector.") for i in range(1, 2 + len(ids))])
     with without_bars(transformers):
         towers = []
