@@ -23,7 +23,7 @@ def doctor() -> Report:
         _package("JupyterLab", "jupyterlab", "notebook"), _package("anywidget", "anywidget", "", needed=True),
         _package("Meta-World", "metaworld", "metaworld"), _mujoco_drawing(),
         _package("ManiSkill", "mani-skill", "maniskill", module="mani_skill"), _vulkan(),
-        _video(), _vllm(), _warp(), _disk(),
+        _pygame(), _video(), _vllm(), _warp(), _disk(),
     ]  # fmt: skip
     return Report(f"rlinf_lab {rlinf_lab.__version__}", tuple(checks))
 
@@ -107,6 +107,13 @@ def _vulkan() -> Check:
     if not drivers:
         return Check("Vulkan", OPTIONAL, "loader, but no driver: ManiSkill runs without pictures", "install the GPU driver's Vulkan ICD")
     return Check("Vulkan", OK, ", ".join(drivers))
+
+
+def _pygame() -> Check:
+    """Gymnasium draws its classic, Box2D and toy-text tasks with it."""
+    if importlib.util.find_spec("pygame") is not None:
+        return Check("pygame", OK, installed("pygame") or installed("pygame-ce") or "found")
+    return Check("pygame", OPTIONAL, "not installed: no pictures, no films of CartPole and the like", 'pip install "gymnasium[classic-control]"')
 
 
 def _video() -> Check:

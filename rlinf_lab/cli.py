@@ -123,7 +123,15 @@ def _next(arguments: Sequence[str]) -> str:
     name = next((a for a in arguments if not a.startswith("-")), "")
     if name not in EXAMPLES:
         name = next(iter(difflib.get_close_matches(name, EXAMPLES, n=1)), "")
-    return f"Next: {EXAMPLES[name]} (all options: rlinf-lab {name} --help)." if name else f"Next: {EXAMPLES['doctor']} (all commands: rlinf-lab --help)."
+    said = " ".join([name, *_whose_options(name, arguments)])
+    return f"Next: {EXAMPLES[name]} (all options: rlinf-lab {said} --help)." if name else f"Next: {EXAMPLES['doctor']} (all commands: rlinf-lab --help)."
+
+
+def _whose_options(name: str, arguments: Sequence[str]) -> list[str]:
+    """The algorithm or the folder that options of ``name`` depend on; what was typed, where it was."""
+    if name not in ("train", "resume"):
+        return []
+    return [a for a in arguments[1:] if not a.startswith("-")][:1] or EXAMPLES[name].split()[2:3]
 
 
 def print_anything() -> None:

@@ -109,11 +109,11 @@ class UnknownNameError(RlinfLabError, LookupError):
     """A name (environment, worker, channel, field) that does not exist; suggests the nearest one."""
 
     @classmethod
-    def of(cls, what: str, name: object, known: Iterable[str], hint: str = "") -> UnknownNameError:
-        """Build the message: ``what`` is the kind of thing, ``known`` the names that would work."""
+    def of(cls, what: str, name: object, known: Iterable[str], hint: str = "", alike: float = 0.4) -> UnknownNameError:
+        """Build the message: ``what`` is the kind of thing, ``known`` the names that would work, ``alike`` (0 to 1) how near one must be to be meant."""
         names = sorted(str(k) for k in known)
         small = {one.lower(): one for one in reversed(names)}
-        near = difflib.get_close_matches(str(name).lower(), small, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(str(name).lower(), small, n=1, cutoff=alike)
         nearest = f" Did you mean {small[near[0]]!r}?" if near else ""
         if len(names) > LISTED:  # the first ones of the alphabet help nobody
             ordered = difflib.get_close_matches(str(name).lower(), small, n=LISTED // 2 if near else LISTED, cutoff=0.0)

@@ -99,6 +99,12 @@ def _render_mode(make: Any) -> dict[str, str]:
     return {}
 
 
+def takes_seed(reset: Callable[..., Any]) -> bool:
+    """Whether this is called as gymnasium calls it."""
+    taken = inspect.signature(reset).parameters
+    return "seed" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())
+
+
 class GymnasiumEnv:
     """One environment. Takes actions of its own range."""
 
@@ -133,7 +139,15 @@ class GymnasiumEnv:
         return None
 
     def reset(self, seed: int | None) -> Any:
-        given = self.env.reset(seed=seed)
+        try:
+            given = self.env.reset(seed=seed)
+        except TypeError as error:
+            if takes_seed(self.env.unwrapped.reset):
+                raise
+            raise EnvError(
+                f"{self._maker.id}: its reset() takes no seed; gymnasium's signature is reset(self, *, seed=None, options=None). "
+                f"Next: that one, and super().reset(seed=seed) as its first line."
+            ) from error
         if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
             raise EnvError(f"{self._maker.id}: reset() gave {shown(given)}; gymnasium's gives (observation, info). Next: return observation, {{}}.")
         return given[0]

@@ -12,6 +12,10 @@ from gymnasium import Space, spaces
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.trees import Tree
 
+LARGEST_ROW = 256 << 20
+"""Bytes of one row of a data set, at most: a file that comes from anywhere must not ask for all memory by a few digits."""
+MOST_AXES, DEEPEST = 16, 32
+
 
 def to_json(space: Space) -> dict[str, Any]:
     """What `from_json` makes the space of. `ConfigError` for a kind that has no form here."""
@@ -31,24 +35,45 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def from_json(plain: Any) -> Space:
-    """`ConfigError` for what is no such thing."""
+    """`ConfigError` for what is no such thing, or has rows of more than `LARGEST_ROW` bytes."""
     try:
-        if "box" in plain:
-            low, high = (np.array(plain[name], np.float64) for name in ("low", "high"))
-            return spaces.Box(_filled(low, plain), _filled(high, plain), tuple(plain["box"]), np.dtype(plain["dtype"]).type)
-        if "discrete" in plain:
-            return spaces.Discrete(int(plain["discrete"]), start=int(plain.get("start", 0)))
-        if "multi_discrete" in plain:
-            return spaces.MultiDiscrete(np.array(plain["multi_discrete"], np.int64))
-        if "multi_binary" in plain:
-            size = plain["multi_binary"]
-            return spaces.MultiBinary(size if isinstance(size, int) else tuple(size))
-        if "dict" in plain:
-            return spaces.Dict({key: from_json(part) for key, part in plain["dict"].items()})
-        if "tuple" in plain:
-            return spaces.Tuple([from_json(part) for part in plain["tuple"]])
-    except (TypeError, ValueError, KeyError, AssertionError, AttributeError) as error:
+        if _row_bytes(plain) > LARGEST_ROW:
+            raise ConfigError(f"{shown(plain)} has rows of {_row_bytes(plain) >> 20} MiB, and {LARGEST_ROW >> 20} are read. Next: check its shape.")
+        return _space(plain)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, KeyError, AssertionError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{shown(plain)} is no space: {error}.") from error
+
+
+def _row_bytes(plain: Any, deep: int = 0) -> int:
+    """Of a value of the space, before anything of that size is made."""
+    if deep > DEEPEST:
+        raise ValueError(f"it is nested more than {DEEPEST} deep")
+    if not plain.keys() & {"box", "discrete", "multi_discrete", "multi_binary"}:
+        return sum(_row_bytes(part, deep + 1) for part in (*plain.get("dict", {}).values(), *plain.get("tuple", ())))
+    shape = plain.get("box", plain.get("multi_binary", 1))
+    sizes = [int(n) for n in (shape if isinstance(shape, list) else [shape])]
+    if len(sizes) > MOST_AXES or any(n < 0 for n in sizes):
+        raise ValueError(f"its shape is {shown(shape)}")
+    return math.prod(sizes) * (np.dtype(plain["dtype"]).itemsize if "box" in plain else 1)
+
+
+def _space(plain: Any) -> Space:
+    if "box" in plain:
+        low, high = (np.array(plain[name], np.float64) for name in ("low", "high"))
+        return spaces.Box(_filled(low, plain), _filled(high, plain), tuple(plain["box"]), np.dtype(plain["dtype"]).type)
+    if "discrete" in plain:
+        return spaces.Discrete(int(plain["discrete"]), start=int(plain.get("start", 0)))
+    if "multi_discrete" in plain:
+        return spaces.MultiDiscrete(np.array(plain["multi_discrete"], np.int64))
+    if "multi_binary" in plain:
+        size = plain["multi_binary"]
+        return spaces.MultiBinary(size if isinstance(size, int) else tuple(size))
+    if "dict" in plain:
+        return spaces.Dict({key: _space(part) for key, part in plain["dict"].items()})
+    if "tuple" in plain:
+        return spaces.Tuple([_space(part) for part in plain["tuple"]])
     raise ConfigError(f"{shown(plain)} is no space.")
 
 

@@ -87,6 +87,8 @@ def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any]
         new = next((word for word in OLD_WORDS.get(name, ()) if word in recipe.fields), None)
         if new is not None:
             raise UnknownNameError(f"{name!r} is called {new!r} here. Next: {new}={shown(given[name])}.")
+        if own is not None and name == "devices":  # of `resume`, for `train` takes them
+            raise UnknownNameError("'devices': a run goes on under the plan that it had. Next: plan=, for another one.")
         if own is not None and name in WORDS_OF_TRAIN:
             word, example = WORDS_OF_TRAIN[name]
             raise UnknownNameError(f"{name!r} is called {word!r} here. Next: {example}.")
@@ -96,6 +98,7 @@ def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any]
             name,
             [*recipe.fields, *(own or {})],
             f"All of them: from {kind.__module__} import {kind.__name__}; help({kind.__name__}).",
+            alike=0.6,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from rlinf_lab.experiments.options import OPTIONS, Options
 from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.settings import check_names, configured, configured_again, with_runner
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
-from rlinf_lab.experiments.training import ROOT, TrainingRun
+from rlinf_lab.experiments.training import ROOT, TrainingRun, goes_on_in
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.machine.devices import devices_here, gpus
 from rlinf_lab.runtime.run.run import check_executor
@@ -107,7 +108,9 @@ def resume(
     if executor is not None:
         check_executor(executor)
     kept = RunFolder(folder)
-    about, recipe, start = kept.read_json("run.json"), kept.recipe(), kept.state()
+    about = kept.read_json("run.json")
+    check_ended(kept, about)
+    recipe, start = kept.recipe(), kept.state()
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     executor = executor or about.get("executor")
@@ -138,6 +141,19 @@ def resume(
         runner=runner,
         begins_anew=begins_anew(workflow, plan),
     )
+
+
+def check_ended(kept: RunFolder, about: dict[str, Any]) -> None:
+    """`ConfigError` where a run still writes into a folder, in this process or another that lives on this machine."""
+    from rlinf_lab.experiments.storage.shelf import GOING_ON, state_of
+
+    goes_on = about.get("host") == socket.gethostname() and state_of(about) in GOING_ON
+    # of this process it is known: a disk may have been too full for the last word, or the folder is a copy
+    if goes_on_in(kept.path) or (goes_on and about.get("pid") != os.getpid()):
+        raise ConfigError(
+            f"resume({str(kept.path)!r}): a run is going on in it (process {about.get('pid')}). Next: run.wait() or "
+            "run.stop() there."
+        )
 
 
 def begins_anew(workflow: Workflow, plan: ExecutionPlan) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from rlinf_lab.timeline.timeline import Timeline
 
 ROOT = Path("runs")
+_BEGUN: weakref.WeakSet[TrainingRun] = weakref.WeakSet()  # in this process
 STOP_SECONDS = 30.0  # for the iteration that goes on; then it is given up
 
 
@@ -62,7 +65,7 @@ class TrainingRun:
         self.recipe, self.config, self.workflow, self.options = recipe, config, workflow, options
         self.runner, self._begins_anew = runner, begins_anew
         self.error: BaseException | None = None
-        self._folder = folder
+        self._folder, self._id = folder, uuid.uuid4().hex if folder is None else folder.run_id()
         best = None if folder is None or start is None else folder.best_return()
         self._keeper = Keeper(folder, options.checkpoint_minutes, options.keep_checkpoints, best)
         self._watch = Watch(options.goals, options.eval_every is not None)
@@ -84,6 +87,7 @@ class TrainingRun:
         self._begin(workflow, plan, executor)
         self.run.on_update(self._on_update)
         wait_at_exit(self)
+        _BEGUN.add(self)
 
     # --- controlling ---------------------------------------------------------------------------------------
     def wait(self, timeout: float | None = None) -> TrainingRun:
@@ -250,8 +254,13 @@ class TrainingRun:
         return self.policy(best).export(path)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the run as it is now into a folder that `resume` and `load_policy` take. Returns its path."""
-        folder, snapshot = RunFolder(path), self._between.snapshot()
+        """Write the run as it is now into a folder that `resume` and `load_policy` take. Returns its path.
+
+        `ConfigError` where another run is in it.
+        """
+        folder = RunFolder(path)
+        folder.check_saves(self._id, self._folder)
+        snapshot = self._between.snapshot()
         folder.make()
         self._describe(folder)
         folder.write_tables(*self._tables(), self.timeline)
@@ -434,4 +443,12 @@ class TrainingRun:
         evaluated_from = environment_seed(self.config.seed, Purpose.EVALUATION)
         seeds = {"training": self.config.seed, "evaluation_from": evaluated_from}
         kept = {"algorithm": self.recipe.name, "env": env_name(self.config), "seeds": seeds, "versions": versions()}
-        folder.about(**kept, runner=str(self.runner or ""))
+        folder.about(**kept, runner=str(self.runner or ""), run_id=self._id)
+
+
+def goes_on_in(path: Path) -> bool:
+    """Whether a run of this process, one that has not ended, writes into this folder."""
+    return any(
+        run.folder is not None and not run._done.is_set() and run.folder.resolve() == path.resolve()
+        for run in list(_BEGUN)
+    )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,8 @@ LEAST_PIXELS = 240  # of the shorter side of a film: small pictures are enlarged
 MACRO_BLOCK = 8  # sides of a film are multiples of it
 MOST_EMBEDDED = 4_000_000  # bytes of a film that is kept in a notebook
 ATTRIBUTES = 'controls muted loop autoplay style="max-width: 480px; width: 100%"'
+DRAWN_WITH_PYGAME = ("classic_control", "box2d", "toy_text")
+KINDS = (".mp4", ".gif")
 LONGEST = 1000  # steps of a film of an episode that nothing limits
 
 
@@ -39,22 +43,23 @@ class Film(str):
 
 
 def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> Film:
-    """Greedy episodes as an MP4, each up to one second after its success. Returns what was written, or why nothing was."""
+    """Greedy episodes as an MP4 or a GIF, each up to one second after its success. Returns what was written, or why nothing was."""
     import imageio.v3 as imageio
 
     if isinstance(episodes, bool) or not isinstance(episodes, Integral) or episodes < 1:
         raise ConfigError(f"film(episodes={shown(episodes)}): a whole number of at least 1.")
-    if not path.suffix:
-        raise ConfigError(f"film({shown(str(path))}): a file's name says of which kind it is. Next: film({shown(f'{path}.mp4')}).")
+    if path.suffix.lower() not in KINDS:
+        raise ConfigError(f"film({shown(str(path))}): a film ends in {' or '.join(KINDS)}. Next: film({shown(str(path.with_suffix('.mp4')))}).")
     env = config.factory(config.factory.size or 1, config.max_episode_steps)
     first = environment_seed(config.seed, Purpose.FILM)
     try:
         if not env.spec.renders:
             made_here = "" if config.factory.given is None else "it was made without render_mode='rgb_array', or "
-            return Film(f"none, {config.factory.id} draws no pictures: {made_here}this machine cannot. Next: rlinf-lab doctor says what is missing.")
+            needs = _needs(config.factory.id) or f"{made_here}this machine cannot. Next: rlinf-lab doctor says what is missing."
+            return Film(f"none, {config.factory.id} draws no pictures: {needs}")
         frames = [frame for e in range(episodes) for frame in _episode(config, weights, env, first + e)]
         if not frames:
-            return Film(f"none, {config.factory.id} gave no picture.")
+            return Film(f"none, {config.factory.id} gave no picture{f': {needs}' if (needs := _needs(config.factory.id)) else '.'}")
         path.parent.mkdir(parents=True, exist_ok=True)
         imageio.imwrite(path, for_video(alike(frames)), fps=FRAMES_PER_SECOND, macro_block_size=MACRO_BLOCK, quality=7)
     finally:
@@ -62,6 +67,15 @@ def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> 
     made = Film(f"{path.name}: {episodes} episodes of the learnt policy")
     made.path = path
     return made
+
+
+def _needs(id: str) -> str:
+    """The package that is missing here, of those environments of gymnasium that are drawn with pygame; "" of others."""
+    spec = gymnasium.registry.get(id.removeprefix("gymnasium/"))
+    group = next((g for g in DRAWN_WITH_PYGAME if str(getattr(spec, "entry_point", "")).startswith(f"gymnasium.envs.{g}")), None)
+    if group is None or find_spec("pygame") is not None:
+        return ""
+    return f"""the package 'pygame' is not installed. Next: pip install "gymnasium[{group.replace('_', '-')}]\""""
 
 
 def alike(frames: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:

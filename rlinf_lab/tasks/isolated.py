@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, said, shown
 from rlinf_lab.tasks.task import RewardResult, scored
 
 START_SECONDS = 60.0
 """for the child to begin: importing what the function needs is not the function's own time"""
+VERDICT_BYTES = 1 << 20
+"""that a verdict may have"""
 
 
 class Isolated:
@@ -26,6 +31,7 @@ class Isolated:
 
     It runs in a child process that is kept between calls. One that takes longer than ``timeout_s`` or dies is killed
     with everything it started, and recorded as ``error``. ``memory_mib`` bounds the child's address space.
+    A verdict comes back as JSON, a number and two texts: nothing that the function made is unpickled here.
     May be called from several threads; calls then wait for one another. `close` ends the child.
     """
 
@@ -35,6 +41,7 @@ class Isolated:
         self.timeout_s, self.memory_mib = timeout_s, memory_mib
         self._function = function
         self._lock = threading.Lock()
+        self._calls = 0  # of this child
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
@@ -42,19 +49,22 @@ class Isolated:
         try:
             message = cloudpickle.dumps(arguments)
         except Exception as error:
-            return RewardResult(0.0, error=f"an argument does not pickle: {error}")
+            return RewardResult(0.0, error=f"an argument does not pickle: {said(error)}")
         with self._lock:
             try:
                 connection = self._started()
                 connection.send_bytes(message)
-                if not connection.poll(self.timeout_s):
-                    self.close()
-                    return RewardResult(0.0, error=f"TimeoutError: no verdict after {self.timeout_s:g} s")
-                result = connection.recv()
+                self._calls += 1
+                return scored(RewardResult, *_read(_line(connection, self.timeout_s), self._calls))
+            except TimeoutError:
+                self.close()
+                return RewardResult(0.0, error=f"TimeoutError: no verdict after {self.timeout_s:g} s")
+            except (ValueError, RecursionError) as error:
+                self.close()
+                return RewardResult(0.0, error=f"no verdict came from the verifier's process: {error}")
             except (EOFError, OSError, ConnectionError):
                 code = self._ended()
                 return RewardResult(0.0, error=f"ChildProcessError: the verifier's process died ({code})")
-        return result if isinstance(result, RewardResult) else RewardResult(0.0, error=str(result))
 
     def _started(self) -> Connection:
         if self._connection is not None and self._child is not None and self._child.poll() is None:
@@ -72,11 +82,13 @@ class Isolated:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": search},
             )
+        self._calls = 0
         self._connection = Connection(ours.detach())
         self._connection.send_bytes(cloudpickle.dumps(self._function))
-        if not self._connection.poll(START_SECONDS):
-            raise EOFError
-        self._connection.recv()
+        try:
+            _line(self._connection, START_SECONDS)
+        except (TimeoutError, ValueError):
+            raise EOFError from None
         return self._connection
 
     def _ended(self) -> str:
@@ -129,8 +141,50 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def _line(connection: Connection, seconds: float) -> bytes:
+    """What the child writes next. `TimeoutError` where it is not whole in time, `ValueError` for more than a verdict."""
+    end = time.monotonic() + seconds
+    told = bytearray()
+    while b"\n" not in told:
+        left = end - time.monotonic()
+        if (told and left <= 0) or not connection.poll(max(0.0, left)):
+            raise TimeoutError
+        part = os.read(connection.fileno(), 1 << 16)
+        if not part:
+            raise EOFError
+        told += part
+        if len(told) > VERDICT_BYTES:
+            raise ValueError(f"more than {VERDICT_BYTES:,} bytes")
+    if told.index(b"\n") != len(told) - 1:
+        raise ValueError("more than one line")
+    return bytes(told)
+
+
+def _read(line: bytes, call: int) -> tuple[Any, Any, Any]:
+    """Value, detail and error. `ValueError` for what is no verdict on this call: the function may have written, too."""
+    told = json.loads(line)
+    if not isinstance(told, dict) or told.keys() != {"call", "value", "detail", "error"} or told["call"] != call:
+        raise ValueError(shown(told))
+    return told["value"], told["detail"], told["error"]
+
+
+def _written(verdict: RewardResult, call: int) -> bytes:
+    told = {"call": call, "value": verdict.value, "detail": verdict.detail, "error": verdict.error}
+    line = json.dumps(told).encode() + b"\n"
+    if len(line) <= VERDICT_BYTES:
+        return line
+    return _written(RewardResult(0.0, error=f"the verdict has {len(line):,} bytes, more than {VERDICT_BYTES:,}"), call)
+
+
+def _judged(function: Callable[..., Any], arguments: tuple[Any, ...]) -> RewardResult:
+    try:
+        return scored(function, *arguments)
+    except KeyboardInterrupt:  # this process is in a session of its own, which no keyboard interrupts
+        return RewardResult(0.0, error="KeyboardInterrupt in the verifier")
+
+
 def serve() -> None:
-    """The child: a function, then arguments, each answered by a `RewardResult`, until the connection ends."""
+    """The child: a function, then arguments, each answered by a line of JSON, until the connection ends."""
     connection = Connection(int(sys.argv[1]))
     if limit := int(sys.argv[2]):
         import resource
@@ -138,10 +192,13 @@ def serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit << 20, limit << 20))
     sys.stdout = sys.stderr  # a verifier that prints is not in the way of anything, but standard output is the run's
     function = cloudpickle.loads(connection.recv_bytes())
-    connection.send(None)
-    while True:
+    answers = open(connection.fileno(), "wb", closefd=False)  # noqa: SIM115 - for as long as the process lives
+    answers.write(b"\n")
+    answers.flush()
+    for call in itertools.count(1):
         try:
             arguments = cloudpickle.loads(connection.recv_bytes())
         except EOFError:
             return
-        connection.send(scored(function, *arguments))
+        answers.write(_written(_judged(function, arguments), call))
+        answers.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,6 +18,8 @@ MARK = "#"
 
 SPLITS = ("train", "test")
 TEST_SHARE = 0.2
+LARGEST = float(np.finfo(np.float32).max)
+"""of a reward: learners compute in float32"""
 
 
 @dataclass(frozen=True)
@@ -123,20 +126,39 @@ class Task:
 def scored(reward: Callable[..., Any], *arguments: Any) -> RewardResult:
     """``reward(*arguments)`` as a `RewardResult`, whatever happens in it; a number is taken as its value.
 
-    What it raises, a value that is no number and one that is not finite become ``error``.
+    What it raises, a value that is no number and one that is not finite in float32 become ``error``. Texts are texts
+    in what is returned, whatever objects the function put there. An interrupt of the main thread is the user's own.
     """
     try:
-        result = reward(*arguments)
-    except Exception as error:
+        return _plain(reward(*arguments))
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
         return RewardResult(0.0, error=f"{type(error).__name__}: {said(error)}")
-    if not isinstance(result, RewardResult):
-        try:
-            result = RewardResult(float(result))
-        except Exception:
-            return RewardResult(0.0, error=f"the reward is {shown(result)}, not a number")
-    if not math.isfinite(result.value):
-        return RewardResult(0.0, result.detail, f"the reward is {result.value}, not a finite number")
-    return result
+
+
+def _plain(given: Any) -> RewardResult:
+    """Of a float, a str and a str or None, as everything after it relies on."""
+    told = given if isinstance(given, RewardResult) else RewardResult(given)
+    detail = "" if told.detail is None else _text(told.detail)
+    if told.error is not None:
+        return RewardResult(0.0, detail, _text(told.error))
+    try:
+        value = float(told.value) + 0.0  # a float, and of no class of somebody's own
+    except Exception:
+        return RewardResult(0.0, detail, f"the reward is {shown(told.value)}, not a number")
+    if not math.isfinite(value):
+        return RewardResult(0.0, detail, f"the reward is {value}, not a finite number")
+    if abs(value) > LARGEST:
+        return RewardResult(0.0, detail, f"the reward is {value}, beyond the numbers of float32 (to {LARGEST:.2e})")
+    return RewardResult(value, detail)
+
+
+def _text(given: Any) -> str:
+    if isinstance(given, BaseException):
+        given = f"{type(given).__name__}: {said(given)}"
+    text = str.__str__(given) if isinstance(given, str) else shown(given, 400)
+    return text.encode("utf-8", "backslashreplace").decode()  # half of a character can be written nowhere
 
 
 def answer_of(completion: str) -> str | None:

@@ -10,6 +10,7 @@ Legend: N environments.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
 from collections.abc import Callable
@@ -37,7 +38,7 @@ ENDS = 16  # of episodes, or beginnings, before what may be chance is called a f
 def check_env(env: Any, steps: int | None = None, seed: int = 0, num_envs: int = 3) -> None:
     """Run two vectors side by side and raise `EnvError` naming the first rule that is broken, and where.
 
-    ``env``: whatever `make_vec` takes, or a function without arguments that makes a vector. Checked: that it is an environment at all; shapes and types;
+    ``env``: whatever `make_vec` takes, an environment that has been made (copies of it are checked), or a function without arguments that makes a vector. Checked: that it is an environment at all; shapes and types;
     finite numbers; arrays that are written again after they were handed over; an episode that ends at its limit of steps and is reset in the same
     step with its final observation kept; that the first step of a new episode is one; the same seed giving the same episode, twice in one
     environment too; different environments beginning differently; a goal that rewards depend on and observations do not show. Of environments that can
@@ -62,16 +63,35 @@ def check_env(env: Any, steps: int | None = None, seed: int = 0, num_envs: int =
 def _makes(env: Any, num_envs: int) -> Callable[[], VecEnv]:
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise ConfigError(f"check_env({shown(env)}): two are compared. Next: the function that makes it, check_env(lambda: gymnasium.make_vec(...)).")
-    if not isinstance(env, str) and not callable(env):
+    if isinstance(env, gymnasium.Env) and env.spec is None:  # made already, as in gymnasium's own check
+        env = _copies_of(env)
+    if not isinstance(env, (str, gymnasium.Env)) and not callable(env):
         raise ConfigError(f"check_env({shown(env)}): an id, a class, or a function that makes a vector. Next: lab.envs.check_env('numpy/ReachArm-v0').")
     factory = environment(env)
-    if not isinstance(env, (str, type)) and not takes(env, "num_envs"):
+    if not isinstance(env, (str, type, gymnasium.Env)) and not takes(env, "num_envs"):
         made = env()
         if isinstance(made, (gymnasium.vector.VectorEnv, VecEnv)):
             num_envs = made.num_envs
         if hasattr(made, "close"):
             made.close()
     return lambda: on_host(factory(num_envs))
+
+
+def _copies_of(env: gymnasium.Env) -> Callable[[], gymnasium.Env]:
+    """A function that makes more of an environment. `ConfigError` for one that cannot be copied."""
+    kind = type(env.unwrapped)
+    try:
+        copy.deepcopy(env)
+    except Exception as error:  # whatever a simulator raises
+        raise ConfigError(
+            f"check_env({shown(env)}): several are compared, and this one cannot be copied, {said(error)}. Next: the class, check_env({kind.__name__})."
+        ) from error
+
+    def copied() -> gymnasium.Env:
+        return copy.deepcopy(env)
+
+    copied.__module__, copied.__qualname__ = kind.__module__, kind.__qualname__  # it is named after what it copies
+    return copied
 
 
 class _Pair:

@@ -32,6 +32,12 @@ def test_the_doctor_says_how_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mend: pip install torch" in repr(report) and "<table" in report._repr_html_()
 
 
+def test_the_doctor_says_what_draws_the_classic_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor_module.importlib.util.find_spec
+    monkeypatch.setattr(doctor_module.importlib.util, "find_spec", lambda name, *more: None if name == "pygame" else real(name, *more))
+    assert doctor_module.doctor()["pygame"].mend == 'pip install "gymnasium[classic-control]"'
+
+
 def test_the_doctor_names_the_environment_to_use(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     """Sets that exclude each other: in the one without MuJoCo Warp it says where that is, or what makes it; in its own what is not there."""
     monkeypatch.chdir(tmp_path)
@@ -74,6 +80,8 @@ def test_no_iterations_are_refused() -> None:
     [(["plan", "--devises", "3"], "Next: rlinf-lab plan --profile profile.json --devices 64 (all options: rlinf-lab plan --help)."),
      (["plna"], "Next: rlinf-lab plan --profile"), (["doctor", "--jsn"], "Next: rlinf-lab doctor (all options"),
      (["trace"], "Next: rlinf-lab trace run.parquet"),
+     (["train", "sac", "CartPole-v1", "--bogus", "3"], "Next: rlinf-lab train ppo CartPole-v1 --total-timesteps 100000 (all options: rlinf-lab train sac --help)."),
+     (["train", "--bogus"], "Next: rlinf-lab train ppo CartPole-v1 --total-timesteps 100000 (all options: rlinf-lab train ppo --help)."),
      ([], "Next: rlinf-lab doctor (all commands: rlinf-lab --help)."), (["--out", "7"], "Next: rlinf-lab doctor (all commands")],
 )  # fmt: skip
 def test_arguments_that_are_no_command_end_with_one_that_is(typed: list[str], wanted: str, capsys: pytest.CaptureFixture) -> None:

@@ -65,6 +65,11 @@ def test_a_video_that_cannot_be_is_refused(tmp_path: Path) -> None:
     odd = spaces.Dict({"camera": spaces.Box(0, 255, (13, 16, 3), np.uint8)})
     with pytest.raises(ConfigError, match="13 × 16; of a video both must be even"):
         write_lerobot(made(odd), tmp_path / "odd", videos=True)
+    for key in ("../../../../esc", "a/b", "c" * 300):
+        named = spaces.Dict({key: FILMED["camera"]})
+        with pytest.raises(ConfigError, match="names a folder of videos, so it must be without /"):
+            write_lerobot(made(named), tmp_path / "inside" / "named", videos=True)
+    (tmp_path / "inside").rmdir()  # nothing in it
     data = filmed(2)
     with pytest.raises(ConfigError, match="33.333 frames a second"):
         write_lerobot(EpisodeList(dataclasses.replace(data.spec, fps=33.333), list(data)), tmp_path / "fps", videos=True)
@@ -145,6 +150,10 @@ def without(pattern: str) -> Any:
 
 
 FEATURES = {"observation.state": {"dtype": "object", "shape": [3], "names": None}, "action": {"dtype": "float32", "shape": [2], "names": None}}
+LARGE = {**FEATURES, "observation.state": {"dtype": "float32", "shape": [10**5, 10**5], "names": None}}
+NESTED: Any = {"discrete": 2}
+for _ in range(200):
+    NESTED = {"tuple": [NESTED]}
 HUGE = {**FEATURES, "observation.state": {"dtype": "float32", "shape": [10**9], "names": None}}
 
 
@@ -158,6 +167,12 @@ HUGE = {**FEATURES, "observation.state": {"dtype": "float32", "shape": [10**9], 
     (change(data_path="../../{chunk_index}/{file_index}.parquet"), "leads out of the data set's folder"),
     (change(data_path="/etc/{chunk_index}"), "leads out of the data set's folder"),
     (change(data_path="{chunk_index.__class__}"), "is no template of paths"), (change(data_path=None), "is no template of paths"),
+    (change(data_path="data\0/{chunk_index}"), "is no template of paths"), (change(features=LARGE), "feature 'observation.state' has the shape"),
+    (change(rlinf_lab={"observation_space": {"box": [10**6, 10**5], "dtype": "float32", "low": 0, "high": 1}}), "rows of 381469 MiB, and 256 are read"),
+    (change(rlinf_lab={"observation_space": {"multi_binary": 10**12}}), "and 256 are read"),
+    (change(rlinf_lab={"observation_space": {"box": [3], "dtype": "S999999999", "low": 0, "high": 1}}), "and 256 are read"),
+    (change(rlinf_lab={"action_space": {"discrete": 10**30}}), "is no space"), (change(rlinf_lab={"action_space": NESTED}), "more than 32 deep"),
+    (change(rlinf_lab={"observation_space": {"tuple": [], "box": [10**6, 10**5], "dtype": "float32", "low": 0, "high": 1}}), "and 256 are read"),
     (column("length", -3), "episode 1 has -3 frames"), (column("length", 10**12), "episode 1 has 1000000000000 frames"),
     (column("dataset_to_index", 10**6), "episode 1 has"), (column("data/chunk_index", -1), "chunk_index is -1"),
     (truncated("data/*/*.parquet"), "file-000.parquet: it cannot be read"), (truncated("meta/episodes/*/*.parquet"), "meta/episodes: it cannot be read"),

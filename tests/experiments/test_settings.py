@@ -10,6 +10,7 @@ import pytest
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.experiments.recipe import HOMES, find
+from rlinf_lab.experiments.settings import check_names
 
 
 @pytest.mark.parametrize(("given", "said"), [
@@ -22,6 +23,17 @@ def test_a_word_from_elsewhere_is_answered_with_ours(given: dict[str, Any], said
     with pytest.raises(UnknownNameError) as raised:
         lab.train("ppo", "CartPole-v1", folder=False, **given)
     assert said in str(raised.value)
+
+
+def test_nothing_is_meant_by_a_word_that_is_far_from_all() -> None:
+    with pytest.raises(UnknownNameError, match=r"'optimizer_class'\. Known: ") as raised:
+        lab.train("ppo", "CartPole-v1", folder=False, optimizer_class="Adam")
+    assert "Did you mean" not in str(raised.value)
+
+
+def test_a_run_that_goes_on_takes_a_plan_and_no_devices() -> None:
+    with pytest.raises(UnknownNameError, match="'devices': .*Next: plan="):
+        check_names(find("ppo"), {"devices": ["cpu:0"]}, {})
 
 
 @pytest.mark.parametrize("name", HOMES)

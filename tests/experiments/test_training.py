@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any, get_type_hints
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 
 import rlinf_lab as lab
@@ -120,6 +124,37 @@ def test_what_is_saved_of_a_run_that_goes_on_names_its_iteration(tmp_path: Path)
     run.stop()
     copied = json.loads((saved / "run.json").read_text())["iteration"]
     assert 1 <= copied == lab.load_policy(saved).version <= run.iteration and RunFolder(saved).state().iteration == copied
+
+
+def test_a_folder_has_one_run_and_one_writer(tmp_path: Path) -> None:
+    """It may be saved again and again into a folder of its own; nobody else's is written over."""
+    run, other = train(iterations=10_000, folder=tmp_path / "going"), train(iterations=1, folder=tmp_path / "other").wait()
+    with pytest.raises(ConfigError, match=rf"a run is going on in it \(process {os.getpid()}\)\. Next: run.wait\(\) or run.stop\(\)"):
+        lab.resume(tmp_path / "going")
+    first = json.loads((run.save(tmp_path / "copy") / "run.json").read_text())
+    run.stop()
+    assert json.loads((run.save(tmp_path / "copy") / "run.json").read_text())["run_id"] == first["run_id"]
+    assert run.save(tmp_path / "going"), "its own"
+    before = (tmp_path / "other" / "policy.safetensors").read_bytes()
+    for path in ("other", "going"):
+        with pytest.raises(ConfigError, match=r"there is another run in it. Next: another folder"):
+            (run if path == "other" else other).save(tmp_path / path)
+    assert (tmp_path / "other" / "policy.safetensors").read_bytes() == before
+    more = lab.resume(tmp_path / "copy", total_timesteps=80 * (run.iteration + 1), progress=False).wait()
+    assert more.save(tmp_path / "copy")
+    with pytest.raises(ConfigError, match="there is another run in it"):
+        run.save(tmp_path / "copy")  # another run goes on from it by now
+
+
+def test_a_run_of_another_process_that_lives_is_not_resumed(tmp_path: Path) -> None:
+    train(iterations=1, folder=tmp_path / "run").wait()
+    folder = RunFolder(tmp_path / "run")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        folder.about(state="running", pid=other.pid, process_began=psutil.Process(other.pid).create_time())
+        with pytest.raises(ConfigError, match=rf"a run is going on in it \(process {other.pid}\)"):
+            lab.resume(folder.path, total_timesteps=160)
+        other.communicate(b"\n")
+    assert lab.resume(folder.path, total_timesteps=160, progress=False).wait().iteration == 2
 
 
 def test_every_number_of_an_update_may_be_a_schedule() -> None:

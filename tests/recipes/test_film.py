@@ -4,8 +4,11 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
+import rlinf_lab.recipes.film as film_module
+from envs.gymnasium import classic_control
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.recipes.film import Film, alike, film, for_video
+from rlinf_lab.recipes.ppo import PPOConfig
 
 
 @pytest.mark.parametrize("size", [(1, 1), (36, 36), (64, 50), (203, 300), (480, 640)])
@@ -39,7 +42,16 @@ def test_grey_transparent_fractional_and_growing_pictures_are_a_film():
     assert alike([np.array([[-3.0, 254.0]])])[0, 0].tolist() == [[0] * 3, [254] * 3]
 
 
-@pytest.mark.parametrize(("name", "episodes", "said"), [("a", 1, "Next: film"), ("a.mp4", 0, "at least 1"), ("a.mp4", 1.5, "at least 1")])
+@pytest.mark.parametrize(("name", "episodes", "said"), [("a", 1, r"\.mp4 or \.gif\. Next: film.*a\.mp4"), ("a.png", 1, "Next: film"), ("a.mp4", 0, "at least 1"), ("a.mp4", 1.5, "at least 1")])
 def test_what_is_no_film_is_refused_before_anything_is_played(tmp_path, name, episodes, said):
     with pytest.raises(ConfigError, match=said):
         film(None, None, tmp_path / name, episodes)
+
+
+def test_a_film_without_pygame_says_what_to_install(tmp_path, monkeypatch):
+    for module in (classic_control, film_module):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    made = film(PPOConfig("CartPole-v1", runner="numpy"), None, tmp_path / "a.mp4")
+    assert made.endswith('Next: pip install "gymnasium[classic-control]"') and made.path is None
+    monkeypatch.setattr(film_module, "find_spec", lambda name: "here")
+    assert "rlinf-lab doctor" in film(PPOConfig("CartPole-v1", runner="numpy"), None, tmp_path / "a.mp4")

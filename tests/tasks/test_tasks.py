@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import string
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -98,10 +100,28 @@ def test_countdown_accepts_any_right_expression_and_no_number_twice():
 @pytest.mark.parametrize(("function", "error"), [
     (lambda: 1 / 0, "ZeroDivisionError: division by zero"), (lambda: "well", "'well', not a number"),
     (lambda: float("nan"), "nan, not a finite"), (lambda: None, "None, not a number"),
+    (lambda: RewardResult(None), "None, not a number"), (lambda: -1e39, "beyond the numbers of float32"),
+    (lambda: RewardResult(1.0, error=KeyError("key")), "KeyError: 'key'"), (sys.exit, "SystemExit"),
+    (lambda: RewardResult(1.0, error=["why"]), "['why']"),
 ])  # fmt: skip
 def test_a_verifier_that_fails_is_data(function, error):
     result = scored(function)
     assert result.failed and result.value == 0.0 and error in result.error and error in repr(result)
+
+
+def test_a_verdict_is_made_of_plain_values():
+    result = scored(lambda: RewardResult("0.5", {"why": np.float32(1)}))
+    assert result == RewardResult(0.5, "{'why': np.float32(1.0)}") and type(result.value) is float
+    assert scored(lambda: RewardResult(np.float64(2), None)) == RewardResult(2.0, "")
+    assert scored(lambda: RewardResult(1.0, "half \ud800")).detail == "half \\ud800"
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(scored, interrupted).result().failed
+    with pytest.raises(KeyboardInterrupt):  # of the main thread: the user's own
+        scored(interrupted)
 
 
 def test_a_task_of_ones_own():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from functools import partial
 from typing import Any, ClassVar
 
@@ -135,6 +136,11 @@ class OldReset(Good):
         return super().reset(**given)[0]
 
 
+class NoSeed(Good):
+    def reset(self):
+        return super().reset()
+
+
 class OldStep(Good):
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
@@ -200,6 +206,7 @@ def test_few_beginnings_are_no_fault(seed: int) -> None:
         (RemembersEpisodes, "the same seed and actions give another reward at step 0"),
         (HidesZeroedGoal, r"2 numbers of its observation are always 0, and observations explain \d+% .*the goal is hidden"),
         (HidesFlatGoal, "the goal is hidden"),
+        (NoSeed, r"its reset\(\) takes no seed; gymnasium's signature is reset\(self, \*, seed=None, options=None\)\. Next"),
         (OldReset, r"reset\(\) gave .*gymnasium's gives \(observation, info\)"),
         (OldStep, r"step\(\) gave .*five things"),
         (RewardIsAnArray, "one number and two truth values are needed"),
@@ -211,6 +218,17 @@ def test_few_beginnings_are_no_fault(seed: int) -> None:
 def test_a_fault_in_a_single_environment_is_named(cls, said: str) -> None:
     with pytest.raises(EnvError, match=said):
         check_env(cls)
+
+
+def test_an_environment_that_has_been_made_is_checked_too() -> None:
+    check_env(Good(), steps=20)
+    check_env(gymnasium.make("CartPole-v1"), steps=20)
+    with pytest.raises(EnvError, match=r"test_planted_faults/IgnoresSeed.*the same seed gives another first observation"):
+        check_env(IgnoresSeed())
+    held = Good()
+    held.lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"cannot be copied.*Next: the class, check_env\(Good\)"):
+        check_env(held)
 
 
 # --- faults of vectors -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from PIL import Image
 
 from rlinf_lab.datasets.episodes import DataSpec, Episode, EpisodeSource
 from rlinf_lab.datasets.lerobot import layout
-from rlinf_lab.datasets.space_json import built, from_json, is_image
+from rlinf_lab.datasets.space_json import LARGEST_ROW, MOST_AXES, built, from_json, is_image
 from rlinf_lab.errors import ConfigError, shown
 
 LARGEST_JSON = 64 << 20
@@ -40,15 +41,15 @@ class LeRobotData(EpisodeSource):
         ours = self.info.get("rlinf_lab")
         ours = ours if isinstance(ours, dict) else {}
         self._features: dict[str, dict[str, Any]] = self.info["features"]
-        observation, action = (from_json(ours[f"{kind}_space"]) if f"{kind}_space" in ours else self._space(kind) for kind in ("observation", "action"))
+        observation, action = (self._space(kind, ours) for kind in ("observation", "action"))
         fps = self.info.get("fps", 10)
         if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
             raise self._bad(layout.INFO, f"fps is {shown(fps)}")
         self.spec = DataSpec(observation, action, ours.get("env"), ours.get("max_episode_steps"), float(fps), str(ours.get("by", self.path.name)))
-        self._columns = {"observation": layout.columns_of(observation, "observation"), "action": layout.columns_of(action, "action")}
-        if "observation_space" not in ours:
-            self._columns["observation"] = self._foreign("observation")
-            self._columns["action"] = self._foreign("action")
+        self._columns = {
+            kind: layout.columns_of(space, kind) if f"{kind}_space" in ours else self._foreign(kind)
+            for kind, space in (("observation", observation), ("action", action))
+        }
         for name in [*self._columns["observation"].values(), *self._columns["action"].values()]:
             if name not in self._features:
                 raise self._bad(layout.INFO, f"it describes no feature {name!r}")
@@ -181,12 +182,16 @@ class LeRobotData(EpisodeSource):
         version = info.get("codebase_version")
         if version != layout.VERSION:
             raise self._bad(layout.INFO, f"it is of version {shown(version)}, and {layout.VERSION} is read here. Next: lerobot's conversion from 2.1 to 3.0")
+        left = LARGEST_ROW
         for name, feature in info["features"].items():
             shape = feature.get("shape") if isinstance(feature, dict) else None
             fits = isinstance(shape, list) and all(isinstance(n, int) and not isinstance(n, bool) and 0 < n < 10**6 for n in shape)
             kind = feature.get("dtype") if isinstance(feature, dict) else None
-            if not fits or kind not in KINDS:
+            if not fits or not isinstance(kind, str) or kind not in KINDS:
                 raise self._bad(layout.INFO, f"feature {name!r} is {shown(feature)}, which has no dtype and shape that are known")
+            left -= math.prod(shape) * (1 if kind in ("image", "video") else np.dtype(kind).itemsize)
+            if left < 0 or len(shape) > MOST_AXES:
+                raise self._bad(layout.INFO, f"feature {name!r} has the shape {shown(shape)}: a row has {LARGEST_ROW >> 20} MiB at most")
         return info
 
     def _foreign(self, kind: str) -> dict[tuple[str, ...], str]:
@@ -196,7 +201,12 @@ class LeRobotData(EpisodeSource):
             raise self._bad(layout.INFO, f"it describes no {kind}")
         return {(): names[0]} if len(names) == 1 else {(n.removeprefix(f"{kind}."),): n for n in names}
 
-    def _space(self, kind: str) -> Space:
+    def _space(self, kind: str, ours: dict[str, Any]) -> Space:
+        if f"{kind}_space" in ours:
+            try:
+                return from_json(ours[f"{kind}_space"])
+            except ConfigError as error:
+                raise self._bad(layout.INFO, str(error).rstrip(".")) from error
         columns = self._foreign(kind)
         if len(columns) == 1 and () in columns:
             return self._leaf(columns[()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.datasets.lerobot import layout
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from rlinf_lab.datasets.lerobot.reading import LeRobotData
@@ -22,6 +23,8 @@ CODEC = ["-crf", "18", "-g", "2", "-bf", "0"]
 COMPRESSION = 8
 """at least, as assumed: a new file begins after a number of pictures, not after a size that depends on when ffmpeg writes"""
 
+LONGEST_NAME = 255  # of a folder, in bytes
+
 
 class VideoFiles:
     """The mp4 files of one camera, episodes one after another, a new file where one has grown large.
@@ -30,6 +33,11 @@ class VideoFiles:
     """
 
     def __init__(self, root: Path, name: str, shape: list[int], fps: float) -> None:
+        if re.search(r"[/\\\0]", name) or len(name.encode("utf-8", "replace")) > LONGEST_NAME:
+            raise ConfigError(
+                f"write_lerobot(videos=True): {shown(name)} names a folder of videos, so it must be without / and \\, of {LONGEST_NAME} bytes at most. "
+                "Next: another key of that camera, or videos=False."
+            )
         if shape[0] % 2 or shape[1] % 2:
             raise ConfigError(f"write_lerobot(videos=True): {name} has pictures of {shape[0]} × {shape[1]}; of a video both must be even. Next: videos=False.")
         if round(fps, 2) != fps:

@@ -28,6 +28,7 @@ import platform
 import re
 import socket
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +120,22 @@ class RunFolder:
                 samples.to_parquet(part)
         if timeline is not None:
             timeline.to_parquet(self.path / "timeline.parquet")
+
+    # --- whose it is --------------------------------------------------------------------------------------
+    def run_id(self) -> str:
+        """Of the run in it, which whoever resumes it goes on with; a new one where there is none."""
+        about = self.read_json("run.json") if (self.path / "run.json").exists() else {}
+        return str(about.get("run_id") or uuid.uuid4().hex)
+
+    def check_saves(self, run_id: str, own: RunFolder | None) -> None:
+        """`ConfigError` where a run is in it: neither a copy that the run of this id saved, nor its ``own`` folder."""
+        if not (self.path / "run.json").exists() or (own is not None and own.path.resolve() == self.path.resolve()):
+            return
+        about = self.read_json("run.json")
+        if about.get("run_id") != run_id or "began" in about:
+            raise ConfigError(
+                f"run.save({str(self.path)!r}): there is another run in it. Next: another folder, or delete that one."
+            )
 
     # --- reading ----------------------------------------------------------------------------------------
     def read_json(self, name: str) -> dict[str, Any]:

@@ -109,7 +109,9 @@ def state_of(about: dict[str, Any]) -> str:
     if "saved" in about and "began" not in about:
         return "saved"
     try:
-        alive = abs(psutil.Process(int(about["pid"])).create_time() - float(about["process_began"])) < 1
+        process = psutil.Process(int(about["pid"]))
+        alive = abs(process.create_time() - float(about["process_began"])) < 1
+        alive = alive and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, KeyError, TypeError, ValueError):
         alive = False
     return state if alive else "died"
