@@ -14,11 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, MissingDependencyError
-from rlinf_lab.policies.pretrained import load_openvla_oft
+from rlinf_lab.policies.pretrained import load_openvla_oft, prismatic
 from rlinf_lab.vecenv import environment
 from rlinf_lab.vecenv.stepping import step_chunk
 
@@ -314,6 +314,13 @@ def test_it_is_cloned_and_improved_through_the_front_door(folder):
         ({"config": {"text_config": {"model_type": "mistral"}}}, "Llama is read here"),
         ({"config": {"text_config": {"model_type": "llama", **LLAMA, "num_hidden_layers": 3}}}, "language_model.model. do not fit config.json, such as layers.2"),
         ({"config": {"text_config": {"model_type": "llama", **LLAMA, "intermediate_size": 64}}}, "weights at language_model.model. do not fit config.json"),
+        ({"config": {"text_config": ["llama"]}}, "Llama is read here"),
+        ({"config": {"text_config": {"model_type": "llama", **LLAMA, "hidden_size": "a"}}}, "text_config of config.json .* cannot be used"),
+        ({"config": {"text_config": {"model_type": "llama", **LLAMA, "hidden_act": "none"}}}, "text_config of config.json .* cannot be used"),
+        ({"config": {"pad_token_id": None}}, "pad_token_id of config.json is None"),
+        ({"config": {"timm_override_act_layers": [[], []]}}, "of config.json, .* cannot be used: TypeError"),
+        ({"model.safetensors.index": {"weight_map": ["a"]}}, r"weight_map of model.safetensors.index.json is \['a'\]"),
+        ({"preprocessor_config": {"tvf_normalize_params": [{"mean": [0.5] * 3, "std": [0.5, 0, 0.5]}] * 2}}, "three std greater than 0 are needed"),
         ({"dataset_statistics": {"another": RANGES}}, r"\['another', 'libero_spatial_no_noops'\]. Next: data="),
         ({"dataset_statistics": {"libero_spatial_no_noops": {"proprio": RANGES["proprio"], "action": {"q01": [0], "q99": [1]}}}}, "2 ranges are needed"),
     ],
@@ -321,6 +328,47 @@ def test_it_is_cloned_and_improved_through_the_front_door(folder):
 def test_a_folder_that_lacks_something_is_refused(folder, tmp_path, files, said):
     with pytest.raises(ConfigError, match=said):
         load_openvla_oft(changed(folder, tmp_path / "copy", **files), OBS, ARM, chunk=K)
+
+
+def put(folder, **tensors):
+    """Other tensors in the files of that folder; None takes one out."""
+    for file in [*folder.glob("*.safetensors"), *folder.glob("action_head*")]:
+        old = load_file(file) if file.suffix == ".safetensors" else torch.load(file)
+        new = {name: tensors.get(name, tensor) for name, tensor in old.items()}
+        save = save_file if file.suffix == ".safetensors" else torch.save
+        save({name: tensor for name, tensor in new.items() if tensor is not None}, file)
+
+
+BLOCK = "vision_backbone.featurizer.blocks.2."
+DROPPED = {name.replace("blocks.0.", BLOCK): None for name in tower_weights(24, 4, 1) if name.startswith("blocks.0.")}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"projector.fc1.weight": torch.tensor(1.0)}, r"weights at projector.fc1 have the shapes \(\)"),
+        ({"projector.fc2.weight": torch.ones(H, 287)}, r"weights at projector. go .* and 72 → 32 is needed"),
+        ({"vision_backbone.featurizer.patch_embed.proj.weight": torch.ones(24)}, "the weights at vision_backbone.featurizer. cannot be used"),
+        ({"language_model.model.norm.weight": torch.full((H,), torch.nan)}, "language_model.model.norm.weight holds numbers that are not finite"),
+        ({"module.model.fc1.weight": torch.tensor(1.0)}, "which is no L1 head"),
+        ({"module.model.fc2.bias": torch.full((A,), torch.inf)}, "action_head--150000_checkpoint.pt: module.model.fc2.bias holds numbers that are not finite"),
+        ({"module.model.fc2.bias": 3}, "module.model.fc2.bias is 3, and no tensor"),
+        ({f"module.model.mlp_resnet_blocks.1.ffn.{name}": None for name in ("0.weight", "0.bias", "1.weight", "1.bias")}, "has 1 blocks, and 2 are needed"),
+        (DROPPED, "its weights lack vision_backbone.featurizer.blocks.2.*which model.safetensors.index.json has in"),
+    ],
+)  # fmt: skip
+def test_odd_weights_are_named(folder, tmp_path, tensors, said):
+    put(changed(folder, tmp_path / "copy"), **tensors)
+    with pytest.raises(ConfigError, match=said):
+        load_openvla_oft(tmp_path / "copy", OBS, ARM, chunk=K)
+
+
+def test_a_tower_of_timms_width_has_timms_depth(folder, tmp_path, monkeypatch):
+    put(changed(folder, tmp_path / "copy", **{"model.safetensors.index": None}), **DROPPED)
+    load_openvla_oft(tmp_path / "copy", OBS, ARM, chunk=K)  # a small one may have two blocks
+    monkeypatch.setitem(prismatic.WHOLE, 24, ("small", 3))
+    with pytest.raises(ConfigError, match="have 2 blocks of 3"):
+        load_openvla_oft(tmp_path / "copy", OBS, ARM, chunk=K)
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "action_head--150000_checkpoint.pt", "tokenizer.json", "config.json"])

@@ -187,7 +187,7 @@ class LeRobotData(EpisodeSource):
             shape = feature.get("shape") if isinstance(feature, dict) else None
             fits = isinstance(shape, list) and all(isinstance(n, int) and not isinstance(n, bool) and 0 < n < 10**6 for n in shape)
             kind = feature.get("dtype") if isinstance(feature, dict) else None
-            if not fits or not isinstance(kind, str) or kind not in KINDS:
+            if not isinstance(shape, list) or not fits or not isinstance(kind, str) or kind not in KINDS:
                 raise self._bad(layout.INFO, f"feature {name!r} is {shown(feature)}, which has no dtype and shape that are known")
             left -= math.prod(shape) * (1 if kind in ("image", "video") else np.dtype(kind).itemsize)
             if left < 0 or len(shape) > MOST_AXES:

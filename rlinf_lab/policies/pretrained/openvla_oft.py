@@ -29,9 +29,18 @@ from rlinf_lab.policies.heads import GaussianHead, check_box
 from rlinf_lab.policies.leaves import Kind, Leaf, choices, flatten, leaves_of
 from rlinf_lab.policies.mlp import mlp
 from rlinf_lab.policies.preprocess import Preprocess
-from rlinf_lab.policies.pretrained.prismatic import Prismatic, fitted, load_prismatic, read_json, tokens
+from rlinf_lab.policies.pretrained.prismatic import (
+    Prismatic,
+    finite,
+    fitted,
+    load_prismatic,
+    read_json,
+    tokens,
+    understood,
+)
 
 EPSILON = 1e-8  # theirs, of a range
+BLOCKS = 2  # theirs, of the head of actions
 
 
 class Range(nn.Module):
@@ -192,7 +201,9 @@ def load_openvla_oft(
     numbers = sum(leaf.size for leaf in leaves if leaf.kind is Kind.NUMBERS)
     state = _state(folder, numbers, statistics, bounds, model.hidden_size, dtype)
     pair = (chunk, size)
-    pad_id = int(config.get("pad_token_id", 32000))
+    pad_id = config.get("pad_token_id", 32000)
+    if isinstance(pad_id, bool) or not isinstance(pad_id, int):
+        raise _bad(folder, f"pad_token_id of config.json is {shown(pad_id)}, and no token id. Next: 32000, as of OpenVLA")
     encoder = OFTEncoder(model, head, state, observation_space, pair, words, pad_id, center_crop)
     policy_head = L1Head(action_space, _range(folder, statistics, "action", bounds, size), pair, std)  # type: ignore[arg-type]
     actor = Part(0, chunk * size, detached=False)
@@ -212,11 +223,13 @@ def _part(folder: Path, name: str, dtype: torch.dtype) -> dict[str, Tensor] | No
         raise _bad(folder, f"there are {len(files)} files {name}--*_checkpoint.pt: {', '.join(file.name for file in files)}. Next: leave one")
     if not files:
         return None
+    file = files[0].name
     try:
         found = torch.load(files[0], map_location="cpu", weights_only=True)
-        return {key.removeprefix("module."): tensor.to(dtype) for key, tensor in found.items()}
-    except (OSError, RuntimeError, EOFError, AttributeError, pickle.UnpicklingError) as error:
-        raise _bad(folder, f"{files[0].name} cannot be read: {str(error)[:200]}") from error
+    except (OSError, RuntimeError, EOFError, AttributeError, ValueError, LookupError, TypeError, pickle.UnpicklingError) as error:
+        raise _bad(folder, f"{file} cannot be read: {str(error)[:200]}") from error
+    with understood(folder, file):
+        return {key.removeprefix("module."): finite(folder, file, key, tensor, dtype) for key, tensor in found.items()}
 
 
 def _action_head(folder: Path, hidden: int, dtype: torch.dtype) -> ResidualMLP:
@@ -229,10 +242,12 @@ def _action_head(folder: Path, hidden: int, dtype: torch.dtype) -> ResidualMLP:
         raise _bad(folder, "there is no action_head--*_checkpoint.pt in it. Next: download it, too: it lies beside the weights of a model with an L1 head")
     state = {key.removeprefix("model.").replace("mlp_resnet_blocks", "blocks").replace(".ffn.", "."): tensor for key, tensor in found.items()}
     first, last = state.get("fc1.weight"), state.get("fc2.weight")
-    if first is None or last is None or first.shape[1] != hidden * last.shape[0]:
+    if first is None or last is None or first.ndim != 2 or last.ndim != 2 or first.shape[1] != hidden * last.shape[0]:
         shapes = {key: tuple(tensor.shape) for key, tensor in state.items() if key.startswith("fc")}
         raise _bad(folder, f"its action head has {shapes}, which is no L1 head over hidden states of {hidden} numbers")
     blocks = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
+    if blocks != BLOCKS:
+        raise _bad(folder, f"its action head has {blocks} blocks, and {BLOCKS} are needed. Next: download it again")
     head = ResidualMLP(first.shape[1], first.shape[0], last.shape[0], blocks).to(dtype)
     _fill(folder, head, state, "action head")
     return head
@@ -254,7 +269,7 @@ def _state(
         return None
     if found is None:
         raise _bad(folder, f"the observation has a state of {numbers} numbers, and there is no proprio_projector--*_checkpoint.pt. Next: drop them, or fetch it")
-    taken = found["fc1.weight"].shape[1] if "fc1.weight" in found else None
+    taken = found["fc1.weight"].shape[-1] if "fc1.weight" in found and found["fc1.weight"].ndim == 2 else None
     if taken != numbers:
         raise _bad(folder, f"the observation has a state of {numbers} numbers, and this model takes {taken}")
     projector = nn.Sequential(nn.Linear(numbers, hidden), nn.GELU(), nn.Linear(hidden, hidden)).to(dtype)
@@ -278,7 +293,7 @@ def _range(folder: Path, statistics: Mapping[str, Any], name: str, bounds: str, 
     try:
         low, high = (np.asarray(statistics[name][key], dtype=np.float64).reshape(-1) for key in keys)
         mask = np.asarray(statistics[name].get("mask", [True] * size), dtype=bool).reshape(-1)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _bad(folder, f"dataset_statistics.json has no numbers {keys[0]} and {keys[1]} of {name!r}") from error
     if not len(low) == len(high) == len(mask) == size or not np.isfinite([low, high]).all() or (high < low).any():
         raise _bad(folder, f"dataset_statistics.json: {keys[0]} and {keys[1]} of {name!r} are {shown(low)} and {shown(high)}; {size} ranges are needed")

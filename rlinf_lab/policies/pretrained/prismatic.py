@@ -12,9 +12,11 @@ Legend: B batch, N images, L tokens of an instruction, V numbers of a patch, H n
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from rlinf_lab.errors import ConfigError, MissingDependencyError, shown
 from rlinf_lab.policies.pretrained.saved import without_bars
 
 START_ID, STOP_ID = 1, 2  # Llama's <s> and </s>
+WHOLE = {192: ("tiny", 12), 384: ("small", 12), 768: ("base", 12), 1024: ("large", 24), 1152: ("so400m", 27)}  # blocks, by timm's width and size
 HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "so400m": 16}  # of attention, by the size in timm's name
 ACTIVATIONS = {None: "gelu", "gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 CROPPED = 0.9**0.5  # of a side: training crops nine tenths of the area
@@ -40,6 +43,7 @@ class Tower(nn.Module):
     def __init__(self, model: nn.Module, prefix: int, mean: list[float], std: list[float]) -> None:
         super().__init__()
         self.model, self.prefix = model, prefix
+        self.width = int(model.config.hidden_size)  # type: ignore[union-attr, arg-type]
         self.register_buffer("mean", torch.tensor(mean).reshape(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).reshape(3, 1, 1), persistent=False)
 
@@ -154,9 +158,10 @@ def load_prismatic(folder: Path, dtype: torch.dtype) -> tuple[Prismatic, dict[st
     pixels = read_json(folder, "preprocessor_config.json", "Next: download it again")
     told = [config.get("timm_model_ids"), config.get("image_sizes"), config.get("timm_override_act_layers"), pixels.get("tvf_normalize_params")]
     ids, sides, acts, scales = lists = [x if isinstance(x, list) else [] for x in told]
-    if {len(x) for x in lists} not in ({1}, {2}) or any(side != sides[0] for side in sides) or not isinstance(sides[0], int):
+    if {len(x) for x in lists} not in ({1}, {2}) or any(side != sides[0] for side in sides) or type(sides[0]) is not int or sides[0] < 1:
         raise _bad(folder, f"config.json and preprocessor_config.json do not describe one or two towers of one size: {shown(told, 200)}")
-    text = dict(config.get("text_config") or {})
+    text = config.get("text_config")
+    text = dict(text) if isinstance(text, dict) else {}
     if text.pop("model_type", None) != "llama":
         raise _bad(folder, f"its language model is {shown(config.get('text_config'))}, and Llama is read here")
     weights = _weights(folder, dtype)
@@ -164,11 +169,16 @@ def load_prismatic(folder: Path, dtype: torch.dtype) -> tuple[Prismatic, dict[st
     layers, prefix = _below(weights, "projector."), "language_model.model."
     projector = Projector([_linear(folder, layers, f"fc{i}", "projector.") for i in range(1, 2 + len(ids))])
     with without_bars(transformers):
-        towers = [
-            _tower(transformers, folder, model_id, side, act, scale, _below(weights, name), dtype)
-            for model_id, side, act, scale, name in zip(ids, sides, acts, scales, names, strict=False)
-        ]
-        language = _filled(transformers.LlamaModel, transformers.LlamaConfig(**text), _below(weights, prefix), dtype, folder, prefix)
+        towers = []
+        for model_id, side, act, scale, name in zip(ids, sides, acts, scales, names, strict=False):
+            with understood(folder, f"its tower {shown(model_id)} of config.json, preprocessor_config.json and the weights at {name}"):
+                towers.append(_tower(transformers, folder, model_id, side, act, scale, _below(weights, name), dtype))
+        with understood(folder, f"text_config of config.json with the weights at {prefix}"):
+            language = _filled(transformers.LlamaModel, transformers.LlamaConfig(**text), _below(weights, prefix), dtype, folder, prefix)
+    widths = [sum(tower.width for tower in towers), *(layer.out_features for layer in projector.layers)]
+    if [layer.in_features for layer in projector.layers] != widths[:-1] or widths[-1] != language.config.hidden_size:
+        sizes = [(layer.in_features, layer.out_features) for layer in projector.layers]
+        raise _bad(folder, f"its weights at projector. go {sizes}, and {widths[0]} → {language.config.hidden_size} is needed")
     return Prismatic(towers, projector, language, sides[0]), config
 
 
@@ -178,7 +188,7 @@ def read_json(folder: Path, name: str, advice: str) -> dict[str, Any]:
         found = json.loads((folder / name).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise _bad(folder, f"there is no {name} in it. {advice}") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _bad(folder, f"{name} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise _bad(folder, f"{name} is {shown(found)}, and no object")
@@ -187,6 +197,27 @@ def read_json(folder: Path, name: str, advice: str) -> dict[str, Any]:
 
 def _bad(folder: Path, what: str) -> ConfigError:
     return ConfigError(f"load_openvla_oft({str(folder)!r}): {what}.")
+
+
+@contextlib.contextmanager
+def understood(folder: Path, what: str) -> Iterator[None]:
+    """What odd contents of a file raise, as the `ConfigError` that names it."""
+    try:
+        yield
+    except (ConfigError, MissingDependencyError, MemoryError):
+        raise
+    except Exception as error:  # strict configs of transformers raise classes of their own
+        raise _bad(folder, f"{what} cannot be used: {type(error).__name__}: {str(error)[:200]}. Next: download it again") from error
+
+
+def finite(folder: Path, file: str, name: str, tensor: Any, dtype: torch.dtype) -> Tensor:
+    """A tensor of a file in that type. `ConfigError` where it is none, or holds what is no finite number."""
+    if not isinstance(tensor, Tensor):
+        raise _bad(folder, f"{file}: {name} is {shown(tensor)}, and no tensor")
+    found = tensor.to(dtype)
+    if not bool(found.isfinite().all()):
+        raise _bad(folder, f"{file}: {name} holds numbers that are not finite as {str(dtype).removeprefix('torch.')}. Next: download it again")
+    return found
 
 
 Lazy = Mapping[str, Callable[[], Tensor]]
@@ -198,7 +229,10 @@ def _weights(folder: Path, dtype: torch.dtype) -> Lazy:
 
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
-    wanted = sorted(set(read_json(folder, index.name, "").get("weight_map", {}).values())) if index.is_file() else []
+    placed = read_json(folder, index.name, "").get("weight_map", {}) if index.is_file() else {}
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        raise _bad(folder, f"weight_map of {index.name} is {shown(placed)}, and no files by tensors. Next: download it again")
+    wanted = sorted(set(placed.values()))
     if lost := [name for name in wanted if not (folder / name).is_file()]:
         raise _bad(folder, f"there is no {lost[0]} in it, which {index.name} names. Next: download it again")
     if not files:
@@ -208,9 +242,11 @@ def _weights(folder: Path, dtype: torch.dtype) -> Lazy:
         try:
             file = safe_open(path, framework="pt")
             for name in file.keys():  # noqa: SIM118 - no mapping
-                found[name] = lambda file=file, name=name: file.get_tensor(name).to(dtype)  # type: ignore[misc]
+                found[name] = lambda file=file, name=name, where=path.name: finite(folder, where, name, file.get_tensor(name), dtype)  # type: ignore[misc]
         except (OSError, SafetensorError) as error:
             raise _bad(folder, f"{path.name} cannot be read: {error}") from error
+    if gone := sorted(placed.keys() - found.keys()):
+        raise _bad(folder, f"its weights lack {gone[0]}, which {index.name} has in {placed[gone[0]]}. Next: download it again")
     return found
 
 
@@ -222,6 +258,8 @@ def _linear(folder: Path, weights: Lazy, name: str, where: str) -> nn.Linear:
     if f"{name}.weight" not in weights or f"{name}.bias" not in weights:
         raise _bad(folder, f"its weights lack {where}{name}")
     weight, bias = weights[f"{name}.weight"](), weights[f"{name}.bias"]()
+    if weight.ndim != 2 or bias.shape != weight.shape[:1]:
+        raise _bad(folder, f"its weights at {where}{name} have the shapes {tuple(weight.shape)} and {tuple(bias.shape)}, and a matrix and its rows are needed")
     layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
     return layer
@@ -251,6 +289,8 @@ def _tower(transformers: Any, folder: Path, model_id: Any, side: Any, act: Any, 
     if missing or blocks != set(range(len(blocks))) or len(blocks) < 2:
         raise _bad(folder, f"its weights of {model_id} lack {missing[0] if missing else 'blocks'}")
     hidden, _, patch, _ = weights["patch_embed.proj.weight"]().shape
+    if WHOLE.get(hidden, ("", 0))[0] == size[1] and len(blocks) != WHOLE[hidden][1]:
+        raise _bad(folder, f"its weights of {model_id} have {len(blocks)} blocks of {WHOLE[hidden][1]}. Next: download it again")
     inner = weights["blocks.0.mlp.fc1.weight"]().shape[0]
     common = {
         "hidden_size": hidden, "num_hidden_layers": len(blocks) - 1, "num_attention_heads": HEADS[size[1]], "image_size": side, "patch_size": patch,
@@ -260,9 +300,11 @@ def _tower(transformers: Any, folder: Path, model_id: Any, side: Any, act: Any, 
     state = dict(_renamed(weights, named, len(blocks) - 1))
     where = f"vision_backbone ({model_id}) "
     try:
-        mean, std = scale["mean"], scale["std"]
-    except (TypeError, KeyError) as error:
+        mean, std = ([float(x) for x in scale[name]] for name in ("mean", "std"))
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise _bad(folder, f"preprocessor_config.json: tvf_normalize_params has {shown(scale)}, and no mean and std") from error
+    if not len(mean) == len(std) == 3 or not all(map(math.isfinite, mean)) or not all(0 < x < math.inf for x in std):
+        raise _bad(folder, f"preprocessor_config.json: tvf_normalize_params has {shown(scale)}; three means and three std greater than 0 are needed")
     if is_dino:
         state["embeddings.mask_token"] = lambda: torch.zeros(1, hidden, dtype=dtype)  # never used
         registers = weights["reg_token"]().shape[1] if "reg_token" in weights else 0
