@@ -264,7 +264,7 @@ def run_ms(iterations: int, what: str, how: str, clock: Any = None) -> float:
 
 
 def cases(smoke: bool) -> list[Case]:
-    """Of each: an iteration on a clock that only the workers' steps move, its gain there, and the gain in seconds."""
+    """Of each: parity of an iteration on a clock that only the workers' steps move, which measures nothing; the gain in seconds."""
     n, runs, rows = (2, 1, []) if smoke else (4, 3, [])
     note = f"{RANKS} rollout ranks of {SLOTS} slots, {PROMPTS} groups of {SIZE}, steps of {STEP_MS} ms, {n} iterations"
     notes = {"share": note, "order": f"{note}; lengths predicted by a moving mean per level", "order of groups": f"{note}; 'pace': groups go on"}
@@ -274,7 +274,7 @@ def cases(smoke: bool) -> list[Case]:
             measure = lambda what=what, how=how: run_ms(n, what, how, MockClock())  # noqa: E731
             rows.append(
                 Case(
-                    f"{what}: {how}", "ms an iteration", measure, {"predicted": lambda ms=ms: ms}, target="<= 1.001", runs=1,
+                    f"parity, {what}: {how}", "ms an iteration", measure, {"predicted": lambda ms=ms: ms}, target="<= 1.001", runs=1,
                     note=f"{notes[what]}; the recipe's workers on a clock that only steps move",
                 )
             )  # fmt: skip

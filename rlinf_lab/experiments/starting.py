@@ -122,7 +122,8 @@ def resume(
         what = f"has done all its {counted(start.iteration, 'iteration')}"
         if total_timesteps is not None:
             what = f"stands at {steps:,} {unit}, and total_timesteps={total_timesteps} in all asks for no more"
-        raise ConfigError(f"The run in {str(kept.path)!r} {what}. Next: lab.resume(..., total_timesteps={2 * steps}).")
+        advice = f"lab.resume({str(kept.path)!r}, total_timesteps={2 * steps})"
+        raise ConfigError(f"The run in {str(kept.path)!r} {what}. Next: {advice}.")
     workflow, before = recipe.build(config, start.state), kept.plan()
     if plan is None and set(before.placements) != set(workflow.graph.workers):
         workflow, before = recipe.fused(config, workflow, before, start.state)
