@@ -307,8 +307,7 @@ class TrainingRun:
         self._loggers.log(row)
         if self._line is not None:
             self._line(row)
-        left = self.config.updates - iteration
-        if self.auto is not None and self.auto.ends_phase(self._phase_seconds(), left, self.timeline):
+        if self.auto is not None and self.auto.ends_phase(self._phase_seconds(), self.config.updates - iteration):
             self._between.cut()
         return self._watch.look(row)
 

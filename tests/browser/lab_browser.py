@@ -235,6 +235,8 @@ class JupyterLab:
 
     def _open_in_kept_page(self, name: str, url: str, theme: str, size: tuple[int, int]) -> LabPage:
         """What an earlier notebook has left there late is told when this one is closed; meanwhile it has a page of its own."""
+        from playwright.sync_api import TimeoutError as Late
+
         lab, self._free = LabPage(self._free, url), None
         self._opened.append(lab)
         try:
@@ -243,8 +245,9 @@ class JupyterLab:
             lab.set_theme(theme)
             lab.execute("docmanager:open", path=name, factory="Notebook")
             lab.ready()
-        except DialogError as error:
-            self._late.append(f"in the kept page when a notebook was opened there: {error}")
+        except (DialogError, Late) as error:  # a kept page that shows no notebook within a minute is given up, too
+            if isinstance(error, DialogError):
+                self._late.append(f"in the kept page when a notebook was opened there: {error}")
             self._opened.remove(lab)
             lab.page.context.close()
             lab = self._load(url, theme, size)

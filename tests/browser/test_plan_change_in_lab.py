@@ -19,7 +19,7 @@ class AfterThree(AutoPlan):
     def first(self, flow):
         return Phase(lab.ExecutionPlan.temporal(flow, ["cpu:0"], name="the first plan"), "local")
 
-    def ends_phase(self, seconds, remaining, timeline):
+    def ends_phase(self, seconds, remaining):
         return not self.notes and len(seconds) >= 3
 
     def next(self, flow, timeline, remaining, setup_s):

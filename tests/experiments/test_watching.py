@@ -20,7 +20,7 @@ class AfterTwo(AutoPlan):
     def first(self, flow: Workflow) -> Phase:
         return Phase(ExecutionPlan.temporal(flow, self.devices[:1]), "local")
 
-    def ends_phase(self, seconds: Any, remaining: int, timeline: Any) -> bool:
+    def ends_phase(self, seconds: Any, remaining: int) -> bool:
         return self.choice is None and len(seconds) == 2
 
     def next(self, flow: Workflow, timeline: Any, remaining: int, setup_s: float) -> Phase:

@@ -77,7 +77,7 @@ class AutoPlan:
     _number: int = 0  # of the phase
     _new_runs: bool = False  # an iteration of the chosen plan has ended
     _spares: Spares | None = None
-    _measured: Timeline | None = None  # of this phase, without what came after its measurement
+    _measured: int | None = None  # iterations of this phase, without what came after its measurement
 
     def first(self, flow: Workflow) -> Phase:
         """The plan to begin with."""
@@ -98,9 +98,9 @@ class AutoPlan:
     def _probe(self, number: int) -> Phase:
         return Phase(self._probes[number].plan, "local", self._probes[number].measures)
 
-    def ends_phase(self, seconds: Sequence[float], remaining: int, timeline: Timeline) -> bool:
-        """After an iteration: whether the phase ends with it. ``seconds``: of the iterations of this phase so far, and
-        its ``timeline``; ``remaining``: iterations of the run.
+    def ends_phase(self, seconds: Sequence[float], remaining: int) -> bool:
+        """After an iteration: whether the phase ends with it. ``seconds``: of the iterations of this phase so far;
+        ``remaining``: iterations of the run.
         """
         if self._is_over or remaining <= 0:
             return False
@@ -117,15 +117,17 @@ class AutoPlan:
                     f"{counted(remaining, 'iteration')} of {self._measured_s:.3g} s left: no change of plans could pay"
                 )
         last = self._number == len(self._probes) - 1
-        return not self._is_over and (not last or self._has_processes(timeline))
+        return not self._is_over and (not last or self._has_processes(len(seconds)))
 
-    def _has_processes(self, timeline: Timeline) -> bool:
-        """Whether those are ready that may become hosts of the chosen plan; the first time it has them started."""
+    def _has_processes(self, measured: int) -> bool:
+        """Whether those are ready that may become hosts of the chosen plan; the first time it has them started, after
+        so many ``measured`` iterations.
+        """
         cores, most = by_kind(self.devices)[0], max(self.shares.values(), default=1)
         if self.prepare is None or self.executor != "processes" or len(cores) < 2:
             return True
         if self._spares is None:
-            self._measured = timeline.snapshot()
+            self._measured = measured
             others = cores_of(cores[1:], cores_here())
             self._spares = Spares(most_ranks(most, len(cores)), self.prepare, others)
         return self._spares.are_ready()
@@ -141,9 +143,9 @@ class AutoPlan:
             return Phase(self.choice.old, "local")
         from rlinf_lab.planning.fit.samples import Observed  # not before it is needed: the planner takes half a second
 
-        timeline, self._measured = self._measured or timeline, None
+        first, self._measured = self._measured, None
         if self._probes[self._number].measures:
-            self._seen.append(Observed.of(flow.graph, self._probes[self._number].plan, timeline))
+            self._seen.append(Observed.of(flow.graph, self._probes[self._number].plan, timeline, first))
         self._number += 1
         if self._number == len(self._probes) and self._asks_the_gpu(remaining, setup_s):
             self._probes.append(gpu_probe(flow, self.devices, self.networks))

@@ -39,9 +39,11 @@ class Observed:
     peaks: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline) -> Observed:
-        """Of the iterations that came to their end; raises `PlanError` as `turns_of`."""
-        return cls(graph, plan, turns_of(graph, plan, timeline))
+    def of(
+        cls, graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline, first: int | None = None
+    ) -> Observed:
+        """Of the iterations that came to their end, or the ``first`` so many; raises `PlanError` as `turns_of`."""
+        return cls(graph, plan, turns_of(graph, plan, timeline, first))
 
     # --- of the whole flow -------------------------------------------------------------------------------
     def items(self, channel: str) -> float:

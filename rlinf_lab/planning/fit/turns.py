@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -38,13 +39,17 @@ class Turn:
     moments: Moments = field(default_factory=Moments)
 
 
-def turns_of(graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline) -> dict[str, dict[int, dict[int, Turn]]]:
-    """Of the iterations that came to their end. Raises `PlanError` when the timeline has no second one, or lacks a
-    worker.
+def turns_of(
+    graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline, first: int | None = None
+) -> dict[str, dict[int, dict[int, Turn]]]:
+    """Of the iterations that came to their end; of the ``first`` so many, if given. Raises `PlanError` when the
+    timeline has no second one, or lacks a worker.
     """
     timeline = timeline.snapshot()
     over = whole_iterations(timeline)
-    spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.GET, SpanKind.PUT) and s.iteration >= 0]
+    those = range(sys.maxsize if first is None else first)
+    kinds = (SpanKind.RUN, SpanKind.GET, SpanKind.PUT)
+    spans = [s for s in timeline.rows() if s.kind in kinds and s.iteration in those]
     warm = set(sorted({s.iteration for s in spans if over is None or s.iteration in over})[1:])
     if not warm:
         raise PlanError(
