@@ -69,7 +69,7 @@ def make(
 
     from envs.warp.arm import model
     from envs.warp.physics import MujocoPhysics, Physics, WarpPhysics
-    from envs.warp.tasks import TASKS
+    from envs.warp.rules import TASKS
     from envs.warp.vector import ArmVecEnv
 
     late = "mujoco" in sys.modules and not any(map(os.environ.get, ("MUJOCO_GL", "DISPLAY")))  # it looks when it is imported

@@ -17,7 +17,7 @@ from torch import Tensor
 from envs.warp.arm import JOINTS, OPEN_M
 from envs.warp.counted import uniform
 from envs.warp.physics import Physics
-from envs.warp.tasks import ACTIONS, LEAD_RAD, RANDOM, STEP_RAD, Reach, State
+from envs.warp.rules import ACTIONS, LEAD_RAD, RANDOM, STEP_RAD, Reach, State
 from rlinf_lab.errors import EnvError
 from rlinf_lab.records import EnvStep
 from rlinf_lab.vecenv import EnvSpec, checked_actions

@@ -103,6 +103,17 @@ def test_no_adapter_is_left_out() -> None:
     assert {id.partition("/")[0] for id in (*CASES, *LONG)} | set(elsewhere) == set(adapters())
 
 
+def test_no_module_takes_the_place_of_an_adapters_function() -> None:
+    """A package that has a function and a module of one name has the module as soon as somebody imports it."""
+    hidden = {
+        f"envs/{adapter}/{module.name}"
+        for adapter in adapters()
+        for module in (ENVS / adapter).glob("*.py")
+        if re.search(rf"^def {module.stem}\(", (ENVS / adapter / "__init__.py").read_text(), re.MULTILINE)
+    }
+    assert not hidden
+
+
 APART = {"libero": pytest.mark.skipif(importlib.util.find_spec("libero") is None, reason="in an environment of its own"), "mjlab": pytest.mark.warp, "warp": pytest.mark.warp}
 
 
