@@ -30,6 +30,7 @@ from rlinf_lab.algorithms import advantage, loss
 from rlinf_lab.algorithms.aggregation import AGGREGATIONS
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.generation import GENERATORS, KNOWN_MODELS, LanguageModel, SamplingParams, load_model, small_model
+from rlinf_lab.generation.hugging_face import context_of, counts_tokens
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
 from rlinf_lab.recipes.described import described
 from rlinf_lab.tasks import Problem, Task, Tool
@@ -273,8 +274,22 @@ class GRPOConfig:
         task = self.task()
         fits = self.level is None or (_whole(self.level, 1) and self.level <= task.levels)
         self._require("level", fits, f"between 1 and {task.levels}, or None")
+        self._check_prompts(task)
+
+    def _check_prompts(self, task: Task) -> None:
+        """`ConfigError` for a model that is not here, and for a file's prompt that is longer than its context."""
+        context: int | None = self._small_context
+        count: Callable[[str], int] = len
         if self.model != "small":
-            _folder_of(self.model)
+            folder = _folder_of(self.model)
+            context, count = context_of(folder), counts_tokens(folder)
+        if isinstance(task, tasks.Jsonl) and context is not None:
+            task.check_fits(context, count)
+
+    @property
+    def _small_context(self) -> int:
+        """Tokens that prompt and answer have together in a small model."""
+        return 512 if self.max_tokens <= 384 else 2 * self.max_tokens
 
     def _require(self, field: str, holds: bool, limit: str) -> None:
         if not holds:
@@ -331,14 +346,13 @@ class GRPOConfig:
                 load_model, os.fspath(_folder_of(self.model)), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing,
                 chat=chat, system_prompt=self.system_prompt,
             )  # fmt: skip
-        longest = 512 if self.max_tokens <= 384 else 2 * self.max_tokens
         return partial(
             small_model,
             self.task().alphabet,
             hidden=self.hidden,
             layers=self.layers,
             seed=self.seed,
-            max_length=longest,
+            max_length=self._small_context,
         )
 
     @classmethod
