@@ -274,22 +274,7 @@ class GRPOConfig:
         task = self.task()
         fits = self.level is None or (_whole(self.level, 1) and self.level <= task.levels)
         self._require("level", fits, f"between 1 and {task.levels}, or None")
-        self._check_prompts(task)
-
-    def _check_prompts(self, task: Task) -> None:
-        """`ConfigError` for a model that is not here, and for a file's prompt that is longer than its context."""
-        context: int | None = self._small_context
-        count: Callable[[str], int] = len
-        if self.model != "small":
-            folder = _folder_of(self.model)
-            context, count = context_of(folder), counts_tokens(folder)
-        if isinstance(task, tasks.Jsonl) and context is not None:
-            task.check_fits(context, count)
-
-    @property
-    def _small_context(self) -> int:
-        """Tokens that prompt and answer have together in a small model."""
-        return 512 if self.max_tokens <= 384 else 2 * self.max_tokens
+        _check_prompts(self.model, task, self.max_tokens)
 
     def _require(self, field: str, holds: bool, limit: str) -> None:
         if not holds:
@@ -352,7 +337,7 @@ class GRPOConfig:
             hidden=self.hidden,
             layers=self.layers,
             seed=self.seed,
-            max_length=self._small_context,
+            max_length=_small_context(self.max_tokens),
         )
 
     @classmethod
@@ -373,6 +358,22 @@ class GRPOConfig:
             if field not in known:
                 raise UnknownNameError.of("field of GRPOConfig", field, known)
         return cls(**{**_settings_for(task, variant), **overrides, "env": task})
+
+
+def _check_prompts(model: str, task: Task, max_tokens: int) -> None:
+    """`ConfigError` for a model that is not here, and for prompts longer than its context."""
+    context: int | None = _small_context(max_tokens)
+    count: Callable[[str], int] = len
+    if model != "small":
+        folder = _folder_of(model)
+        context, count = context_of(folder), counts_tokens(folder)
+    if isinstance(task, tasks.Jsonl) and context is not None:
+        task.check_fits(context, count)
+
+
+def _small_context(max_tokens: int) -> int:
+    """Tokens that prompt and answer have together in a small model."""
+    return 512 if max_tokens <= 384 else 2 * max_tokens
 
 
 def _settings_for(task: Any, variant: str) -> dict[str, Any]:
