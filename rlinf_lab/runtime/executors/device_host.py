@@ -233,7 +233,7 @@ class DeviceHost:
     def push(self) -> None:
         self.host.write_down()
         host, told = self.host, self.host.told
-        spans, metrics = self.recorder.drain(as_it_is=True), told.take_metrics()
+        spans, metrics = self.recorder.drain(), told.take_metrics()
         # one by one: workers go on writing
         frames = {source: told.frames.pop(source) for source in list(told.frames)}
         filled = host.news_of_fillers(self._told)
