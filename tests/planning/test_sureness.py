@@ -21,7 +21,7 @@ def models(rows: list[tuple[int, int, float]]) -> list[CostModel]:
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 8, 32]), st.sampled_from([64, 512]), st.floats(0, 100)), min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_sample_lies_outside_what_is_stated_at_its_point(rows: list[tuple[int, int, float]]) -> None:
     for model in models(rows):
         for n, m, t in rows:
