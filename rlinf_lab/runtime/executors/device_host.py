@@ -232,7 +232,7 @@ class DeviceHost:
     def push(self) -> None:
         self.host.write_down()
         host, told = self.host, self.host.told
-        spans, metrics = self.recorder.drain(as_it_is=True), told.take_metrics()
+        spans, metrics = self.recorder.drain(), told.take_metrics()
         # one by one: workers go on writing
         frames = {source: told.frames.pop(source) for source in list(told.frames)}
         waits, queues, ways = host.waits(), host.statistics(), host.transports()

@@ -19,7 +19,7 @@ class HostNews:
 
     host: str
     spans: SpanBatch
-    "What it has recorded since, in rows as they waited there."
+    "What it has recorded since."
     metrics: list[Logged]
     frames: dict[str, Any]
     waits: list[Wait]
@@ -52,11 +52,11 @@ class News:
         """What was recorded since the last time; read by `Timeline.extend`."""
         with self._lock:
             batches, self._batches = self._batches, []
-        own = self._host.recorder.drain(as_it_is=not self._others)
+        own = self._host.recorder.drain()
         return [own, *batches] if own else batches
 
     def rows(self, most: int) -> tuple[str, int, bytearray] | None:
-        """(source, number of the batch, rows of `NARROW_DTYPE`) of at most ``most`` spans that wait.
+        """(source, number of the batch, rows of `SPAN_DTYPE`) of at most ``most`` spans that wait.
 
         None where more wait, anything else but samples does, or there are several hosts: ask `drain`.
         """
