@@ -101,13 +101,14 @@ _MOVED = {
     "profile_from_run": "lab.planning.profile_from_run",
     "profile_from_trace": "lab.planning.profile_from_trace",
     "planned": "lab.planning.planned",
-    "sensitivity": "lab.planning.sensitivity",
     "Scripted": "lab.testing.Scripted",
     "Collected": "lab.testing.Collected",
     "Recorder": "lab.testing.Recorder",
     "WorkerError": "lab.errors.WorkerError",
 }
 """flat names of before, for notebooks that were written with them"""
+_GONE = frozenset({"sensitivity"})
+"""the same, of what is done in another way: ``lab.planning`` says in which"""
 
 
 def __getattr__(name: str) -> Any:
@@ -125,6 +126,8 @@ def __getattr__(name: str) -> Any:
         return value
     if name.startswith("__"):
         raise AttributeError(name)
+    if name in _GONE:
+        return getattr(importlib.import_module("rlinf_lab.planning"), name)
     if name in _MOVED:
         raise AttributeError(f"lab.{name} is called {_MOVED[name]} now.")
     import difflib

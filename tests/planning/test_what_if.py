@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from random_profiles import random_profile
 
+import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.adapt.whatif import Question, described, moved, sliders
 from rlinf_lab.planning.costs import GenerationModel, fit_worker
@@ -242,3 +243,9 @@ def test_a_quick_answer_has_a_plan_wherever_there_is_one(seed: int) -> None:
             found.append(math.inf)
     assert math.isfinite(found[0]) == math.isfinite(found[1]) and found[0] >= found[1] * 0.99
     assert seed != 238 or math.isfinite(found[0])
+
+
+@pytest.mark.parametrize("where", [lab, lab.planning])
+def test_the_old_name_of_what_three_lines_do_says_which(where: object) -> None:
+    with pytest.raises(AttributeError, match=r"sensitivity is gone.*Next: for times in .*profile\.scaled"):
+        _ = where.sensitivity  # type: ignore[attr-defined]
