@@ -23,14 +23,14 @@ _HOMES = {
 
 
 _GONE = {
-    "sensitivity": "is gone: plan again with an entry of the profile changed. Next: for times in (0.5, 2): "
-    "print(lab.plan(flow, devices, profile.scaled('WORKER', times)).best)"
+    "sensitivity": "for times in (0.5, 2): print(lab.plan(flow, devices, profile.scaled('WORKER', times)).best)"
 }
+"""what there was, and what to do instead"""
 
 
 def __getattr__(name: str) -> Any:
     if name in _GONE:
-        raise AttributeError(f"lab.planning.{name} {_GONE[name]}")
+        raise AttributeError(f"lab.planning.{name} is gone. Next: {_GONE[name]}.")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
