@@ -184,8 +184,8 @@ class Timeline(SpanStore):
     def to_perfetto(self, path: str | Path) -> Path:
         """A trace for ui.perfetto.dev, with lanes, arrows and counters. Returns the path.
 
-        Chrome trace JSON, which other viewers open, too; compressed where the name ends in ``.gz``. Exact through
-        `open`.
+        Chrome trace JSON, which other viewers open, too; compressed where the name ends in ``.gz``. `open` reads it as
+        far as Perfetto shows it; `to_parquet` keeps everything.
         """
         from rlinf_lab.timeline.formats import chrome
 
@@ -258,8 +258,7 @@ class Timeline(SpanStore):
 
     @classmethod
     def from_chrome(cls, path: str | Path) -> Self:
-        """Chrome trace JSON, also gzipped, or one event a line. Of torch's profiler, Ray, RLinf's tracer, or of
-        `to_perfetto`: then it is equal.
+        """Chrome trace JSON, also gzipped, or one event a line: of torch's profiler, Ray, RLinf's tracer, `to_perfetto`.
 
         Arrows of other tools, from any span to any other one, are left out; ``foreign_arrows`` says how many.
         Raises `TimelineError` for a file that holds no trace.

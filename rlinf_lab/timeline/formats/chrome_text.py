@@ -47,28 +47,16 @@ def load(path: Path) -> Loaded:
     text = _text_of(path)
     found = _whole(text) or _by_event(text)
     if found is None and text.startswith(_BEGINS):
-        raise cut_off(path, text)
+        raise TimelineError(
+            f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end "
+            f"with {text[-40:]!r}. Next: let the program that writes it end, or copy it again."
+        )
     if found is None:
         raise TimelineError(
             f"{str(path)!r} holds no Chrome trace: it begins with {text[:40]!r}."
             " Next: export with torch's prof.export_chrome_trace, `ray timeline` or Timeline.to_perfetto."
         )
-    if (found.is_cut or found.odd) and is_ours(found.other):
-        raise cut_off(path, text)
     return found
-
-
-def cut_off(path: Path, text: str) -> TimelineError:
-    return TimelineError(
-        f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end with "
-        f"{text[-40:]!r}."
-        " Next: let the program that writes it end, or copy it again."
-    )
-
-
-def is_ours(other: Event) -> bool:
-    """Whether `Timeline.to_perfetto` wrote the file: it comes back as it was, or not at all."""
-    return "start_ns" in other and "devices" in other
 
 
 def _text_of(path: Path) -> str:
