@@ -30,18 +30,11 @@ def test_of_overlapping_iterations_only_those_who_wait_for_the_failed_one_hear_o
         table.entry(2, 0, 1)[0].get()
     assert table.entry(3, 0, 1)[0].get() == "made in time"
     assert table.set(2, 0, 1, "too late", None, lambda *_: None) == [], "it has been told"
+    table.entry(1, 0, 0)[0].leave(interrupted := waiter("interrupted"))  # of one that is not there it is harmless
+    table.entry(1, 0, 0)[0].waiters.append(interrupted)
+    table.entry(1, 0, 0)[0].leave(interrupted)
     assert table.set(1, 0, 0, 5, None, lambda *_: None) == [early] and table.entry(1, 0, 0)[0].get() == 5
     assert table.set(4, 0, 1, 6, None, lambda *_: None) == [] and table.entry(4, 0, 1)[0].get() == 6
-
-
-def test_a_late_value_wakes_nobody_who_was_interrupted() -> None:
-    table, gone, waits = ValueTable(), waiter("gone"), waiter("waits")
-    entry, is_new = table.entry(7, 1, 3)
-    assert is_new and table.entry(7, 1, 3) == (entry, False)
-    entry.waiters += [gone, waits]
-    for _ in range(2):  # of one that is not there it is harmless
-        entry.leave(gone)
-    assert table.set(7, 1, 3, None, None, lambda *_: None) == [waits] and entry.waiters == []
 
 
 def test_each_host_that_asks_is_told_once_and_at_once_where_the_value_is_there() -> None:
