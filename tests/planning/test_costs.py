@@ -20,7 +20,6 @@ from rlinf_lab.planning.costs import (
     fit,
     fit_worker,
 )
-from rlinf_lab.planning.costs.generation import _two
 from rlinf_lab.planning.costs.lengths import QUANTILES
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
@@ -151,12 +150,6 @@ def test_groups_come_later_and_what_comes_last_is_long(correlation: float) -> No
     assert one.weights.mean() == pytest.approx(1) and (np.diff(one.weights) > -1e-9).all() and one.weights[-1] > 1.5
 
 
-def test_with_nothing_to_tell_by_it_says_assumed() -> None:
-    model = GenerationModel(samples((8, 512, 50)), Lengths(2000.0, mean_tokens=500.0))
-    assert model.identified == "assumed" and model.share == pytest.approx(1)
-    assert model.estimate(4, 512).basis == "assumed" and model.estimate(8, 512).basis == "measured"
-
-
 # --- simulator and cell ----------------------------------------------------------------------------------
 def test_a_simulator_is_flat_then_linear() -> None:
     model = SimulatorModel(samples((1, 10, 1.0), (1, 20, 1.0), (1, 30, 1.5), (1, 40, 2.0)))
@@ -180,17 +173,6 @@ def test_neither_part_of_a_simulator_is_negative(seconds: tuple[float, ...], hin
     model = SimulatorModel(samples(*((1, 10.0 * (i + 1), s) for i, s in enumerate(seconds))))
     assert model.hinge == pytest.approx(hinge)
     assert model.seconds(np.array([1]), 60.0)[0] == pytest.approx(seconds[-1] + hinge[1] * 30)
-
-
-@pytest.mark.parametrize("falling", [0, 1])
-def test_a_part_that_would_be_negative_is_left_out_and_the_other_fitted_alone(falling: int) -> None:
-    """Least squares of relative errors: of t = b·x alone, b = Σ (x/t) / Σ (x/t)²."""
-    rows, seconds = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 4.0]]), np.array([[1.0, 3.0, 9.0], [4.0, 2.0, 1.0]][falling])
-    found = _two(rows, seconds)
-    relative = rows[:, 1 - falling] / seconds
-    expected = float(relative.sum() / (relative**2).sum())
-    assert found == pytest.approx((0.0, expected) if falling == 0 else (expected, 0.0))
-    assert _two(rows, rows @ np.array([2.0, 3.0])) == pytest.approx((2.0, 3.0))
 
 
 def test_a_cell_alternates_or_overlaps() -> None:

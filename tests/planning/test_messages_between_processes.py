@@ -9,7 +9,7 @@ from driving import executed
 from timed_flows import cell
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.forecast.message_costs import Hops, message_of
 from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Message, Profile, RankRule, Sample, WorkerProfile
@@ -20,7 +20,7 @@ from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 UNIX, TCP = Message("unix", 0.003, 0.001), Message("tcp", 0.03, 0.01)
-TOKENS, STEPS = 2, 5
+STEPS = 5
 MS = 1_000_000
 
 
@@ -72,7 +72,7 @@ def test_a_flight_that_ends_before_its_item_is_wanted_costs_nobody_anything() ->
     """Two tokens time-share: what one's step takes, the other's answer flies."""
     flow = cell(0.010, 0.020, STEPS)
     timeline = executed(flow, one(flow, 2))
-    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"sim": [0], "policy": [1]}, sub_batches={"sim": 2}, micro_batches={"obs": 1})
+    plan = apart(flow, tokens=2)
     without, flying = (estimate(flow, one(flow, 2), timeline, messages=m) for m in ((), (Message("unix", 0.003),)))
     found = flying.iteration_seconds(plan) - without.iteration_seconds(plan)
     # The policy (20 ms an answer) is busy all the time, but for the first observation's flight and the last answer's.
@@ -132,12 +132,3 @@ def test_profiles_keep_messages_and_older_ones_have_none() -> None:
     with pytest.raises(ConfigError, match="profile.messages names a transport twice"):
         made.replace(messages=(UNIX, UNIX))
     assert message_of((UNIX,), one_node=False) == UNIX and message_of((UNIX, TCP), one_node=True) == UNIX
-
-
-def test_messages_are_measured_by_rounds_and_told_at_the_end() -> None:
-    with lab.profiling.PingPong("local") as measuring:
-        measuring.round()
-        with pytest.raises(PlanError, match="PingPong.*1 rounds.* is open.*after the with block"):
-            measuring.costs()
-    with pytest.raises(PlanError, match="the first round warms up"):
-        measuring.costs()

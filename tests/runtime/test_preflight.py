@@ -171,7 +171,7 @@ def test_every_node_of_a_cluster_is_asked() -> None:
     assert done.returncode == 0 and "done" in done.stdout, done.stderr[-3000:]
 
 
-# --- fillers, and ranks that come later ------------------------------------------------------------------------------
+# --- ranks that come later -------------------------------------------------------------------------------------------
 def elastic() -> tuple[lab.Workflow, lab.ExecutionPlan]:
     flow = lab.Workflow("elastic")
     items = flow.channel("items")
@@ -185,33 +185,18 @@ def elastic() -> tuple[lab.Workflow, lab.ExecutionPlan]:
     return flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "sink": [1, 2]})
 
 
-class Evaluates(lab.Worker):
-    def __init__(self, what: object = None) -> None:
-        self.what = what
-
-    def preflight(self) -> None:
-        if self.ranks > 1:
-            raise ConfigError("Evaluates works alone. Next: one device.")
-
-    def step(self) -> bool:
-        return False
-
-
-def test_fillers_and_absent_ranks_are_looked_at_and_told() -> None:
+def test_absent_ranks_are_looked_at_and_told() -> None:
     flow, plan = elastic()
-    report = lab.check(flow, plan, emulate=True, fillers=[lab.Filler(Evaluates, on="cpu:2")], absent={"sink": [1]})
+    report = lab.check(flow, plan, emulate=True, absent={"sink": [1]})
     assert report.ok
-    assert report["plan"].found == "3 ranks of 2 workers on 3 devices, sink[1] not there at first; fillers evaluates on cpu:2"
+    assert report["plan"].found == "3 ranks of 2 workers on 3 devices, sink[1] not there at first"
 
 
 @pytest.mark.parametrize(
     ("options", "where", "found"),
     [
-        ({"fillers": [lab.Filler(Evaluates, on="cuda:7")]}, "plan", "cuda:7"),
-        ({"fillers": [lab.Filler(Evaluates, on="cpu:2", name="sink")]}, "plan", "Filler 'sink': plan 'spatial' has another worker of that name"),
         ({"absent": {"sink": [0]}}, "plan", "rank 0 of 'sink' stays"),
         ({"absent": {"sink": [5]}}, "plan", "'sink' has no rank 5"),
-        ({"fillers": [lab.Filler(Evaluates, on=["cpu:0", "cpu:1"])]}, "workers", "Evaluates works alone"),
     ],
 )
 def test_what_is_wrong_with_them_is_found_and_a_session_refuses_it_too(options: dict, where: str, found: str) -> None:
@@ -220,17 +205,6 @@ def test_what_is_wrong_with_them_is_found_and_a_session_refuses_it_too(options: 
     assert [c.name for c in report.broken] == [where] and found in report[where].found
     with pytest.raises(lab.errors.RlinfLabError, match=found.split(":")[0]), lab.session(flow, plan, emulate=True, **options):
         pass
-
-
-@pytest.mark.long
-def test_a_filler_that_cannot_travel_is_named() -> None:
-    flow, plan = elastic()
-    locked = lab.Filler(Evaluates, threading.Lock(), on="cpu:0")
-    assert lab.check(flow, plan, emulate=True, fillers=[locked]).ok  # threads need not travel
-    report = lab.check(flow, plan, "processes", emulate=True, fillers=[locked])
-    assert "filler 'evaluates' cannot travel" in report["pickling"].found
-    travels = lab.check(flow, plan, "processes", emulate=True, fillers=[lab.Filler(Evaluates, on="cpu:0")])
-    assert travels["pickling"].found.startswith("2 workers and 1 filler, ")
 
 
 def test_a_worker_whose_module_another_process_cannot_import_is_found_before_the_launch() -> None:
@@ -247,12 +221,6 @@ def test_a_worker_whose_module_another_process_cannot_import_is_found_before_the
         assert not report.ok and "worker 'here' cannot be made in another process: ModuleNotFoundError: No module named 'only_in" in report["imports"].found
     finally:
         del sys.modules[module.__name__]
-
-
-def test_fillers_that_are_none_are_an_error_of_the_question() -> None:
-    flow, plan = elastic()
-    with pytest.raises(lab.errors.WorkflowError, match="a list of fillers"):
-        lab.check(flow, plan, fillers="evaluates")
 
 
 def test_nodes_that_do_not_reach_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

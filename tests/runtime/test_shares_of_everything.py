@@ -194,6 +194,6 @@ def test_what_comes_after_the_last_iteration_of_a_run_is_told_too() -> None:
     flow = flow_of("all")
     over = run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, inputs=[3])
     over.wait(20)
-    over._session._host.post.remark("filler", "a filler has come to nothing")
-    with pytest.warns(RuntimeWarning, match="a filler has come to nothing"):
+    over._session._host.post.remark("sink", "the sink has come to nothing")
+    with pytest.warns(RuntimeWarning, match="the sink has come to nothing"):
         over.wait(20)

@@ -104,9 +104,9 @@ ALWAYS = ["put", "close", "get", "got", "read", "want", "value", "published", "p
 
 
 def test_all_kinds_are_tried() -> None:
-    """Those of elastic groups, fillers and the watch leave the iteration alone and are tried below, or one for all."""
+    """Those of elastic groups and the watch leave the iteration alone and are tried below, or one for all."""
     others = (
-        "puts failed broken cancel retire under_way delayed count join joined leave left dismiss admit admitted give_up_place take_part pulse? pulse remarked "
+        "puts failed broken cancel retire join joined leave left dismiss admit admitted give_up_place take_part pulse? pulse remarked "
         "relieve relieved unwanted wanted unread collected came met cut_off lacks never_comes"
     )
     assert {*ALWAYS, *others.split()} == set(all_kinds()) == {*MeshExecutor(*flow_of()).driver_host.post.kinds()}
