@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from flows import DEVICES, failing_flow
+from flows import DEVICES
 from sessions import until
 
-from rlinf_lab.errors import ExecutorError, PlanError, WorkerError, WorkflowError
+from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors import multi_process
 from rlinf_lab.runtime.executors.child import Child, _answer, _settle
@@ -210,13 +210,6 @@ def test_an_interrupted_setup_leaves_nothing() -> None:
     assert not executor._children
 
 
-def test_devices_of_other_nodes_are_refused() -> None:
-    flow = failing_flow()
-    plan = ExecutionPlan.temporal(flow, ["node1/cpu:0"])
-    with pytest.raises(PlanError, match=r"uses node1/cpu:0; the processes executor has this machine only. Next: executor='ray'"):
-        ProcessExecutor(flow, plan)
-
-
 def test_the_death_of_the_driver_ends_its_children_also_when_it_has_forked(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
@@ -279,6 +272,57 @@ def test_transports_are_told_by_edge_and_transfers_are_on_the_timeline() -> None
     assert sum(s.items for s in spans) == 22 and all(s.end_ns >= s.start_ns for s in spans)
     assert sum(s.nbytes for s in spans) == sum(r["bytes"] for r in rows.values())
     assert started.timeline.bubble_sum_error_ns() == 0
+
+
+TRIPS = 40
+
+
+class Talks(Worker):
+    """Computes on when it has said and heard everything, until it was seen that this is on the timeline."""
+
+    def ask(self, out: Outbox, replies: Inbox, seen: Path) -> None:
+        for i in range(TRIPS):
+            out.put(i)
+            replies.take()
+        self.compute_until(seen)
+
+    def answer(self, inbox: Inbox, out: Outbox, seen: Path) -> None:
+        for _ in range(TRIPS):
+            out.put(inbox.take())
+        self.compute_until(seen)
+
+    def compute_until(self, seen: Path) -> None:
+        while not seen.exists() and not self.cancelled:
+            time.sleep(0.01)
+
+
+def test_what_ranks_have_heard_by_themselves_is_told_also_while_they_compute_on(tmp_path: Path) -> None:
+    """All of it, and not only when they wait again."""
+    flow = Workflow("trips")
+    there, back = flow.channel("there"), flow.channel("back")
+    asks, answers = flow.worker(Talks, name="asks"), flow.worker(Talks, name="answers")
+
+    @flow.iteration
+    def iteration() -> None:
+        asks.ask(there, back, tmp_path / "seen")
+        answers.answer(there, back, tmp_path / "seen")
+
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"asks": [0], "answers": [1]}, micro_batches={"there": 1, "back": 1})
+    started = run(flow, plan, 1, "processes")
+
+    def items(to: str) -> list[int]:
+        return [s.items for s in started.timeline.rows() if s.kind == SpanKind.TRANSFER and s.track.worker.endswith(to)]
+
+    try:
+        until(lambda: sum(items("host1")) >= TRIPS or started.error)
+        assert sum(items("host1")) == TRIPS  # the last of them, too, though who took it computes on
+    finally:
+        (tmp_path / "seen").touch()
+    started.wait(60)
+    rows = {r["channel"]: r for r in started.transports().to_dict("records")}
+    for channel, to in (("there", "host1"), ("back", "host0")):
+        assert sum(items(to)) == rows[channel]["items"] == TRIPS
+        assert len(items(to)) > 1  # how many messages are heard in one go depends on how busy the machine is
 
 
 class Hogs(Worker):

@@ -218,12 +218,13 @@ def test_what_is_a_device_is_taken_apart_and_put_together_and_nothing_else_is_on
             Device.parse(name)
 
 
-def test_a_rank_lives_on_one_node_and_threads_on_this_one() -> None:
+def test_a_rank_lives_on_one_node_and_threads_and_processes_on_this_one() -> None:
     flow = one_worker()
     with pytest.raises(PlanError, match=r"placements\['w'\]\[0\] puts a rank on cpu:0, node1/cpu:0, which are on different nodes"):
         ExecutionPlan("wide", ("cpu:0", "node1/cpu:0"), {"w": ((0, 1),)}).validate(flow.graph)
-    with pytest.raises(PlanError, match=r"uses node1/cpu:0; the local executor has this process only. Next: executor='ray'"):
-        run(flow, ExecutionPlan("far", ("node1/cpu:0",), {"w": ((0,),)}), 1)
+    for executor, has in (("local", "process"), ("processes", "machine")):
+        with pytest.raises(PlanError, match=rf"uses node1/cpu:0; the {executor} executor has this {has} only. Next: executor='ray'"):
+            run(flow, ExecutionPlan("far", ("node1/cpu:0",), {"w": ((0,),)}), 1, executor)
 
 
 def test_loads_are_told_by_device_and_node() -> None:
