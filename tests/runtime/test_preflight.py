@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import threading
 import types
@@ -127,42 +125,6 @@ def test_several_processes_are_asked_for_pickling_packages_and_ports() -> None:
     assert "worker 'locked' cannot travel" in report["pickling"].found and not report.ok
 
 
-THREE = """
-from ray.cluster_utils import Cluster
-import rlinf_lab as lab
-
-class Quiet(lab.Worker):
-    def go(self) -> int:
-        return 1
-
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-cluster.add_node(num_cpus=1)
-flow = lab.Workflow("spread")
-a, b = flow.worker(Quiet, name="a"), flow.worker(Quiet, name="b")
-flow.iteration(lambda: (a.go(), b.go()))
-plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0"], {"a": [0], "b": [1]})
-report = lab.check(flow, plan, "ray", address=cluster.address)
-assert report.ok, str(report)
-assert report["ports"].found == "node 0 and 1 other node reach each other" and report["packages of node 1"].status == "ok", report
-far = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node2/cpu:0"], {"a": [0], "b": [1]})
-report = lab.check(flow, far, "ray", address=cluster.address)
-assert not report.ok and "node2/cpu:0" in report["devices"].found, report
-many = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:5"], {"a": [0], "b": [1]})
-assert "node1/cpu:5" in lab.check(flow, many, "ray", address=cluster.address)["devices"].found
-print("done")
-"""
-
-
-@pytest.mark.long
-@pytest.mark.ray
-@pytest.mark.xdist_group("ray")
-def test_every_node_of_a_cluster_is_asked() -> None:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", THREE], capture_output=True, text=True, timeout=150, env=env)
-    assert done.returncode == 0 and "done" in done.stdout, done.stderr[-3000:]
-
-
-# --- ranks that come later -------------------------------------------------------------------------------------------
 def elastic() -> tuple[lab.Workflow, lab.ExecutionPlan]:
     flow = lab.Workflow("elastic")
     items = flow.channel("items")

@@ -185,22 +185,16 @@ class Asks(Worker):
             answers.get(3)
 
 
-class Answers(Worker):
-    def answer(self, questions: Inbox, answers: Outbox) -> None:
-        for batch in questions:
-            answers.put_all(batch)
-
-
 def test_what_a_rank_has_put_is_sent_before_it_lets_go_of_its_device() -> None:
     """Who gets the device may keep the sender from its core, for as long as a step of a simulator."""
     flow = Workflow("asking")
     forth, back = flow.channel("forth"), flow.channel("back")
-    asks, answers = flow.worker(Asks, name="asks"), flow.worker(Answers, name="answers")
+    asks, answers = flow.worker(Asks, name="asks"), flow.worker(Numbers, name="answers")
 
     @flow.iteration
     def iteration() -> None:
         asks.ask(back, forth)
-        answers.answer(forth, back)
+        answers.pass_on(forth, back)
 
     executor = MeshExecutor(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"asks": [0], "answers": [1]}, micro_batch=1), slow_sending=0.0005)
     held: dict[str, list[bool]] = {}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sessions import exact, opened
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.planning.engine.state import Channel, Part, Stream
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -176,16 +175,6 @@ def test_who_leaves_takes_its_share_and_who_comes_meanwhile_has_none() -> None:
         assert [len(items) for items in found[:3]] == [20, 20, 20] and not any(found[3:])
         assert sorted(i for items in found for _, i in items) == list(range(60))
         assert [len(items) for items in s.step(60)] == [20, 20, 20] and s.members["reader"] == (0, 2, 3)
-
-
-def test_a_rank_of_another_call_finds_nothing_where_all_was_divided() -> None:
-    """Of the books: a process that has no share meets the end of the stream."""
-    queue = Channel(Stream(None, "items"), stub=False)
-    queue.weigh(3, (5, 6, 7))
-    queue.tail = 3
-    queue.divide(Part(1, 0, 2))
-    assert [(s.head, s.tail, s.weights.total) for s in queue.shares] == [(0, 1, 5), (1, 3, 13)] and queue.depth == 3 and queue.weights.total == 0
-    assert queue.share(Part(1, 1, 2)) is queue.shares[1] and queue.share(Part(2, 0, 2)) is None and queue.share(Part(1, 2, 2)) is None
 
 
 def test_what_comes_after_the_last_iteration_of_a_run_is_told_too() -> None:

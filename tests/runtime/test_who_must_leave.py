@@ -17,22 +17,16 @@ from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, register, registry
 from rlinf_lab.workers import SimulatorWorker, TorchWorker
 
 
-class Plain(lab.Worker):
+class Empty(lab.Worker):
+    def work(self) -> int:
+        return 1
+
+
+class Plain(Empty):
     """Builds something in its setup, and does nothing about leaving."""
 
     def setup(self) -> None:
         self.big = bytearray(100)
-
-    def work(self) -> int:
-        return 1
-
-
-class Empty(lab.Worker):
-    def __init__(self, n: int = 0) -> None:
-        self.n = n
-
-    def work(self) -> int:
-        return 1
 
 
 class Leaves(Plain):
@@ -172,19 +166,13 @@ def test_weights_that_are_held_once_may_make_room() -> None:
 
 
 class Real:
-    """An environment that nobody can copy."""
+    """An environment that nobody can copy, and that only starts."""
 
     def reset(self, seed):
         return [float(seed or 0)]
 
     def step(self, action_A):
         return Outcome([0.0], 0.0, False, False, False)
-
-    def render(self):
-        return None
-
-    def close(self):
-        pass
 
 
 def test_simulators_are_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +259,7 @@ class OnAGpu(Torch):
 def test_who_has_left_when_it_was_built_is_brought_by_its_first_call(cls: type[Torch], first: list[tuple[str, str]]) -> None:
     """On a core torch's modules stay: what they would leave for is host memory too."""
     flow = flow_of(cls, cls)
-    plan = lab.ExecutionPlan("turns", ("cpu:0",), {"a": ((0,),), "b": ((0,),)}, memory={"a": 2, "b": 2}, device_memory=3)
-    with session(flow, plan) as s:
+    with session(flow, plan_of(flow, {"a": 2, "b": 2}, 3)) as s:
         s.step()
     names = [(r.track.worker, r.name) for r in s.timeline.rows() if r.kind in (SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.RUN)]
     assert names == [*first, ("a", "work"), ("a", "offload"), *[("b", "onload")] * len(first), ("b", "work")]
@@ -283,8 +270,15 @@ class FailsToLeave(OnAGpu):
         raise MemoryError("no host memory")
 
 
-def test_who_cannot_leave_when_it_was_built_is_told_before_the_first_call() -> None:
+class FailsToCome(Leaves):
+    def onload(self) -> None:
+        raise MemoryError("does not fit")
+
+
+def test_who_cannot_leave_or_come_is_told_before_its_first_call() -> None:
     flow = flow_of(FailsToLeave, Torch)
-    plan = lab.ExecutionPlan("turns", ("cpu:0",), {"a": ((0,),), "b": ((0,),)}, memory={"a": 2, "b": 2}, device_memory=3)
-    with pytest.raises(WorkerError, match=r"Worker 'a' rank 0 failed in offload\(\): MemoryError: no host memory"), session(flow, plan):
+    with pytest.raises(WorkerError, match=r"Worker 'a' rank 0 failed in offload\(\): MemoryError: no host memory"), session(flow, plan_of(flow, {"a": 2, "b": 2}, 3)):
         pass
+    flow = flow_of(FailsToCome, Leaves)
+    with session(flow, plan_of(flow, {"a": 2, "b": 2}, 3)) as s, pytest.raises(WorkerError, match=r"'a' rank 0 failed in onload\(\): MemoryError: does not fit"):
+        s.step()

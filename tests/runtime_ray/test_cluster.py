@@ -169,6 +169,38 @@ def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
     assert "refused: The plan uses node2/cpu:1, and this Ray has 2 nodes after waiting 1 s. Next: add nodes" in said
 
 
+CHECKED = """
+from ray.cluster_utils import Cluster
+import rlinf_lab as lab
+
+class Quiet(lab.Worker):
+    def go(self) -> int:
+        return 1
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+cluster.add_node(num_cpus=1)
+flow = lab.Workflow("spread")
+a, b = flow.worker(Quiet, name="a"), flow.worker(Quiet, name="b")
+flow.iteration(lambda: (a.go(), b.go()))
+plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0"], {"a": [0], "b": [1]})
+report = lab.check(flow, plan, "ray", address=cluster.address)
+assert report.ok, str(report)
+assert report["ports"].found == "node 0 and 1 other node reach each other" and report["packages of node 1"].status == "ok", report
+far = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node2/cpu:0"], {"a": [0], "b": [1]})
+report = lab.check(flow, far, "ray", address=cluster.address)
+assert not report.ok and "node2/cpu:0" in report["devices"].found, report
+many = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:5"], {"a": [0], "b": [1]})
+assert "node1/cpu:5" in lab.check(flow, many, "ray", address=cluster.address)["devices"].found
+print("done")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_every_node_of_a_cluster_is_asked_before_a_launch(tmp_path: Path) -> None:
+    assert "done" in output_of(tmp_path, CHECKED, OMP_NUM_THREADS="1")
+
+
 def test_who_waits_for_a_node_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Before, a minute went by without a word."""
     monkeypatch.setattr(ray_nodes, "nodes", lambda: {0: Node("0", "", {"CPU": 2.0})})
