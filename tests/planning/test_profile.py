@@ -168,6 +168,8 @@ NINE = "workers.a.lengths"
         (BASE, {"workers.a.resource": "host", FIRST + "devices": 0, "workers.a.devices": 2}, r"a\.devices is 2, but a worker on the host takes no device"),
         (BASE, {"workers.b.in_turn": [["x", 1.0]]}, r"workers\.b\.in_turn names x, but b is fed by a\. Next"),
         (BASE, {"workers.b.in_turn": [["a", 1.5]]}, r"workers\.b\.in_turn has the parts \[1\.5\].* whose sum is 1"),
+        (BASE, {"link": {"gib_per_s": 0}}, r"link\.gib_per_s"),
+        (BASE, {"edges.0.item_mib": -1}, r"item_mib"),
         (BASE, {"handovers": [{"worker": "d", "method": "load", "seconds": 1}]}, r"profile\.handovers\[0\]\.worker"),
         (BASE, {"handovers": [{"worker": "a", "method": "load", "seconds": 1, "after": ["x"]}]}, r"profile\.handovers\[0\]\.after"),
         (BASE, {"handovers": [{"worker": "a", "method": "load", "seconds": -1}]}, r"profile\.handovers\[0\]\.seconds is -1 s"),
