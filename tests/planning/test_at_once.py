@@ -54,16 +54,10 @@ def test_where_somebody_waits_or_items_weigh_it_is_not_taken_at_once() -> None:
     assert full.put_at_once(0, channel, 1) == 0 and full.put_at_once(1, channel, 1) == -1
 
 
-def test_an_arrival_that_a_filler_or_a_weight_has_to_do_with_is_settled() -> None:
-    for filled in (False, True):
-        engine, channel = made(None, 0, 1)
-        engine.settle([(0, Event.GET, channel, 1)])
-        if filled:
-            engine.add_process((0,), delays=1)
-            engine.begin(0)
-            engine.settle([(1, Event.START, 0, 0)])
-            assert engine.fill()
-        assert engine.arrival_at_once(channel, 1) == (-1 if filled else 0)
+def test_an_arrival_that_a_weight_has_to_do_with_is_settled() -> None:
+    engine, channel = made(None, 0, 1)
+    engine.settle([(0, Event.GET, channel, 1)])
+    assert engine.arrival_at_once(channel, 1) == 0
     engine, channel = made(None, 0, 1)
     engine.remote_put(channel, 1, [3])
     engine.settle([(0, Event.GET, channel, 2)])
@@ -198,17 +192,6 @@ def books(engine: Engine) -> list[Any]:
 
 def all_queues(engine: Engine) -> list[Any]:
     return [queue for q in engine.channels.values() for queue in (q, *q.shares)]
-
-
-def test_where_a_filler_is_under_way_nothing_changes_hands_at_once() -> None:
-    engine, channel = made(None, 1, 1, devices=1)
-    engine.add_process((0,), delays=1)
-    engine.begin(0)
-    engine.settle([(2, Event.START, 0, 0)])
-    engine.settle([(1, Event.GET, channel, 1)])
-    assert engine.fill()
-    assert engine.put_to_waiting(0, channel, 1) == -1
-    assert engine.wait_at_once(0, channel, 1) == NOT_AT_ONCE
 
 
 def test_puts_of_a_row_end_before_the_item_that_somebody_waits_for() -> None:

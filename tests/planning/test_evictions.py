@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rlinf_lab.planning.engine.engine import Do, Engine, Event
@@ -21,22 +23,19 @@ def leaving(sizes: list[int], coming: int, memory: int, fixed: tuple[int, ...] =
 
 
 @pytest.mark.parametrize(
-    ("sizes", "coming", "memory", "fixed", "working", "leave"),
+    ("sizes", "more", "leave"),
     [
-        ([1, 1, 1], 1, 3, (), 0, [0]),  # one is enough
-        ([1, 1, 1], 1, 4, (), 0, []),
-        ([1, 1, 1], 2, 3, (), 0, [0, 1]),
-        ([2, 1, 1], 2, 4, (), 0, [0]),
-        ([1, 2, 1], 2, 4, (), 0, [0, 1]),
-        ([1, 1, 1], 1, 3, (0,), 0, [1]),  # who cannot leave stays
-        ([0, 1, 1], 1, 2, (), 0, [1]),  # who takes nothing is not in the way
-        ([1, 1, 1], 1, 4, (), 1, [0]),  # what it needs while it works counts
+        ([1, 1, 1], (1, 3), [0]),  # one is enough
+        ([1, 1, 1], (1, 4), []),
+        ([1, 1, 1], (2, 3), [0, 1]),
+        ([2, 1, 1], (2, 4), [0]),
+        ([1, 1, 1], (1, 3, (0,)), [1]),  # who cannot leave stays
+        ([0, 1, 1], (1, 2), [1]),  # who takes nothing is not in the way
+        ([1, 1, 1], (1, 4, (), 1), [0]),  # what it needs while it works counts
     ],
 )
-def test_as_few_leave_as_make_room(
-    sizes: list[int], coming: int, memory: int, fixed: tuple[int, ...], working: int, leave: list[int]
-) -> None:
-    assert leaving(sizes, coming, memory, fixed, working) == leave
+def test_as_few_leave_as_make_room(sizes: list[int], more: tuple[Any, ...], leave: list[int]) -> None:
+    assert leaving(sizes, *more) == leave
 
 
 @pytest.mark.parametrize("ended", [False, True])
