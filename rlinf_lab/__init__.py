@@ -19,7 +19,6 @@ _HOME = {
     "Outbox": "rlinf_lab.workflow.worker",
     "Weights": "rlinf_lab.workflow.weights",
     "Workflow": "rlinf_lab.workflow.workflow",
-    "Filler": "rlinf_lab.workflow.filler",
     "ExecutionPlan": "rlinf_lab.planning.plan.execution_plan",
     "Profile": "rlinf_lab.planning.profile.profile",
     "profile": "rlinf_lab.runtime.profiling.profiler",
@@ -76,7 +75,6 @@ if TYPE_CHECKING:
     from rlinf_lab.widgets.explorer import PlanExplorer as PlanExplorer
     from rlinf_lab.widgets.timeline_view import TimelineView as TimelineView
     from rlinf_lab.workers.residence import TorchWorker as TorchWorker
-    from rlinf_lab.workflow.filler import Filler as Filler
     from rlinf_lab.workflow.weights import Weights as Weights
     from rlinf_lab.workflow.worker import Inbox as Inbox
     from rlinf_lab.workflow.worker import Outbox as Outbox
@@ -108,6 +106,8 @@ _MOVED = {
     "WorkerError": "lab.errors.WorkerError",
 }
 """flat names of before, for notebooks that were written with them"""
+_GONE = {"Filler": "a second workflow for that work, run on devices of its own"}
+"""what there was, and what to do instead"""
 
 
 def __getattr__(name: str) -> Any:
@@ -127,6 +127,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     if name in _MOVED:
         raise AttributeError(f"lab.{name} is called {_MOVED[name]} now.")
+    if name in _GONE:
+        raise AttributeError(f"lab.{name} is gone. Next: {_GONE[name]}.")
     import difflib
 
     near = difflib.get_close_matches(name, [*_HOME, *_ROOMS], n=1)

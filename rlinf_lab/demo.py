@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.experiments.starting import all_devices
 from rlinf_lab.runtime.run.run import check_executor
 from rlinf_lab.timeline.record.files import writing
 
@@ -63,6 +62,7 @@ class Demo:
     """One demo run; ``view`` is told what happens (see `rlinf_lab.terminal`). ``devices``: None takes the cores and GPUs of this machine."""
 
     def __init__(self, config: DemoConfig, view: Any, devices: Sequence[str] | None = None) -> None:
+        from rlinf_lab.experiments.starting import all_devices  # seconds, which other commands do without
         from rlinf_lab.recipes.ppo import PPOConfig
 
         self.config, self.view = config, view

@@ -272,7 +272,7 @@ def _try_leaving(maker: Maker) -> str:
         second.restore_state(state)
         found = _walk(second, actions_T, range(TRIED, 3 * TRIED))
     except Exception as error:  # of the environment: what it is, only it knows
-        return said(error).partition(" Next: ")[0].rstrip(".")
+        return said(error).partition(" Next: ")[0].rstrip(".").removeprefix(f"{maker.id} cannot be saved: ")
     finally:
         first.close()
         second.close()

@@ -8,6 +8,7 @@ installed.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import weakref
@@ -44,6 +45,14 @@ def wait_at_exit(run: Waits) -> None:
 def told(run: Waits) -> None:
     """Why the run failed has been raised where somebody waited: the exit does not say it again."""
     _STARTED.discard(run)
+
+
+def stop_all() -> None:
+    """End the runs that a script has begun, and do not wait for them at its exit: it was interrupted."""
+    for run in list(_STARTED):
+        _STARTED.discard(run)
+        with contextlib.suppress(Exception):  # of one that was interrupted while it was made
+            run.stop()
 
 
 def _wait_for_all() -> None:

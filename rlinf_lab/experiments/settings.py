@@ -112,11 +112,17 @@ def configured_again(
         plain["policy"] = gone_on_from(plain["policy"], env)
     if total_timesteps is not None:
         plain |= {"total_timesteps": total_timesteps, "iterations": None}
-    return _of_plain(recipe, plain, f"the run in {str(kept.path)!r}", only_acts)
+    call = f"lab.{'load_policy' if only_acts else 'resume'}({str(kept.path)!r}, "
+    return _of_plain(recipe, plain, f"the run in {str(kept.path)!r}", only_acts, call)
 
 
-def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: bool = True) -> Any:
-    """The configuration that settings of a file make. `ConfigError` for what is missing or was changed by hand."""
+def _of_plain(
+    recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: bool = True, call: str = "lab.train(..., "
+) -> Any:
+    """The configuration that settings of a file make. `ConfigError` for what is missing or was changed by hand.
+
+    ``call``: to which what is missing can be given.
+    """
     plain = {name: value for name, value in given.items() if not (only_acts and _is_spare(recipe, name, value))}
     for name, value in plain.items():
         if name not in recipe.fields:
@@ -124,7 +130,7 @@ def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: b
         for part in filter(_is_object, value if isinstance(value, list) else [value]):
             raise ConfigError(
                 f"{name} of {whose} was an object of its program, {part['object']}, which a file does not hold. "
-                f"Next: give it again, {name}=the object, class or function that the run was begun with."
+                f"Next: give such a one again, in Python: {call}{name}={part.get('again') or f'the_{name}'})."
             )
     for name, field in recipe.fields.items():
         if name not in plain and field.default is MISSING and field.default_factory is MISSING:
@@ -137,7 +143,7 @@ def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: b
 
 def _is_object(value: Any) -> bool:
     """Whether a file's value stands for an object that no file holds."""
-    return isinstance(value, dict) and set(value) == {"object"}
+    return isinstance(value, dict) and {"object"} <= set(value) <= {"object", "again"}
 
 
 def _is_spare(recipe: Recipe, name: str, value: Any) -> bool:

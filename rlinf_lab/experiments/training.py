@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import threading
 import time
 import uuid
@@ -25,6 +26,7 @@ from rlinf_lab.experiments.recipe import Recipe
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, this_process, to_plain, versions
 from rlinf_lab.experiments.storage.keeping import Keeper
 from rlinf_lab.experiments.storage.snapshot import Snapshot
+from rlinf_lab.experiments.storage.source import source_of
 from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
 from rlinf_lab.notebook import Shown, in_notebook, shown_live
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -64,6 +66,7 @@ class TrainingRun:
         first = 0 if start is None else start.iteration
         self.recipe, self.config, self.workflow, self.options = recipe, config, workflow, options
         self.runner, self._begins_anew = runner, begins_anew
+        self._source = source_of(config)
         self.error: BaseException | None = None
         self._folder, self._id = folder, uuid.uuid4().hex if folder is None else folder.run_id()
         best = None if folder is None or start is None else folder.best_return()
@@ -219,9 +222,10 @@ class TrainingRun:
         why = (
             f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
         )
-        how = f"from the start of episodes ({self._begins_anew})" if self._begins_anew else "exactly where it was"
+        anew = textwrap.shorten(self._begins_anew, 120, placeholder=" …")
+        how = f"from the start of episodes ({anew})" if anew else "exactly where it was"
         resumed = f"; went on after iteration {self._between.first} {how}" if self._between.first else ""
-        runner = f"; steps by {self.runner}" if self.runner is not None else ""
+        runner = f"; steps by {self.runner.brief}" if self.runner is not None else ""
         return (
             f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, "
             f"iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"
@@ -442,7 +446,7 @@ class TrainingRun:
         evaluated_from = environment_seed(self.config.seed, Purpose.EVALUATION)
         seeds = {"training": self.config.seed, "evaluation_from": evaluated_from}
         kept = {"algorithm": self.recipe.name, "env": env_name(self.config), "seeds": seeds, "versions": versions()}
-        folder.about(**kept, runner=str(self.runner or ""), run_id=self._id)
+        folder.about(**kept, runner=str(self.runner or ""), run_id=self._id, source=self._source)
 
 
 def goes_on_in(path: Path) -> bool:

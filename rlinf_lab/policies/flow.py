@@ -30,7 +30,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.policies.heads import Head
 from rlinf_lab.policies.mlp import NumpyMLP, mlp
 from rlinf_lab.policies.views import HostViews
@@ -128,6 +128,21 @@ class FlowHead(Head):
         self.std_logit = nn.Parameter(torch.full((flow.noisy_steps, self.dimensions), logit))
         self._views = HostViews((self, "std_logit"))
         self.acts_in_numpy = isinstance(velocity, VelocityMLP)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """As torch has it; `ConfigError` for the weights of an earlier version, or of a flow with other steps."""
+        if any(name.startswith(f"{prefix}velocity.net.") for name in state_dict):
+            raise ConfigError(
+                "These weights are of a flow policy that an earlier version kept: its net gave the velocity, and nets give the end of the flow now. "
+                "Next: train or clone it anew."
+            )
+        kept, mine = state_dict.get(f"{prefix}std_logit"), self.std_logit
+        if kept is not None and kept.shape[1:] == mine.shape[1:] and len(kept) != len(mine):
+            raise ConfigError(
+                f"These weights are of a flow policy with noise in {counted(len(kept), 'step')}, and this one has it in {len(mine)}. "
+                f"Policies of before Flow.noisy_steps have it in all. Next: Flow(steps=..., noisy_steps={len(kept)})."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def draw_noise(self, rng: np.random.Generator, n: int) -> NDArray[np.float32]:
         return rng.standard_normal((n, self.noise_size), dtype=np.float32)

@@ -34,6 +34,14 @@ class Runner:
         cores = f" on {self.cores} cores" if self.cores > 1 else ""
         return f"{self.name}{cores} ({self.why}{f': {told} steps/s' if told else ''})"
 
+    @property
+    def brief(self) -> str:
+        """Without the rates: for the reprs of others."""
+        return f"{self.name}{f' on {self.cores} cores' if self.cores > 1 else ''} ({self.why})"
+
+    def __repr__(self) -> str:
+        return f"Runner({self})"
+
 
 LONGEST = 10_000
 """steps after which whoever plays whole episodes cuts one that nothing limits"""
@@ -70,7 +78,7 @@ class EnvSpec:
         limit = "no limit of steps" if self.max_episode_steps is None else f"at most {counted(self.max_episode_steps, 'step')}"
         told = [f"success: {self.success}"] if self.success else []
         told += [f"torch tensors on {self.device}"] if self.device else []
-        told += [f"steps by {self.runner}"] if self.runner else []
+        told += [f"steps by {self.runner.brief}"] if self.runner else []
         lines = [f"observation {self.observation_space}", f"action {self.action_space}", *told]
         return "\n  ".join([f"EnvSpec(id={self.id!r}, {limit}, {'renders' if self.renders else 'draws no pictures'})", *lines])
 

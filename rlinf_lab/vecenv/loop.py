@@ -168,7 +168,7 @@ class LoopVecEnv:
 def described(spec: EnvSpec, num_envs: int, how: str = "") -> str:
     """One line for the repr of a vector."""
     limit = "no limit of steps" if spec.max_episode_steps is None else f"at most {spec.max_episode_steps} steps"
-    runner = f", runner {spec.runner}" if spec.runner else ""
+    runner = f", runner {spec.runner.brief}" if spec.runner else ""
     return f"{spec.id} × {num_envs}{how}{runner} (observation {spec.observation_space}, action {spec.action_space}, {limit})"
 
 

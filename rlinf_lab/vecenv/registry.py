@@ -15,7 +15,7 @@ import multiprocessing.queues
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from multiprocessing.connection import Connection
@@ -76,12 +76,15 @@ class EnvFactory:
     """What makes vectors of one environment: picklable, and complete in any process. Made by `environment`."""
 
     id: str
-    make: Callable[..., VecEnv] = field(repr=False)
+    make: Callable[..., VecEnv]
     """``make(num_envs=..., max_episode_steps=..., **options)``"""
-    given: Any = field(default=None, repr=False)
+    given: Any = None
     """the class or function that was handed over, if any"""
     runner: Runner | None = None
     """what steps its vectors where none is asked for; None: chosen by measuring, for each vector"""
+
+    def __repr__(self) -> str:
+        return f"EnvFactory({self.id!r}{f', steps by {self.runner.name}' if self.runner else ''})"
 
     def __call__(self, num_envs: int = 1, max_episode_steps: int | None = None, *, runner: str = AUTO, cores: int = 1, **options: Any) -> VecEnv:
         """A vector; see `make_vec`. `ConfigError` for a bad number, `UnknownNameError` for an option that there is not."""
@@ -129,12 +132,7 @@ class EnvFactory:
         advice = "a function that takes num_envs, such as functools.partial(gymnasium.make_vec, 'CartPole-v1')"
         if num_envs != self.size:
             raise ConfigError(f"{self.id}: this VectorEnv has {self.size} environments, num_envs is {num_envs}. Next: num_envs={self.size}, or {advice}.")
-        if statistics := _running_statistics(self.given):
-            raise ConfigError(
-                f"{self.id}: {statistics} keeps running statistics, which copies would not share: evaluations would see others than training. "
-                "Next: leave the wrapper out; the run normalises by itself, observations with normalize_obs=True, rewards with normalize_reward=True "
-                "(see help(run.config)). Or freeze it: update_running_mean = False."
-            )
+        _refuse_running_statistics(self.id, self.given)
         refused = f"{self.id}: a run needs several vectors like this {type(self.given).__name__}, which cannot be copied"
         if elsewhere := _held_outside(self.given):
             raise ConfigError(f"{refused} ({elsewhere}). Next: {advice}.")
@@ -202,13 +200,17 @@ class EnvFactory:
         return None if point is None else point.load()
 
     def spec(self, max_episode_steps: int | None = None, **options: Any) -> EnvSpec:
-        """Read from an environment that is made for it and closed."""
+        """Read from an environment that is made for it and closed.
+
+        `ConfigError` where a wrapper of it keeps running statistics, which no two vectors would share.
+        """
         if self.size is not None:
             return self(self.size, max_episode_steps, **options).spec
         if (known := self._known_spec(max_episode_steps)) is not None and not options:
             return known
         env = self(1, max_episode_steps, **{**options, "runner": next(iter(self.runners())), "cores": 1})
         try:
+            _refuse_running_statistics(self.id, env)
             return env.spec
         finally:
             env.close()
@@ -295,6 +297,11 @@ def environment(env: Any) -> EnvFactory:
         return env
     if isinstance(env, str):
         return _by_id(env)
+    if isinstance(env, VecEnv) and isinstance(env.spec, EnvSpec):
+        again = "the class or function that it was made from"
+        with contextlib.suppress(UnknownNameError, MissingDependencyError):
+            again = repr(_by_id(env.spec.id).id)
+        raise ConfigError(f"{shown(env, 60)}: a vector that has been made, and a run makes several of its own. Next: {again}.")
     if isinstance(env, gymnasium.vector.VectorEnv):
         return EnvFactory(_name_of(env), partial(_from_vector, _name_of(env), env), env)
     if isinstance(env, gymnasium.Env):
@@ -374,15 +381,19 @@ def _from_vector(id: str, env: gymnasium.vector.VectorEnv, **arguments: Any) -> 
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """An environment, what it wraps, and the single environments of a vector, each with what they wrap."""
+    """An environment, what it wraps, and the single environments of a vector, each with what they wrap.
+
+    Those of gymnasium are given out; vectors of this package are looked into.
+    """
     waiting, seen = [env], set[int]()
     while waiting:
         layer = waiting.pop()
-        if id(layer) not in seen and isinstance(layer, (gymnasium.vector.VectorEnv, gymnasium.Env)):
+        if id(layer) not in seen and layer is not None:
             seen.add(id(layer))
-            yield layer
+            if isinstance(layer, (gymnasium.vector.VectorEnv, gymnasium.Env)):
+                yield layer
             inside = getattr(layer, "__dict__", {})
-            envs = inside.get("envs")
+            envs = layer.envs if isinstance(layer, LoopVecEnv) else inside.get("envs")
             waiting += [inside.get("env"), *(envs if isinstance(envs, (list, tuple)) else ())]
 
 
@@ -402,13 +413,16 @@ def _held_outside(env: gymnasium.vector.VectorEnv) -> str:
     return ""
 
 
-def _running_statistics(env: gymnasium.vector.VectorEnv) -> str:
-    """The name of a wrapper whose statistics change from step to step, as those of gymnasium's `NormalizeObservation` do, or ""."""
+def _refuse_running_statistics(id: str, env: Any) -> None:
+    """`ConfigError` for a wrapper whose statistics change from step to step, as those of `NormalizeObservation` do."""
     for layer in _layers(env):
         inside = getattr(layer, "__dict__", {})
         if inside.get("_update_running_mean", True) and any(name.endswith("_rms") for name in inside):
-            return type(layer).__name__
-    return ""
+            raise ConfigError(
+                f"{id}: {type(layer).__name__} keeps running statistics, which no two vectors share: evaluations would see others than training. "
+                "Next: leave the wrapper out; the run normalises by itself, observations with normalize_obs=True, rewards with normalize_reward=True "
+                "(see help(run.config)). Or freeze it: update_running_mean = False."
+            )
 
 
 def adapters() -> dict[str, EntryPoint]:

@@ -291,7 +291,10 @@ def versions() -> dict[str, str]:
 
 # --- settings as JSON -----------------------------------------------------------------------------------------
 def to_plain(config: Any) -> dict[str, Any]:
-    """A configuration as JSON can hold it. What it cannot hold (a class, a function) as {"object": its name}."""
+    """A configuration as JSON can hold it.
+
+    What it cannot hold (a class, a function) as {"object": its name, "again": how a program may say it}.
+    """
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
@@ -312,7 +315,7 @@ def _plain(value: Any) -> Any:
         return {"policy_of": {"algorithm": value.algorithm, "config": to_plain(value.config)}}
     if isinstance(value, gymnasium.Env) and (id := registered_as(value)):
         return id
-    return {"object": named(value)}
+    return {"object": named(value), "again": expression(value)}
 
 
 def registered_as(env: gymnasium.Env) -> str | None:
@@ -332,6 +335,17 @@ def named(value: Any) -> str:
     return getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
 
 
+def expression(value: Any) -> str:
+    """How a program may say it again, as far as that is known; "" where it is not."""
+    spec = getattr(value, "spec", None)
+    if isinstance(value, gymnasium.vector.VectorEnv):
+        return "" if spec is None else f"gymnasium.make_vec({spec.id!r}, num_envs={value.num_envs})"
+    if isinstance(value, gymnasium.Env) and spec is not None:
+        return f"gymnasium.make({spec.id!r}, ...)"
+    name = named(value).rpartition(".")[2]
+    return "" if not name.isidentifier() else name if name == getattr(value, "__name__", None) else f"{name}(...)"
+
+
 def env_name(config: Any) -> str:
     """What the environment of a run is called."""
     return str(config.factory.id)
@@ -343,7 +357,8 @@ def from_plain(value: Any) -> Any:
         if isinstance(value, dict) and set(value) == {"linear"}:
             return linear(*value["linear"])
         if isinstance(value, dict) and set(value) == {"flow"}:
-            return Flow(**value["flow"])
+            flow = value["flow"]  # of before ``noisy_steps``: all steps had noise
+            return Flow(**({"noisy_steps": flow["steps"]} if "steps" in flow else {}) | flow)
     except TypeError as error:
         raise ConfigError(f"A setting in config.json is {shown(value)}: {error}. Next: give it by name.") from error
     return tuple(from_plain(v) for v in value) if isinstance(value, list) else value

@@ -96,6 +96,8 @@ def brief(value: Any) -> str:
     """A setting in a legend."""
     if isinstance(value, Mapping) and set(value) == {"linear"}:
         return f"linear({value['linear'][0]:g}, {value['linear'][1]:g})"
+    if isinstance(value, Mapping) and "object" in value:
+        return str(value["object"])
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -47,8 +47,8 @@ class Rerun:
 def _refuse(layout: Layout) -> None:
     """Raise `PlanError` for what spans do not tell."""
     graph = layout.graph
-    if layout.filler or layout.absent:
-        raise PlanError(f"workflow {graph.name!r} has {'fillers' if layout.filler else 'ranks that come and go'}")
+    if layout.absent:
+        raise PlanError(f"workflow {graph.name!r} has ranks that come and go")
     for spec in graph.channels:
         producers, consumers = graph.producers(spec.name), graph.consumers(spec.name)
         if not spec.is_fifo or spec.weight is not None or spec.group > 1:
