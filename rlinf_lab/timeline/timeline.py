@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from html import escape
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rlinf_lab.errors import TimelineError, shown, with_old_names
 from rlinf_lab.timeline.account.accounting import FARTHEST_NS, Accounting, Ledger, shares
 from rlinf_lab.timeline.record.clock import seconds_shown
-from rlinf_lab.timeline.record.files import holds, path_of, reading, writing
+from rlinf_lab.timeline.record.files import path_of, reading, writing
 from rlinf_lab.timeline.record.span import Span
 from rlinf_lab.timeline.record.store import SpanStore
 
@@ -173,8 +174,8 @@ class Timeline(SpanStore):
     def to_perfetto(self, path: str | Path) -> Path:
         """A trace for ui.perfetto.dev, with lanes, arrows and counters. Returns the path.
 
-        Chrome trace JSON, which other viewers open, too; compressed where the name ends in ``.gz``. Exact through
-        `open`.
+        Chrome trace JSON, which other viewers open, too; compressed where the name ends in ``.gz``. `open` reads it as
+        far as Perfetto shows it; `to_parquet` keeps everything.
         """
         from rlinf_lab.timeline.formats import chrome
 
@@ -201,7 +202,7 @@ class Timeline(SpanStore):
         if isinstance(path, Sequence) and not isinstance(path, str):
             return cls._of_ranks(path)
         path = path_of("open", path)
-        if not holds(path.exists):
+        if not os.path.exists(path):  # noqa: PTH110  (Path.exists raises for a name that is too long)
             raise TimelineError(f"There is no {shown(str(path), 300)}. Next: look at {shown(str(path.parent), 300)}.")
         if (path / OF_A_RUN).is_file():
             path = path / OF_A_RUN
@@ -247,8 +248,7 @@ class Timeline(SpanStore):
 
     @classmethod
     def from_chrome(cls, path: str | Path) -> Self:
-        """Chrome trace JSON, also gzipped, or one event a line. Of torch's profiler, Ray, RLinf's tracer, or of
-        `to_perfetto`: then it is equal.
+        """Chrome trace JSON, also gzipped, or one event a line. Of torch's profiler, Ray, RLinf's tracer, ours.
 
         Arrows of other tools, from any span to any other one, are left out; ``foreign_arrows`` says how many.
         Raises `TimelineError` for a file that holds no trace.
