@@ -58,7 +58,7 @@ def batches(count: int, each: int = 10_000) -> Iterator[bytes]:
         recorder.add(tracks[i & 63], kind, name, 1000 * i, 1000 * i + 900, i // 10_000, 1, 64, channel, i % 10_000)
         if i % each == each - 1:
             recorder.add(driver, SpanKind.MARK, mark, 1000 * (i + 1 - each), 1000 * (i + 1), i // 10_000)
-            yield pickle.dumps(recorder.drain(as_it_is=True), protocol=5)
+            yield pickle.dumps(recorder.drain(), protocol=5)
 
 
 def ingested(count: int) -> tuple[float, list[list[float]]]:

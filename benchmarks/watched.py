@@ -143,7 +143,7 @@ def nanoseconds_per_write(count: int, packed: bool = True) -> float:
         writer.resumed(rank, SpanKind.GET, 1)
         if len(recorder.loose) > 256 * NUMBERS:  # as many rows as come between two looks
             if packed:
-                recorder.drain(as_it_is=True)
+                recorder.drain()
             else:
                 recorder.loose.clear()
     return (time.thread_time_ns() - start) / (2 * (count // 2))

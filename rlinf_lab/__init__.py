@@ -1,4 +1,6 @@
-"""rlinf_lab: build RL workflows in a notebook, see their schedule, run them on Ray, watch them live.
+"""Build RL workflows in a notebook, see their schedule, run them on Ray.
+
+Runs are watched live.
 
     import rlinf_lab as lab
 
@@ -19,7 +21,6 @@ _HOME = {
     "Outbox": "rlinf_lab.workflow.worker",
     "Weights": "rlinf_lab.workflow.weights",
     "Workflow": "rlinf_lab.workflow.workflow",
-    "Filler": "rlinf_lab.workflow.filler",
     "ExecutionPlan": "rlinf_lab.planning.plan.execution_plan",
     "Profile": "rlinf_lab.planning.profile.profile",
     "profile": "rlinf_lab.runtime.profiling.profiler",
@@ -76,7 +77,6 @@ if TYPE_CHECKING:
     from rlinf_lab.widgets.explorer import PlanExplorer as PlanExplorer
     from rlinf_lab.widgets.timeline_view import TimelineView as TimelineView
     from rlinf_lab.workers.residence import TorchWorker as TorchWorker
-    from rlinf_lab.workflow.filler import Filler as Filler
     from rlinf_lab.workflow.weights import Weights as Weights
     from rlinf_lab.workflow.worker import Inbox as Inbox
     from rlinf_lab.workflow.worker import Outbox as Outbox
@@ -101,13 +101,17 @@ _MOVED = {
     "profile_from_run": "lab.planning.profile_from_run",
     "profile_from_trace": "lab.planning.profile_from_trace",
     "planned": "lab.planning.planned",
-    "sensitivity": "lab.planning.sensitivity",
     "Scripted": "lab.testing.Scripted",
     "Collected": "lab.testing.Collected",
     "Recorder": "lab.testing.Recorder",
     "WorkerError": "lab.errors.WorkerError",
 }
 """flat names of before, for notebooks that were written with them"""
+_GONE = {
+    "Filler": "a second workflow for that work, run on devices of its own",
+    "sensitivity": "for times in (0.5, 2): print(lab.plan(flow, devices, profile.scaled('WORKER', times)).best)",
+}
+"""what there was, and what to do instead"""
 
 
 def __getattr__(name: str) -> Any:
@@ -127,6 +131,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     if name in _MOVED:
         raise AttributeError(f"lab.{name} is called {_MOVED[name]} now.")
+    if name in _GONE:
+        raise AttributeError(f"lab.{name} is gone. Next: {_GONE[name]}.")
     import difflib
 
     near = difflib.get_close_matches(name, [*_HOME, *_ROOMS], n=1)

@@ -24,7 +24,10 @@ Layer = tuple[Tensor, Tensor]
 
 
 def applies(x: Tensor) -> bool:
-    """Whether these are the better way now: not under autocast, nor where torch compiles and fuses the layers itself."""
+    """Whether these are the better way now.
+
+    Not under autocast, nor where torch compiles and fuses the layers itself.
+    """
     return not torch.is_autocast_enabled(x.device.type) and not torch.compiler.is_compiling()
 
 
@@ -79,7 +82,7 @@ class Perceptron:
         return x, inputs + normal
 
     def backward(self, gradient: Tensor, inputs: list[Tensor], *, of_weights: bool = True, of_input: bool = False) -> Tensor | None:
-        """From the outputs' ``gradient`` to that of the inputs, (B, I) or (K, B, I), if it is wanted."""
+        """From the outputs' ``gradient`` to that of the inputs. (B, I) or (K, B, I), if it is wanted."""
         for i in range(len(self.layers) - 1, -1, -1):
             x, weight = inputs[i], self.layers[i][0]
             if of_weights:
@@ -178,7 +181,7 @@ class Squashed(NamedTuple):
 
 
 def squashed_sample(mean_BA: Tensor, log_std_BA: Tensor, noise_BA: Tensor, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """Action and log-density of each component, both (B, A), of `Squashed`, as one step of autograd."""
+    """Action and log-density of each component of `Squashed`, both (B, A). As one step of autograd."""
     found: tuple[Tensor, Tensor] = _SquashedSample.apply(mean_BA, log_std_BA, noise_BA, bounds)
     return found
 

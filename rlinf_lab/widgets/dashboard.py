@@ -12,7 +12,7 @@ import traitlets
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.timeline.formats.packed import json_of_waiting
+from rlinf_lab.timeline.formats.packed import json_of_delta
 from rlinf_lab.timeline.record.batch import FEW_SPANS
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
@@ -189,7 +189,7 @@ class Dashboard(PushedWidget):
                 content["state"] = dict(self._state)
             if content or parts or any(self._left):
                 is_plain = waiting is not None and waiting.layout is not None and len(content) == 1
-                self._publish(content, parts, f'"layout": {json_of_waiting(content["layout"])}' if is_plain else "")
+                self._publish(content, parts, f'"layout": {json_of_delta(content["layout"])}' if is_plain else "")
         finally:
             self._push_lock.release()
 

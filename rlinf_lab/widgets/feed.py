@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.timeline.formats.packed import pack_delta, pack_rows, pack_waiting
-from rlinf_lab.timeline.record.batch import NARROW_DTYPE, SPAN_DTYPE, SpanArray, stacked
+from rlinf_lab.timeline.formats.packed import pack_delta, pack_rows
+from rlinf_lab.timeline.record.batch import SPAN_DTYPE, SpanArray, stacked
 from rlinf_lab.timeline.record.store import Growing
 from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle, pack_samples
 
@@ -44,7 +44,7 @@ class Update:
     """News of a timeline. ``tables`` only when they changed; ``bubbles``: seconds by cause, one row per iteration.
 
     ``layout`` says where the columns of ``spans`` are and how far their times are shifted against the origin; without
-    columns they are rows as `rlinf_lab.timeline.formats.packed.pack_delta` has them, or `pack_waiting` (``narrow``).
+    columns they are rows as `rlinf_lab.timeline.formats.packed.pack_delta` has them.
     ``idle`` replaces all device time from ``idle_from`` (ns after the origin) on: what was said of the end of a
     timeline may have been grown past.
     """
@@ -186,14 +186,14 @@ class TimelineFeed:
         rows = self.timeline.waiting(self._seen) if self._origin is not None else None
         if (
             rows is None
-            or (most is not None and len(rows) > most * NARROW_DTYPE.itemsize)
+            or (most is not None and len(rows) > most * SPAN_DTYPE.itemsize)
             or self._shape_of(self.timeline) != self._shape
         ):
             return None
         update = Update()
         if rows:
             self._grown_at = time.monotonic()
-            update.layout, update.spans = pack_waiting(rows, self._origin or 0)
+            update.layout, update.spans = pack_delta(rows, self._origin or 0)
             self._seen += update.layout["count"]
         return update
 
@@ -281,7 +281,7 @@ class TimelineFeed:
 
     def _spans(self, now: Timeline, since: int, until: int) -> tuple[dict[str, Any], bytes]:
         if until - since <= _FEW_SPANS:
-            return pack_delta(now, since, until, self._origin or 0)
+            return pack_delta(now.spans[since:until].tobytes(), self._origin or 0)
         header, data = pack_rows(now, since, until)
         return header | {"shift": now.start_ns - (self._origin or 0)}, data
 

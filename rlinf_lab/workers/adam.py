@@ -1,4 +1,6 @@
-"""torch's Adam with less around it: no compiler to be imported, and few calls a step.
+"""torch's Adam with less around it.
+
+No compiler to be imported, and few calls a step.
 
 The first optimiser of a process makes torch import ``torch._dynamo`` (a second, and sympy) to mark methods as not to be
 compiled. Nothing compiles them here, so what those marks wrap is called instead. The mathematics and the state are

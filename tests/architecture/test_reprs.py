@@ -115,7 +115,6 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "Worker by hand": (lambda o: Sim(3), "<Sim, by hand>"),
     "TorchWorker": (lambda o: lab.TorchWorker(), "<TorchWorker, by hand>"),
     "Residence": (lambda o: Residence([torch.nn.Linear(512, 512)], "cpu"), "Residence(Linear of cpu, 1.0 MiB, now in cpu)"),
-    "Filler": (lambda o: lab.Filler(Step, on=["cpu:0", "cpu:1"]), "Filler('step': Step.step on cpu:0, cpu:1)"),
     "Collected": (lambda o: lab.testing.Collected(), "[]"),
     "Scripted": (lambda o: lab.testing.Scripted([1, 2, 3], micro_batch=2), "Scripted(3 items left, in batches of 2)"),
     "Timeline": (lambda o: o.run.timeline, "Timeline: 2 devices"),
@@ -201,4 +200,9 @@ def test_a_flat_name_of_before_says_the_one_of_today() -> None:
         with pytest.raises(AttributeError, match=rf"^lab\.{name} is called {now} now\.$"):
             getattr(lab, name)
         assert callable(operator.attrgetter(now.removeprefix("lab."))(lab))
+    with pytest.raises(AttributeError, match=r"^lab\.Filler is gone\. Next: a second workflow"):
+        _ = lab.Filler
+    flow = cell_flow()
+    with pytest.raises(lab.errors.ConfigError, match="'fillers' is gone. Next: a second workflow"):
+        lab.run(flow, lab.ExecutionPlan.temporal(flow, DEVICES), fillers=[])
     assert len(lab._HOME) <= 33  # a newcomer reads all of it

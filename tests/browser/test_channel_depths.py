@@ -70,7 +70,7 @@ def test_every_change_is_that_of_the_timeline(page: Any, monkeypatch: pytest.Mon
                 moving(rng, recorder, EPOCH + 1000 * part - late, EPOCH + 1000 * part + 1000)
             if part in (2, 3, 4):
                 recorder.add(recorder.track("driver", 0), SpanKind.MARK, recorder.name("iteration"), EPOCH, EPOCH + 1000 * part + rng.randrange(1500), part - 2)
-            timeline.extend(recorder.drain(as_it_is=True), checked=True)
+            timeline.extend(recorder.drain(), checked=True)
             live = live or TimelineFeed(timeline)
             messages.append(wire(live.take_spans()))
         origin = int(messages[0][0]["tables"]["origin"])

@@ -46,22 +46,21 @@ def test_a_delta_of_rows_says_what_one_of_columns_says(page: Any, monkeypatch: p
 
 
 def test_rows_as_a_recorder_wrote_them_say_the_same(page: Any) -> None:
-    """What the narrow row has no room for (a long span, a large number) comes in the other one."""
     rng, recorder, timeline, epoch = random.Random(5), Recorder(), Timeline(["cpu:0", "cpu:1"]), 1_700_000_000_123_456_789
     tracks = [recorder.track("w", r, (f"cpu:{r % 2}",)) for r in range(70)]
     names = [recorder.name(n) for n in ("a", "b", "c")]
     recorder.add(tracks[0], SpanKind.RUN, names[0], epoch, epoch + 5)
     live = TimelineFeed(timeline)
-    timeline.extend(recorder.drain(as_it_is=True), checked=True)
+    timeline.extend(recorder.drain(), checked=True)
     first = live.take_spans()
     for _ in range(600):
         start, kind = epoch + rng.randrange(10**9) + 1, rng.randrange(len(SpanKind))
         iteration, items = rng.choice((-1, 0, (1 << 27) - 1)), rng.choice((0, 9, 65_535))
         numbers = iteration, items, rng.randrange(1 << 32), rng.choice((-1, names[2])), rng.choice((-1, 5, (1 << 31) - 1))
         recorder.add(rng.choice(tracks), kind, rng.choice(names), start, start + rng.choice((0, 7, rng.randrange(10**7), (1 << 32) - 1)), *numbers)
-    timeline.extend(recorder.drain(as_it_is=True), checked=True)
+    timeline.extend(recorder.drain(), checked=True)
     second = live.take_waiting()
-    assert second is not None and second.layout is not None and second.layout["narrow"] and second.layout["count"] == 600
+    assert second is not None and second.layout is not None and second.layout["count"] == 600
     seen = []
     for updates in ([first, second], [TimelineFeed(timeline).take_spans()]):
         told = [(content, {name: base64.b64encode(part).decode() for name, part in parts.items()}) for content, parts in (u.content() for u in updates)]

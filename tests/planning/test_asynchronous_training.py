@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import ConfigError
+from rlinf_lab.planning.costs.response_lengths import ResponseLengths
 from rlinf_lab.planning.simulator.rollouts import AsynchronousTraining
 from rlinf_lab.planning.simulator.staleness import (
     POLICIES,
@@ -19,6 +21,7 @@ from rlinf_lab.planning.simulator.staleness import (
     MeanStaleness,
     StalenessPolicy,
 )
+from rlinf_lab.planning.simulator.tool_cell import ToolCell
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -71,9 +74,10 @@ def test_laws_of_every_policy(name, while_generating, bound, queue, slots, size,
 
 def test_what_each_policy_is_for():
     runs = {name: simulated(StalenessPolicy(name, bound=1)) for name in POLICIES}
-    stale = {name: run.staleness_N(5).mean() for name, run in runs.items()}
+    stale, fates = {name: run.staleness_N(5).mean() for name, run in runs.items()}, runs["drop_oldest"].responses.fate
     assert runs["drop_oldest"].trainer_idle < 0.1 and runs["drop_oldest"].length_bias == pytest.approx(1, abs=0.03)
     assert runs["drop_oldest"].generator_idle < 0.02 < runs["block"].generator_idle  # who never waits loses work
+    assert sum(runs["drop_oldest"].histogram().values()) == (fates == "used").sum() == 41 * 32 and set(fates) == {"used", "dropped", "unused"}
     assert runs["bound"].staleness_N().max() <= 1 < runs["block"].staleness_N().max()
     assert stale["pace"] < stale["block"]
     # What is dropped for being stale is what took long.
@@ -99,23 +103,54 @@ def test_a_run_has_the_staleness_that_was_simulated_item_by_item(monkeypatch):
     sys.modules.pop("staleness_model")
 
 
-def test_the_table_and_the_repr():
-    done = simulated(StalenessPolicy("drop_oldest"))
-    table = done.responses
-    assert len(table) == 4000 and set(table.fate) == {"used", "dropped", "unused"}
-    assert sum(done.histogram().values()) == int((table.fate == "used").sum()) == 41 * 32  # the last batch is being learnt from
-    assert "40 updates" in repr(done) and "length bias" in repr(done)
-
-
 @pytest.mark.parametrize(("make", "says"), [
-    (lambda: StalenessPolicy("drop"), "StalenessPolicy.name is 'drop'. Next: 'drop_oldest'"),
-    (lambda: StalenessPolicy(bound=-1), "bound is -1"), (lambda: StalenessPolicy(queue=0.5), "queue is 0.5"),
-    (lambda: StalenessPolicy(while_generating="abort"), "while_generating is 'abort'"), (lambda: GroupQueue(StalenessPolicy(), 0), "batch=0"),
-    (lambda: AsynchronousTraining(0, 4, 1.0), "concurrency is 0"), (lambda: AsynchronousTraining(4, 5, 1.0, 2), "no multiple of group_size=2. Next: 4"),
-    (lambda: AsynchronousTraining(4, 4, 0.0), "training_s is 0.0"), (lambda: AsynchronousTraining(4, 4, 1.0, steady=True), "steady"),
-    (lambda: AsynchronousTraining(4, 4, 1.0).simulate([]), "at least one group"),
+    (lambda: StalenessPolicy("drop"), "StalenessPolicy.name is 'drop'. Next: 'drop_oldest'"), (lambda: StalenessPolicy(bound=-1), "bound is -1"),
+    (lambda: GroupQueue(StalenessPolicy(), 0), "batch=0"), (lambda: AsynchronousTraining(4, 5, 1.0, 2), "no multiple of group_size=2. Next: 4"),
+    (lambda: AsynchronousTraining(4, 4, 0.0), "training_s is 0.0"), (lambda: AsynchronousTraining(4, 4, 1.0).simulate([]), "at least one group"),
     (lambda: AsynchronousTraining(4, 4, 1.0).simulate([1.0, float("nan")]), "finite durations"),
+    (lambda: ToolCell(0.0, 1.0), "step_s must be above 0"), (lambda: ToolCell(1.0, 1.0).simulate([(3, 0)]), "turns of at least one token"),
+    (lambda: ResponseLengths.of_completion([(1.0, 0.5)], 1.0), "ends at 1"), (lambda: ResponseLengths.of_completion([(1.0, 1.0)], 0.0), "rate above 0"),
+    (lambda: ResponseLengths.of_completion([(2.0, 0.5), (1.0, 1.0)], 1.0), "in the order of time"),
 ])  # fmt: skip
 def test_numbers_that_cannot_work_are_named(make, says):
     with pytest.raises(ConfigError, match=says):
         make()
+
+
+# --- the cell of generation and tools; lengths drawn from a completion curve ----------------------------------------
+TOY = [(10, 2 + 3 * p) if p % 2 else (12 + 3 * p,) for p in range(8)]
+
+
+def test_the_toy_of_tools():
+    assert ToolCell(0.004, 0.03, by_count=True).simulate(TOY).steps == 86
+    for tools, plain in ((1, 63), (4, 41)):
+        cell = ToolCell(0.004, 0.03, tools)
+        found = cell.best(TOY).simulate(TOY)
+        assert cell.simulate(TOY).steps == plain and found.steps == 33
+        assert found.seconds <= cell.simulate(TOY).seconds + 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(1, 3), st.sampled_from([0.0, 0.5, 2.0, math.inf]),
+    st.booleans(), st.sampled_from([0.0, 0.7, 3.0]),
+)  # fmt: skip
+def test_bounds_that_always_hold(turns, tools, patience, by_count, tool_s):
+    found = ToolCell(1.0, tool_s, tools, patience, by_count).simulate(turns)
+    longest, total, calls = max(map(sum, turns)), sum(map(sum, turns)), sum(len(t) - 1 for t in turns)
+    assert longest <= found.steps <= total
+    assert found.seconds == pytest.approx(found.steps + found.waited_s)
+    assert found.seconds >= max(sum(t) + tool_s * (len(t) - 1) for t in turns) - 1e-9
+    assert found.seconds >= calls * tool_s / tools - 1e-9 and max(found.ends_s) == pytest.approx(found.seconds)
+    best = ToolCell(1.0, tool_s, tools).best(turns).simulate(turns)
+    assert best.seconds <= ToolCell(1.0, tool_s, tools).simulate(turns).seconds + 0.5
+
+
+def test_lengths_have_the_curve_they_are_drawn_from():
+    points = [(10.0, 0.2), (20.0, 0.5), (60.0, 0.9), (200.0, 1.0)]
+    lengths = ResponseLengths.of_completion(points, 30.0)
+    tokens = lengths.draw(np.random.default_rng(0), 50_000)
+    for seconds, share in points:
+        assert (tokens <= seconds * 30).mean() == pytest.approx(share, abs=0.01)
+        assert float(lengths.fraction(seconds * 30)) == pytest.approx(share)
+    assert tokens.mean() == pytest.approx(lengths.mean, rel=0.02) and "longest 6000" in repr(lengths)

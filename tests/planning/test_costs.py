@@ -20,7 +20,6 @@ from rlinf_lab.planning.costs import (
     fit,
     fit_worker,
 )
-from rlinf_lab.planning.costs.generation import _two
 from rlinf_lab.planning.costs.lengths import QUANTILES
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
@@ -86,6 +85,7 @@ def test_generation_without_a_cap_is_a_constant_plus_a_part_over_devices(exponen
 
 def test_generation_recovers_alpha_and_beta_from_two_device_counts() -> None:
     truth = GenerationModel(samples((64, 8192, 300)), Lengths(4096.0, mean_tokens=900.0), SHAPE)
+    assert truth.tokens.mean() == pytest.approx(900, rel=1e-3) and truth.tokens.max() == 4096 and (np.diff(truth.tokens) >= 0).all()
     rows = [(n, 8192, float(truth.seconds(np.array([n]), 8192)[0])) for n in (32, 64)]
     found = GenerationModel(samples(*rows), Lengths(4096.0, mean_tokens=900.0), SHAPE)
     assert found.identified == "measurements" and found.parameters == pytest.approx(truth.parameters, rel=1e-6)
@@ -102,12 +102,6 @@ def test_a_completion_curve_comes_back_as_it_went_in() -> None:
         assert stream.times[-1] == pytest.approx(200)
         if exponent:
             assert model.share == pytest.approx(exponent, abs=0.01)
-
-
-def test_mean_length_is_met() -> None:
-    model = GenerationModel(samples((64, 8192, 591)), Lengths(28672.0, mean_tokens=15300.0, sigma=0.8), SHAPE)
-    assert model.tokens.mean() == pytest.approx(15300, rel=1e-3) and model.tokens.max() == 28672
-    assert (np.diff(model.tokens) >= 0).all()
 
 
 def test_a_cap_makes_waves() -> None:
@@ -151,12 +145,6 @@ def test_groups_come_later_and_what_comes_last_is_long(correlation: float) -> No
     assert one.weights.mean() == pytest.approx(1) and (np.diff(one.weights) > -1e-9).all() and one.weights[-1] > 1.5
 
 
-def test_with_nothing_to_tell_by_it_says_assumed() -> None:
-    model = GenerationModel(samples((8, 512, 50)), Lengths(2000.0, mean_tokens=500.0))
-    assert model.identified == "assumed" and model.share == pytest.approx(1)
-    assert model.estimate(4, 512).basis == "assumed" and model.estimate(8, 512).basis == "measured"
-
-
 # --- simulator and cell ----------------------------------------------------------------------------------
 def test_a_simulator_is_flat_then_linear() -> None:
     model = SimulatorModel(samples((1, 10, 1.0), (1, 20, 1.0), (1, 30, 1.5), (1, 40, 2.0)))
@@ -180,17 +168,6 @@ def test_neither_part_of_a_simulator_is_negative(seconds: tuple[float, ...], hin
     model = SimulatorModel(samples(*((1, 10.0 * (i + 1), s) for i, s in enumerate(seconds))))
     assert model.hinge == pytest.approx(hinge)
     assert model.seconds(np.array([1]), 60.0)[0] == pytest.approx(seconds[-1] + hinge[1] * 30)
-
-
-@pytest.mark.parametrize("falling", [0, 1])
-def test_a_part_that_would_be_negative_is_left_out_and_the_other_fitted_alone(falling: int) -> None:
-    """Least squares of relative errors: of t = b·x alone, b = Σ (x/t) / Σ (x/t)²."""
-    rows, seconds = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 4.0]]), np.array([[1.0, 3.0, 9.0], [4.0, 2.0, 1.0]][falling])
-    found = _two(rows, seconds)
-    relative = rows[:, 1 - falling] / seconds
-    expected = float(relative.sum() / (relative**2).sum())
-    assert found == pytest.approx((0.0, expected) if falling == 0 else (expected, 0.0))
-    assert _two(rows, rows @ np.array([2.0, 3.0])) == pytest.approx((2.0, 3.0))
 
 
 def test_a_cell_alternates_or_overlaps() -> None:

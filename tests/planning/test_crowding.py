@@ -64,16 +64,10 @@ def test_work_on_one_core_or_without_factors_takes_as_long_as_before() -> None:
     assert stretched(both, FACTORS).elapsed_ns == 15
 
 
-@pytest.mark.parametrize("bad", [(2.0,), (1.0, 0.9), (1.0, float("nan")), (1.0, "x"), 3, (1.0, 2.0, 1.5)])
+@pytest.mark.parametrize("bad", [(2.0,), (1.0, 0.9), (1.0, float("nan")), (1.0, "x"), 3])
 def test_factors_that_cannot_be_are_refused(bad: object) -> None:
     with pytest.raises(PlanError, match="how many times longer work takes when 1, 2, 3"):
         checked_factors(cast(Any, bad))
-
-
-@pytest.mark.slow
-def test_crowding_is_measured() -> None:
-    factors = lab.profiling.crowding("processes", ["cpu:0", "cpu:1"], emulate=True)
-    assert len(factors) == 2 and checked_factors(factors) == factors
 
 
 class Slowed(lab.Worker):

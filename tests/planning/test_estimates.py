@@ -11,20 +11,21 @@ import pytest
 from driving import executed
 from random_flows import Scenario, scenario
 from sweeps import sweep
-from timed_flows import Timed, cell, timed
+from timed_flows import Timed, cell
 
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.replay.batch_model import fit
-from rlinf_lab.planning.replay.estimate import Estimate, Recorded, _one_token, estimate
-from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, call, get, put, run, wait
+from rlinf_lab.planning.replay.estimate import Estimate, estimate
+from rlinf_lab.planning.simulator.scripts import Script
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, call, get, put, run, wait
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 MS = 1_000_000
-TWO, THREE = ["cpu:0", "cpu:1"], ["cpu:0", "cpu:1", "cpu:2"]
+TWO, THREE, APART = ["cpu:0", "cpu:1"], ["cpu:0", "cpu:1", "cpu:2"], {"w": [0], "v": [1]}
 
 
 def predicted_ms(found: Estimate, plan: ExecutionPlan) -> float:
@@ -64,19 +65,11 @@ class Worked(Worker):
         self.compute(0.004)
 
 
-def spread(flow: Workflow, **fields: Any) -> ExecutionPlan:
-    return ExecutionPlan.spatial(flow, TWO, {"w": [0], "v": [1]}, **fields)
-
-
 class Silent(Worked):
     """Computes before its last put only: with a mock clock the first call's end and the second's begin cannot be told apart."""
 
     def make(self, n: int, out: Outbox) -> None:
         out.put(n)
-
-    def use(self, inbox: Inbox) -> None:
-        for _ in inbox:
-            self.compute(0.001)
 
 
 def test_calls_that_cannot_be_told_apart_are_refused_by_name() -> None:
@@ -90,7 +83,7 @@ def test_calls_that_cannot_be_told_apart_are_refused_by_name() -> None:
         w.make(3, a)
         v.use(a)
 
-    plan = spread(flow)
+    plan = ExecutionPlan.spatial(flow, TWO, APART)
     with pytest.raises(PlanError, match=r"w\[0\] in iteration 1: make\(\) is called 2 times in a row.*Next: give the calls methods of their own"):
         estimate(flow, plan, executed(flow, plan))
 
@@ -121,14 +114,6 @@ class Join(Worker):
             self.compute(0.001 * len(batch))
             out.put_all(batch)
 
-    def in_turn(self, left: Inbox, right: Inbox, out: Outbox) -> None:
-        everything = right.get_all()
-        self.compute(0.002 * len(everything))
-        for batch in left:
-            self.compute(0.003 * len(batch))
-            out.put_all(batch)
-        self.compute(0.005)
-
     def at_whim(self, left: Inbox, right: Inbox, out: Outbox) -> None:
         while batch := left.get(1):
             self.compute(0.001)
@@ -137,7 +122,7 @@ class Join(Worker):
             out.put_all(batch)
 
 
-def joining(method: str, capacity: int | None = 4) -> Workflow:
+def joining(method: str, capacity: int | None) -> tuple[Workflow, list[ExecutionPlan]]:
     flow = Workflow(method)
     left, right, out = (flow.channel(c, capacity=capacity) for c in ("left", "right", "out"))
     one, two = flow.worker(Timed, 6, 0.0, 0.005, 1, name="one"), flow.worker(Timed, 12, 0.0, 0.003, 1, name="two")
@@ -150,31 +135,23 @@ def joining(method: str, capacity: int | None = 4) -> Workflow:
         getattr(join, method)(left, right, out)
         return end.work(out)
 
-    return flow
-
-
-def join_plans(flow: Workflow) -> list[ExecutionPlan]:
     on = {"one": [0], "two": [1], "join": [2], "end": [2]}
-    return [
+    return flow, [
         ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"left": 4, "out": 4}),
-        ExecutionPlan.spatial(flow, THREE, on, name="one by one"),
         ExecutionPlan.spatial(flow, THREE, on, micro_batch=3, micro_batches={"right": 1}, name="three"),
+        ExecutionPlan.spatial(flow, THREE, on, name="one by one"),
     ]
 
 
-@pytest.mark.parametrize("method", ["in_step", "in_turn"])
-def test_a_call_that_reads_two_channels_waits_for_both(method: str) -> None:
-    flow = joining(method)
-    temporal, *others = join_plans(flow)
-    found = assert_predicts(flow, [temporal, *others])
-    rows = found.simulate(others[0], 1).rows()
+def test_a_call_that_reads_two_channels_waits_for_both() -> None:
+    flow, plans = joining("in_step", 4)
+    rows = assert_predicts(flow, plans).simulate(plans[-1], 1).rows()
     taken = {c: sum(r.items for r in rows if r.kind == SpanKind.GET and r.channel == c) for c in ("left", "right", "out")}
     assert taken == {"left": 6, "right": 12, "out": 6}
 
 
 def test_gets_in_no_order_are_refused_by_name() -> None:
-    flow = joining("at_whim", None)
-    plan = join_plans(flow)[0]
+    flow, (plan, *_) = joining("at_whim", None)
     with pytest.raises(PlanError, match=r"join\.at_whim\(\) reads its channels in an order that is not understood.*Next: "):
         estimate(flow, plan, executed(flow, plan))
 
@@ -208,7 +185,7 @@ class Doubler(Worker):
 def test_a_loop_at_its_channels_is_simulated_as_it_runs() -> None:
     """The same loop as a script: equal span by span to the run."""
     flow = feeding()
-    plan = spread(flow, micro_batch=2)
+    plan = ExecutionPlan.spatial(flow, TWO, APART, micro_batch=2)
 
     def loop(turn):
         yield call(0)
@@ -224,10 +201,7 @@ def test_a_loop_at_its_channels_is_simulated_as_it_runs() -> None:
             yield put("doubled", n)
 
     def busy(ms: int):
-        def script(turn):
-            yield run(ms * MS)
-
-        return script
+        return lambda turn: (run(ms * MS) for _ in range(1))
 
     calls = [SimCall("w", "go", busy(7)), SimCall("v", "double", double, ("numbers",), ("doubled",), starts_on_device=False), SimCall("w", "go", busy(4))]
     difference = executed(flow, plan, 2).diff(Simulator(flow, plan).simulate(calls, 2, loop))
@@ -253,20 +227,6 @@ def test_a_fit_that_comes_out_negative_says_so(sizes: tuple, spent: tuple, expec
     assert note in said and bool(said) == bool(note)
 
 
-class Sinking(Timed):
-    def work(self, inbox: Inbox, *outs: Outbox) -> None:
-        for batch in inbox:
-            self.compute(0.020 if len(batch) == 1 else 0.004)
-
-
-def test_the_estimate_tells_of_such_a_fit() -> None:
-    flow, _ = timed("ab", 5, {"a": (0, 0.001), "b": (0, 0.001)}, kinds={"b": Sinking})
-    plan = ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"ab": 4})
-    found = estimate(flow, plan, executed(flow, plan))
-    assert any(n.startswith("b.work: larger batches were not slower") for n in found.notes) and "note: b.work: larger" in repr(found)
-
-
-# --- what a record does not say --------------------------------------------------------------------------------------
 def test_sources_and_single_gets_on_other_ranks_are_refused() -> None:
     flow = Workflow("ranks")
     a = flow.channel("a")
@@ -277,7 +237,7 @@ def test_sources_and_single_gets_on_other_ranks_are_refused() -> None:
         w.make(a)
         v.take(a)
 
-    plan = spread(flow)
+    plan = ExecutionPlan.spatial(flow, TWO, APART)
     found = estimate(flow, plan, executed(flow, plan))
     with pytest.raises(PlanError, match=r"w\.make\(\) makes items on 1 ranks.*how many each of 2 would make is not known"):
         found.simulate(ExecutionPlan.spatial(flow, TWO, {"w": [0, 1], "v": [1]}))
@@ -327,7 +287,7 @@ def measured_flow(seed: int) -> tuple[Scenario, Timeline, Estimate]:
     return made, timeline, estimate(made.flow, made.plan, timeline)
 
 
-@sweep(50, 200)
+@sweep(32, 200)
 def test_random_flows_are_predicted_as_they_ran_and_in_other_micro_batches(seeds: range) -> None:
     """Chains, joins and cells with random costs, capacities, ranks and memory: exactly, or with a note that says what is assumed."""
     exact = others = 0
@@ -364,20 +324,37 @@ def test_ranks_that_share_a_queue_answer_whoever_asked() -> None:
         found.simulate(dataclasses.replace(plans[0], sub_batches={}))
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3])
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_what_a_rank_does_for_one_token_is_found_in_its_record(tokens: int, steps: int) -> None:
-    """A simulator's record with several tokens, as it is written: puts of all, then step by step in turn, then what each hands over."""
-    seen, taken, given = (SpanKind.PUT, "obs", 1, 0), (SpanKind.GET, "act", 1, 0), (SpanKind.PUT, "traj", 1, 0)
+# --- the loop and scripts -------------------------------------------------------------------------------------------
+def test_a_loop_that_feeds_a_worker_and_reads_it_is_no_cell() -> None:
+    assert feeding().graph.cells == ()
 
-    def worked(ns: int) -> tuple:
-        return (SpanKind.RUN, "", 0, ns)
 
-    record = [op for k in range(tokens) for op in (worked(1 + 10 * k), seen)]
-    for left in range(steps - 1, -1, -1):
-        record += [op for k in range(tokens) for op in ([taken, worked(5 + 10 * k), seen] if left else [taken, worked(5 + 10 * k)])]
-    record += [given] + [op for _ in range(tokens - 1) for op in (worked(2), given)]
-    for k in range(tokens):
-        step = worked(5 + 10 * k)
-        expected = [worked(1 + 10 * k), seen, *([taken, step, seen] * (steps - 1)), taken, step, *[worked(2)] * (k > 0), given]
-        assert _one_token(Recorded(tuple(record)), tokens, k) == expected
+class Keyed(Worker):
+    def give(self, items: Outbox, answers: Outbox) -> None: ...
+    def want(self, items: Inbox, answers: Inbox) -> None: ...
+
+
+@pytest.mark.parametrize(("channel", "key", "text"), [("items", 0, "'items' has no keys"), ("answers", -1, "'answers' is keyed")])
+def test_a_script_gives_keys_as_a_worker_must(channel: str, key: int, text: str) -> None:
+    flow = Workflow("keys")
+    items, answers = flow.channel("items"), flow.channel("answers", keyed=True)
+    source, sink = flow.worker(Keyed, name="source"), flow.worker(Keyed, name="sink")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.give(items, answers)
+        sink.want(items, answers)
+
+    def give(turn: Turn) -> Script:
+        yield put("items", 1, key if channel == "items" else -1)
+        yield put("answers", 1, 0)
+
+    def want(turn: Turn) -> Script:
+        yield get("items")
+        yield get("answers", 1, key if channel == "answers" else 0)
+
+    calls = [SimCall("source", "give", give, writes=("items", "answers")), SimCall("sink", "want", want, reads=("items", "answers"))]
+    with pytest.raises(WorkflowError, match=text):
+        Simulator(flow.graph, ExecutionPlan.temporal(flow, TWO)).simulate(calls)
+    with pytest.raises(WorkflowError, match=r"run\(-1\)"):
+        run(-1)

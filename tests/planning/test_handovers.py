@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +9,7 @@ from mock_runs import profiled, run, seconds
 from timed_flows import Timed
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.planning.fit.samples import Observed
+from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.profile.handovers import Values, handed_over, is_closed, tail
 from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Profile, Sample, WorkerProfile
 
@@ -79,20 +74,18 @@ def test_new_weights_by_value_are_in_profile_and_plans() -> None:
         assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.candidate.seconds == pytest.approx(plan.seconds, rel=0.02)
 
 
-class Large(Source):
+class Leaves(lab.Worker):
     def onload(self) -> None:
-        self.compute(0.1)
+        self.compute(self.seconds / 4)
 
     def offload(self) -> None:
-        self.compute(0.05)
+        self.compute(self.seconds / 8)
 
 
-class LargeLearner(Learner):
-    def onload(self) -> None:
-        self.compute(0.2)
+class Large(Leaves, Source): ...
 
-    def offload(self) -> None:
-        self.compute(0.07)
+
+class LargeLearner(Leaves, Learner): ...
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -102,11 +95,11 @@ def test_who_loads_new_weights_comes_to_its_device_for_it(staleness: int) -> Non
     measured = lab.ExecutionPlan.temporal(flow, DEVICES[:1], memory={"source": 1, "learner": 1}, device_memory=1)
     profile = lab.planning.profile_from_run(flow, measured, run(flow, measured).timeline)
     plans = lab.plan(flow, DEVICES[:1], profile, staleness=staleness)
-    assert plans.best.seconds == pytest.approx(1.44) and plans.best.candidate.seconds == pytest.approx(1.44)
-    assert seconds(run(flow, plans.best)) == pytest.approx(1.44) and plans.bound.seconds == pytest.approx(1.02)
+    assert plans.best.seconds == pytest.approx(1.2825) and plans.best.candidate.seconds == pytest.approx(1.2825)
+    assert seconds(run(flow, plans.best)) == pytest.approx(1.2825) and plans.bound.seconds == pytest.approx(1.02)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.floats(0.001, 0.05), st.floats(0.0, 0.5), st.floats(0.001, 0.5), st.lists(st.floats(0.001, 0.05), max_size=1).map(tuple), st.integers(0, 2)
 )  # fmt: skip
@@ -144,15 +137,11 @@ def by_hand(handovers: tuple[Handover, ...]) -> Profile:
     return Profile(8, workers, (EdgeProfile("a", "b"), EdgeProfile("b", "c")), handovers=handovers)
 
 
-def test_a_handover_takes_what_the_slowest_rank_takes_in_each_iteration_that_has_one() -> None:
-    turns = [{0: {"load": 1.0, "other": 9.0}, 1: {"load": 3.0}}, {0: {"other": 9.0}}, {1: {"load": 2.0}}]
-    seen: Any = SimpleNamespace(turns_by_rank=lambda worker: [{r: SimpleNamespace(handed=h) for r, h in ranks.items()} for ranks in turns])
-    assert Observed.handover_seconds(seen, "w", "load") == [3.0, 2.0]
-
-
 def test_only_what_begins_after_everything_counts_for_every_plan() -> None:
     late = by_hand((Handover("c", "weights", 1.0), Handover("a", "load", 2.0, ("c",))))
     assert tail(late) == 3.0 and is_closed(late)
+    with pytest.raises(ConfigError, match=r"are both a.load\(\)"):
+        by_hand((Handover("a", "load", 1.0), Handover("a", "load", 2.0)))
     early = by_hand((Handover("a", "report", 5.0), Handover("b", "log", 1.0, ("a",))))
     assert tail(early) == 0.0 and not is_closed(early) and tail(by_hand(())) == 0.0
     ended = handed_over(early, {"a": 1.0, "b": 4.0, "c": 9.0})
@@ -160,17 +149,3 @@ def test_only_what_begins_after_everything_counts_for_every_plan() -> None:
     assert lab.plan(early, 3).bound.seconds <= lab.plan(early, 3).best.seconds
     one_device = lab.plan(early, {"": 1}, staleness=1).best  # iterations overlap, but the device has its work and the handovers of all
     assert one_device.seconds == pytest.approx(9.0, rel=0.01) and one_device.candidate.seconds == pytest.approx(9.0)
-
-
-@pytest.mark.parametrize(
-    ("handovers", "error", "says"),
-    [
-        ((Handover("d", "load", 1.0),), UnknownNameError, "profile.handovers[0].worker"),
-        ((Handover("a", "load", 1.0, ("x",)),), UnknownNameError, "profile.handovers[0].after"),
-        ((Handover("a", "load", -1.0),), ConfigError, "profile.handovers[0].seconds is -1 s"),
-        ((Handover("a", "load", 1.0), Handover("a", "load", 2.0)), ConfigError, "are both a.load()"),
-    ],
-)
-def test_errors_name_the_field(handovers: tuple[Handover, ...], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says.replace("[", r"\[").replace("(", r"\(").replace(")", r"\)")):
-        replace(by_hand(()), handovers=handovers)

@@ -18,7 +18,6 @@ from rlinf_lab.planning.forecast.forecast import graph_of
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.profile.profile import Memory
 from rlinf_lab.planning.search.effort import FEW_COUNTS, SMOOTH, is_exact, search_of
-from rlinf_lab.planning.search.pareto import spread
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, evaluate
 from rlinf_lab.planning.search.problem import (
     FEW_LEAVES,
@@ -31,8 +30,6 @@ from rlinf_lab.planning.search.problem import (
 )
 from rlinf_lab.planning.search.solver import Only, guess, near, solve
 
-Edges = frozenset[tuple[int, int]]
-
 
 def problem_of(edges: Iterable[tuple[int, int]], count: int) -> Problem:
     names, nothing = tuple(f"w{i}" for i in range(count)), (0.0,) * count
@@ -44,7 +41,7 @@ def profile_of(edges: Iterable[tuple[int, int]], count: int) -> Profile:
     return Profile.from_dict({"items": 8, "workers": workers, "edges": [{"producer": f"w{p}", "consumer": f"w{c}"} for p, c in edges]})
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_cuts_are_all_subsets_that_nobody_else_feeds(seed: int) -> None:
     rng = random.Random(seed)
     count = rng.randint(2, 8)
@@ -62,7 +59,7 @@ def test_a_chain_has_one_order_however_long() -> None:
     assert Orders.of(chain).all and len(Cuts.shared(chain).of(chain.everyone)) == LONG - 1  # among a million subsets
 
 
-@pytest.mark.parametrize("count", [LONG + 1, 40, 300])
+@pytest.mark.parametrize("count", [LONG + 1, 300])
 @pytest.mark.parametrize("linked", [True, False])
 def test_longer_ones_are_cut_between_groups_of_neighbours_and_each_group_in_one_way(count: int, linked: bool) -> None:
     cuts = Cuts.shared(problem_of([(i, i + 1) for i in range(count - 1)] if linked else [], count))
@@ -75,20 +72,6 @@ def test_longer_ones_are_cut_between_groups_of_neighbours_and_each_group_in_one_
             open_ += [part for c in found for part in (c.before, c.after)]
     assert len(cuts.of((1 << count) - 1)) == GROUPS - 1
     assert len(seen) <= GROUPS * GROUPS // 2 + count  # all of a chain: half its square
-
-
-@pytest.mark.slow
-def test_a_long_chain_has_a_plan_and_says_what_was_not_looked_at() -> None:
-    plans = plan(profile_of([(i, i + 1) for i in range(23)], 24), 4, micro_batches=4)
-    note = next(note for note in plans.notes if "24 workers can be composed" in note)
-    assert f"cut between {GROUPS} groups of neighbours" in note and "the lower bound holds for all" in note and "Next: " in note
-    assert plans.best.seconds >= plans.bound.seconds
-    assert set(plans.best.placement) == {f"w{i}" for i in range(24)}
-
-
-def test_few_points_stand_for_many_of_one_number_of_devices() -> None:
-    code = np.array([0, 0, 0, 0, 0, 0, 3, 3, 4])
-    assert spread(code, 2).tolist() == [0, 3, 5, 6, 7, 8] and spread(code[:0], 2).tolist() == []
 
 
 def test_a_generator_far_above_is_found_in_a_ladder_of_diamonds() -> None:
@@ -105,13 +88,10 @@ def test_of_many_workers_one_order_is_searched_and_plans_say_so(edges: list[tupl
     plans = plan(profile_of(edges, 12), 2, micro_batches=2)
     assert any("12 workers can be composed in more ways than can be searched" in note for note in plans.notes)
     assert plans.best.seconds >= plans.bound.seconds
+    chain = plan(profile_of([(i, i + 1) for i in range(11)], 12), 2, micro_batches=2)
+    assert not any("more ways" in note for note in chain.notes), "of a chain there is one order"
     orders = Orders.of(problem_of(edges, 12))
     assert all(len(orders.upstream(2**n - 1)) == n - 1 for n in range(2, 13))
-
-
-def test_an_exact_search_of_a_long_chain_says_nothing_of_orders() -> None:
-    plans = plan(profile_of([(i, i + 1) for i in range(11)], 12), 2, micro_batches=2)
-    assert not any("more ways" in note for note in plans.notes)
 
 
 def many(devices: int, count: int = 9) -> Profile:
@@ -163,7 +143,7 @@ def test_a_search_over_few_counts_is_close_to_an_exact_one() -> None:
     assert np.mean(ratios) < 1.03 and max(ratios) < 1.2, ratios
 
 
-@sweep(15, 60)
+@sweep(10, 60)
 def test_company_that_changes_nothing_is_not_looked_at_again(seeds: range) -> None:
     """The same plans as with a front for every set of those who stay."""
     fewer = 0

@@ -10,9 +10,7 @@ import pytest
 from timed_flows import timed
 
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.planner.lower_bound import lower_bound
 from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile.profile import (
     DeviceKind,
@@ -40,15 +38,12 @@ def test_devices_of_several_kinds_have_names() -> None:
     profile = chain(a=FLAT, b=FLAT).replace(kinds=(DeviceKind("H"), DeviceKind("R")))
     names = {"R": ["node1/cuda:0"], "H": ["cuda:3", "cuda:5"]}
     for planned in plan(profile, names, simulate=False):
-        seats = planned.candidate.placement.seats
         assert planned.devices == planned.execution.devices == ("node1/cuda:0", "cuda:3", "cuda:5")
-        for name, seat in seats.items():
+        for name, seat in planned.candidate.placement.seats.items():
             assert {planned.devices[d] for d in seat.devices} <= set(names[planned.candidate.placement.kind(seat)]), name
     with pytest.raises(PlanError, match=r"a number of each kind, or names of each kind\. Next: \{'H': \['cuda:0'\]"):
         plan(profile, {"H": ["cuda:0"], "R": 1})
-    with pytest.raises(PlanError, match="devices is \\[3\\]; give a number"):
-        plan(profile, {"H": ["cuda:0"], "R": [3]})
-    for wrong in ([], [1, 2], ()):
+    for wrong in ([], [1, 2], {"": [3]}):
         with pytest.raises(PlanError, match=r"devices is .*; give a number"):
             plan(chain(a=FLAT, b=FLAT), wrong)
     assert plan(chain(a=FLAT, b=FLAT), ["cpu:0", "cpu:1"]).best.execution.devices == ("cpu:0", "cpu:1")
@@ -89,32 +84,17 @@ def test_a_plan_comes_with_its_timeline() -> None:
     assert html.count("<svg") == html.count("<img") == 1, "an image where a page takes SVG out"
 
 
-def test_modes_can_be_left_out() -> None:
-    assert {p.mode for p in plan(chain(a=FLAT, b=FLAT, c=FLAT), 8, modes=("temporal",))} == {"temporal"}
-    assert {p.mode for p in plan(chain(a=FLAT, b=FLAT, c=FLAT), 8, modes=("spatial", "hybrid"))} == {"spatial", "hybrid"}
-    with pytest.raises(UnknownNameError, match="Did you mean 'spatial'"):
-        plan(chain(a=FLAT), 8, modes=("spatia",))
-
-
 def test_who_does_not_fit_side_by_side() -> None:
-    wide = dataclasses.replace(STEEP, ranks=RankRule(6))
-    plans = plan(chain(a=wide, b=wide), 8)
-    assert plans.refused["spatial"] == "devices of their own for all need 6 a + 6 b = 12 devices, 8 are there."
-    bound = dataclasses.replace(STEEP, offloadable=False, memory=Memory(50))
-    profile = chain(a=bound, b=bound)
-    assert "no two have room on the same devices: 'a' needs 50 GiB" in plan(profile, 8, memory_gib=64).refused["temporal"]
+    wide, bound = dataclasses.replace(STEEP, ranks=RankRule(6)), dataclasses.replace(STEEP, offloadable=False, memory=Memory(50))
+    assert plan(chain(a=wide, b=wide), 8).refused["spatial"] == "devices of their own for all need 6 a + 6 b = 12 devices, 8 are there."
     three = plan(chain(a=bound, b=bound, c=bound), 8, memory_gib=64)
     assert [p.mode for p in three] == ["spatial"] and all(three.refused[m].startswith("no two have room on the same devices") for m in ("temporal", "hybrid"))
     single = dataclasses.replace(bound, ranks=RankRule(most=1))  # all on one device, where they time-share
     leaving = plan(chain(a=single, b=dataclasses.replace(single, memory=Memory(10)), c=single), 8, memory_gib=64)
     assert "who stays on the devices leaves too little memory" in leaving.refused["temporal"]
     assert "hybrid" not in plan(chain(a=bound, b=dataclasses.replace(bound, memory=Memory(10)), c=bound), 8, memory_gib=64).refused
-    hosts = chain(a=dataclasses.replace(FLAT, resource="host"), b=STEEP)
-    assert all("memory" not in why and "room" not in why for why in plan(hosts, 8, memory_gib=64).refused.values())
     with pytest.raises(PlanError, match="No plan for 'chain' on 8 devices among temporal: .a. needs 50 GiB .* Next: modes=.*, or memory_gib=100"):
-        plan(profile, 8, memory_gib=64, modes=("temporal",))
-    with pytest.raises(PlanError, match="'a' needs 50 GiB"):
-        plan(profile, 8, memory_gib=40)
+        plan(chain(a=bound, b=bound), 8, memory_gib=64, modes=("temporal",))
 
 
 def test_unused_devices_go_to_who_is_no_slower_with_them() -> None:
@@ -124,16 +104,6 @@ def test_unused_devices_go_to_who_is_no_slower_with_them() -> None:
     plans = plan(chain(a=flat, b=host, c=pairs), 7, simulate=False)
     assert [at["devices"] for at in plans["spatial"].placement.values()] == [3, 0, 4]
     assert [at["devices"] for at in plans["temporal"].placement.values()] == [7, 0, 4]
-
-
-def test_the_bound_knows_that_ranks_of_a_generator_end_one_by_one() -> None:
-    """Somebody who waits for none of its responses, or can begin with the first ones, may have their devices."""
-    sampler = WorkerProfile((Sample(8, 64.0, 8.0),), "generation", lengths=Lengths(4000.0, mean_tokens=200.0), exponent=1.0)
-    other = dataclasses.replace(STEEP, ranks=RankRule(1))
-    apart = Profile(64, {"sampler": sampler, "other": other}, (), "apart")
-    streamed, together = (apart.replace(edges=(EdgeProfile("sampler", "other", whole=whole),)) for whole in (False, True))
-    seconds = [lower_bound(Setting.of(p, 8)).seconds for p in (apart, streamed, together)]
-    assert seconds[0] == seconds[1] < seconds[2] and all(p.seconds >= seconds[0] for p in plan(apart, 8))
 
 
 def test_notes_say_what_the_figures_rest_on() -> None:
@@ -249,25 +219,6 @@ def test_the_bound_of_a_chain_that_leaves_a_cell(writer: str, ahead: int) -> Non
     edges = (EdgeProfile("a", "b"), EdgeProfile("b", "c"), EdgeProfile("c", "a"), EdgeProfile(writer, "after", whole=True))
     steps, plans = plan(Profile(64, ring, edges[:3]), 4).bound.seconds, plan(Profile(64, workers, edges), 4)
     assert plans.bound.seconds == pytest.approx(steps - steps / 4 * ahead + 20) and plans.bound.seconds <= plans.best.seconds
-
-
-def test_a_plan_says_where_ranks_by_themselves_may_be_quicker_or_slower() -> None:
-    a, b = (WorkerProfile((Sample(1, 64.0, s),), exponent=1.0) for s in (16.0, 64.0))
-    even = plan(chain(a=a, b=b), 10, micro_batches=8, modes=("spatial",))[0]
-    assert even.placement["b"]["devices"] == 8 and even.notes == ()
-    shares = chain(a=dataclasses.replace(a, devices=3), b=dataclasses.replace(b, devices=8))
-    assert plan(shares, 11, micro_batches=8, modes=("spatial",))[0].notes == ()  # 22 items of a rank of three, in whatever micro-batches
-    steps = shares.with_worker("a", kind="simulator", samples=(Sample(1, 1.0, 0.25), *a.samples))
-    (odd,) = plan(steps, 11, micro_batches=8, modes=("spatial",))
-    assert odd.placement["a"]["micro_batches"] == 8 and odd.notes == (
-        "a: micro-batches of 8 items do not divide by 3 ranks, which are counted as going on together, micro-batch by micro-batch; ranks that take items by "
-        "themselves may "
-        "need up to 8 % less",
-    )
-    assert f"note: {odd.notes[0]}" in repr(odd) and odd.notes[0] in plan(steps.with_worker("b", devices=None), 11, micro_batches=8).notes
-    small, large = (dataclasses.replace(w, devices=n) for w, n in ((a, 4), (b, 8)))
-    mixed = plan(chain(a=small, b=small, c=large), 8, micro_batches=8)["hybrid"]
-    assert mixed.shape == "(a | b) > c" and mixed.notes == (), "whose ranks begin one by one are simulated so"
 
 
 def test_how_good_a_figure_is_in_words() -> None:

@@ -6,9 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from timed_flows import timed
 
 import rlinf_lab as lab
-from rlinf_lab.errors import PlanError, RenamedError
+from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import plan, planned
 from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
@@ -21,7 +22,7 @@ def saved(made: object) -> ExecutionPlan:
     return ExecutionPlan.from_json(made.execution.to_json())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("path", PROFILES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [p for p in PROFILES if p.stem in ("grpo_1.5b_case1", "maniskill_openvla")], ids=lambda p: p.stem)
 def test_a_saved_plan_takes_what_it_took(path: Path) -> None:
     """Of random profiles: `test_stated_seconds`."""
     plans = plan(Profile.load(path), 8)
@@ -112,25 +113,9 @@ def test_kinds_of_devices() -> None:
         planned(two(), "plan.json")  # type: ignore[arg-type]
 
 
-class Maker(lab.Worker):
-    def make(self, out: lab.Outbox) -> None: ...
-
-
-class Taker(lab.Worker):
-    def take(self, inbox: lab.Inbox) -> None: ...
-
-
 def test_a_plan_of_a_workflow_with_names_of_its_own() -> None:
-    flow = lab.Workflow("two")
-    maker, taker, items = flow.worker(Maker, name="a"), flow.worker(Taker, name="b"), flow.channel("items")
-
-    @flow.iteration
-    def step() -> None:
-        maker.make(items)
-        taker.take(items)
-
-    plans = plan(flow, 8, two())
-    for p in plans:
+    flow = timed("ab", 64, dict.fromkeys("ab", (0.0, 1.0)))[0]
+    for p in plan(flow, 8, two()):
         if p.simulated is not None:
             assert planned(flow, saved(p), two()).seconds == pytest.approx(p.seconds, rel=1e-9)
     with pytest.raises(PlanError, match="needs profile="):
@@ -143,8 +128,3 @@ def test_plans_say_which_devices_one_rank_a_worker_leaves_idle_and_what_measures
     idle = [n for n in plan(two(workers={"a": one, "b": one}), 4).notes if "idle" in n]
     assert idle == ["2 of 4 devices are idle: by the profile a, b have one rank at most. Next: lab.profile(flow, ranks={'a': [1, 4]}) measures more"]
     assert not any("idle" in n for n in (*plan(two(workers={"a": one, "b": one}), 2).notes, *plan(two(workers={"a": one, "b": WORK}), 4).notes))
-
-
-def test_the_name_that_a_groups_size_had_before_says_the_new_one() -> None:
-    with pytest.raises(RenamedError, match="'unit' is called 'group_size' now"):
-        two().unit("a")  # type: ignore[attr-defined]

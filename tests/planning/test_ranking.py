@@ -75,15 +75,6 @@ def test_groups_in_a_cycle_of_a_generator_and_its_tool(group: int) -> None:
     assert any("(gen | tool | judge)" in p.shape for p in found)
 
 
-def test_why_there_is_no_spatial_plan_of_a_cell_whose_members_never_fit_alike() -> None:
-    """The members of the cycle have no number of devices in common: apart they need 2 + 1 + 3."""
-    workers = {"a": {"ranks": {"devices_per_rank": 2}, **samples(2, 97, 8)}, "b": {"ranks": {"divides": 97}, **samples(1, 97, 4)}, "c": samples(1, 97, 4),
-               "d": {"devices": 4, **samples(4, 97, 4)}, "e": {"ranks": {"counts": [3]}, **samples(3, 97, 2)}}  # fmt: skip
-    edges = [{"producer": p, "consumer": c} for p, c in (("a", "e"), ("b", "e"), ("e", "a"), ("e", "b"))]
-    found = plan(Profile.from_dict({"items": 97, "workers": workers, "edges": edges}), 8)
-    assert "6 a+b+e" in found.refused["spatial"] and "4 d" in found.refused["spatial"]
-
-
 @pytest.mark.parametrize(("devices", "shape"), [(1, "env+pol"), (2, "(env | pol)")])
 def test_a_cell_says_what_its_seconds_rest_on(devices: int, shape: str) -> None:
     """The search, the notes and the cost model have one rule for a cell: its calibration, its sub-batches, its least sure member."""
@@ -123,50 +114,6 @@ def test_who_waits_waits_of_the_seconds_that_are_shown(profile: Profile, shape: 
     assert share is not None and int(share[1]) == pytest.approx(100 * (1 - worked / made.seconds), abs=1)
 
 
-def test_turns_say_what_is_moved_to_a_worker_on_the_host() -> None:
-    workers = {"a": {"resource": "host", **samples(0, 64, 8)}, "b": samples(1, 64, 4)}
-    edges = [{"producer": "a", "consumer": "b", "item_mib": 64}]
-    made = plan(Profile.from_dict({"items": 64, "workers": workers, "edges": edges, **LINK}), 1)["temporal"]
-    moved = re.search(r"waiting for what is moved ([\d.]+) s", made.reason)
-    assert moved is not None and float(moved[1]) == pytest.approx(made.seconds - 12, rel=0.01) and made.seconds > 30
-
-
-def pinned(pins: tuple[int, int], *feeding: str) -> Profile:
-    """A cycle of b and c on so many devices each, and workers that feed it."""
-    workers = {n: {"devices": k, **samples(k, 12, 40)} for n, k in zip("bc", pins, strict=True)}
-    workers |= {n: {"devices": 2, **samples(2, 12, 40)} for n in feeding}
-    edges = [{"producer": p, "consumer": c} for p, c in ("bc", "cb", *(n + "c" for n in feeding))]
-    return Profile.from_dict({"items": 12, "workers": workers, "edges": edges})
-
-
-def test_why_there_are_no_turns_of_a_cell_whose_members_share_no_devices() -> None:
-    found = plan(pinned((1, 2), "a"), 3, simulate=False)
-    assert [p.mode for p in found] == ["hybrid"]
-    assert found.refused["temporal"] == "b and c cannot sit on the same devices (no number of devices suits all of them), and apart they stream to each other."
-
-
-def test_a_flow_of_one_cycle_has_several_workers() -> None:
-    found = plan(pinned((1, 2)), 3, simulate=False)
-    assert found.best.shape == "(b | c)" and set(found.refused) == {"temporal", "hybrid"}
-    assert all(why.startswith("b and c answer each other step by step and are placed as one; there is nobody else") for why in found.refused.values())
-
-
-def test_who_keeps_nothing_is_not_said_to_keep_it() -> None:
-    """c stays too, but has no memory."""
-    workers = {"a": {"memory": {"resident_gib": 30}, "offloadable": False, **samples(1, 64, 8)}, "b": {"memory": {"resident_gib": 60}, **samples(1, 64, 8)},
-               "c": {"offloadable": False, **samples(1, 64, 8)}}  # fmt: skip
-    edges = [{"producer": p, "consumer": c} for p, c in ("ab", "bc")]
-    for worker in workers.values():
-        worker["ranks"] = {"most": 1}
-    said = plan(Profile.from_dict({"items": 64, "workers": workers, "edges": edges}), 3, memory_gib=80, simulate=False).refused["temporal"]
-    assert "'b' needs 60 GiB on 1 device while 'a' keeps 30 GiB there (offloadable: false), and a device has 80 GiB" in said
-
-
-def test_nothing_takes_no_time() -> None:
-    found = plan(pair(0, 0), 2)
-    assert [p.reason.partition(";")[0] for p in found] == ["fastest", "as fast"] and "0 % above" in found.best.reason
-
-
 def test_a_rounding_below_the_bound_has_no_sign() -> None:
     made = plan(pair(8, 4), 2)
     best = made.best
@@ -184,15 +131,36 @@ def test_plans_whose_iterations_overlap_are_all_ranked_by_simulation(seed: int) 
     assert len(seconds) == len(found) and all(b >= a * (1 - TIED) for a, b in itertools.pairwise(seconds))
 
 
+def said_of(mode: str, edges: str, workers: dict[str, Any], devices: int, **more: Any) -> str:
+    """Why there is no such plan."""
+    links = [{"producer": p, "consumer": c} for p, c in edges.split()]
+    return plan(Profile.from_dict({"items": 64, "workers": workers, "edges": links, **more}), devices, simulate=False).refused[mode]
+
+
+def pinned(devices: int) -> dict[str, Any]:
+    return {"devices": devices, **samples(devices, 64, 40)}
+
+
+FILLED = {
+    "e": {"kind": "simulator", "calls": 4, "offloadable": False, "memory": {"resident_gib": 32}, **samples(1, 64, 4)},
+    "p": {"calls": 4, "memory": {"resident_gib": 20}, "onload_s": 1, **samples(1, 64, 2)},
+    "a": {"memory": {"resident_gib": 52}, **samples(1, 64, 8)},
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "edges", "workers", "devices", "says"),
+    [
+        ("temporal", "bc cb ac", {"b": pinned(1), "c": pinned(2), "a": pinned(2)}, 3, "b and c cannot sit on the same devices .*, and apart they stream to"),
+        ("temporal", "bc cb", {"b": pinned(1), "c": pinned(2)}, 3, "b and c answer each other step by step and are placed as one; there is nobody else"),
+        ("spatial", "ae be ea eb", {"a": pinned(2), "b": pinned(1), "c": pinned(1), "d": pinned(4), "e": pinned(3)}, 8, r"6 (a\+b\+e|b\+a\+e).* 4 d"),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_plan_of_a_mode(mode: str, edges: str, workers: dict[str, Any], devices: int, says: str) -> None:
+    assert re.search(says, said_of(mode, edges, workers, devices))
+
+
 def test_a_refusal_names_all_that_fill_a_device() -> None:
     """The policy of a cell could leave by itself, and stays with the simulator: what is said adds up to more than there is."""
-    workers = {
-        "env": {"kind": "simulator", "calls": 4, "offloadable": False, "memory": {"resident_gib": 32}, **samples(1, 64, 4)},
-        "policy": {"calls": 4, "memory": {"resident_gib": 20}, "onload_s": 1, **samples(1, 64, 2)},
-        "actor": {"memory": {"resident_gib": 52}, **samples(1, 64, 8)},
-    }
-    edges = [{"producer": p, "consumer": c} for p, c in (("env", "policy"), ("policy", "env"), ("env", "actor"))]
-    profile = Profile.from_dict({"items": 64, "workers": workers, "edges": edges, "cells": [{"members": ["env", "policy"]}], "device_memory_gib": 96})
-    said = plan(profile, 2, simulate=False).refused["temporal"]
-    assert "'policy' stays with 'env', in one cell" in said
-    assert sum(float(gib) for gib in re.findall(r"(?:needs|keeps) ([\d.]+) GiB", said)) > 96
+    said = said_of("temporal", "ep pe ea", FILLED, 2, cells=[{"members": ["e", "p"]}], device_memory_gib=96)
+    assert "'p' stays with 'e', in one cell" in said and sum(float(gib) for gib in re.findall(r"(?:needs|keeps) ([\d.]+) GiB", said)) > 96

@@ -48,60 +48,24 @@ class Stage(Timed):
                 self.worked([prompt * GROUP + i for i in range(GROUP)], [out] if prompt % 4 else [])
 
 
-def workers(flow: lab.Workflow, prompts: int, group: int) -> Any:
-    """``group``: of what b takes."""
-    given = {"a": (prompts, 0.01, group), "b": (0, 1.0, GROUP), "c": (0, 0.1 / GROUP, 1)}
-    return (flow.worker(Stage, items, 0.0, each, puts, name=n) for n, (items, each, puts) in given.items())
-
-
-def made(method: str, group: int = 1) -> lab.Workflow:
-    """``group``: of what b takes."""
-    flow = lab.Workflow(f"{method} of {group}")
-    x, y = flow.channel("x", capacity=None, group=group), flow.channel("y", capacity=None, group=GROUP)
-    a, b, c = workers(flow, ITEMS // (GROUP if method == "answers" else 1), group)
-
-    @flow.iteration
-    def iteration() -> Any:
-        a.make(x)
-        getattr(b, method)(x, y)
-        return c.work(y)
-
-    return flow
-
-
-def profile(group_in: int = 1, passing: int | None = None, **worker: Any) -> Profile:
+def profile(group_in: int = 1, passing: int = ITEMS, **worker: Any) -> Profile:
     workers: dict[str, Any] = {n: {"samples": [{"devices": 1, "items": ITEMS, "seconds": s}]} for n, s in zip("abc", (0.32, 32.0, 0.8), strict=True)}
     workers["a"]["ranks"] = workers["c"]["ranks"] = {"counts": [1]}
     workers["b"] |= worker
-    first = {"producer": "a", "consumer": "b", "group": group_in} | ({} if passing is None else {"items": passing})
+    first = {"producer": "a", "consumer": "b", "group": group_in, "items": passing}
     return Profile.from_dict({"items": ITEMS, "workers": workers, "edges": [first, {"producer": "b", "consumer": "c", "group": GROUP}]})
 
 
 DEVICES = [f"cpu:{i}" for i in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("flow", "costs", "several"),
-    [(made("work"), profile(), False), (made("answers"), profile(passing=ITEMS // GROUP), True), (made("work", GROUP), profile(GROUP), True)],
-    ids=lambda value: value.name if isinstance(value, lab.Workflow) else "",
-)
-def test_plans_of_the_search_run(flow: lab.Workflow, costs: Profile, several: bool) -> None:
-    plans = lab.plan(flow, DEVICES, costs, micro_batches=8)
-    assert any(p.placement["b"]["ranks"] > 1 for p in plans) == several
-    said = "'b' has one rank: it takes items of 'x' in batches as they come and puts as many items into 'y', in groups of 4"
-    for planned in plans:
-        assert any(said in note and "group=4" in note and "Next: " in note for note in planned.notes) != several
-        assert sum(run(flow, planned, 2).wait()[-1]) == ITEMS
-    assert (said in repr(plans)) != several
-
-
-def handed(method: str) -> tuple[lab.Workflow, Profile]:
-    """What puts whole groups from any number of ranks, or may; the profile says what comes and goes."""
-    flow = lab.Workflow(method)
-    group, count = (GROUP if method == "filters" else 1), (ITEMS // GROUP if method == "samples" else ITEMS)
+def made(method: str, group: int = 1) -> tuple[lab.Workflow, Profile]:
+    """``group``: of what b takes. The profile says what comes and goes."""
+    flow, count = lab.Workflow(f"{method} of {group}"), ITEMS // (GROUP if method in ("answers", "samples") else 1)
     x = flow.channel("x", capacity=None, group=group, whole=method == "whole", keyed=method == "keyed")
     y = flow.channel("y", capacity=None, group=GROUP)
-    a, b, c = workers(flow, count, GROUP if group > 1 or method == "keyed" else 1)
+    given = {"a": (count, 0.01, GROUP if method == "keyed" else group), "b": (0, 1.0, GROUP), "c": (0, 0.1 / GROUP, 1)}
+    a, b, c = (flow.worker(Stage, items, 0.0, each, puts, name=n) for n, (items, each, puts) in given.items())
 
     @flow.iteration
     def iteration() -> Any:
@@ -116,9 +80,21 @@ def handed(method: str) -> tuple[lab.Workflow, Profile]:
     return flow, Profile.from_dict(known)
 
 
+@pytest.mark.parametrize(("method", "group", "several"), [("work", 1, False), ("answers", 1, True), ("work", GROUP, True)])
+def test_plans_of_the_search_run(method: str, group: int, several: bool) -> None:
+    flow, costs = made(method, group)
+    plans = lab.plan(flow, DEVICES, costs, micro_batches=8)
+    assert any(p.placement["b"]["ranks"] > 1 for p in plans) == several
+    said = "'b' has one rank: it takes items of 'x' in batches as they come and puts as many items into 'y', in groups of 4"
+    for planned in plans:
+        assert any(said in note and "group=4" in note and "Next: " in note for note in planned.notes) != several
+        assert sum(run(flow, planned, 2).wait()[-1]) == ITEMS
+    assert (said in repr(plans)) != several
+
+
 @pytest.mark.parametrize("method", ["filters", "whole", "fours", "keyed", "samples"])
 def test_who_may_hand_on_whole_groups_has_any_number_of_ranks(method: str) -> None:
-    flow, costs = handed(method)
+    flow, costs = made(method, GROUP if method == "filters" else 1)
     best = lab.plan(flow, DEVICES, costs, micro_batches=8).best
     assert best.placement["b"]["ranks"] == len(DEVICES)
     assert sum(run(flow, best, 2).wait()[-1]) == ITEMS * (3 if method in ("filters", "samples") else 4) // 4
@@ -131,12 +107,12 @@ def test_who_may_hand_on_whole_groups_has_any_number_of_ranks(method: str) -> No
 
 def test_a_worker_that_must_have_several_ranks_is_refused_by_name() -> None:
     for worker, why in (({"ranks": {"counts": [2, 4]}}, "its ranks are 1 device a rank, ranks: 2 or 4"), ({"devices": 2}, r"profile.workers.b.devices is 2")):
-        with pytest.raises(PlanError, match=rf"'b' has one rank: .*'x'.*'y'.*, but {why}\. Next: declare channel 'x' with group=4, or"):
-            lab.plan(made("work"), DEVICES, profile(**worker))
+        with pytest.raises(PlanError, match=rf"'b' has one rank: .*'x'.*'y'.*, but {why}\. Next: declare channel 'x' with group=4"):
+            lab.plan(made("work")[0], DEVICES, profile(**worker))
 
 
 def test_a_plan_by_hand_that_splits_groups_says_how_many_ranks_there_are() -> None:
-    flow = made("work")
+    flow = made("work")[0]
     plan = lab.ExecutionPlan.temporal(flow, DEVICES[:2], {"b": 2}, micro_batches={"x": 1})
     with pytest.raises(lab.errors.WorkerError, match=r"with 2 of key \d, one of its 2 ranks.*Next: .*a plan with one rank of 'b', or groups of 4 in what it reads"):
         run(flow, plan, 1)

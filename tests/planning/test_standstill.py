@@ -13,8 +13,6 @@ from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import DeadlockError, PlanError
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.graph import Call, Node, WorkflowGraph
-from rlinf_lab.workflow.specs import ChannelSpec
 
 
 class Twice(Worker):
@@ -33,15 +31,15 @@ class Twice(Worker):
 class Echo(Worker):
     def reads_first(self, inbox: Inbox, out: Outbox) -> None:
         for batch in inbox:
-            for item in batch:
-                out.put(item)
+            out.put_all(batch)
 
     def puts_first(self, inbox: Inbox, out: Outbox) -> Any:
         out.put(0)
         return inbox.take()
 
 
-def made(kind: str) -> tuple[Workflow, ExecutionPlan]:
+@pytest.mark.parametrize("kind", ["one call", "puts_first", "reads_first"])
+def test_what_can_end_does_and_a_wrong_order_of_calls_is_told_by_the_watch_with_its_ring(kind: str) -> None:
     flow = Workflow(kind)
     forth, back = flow.channel("forth"), flow.channel("back")
     twice, echo = flow.worker(Twice, name="twice"), flow.worker(Echo, name="echo")
@@ -56,28 +54,12 @@ def made(kind: str) -> tuple[Workflow, ExecutionPlan]:
         getattr(echo, kind)(forth, back)
         return got, sent
 
-    return flow, ExecutionPlan("by hand", ("cpu:0", "cpu:1"), {"twice": ((0,),), "echo": ((1,),)}, {"forth": 1, "back": 1})
-
-
-@pytest.mark.parametrize("kind", ["puts_first", "one call"])
-def test_what_can_end_does(kind: str) -> None:
-    flow, plan = made(kind)
-    with session(flow, plan) as s:
-        assert s.step() in ((0, 1), 1)
-
-
-def test_calls_of_a_worker_in_the_wrong_order_are_told_by_the_watch_with_their_ring() -> None:
-    flow, plan = made("reads_first")
-    with session(flow, plan) as s, pytest.raises(DeadlockError, match=r"twice\[0\].*echo\[0\]|echo\[0\].*twice\[0\]"):
-        s.step()
-
-
-def test_a_cell_is_named_along_its_channels() -> None:
-    names = "abcd"
-    nodes = [Node(n, n, (Call("do", "()", (f"{m}{n}",), (f"{n}{o}",), False),)) for m, n, o in zip("dabc", names, "bcda", strict=True)]
-    channels = tuple(ChannelSpec(f"{n}{o}") for n, o in zip(names, "bcda", strict=True))
-    graph = WorkflowGraph("ring", tuple(nodes), channels, ())
-    assert graph.ring_over(graph.edges[0]) == "a --ab--> b --bc--> c --cd--> d --da--> a"
+    with session(flow, ExecutionPlan("by hand", ("cpu:0", "cpu:1"), {"twice": ((0,),), "echo": ((1,),)}, {"forth": 1, "back": 1})) as s:
+        if kind == "reads_first":
+            with pytest.raises(DeadlockError, match=r"twice\[0\].*echo\[0\]|echo\[0\].*twice\[0\]"):
+                s.step()
+        else:
+            assert s.step() in ((0, 1), 1)
 
 
 def test_random_plans_are_refused_with_their_ring_or_go_on() -> None:

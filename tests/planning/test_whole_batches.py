@@ -69,7 +69,7 @@ def ran(flow: lab.Workflow, plan: Any) -> tuple[float, list[list[int]]]:
 
 
 @pytest.mark.parametrize("once", [True, False])
-@pytest.mark.parametrize(("items", "devices"), [(32, 1), (32, 4), (30, 4), (7, 3), (2, 4), (10, 3)])
+@pytest.mark.parametrize(("items", "devices"), [(32, 1), (30, 4), (7, 3), (2, 4)])
 def test_a_run_takes_what_the_plan_says_and_each_rank_has_its_share(items: int, devices: int, once: bool) -> None:
     flow, ranks = flow_of(items, once), set()
     for planned in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items), micro_batches=8):
@@ -119,16 +119,10 @@ def test_a_profile_in_chunks_of_a_workflow_that_hands_over_everything_is_refused
 class Picky(lab.Worker):
     """Asks for less than everything, in one of the ways there are."""
 
-    def read(self, inbox: lab.Inbox, how: str) -> list[tuple[int, float]]:
-        def ask() -> int:
-            if how == "take":
-                return inbox.take()
-            return next(iter(inbox.get(1) if how == "number" else inbox.get_weight(1)))
-
-        found = []
+    def read(self, inbox: lab.Inbox, how: str) -> list[int]:
+        found: list[int] = []
         for _ in range(2):
-            item = ask()
-            found.append((item, self.iteration))
+            found += [inbox.take()] if how == "take" else inbox.get(1) if how == "number" else inbox.get_weight(1)
             self.compute(1.0)
         return found
 
@@ -144,7 +138,6 @@ def test_nobody_is_given_a_part_of_a_whole_batch_before_all_is_there(how: str) -
         rollout.make(batch)
         return picky.read(batch, how)
 
-    plan = lab.ExecutionPlan("by hand", ("cpu:0", "cpu:1"), {"rollout": ((0,),), "picky": ((1,),)})
-    done = run(flow, plan, 2)
-    assert done.wait() == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
+    done = run(flow, lab.ExecutionPlan("by hand", ("cpu:0", "cpu:1"), {"rollout": ((0,),), "picky": ((1,),)}), 2)
+    assert done.wait() == [[0, 1], [0, 1]]
     assert done.timeline.iterations()["seconds"].tolist() == [SECONDS + 2, SECONDS + 2]  # else the whole would be ready with its last item: 8

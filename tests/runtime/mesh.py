@@ -13,14 +13,12 @@ from typing import Any
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
-from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
 from rlinf_lab.runtime.machine.devices import torch_device
 from rlinf_lab.runtime.session.session import Ended
 from rlinf_lab.timeline.record.clock import MonotonicClock
 from rlinf_lab.timeline.record.recorder import Recorder
-from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.workflow import Workflow
 
 NEWS_SECONDS = 0.002
@@ -33,11 +31,10 @@ class MeshExecutor:
     """
 
     def __init__(
-        self, flow: Workflow, plan: ExecutionPlan, delay: float = 0.0, seed: int = 0, slow_sending: float = 0.0, fillers: Sequence[Filler] = (),
+        self, flow: Workflow, plan: ExecutionPlan, delay: float = 0.0, seed: int = 0, slow_sending: float = 0.0,
         absent: Mapping[str, Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
-        self.flow, self.layout = flow, checked_layout(flow.graph, plan, specs_of(fillers), absent)
-        self._declarations = {**flow.workers, **declarations_of(fillers)}
+        self.flow, self.layout = flow, checked_layout(flow.graph, plan, absent)
         self.before_sending: dict[str, Callable[[str, tuple], None]] = {}  # by host; what it raises is met by who sends
         self._rng, self._delay, self._slow_sending = random.Random(seed), delay, slow_sending
         clock = MonotonicClock()
@@ -77,7 +74,7 @@ class MeshExecutor:
         for thread in self._threads:
             thread.start()
         for host in self.hosts.values():
-            host.start(self._declarations, torch_device)  # each knows them all, as under the executors
+            host.start(self.flow.workers, torch_device)  # each knows them all, as under the executors
 
     def stop(self) -> Ended:
         ended = Ended()
@@ -109,9 +106,6 @@ class MeshExecutor:
 
     def frames(self) -> dict[str, Any]:
         return {}
-
-    def fillers(self) -> list[Any]:
-        return [filled for host in self.hosts.values() for filled in host.filled()]
 
     def waits(self) -> list[Wait]:
         return [wait for host in self.hosts.values() for wait in host.waits()]

@@ -200,36 +200,6 @@ def test_what_was_taken_stays_until_the_stream_has_read_it(streams: list[tuple[s
         assert alive == [[kept], [False, kept], [False, False, kept]]
 
 
-def test_a_step_of_a_filler_is_over_when_its_device_is(cuda: list[tuple[str, str]]) -> None:
-    steps = []
-
-    class Fills(lab.Worker):
-        def step(self) -> bool:
-            note("step")
-            steps.append(1)
-            return len(steps) < 3
-
-    class Waits(Makes):
-        def make(self, out: lab.Outbox) -> None:
-            while len(steps) < 3 and not self.cancelled:
-                self.compute(0.001)
-            out.put(1)
-
-    made = lab.Workflow("filled")
-    items = made.channel("items")
-    a, b = made.worker(Waits, name="a"), made.worker(Takes, name="b")
-
-    @made.iteration
-    def iteration() -> int:
-        a.make(items)
-        return b.take(items)
-
-    plan = lab.ExecutionPlan("p", ("cpu:0", "cuda:0"), {"a": [[0]], "b": [[1]]})
-    with session(LocalExecutor(made, plan, emulate=True, fillers=[lab.Filler(Fills, on="cuda:0", name="fills", delays=9)])) as s:  # b may come while it takes its first step
-        s.step()
-    assert [what for who, what in SEEN if who == "fills[0]"] == ["step", "finish cuda:0"] * 3
-
-
 class OnPaper(Residence):
     """Of tensors in host memory that count as a GPU's."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import threading
 import types
@@ -68,45 +66,36 @@ def test_ranks_that_do_not_divide_are_named_before_anything_starts(monkeypatch: 
     assert not [t for t in started if t.name != "aside"]  # that one asks
 
 
-def test_devices_that_are_not_there_are_named() -> None:
+def test_what_does_not_fit_is_named() -> None:
+    """Devices that are not there, a plan and a profile of another workflow."""
     flow = robot()
     plan = replace(plan_of(flow), devices=("cpu:0", "cpu:998"))
     assert "cpu:998" in lab.check(flow, plan)["devices"].found and lab.check(flow, plan, emulate=True).ok
     elsewhere = replace(plan_of(flow), devices=("cpu:0", "node1/cpu:0"))
     assert "node1/cpu:0" in lab.check(flow, elsewhere)["devices"].found
-
-
-def test_a_plan_for_another_workflow_is_named() -> None:
-    other = lab.Workflow("other")
-    other.iteration(lambda: other.worker(lab.Worker))
-    report = lab.check(robot(), lab.ExecutionPlan("odd", ("cpu:0",), {"nobody": ((0,),)}))
+    report = lab.check(flow, lab.ExecutionPlan("odd", ("cpu:0",), {"nobody": ((0,),)}))
     assert not report.ok and "nobody" in report["plan"].found and [c.name for c in report.checks] == ["plan"]
+    profile = lab.Profile.from_dict({"items": 4, "workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": 1.0}]}}})
+    assert "no worker 'simulator'" in lab.check(flow, plan_of(flow), profile=profile, emulate=True)["memory"].found
 
 
 def test_memory_is_added_up_for_those_who_stay_and_not_for_those_who_take_turns() -> None:
     flow = robot()
     sample = {"devices": 1, "items": 4, "seconds": 1.0}
     huge = facts_here().memory_gib * 0.7
-    profile = lab.Profile.from_dict({"items": 4, "workers": {w: {"samples": [sample], "memory": {"resident_gib": huge}} for w in ("simulator", "policy")}})
-    report = lab.check(flow, plan_of(flow), profile=profile, emulate=True)
+
+    def holding(gib: float) -> lab.Profile:
+        workers = {w: {"samples": [sample], "memory": {"resident_gib": gib}} for w in ("simulator", "policy")}
+        return lab.Profile.from_dict({"items": 4, "workers": workers})
+
+    report = lab.check(flow, plan_of(flow), profile=holding(huge), emulate=True)
     assert not report.ok and "host memory of node 0 needs" in report["memory"].found and "simulator[0], policy[0]" in report["memory"].found
-    small = lab.Profile.from_dict({"items": 4, "workers": {w: {"samples": [sample], "memory": {"resident_gib": 0.001}} for w in ("simulator", "policy")}})
-    assert lab.check(flow, plan_of(flow), profile=small, emulate=True).ok
-    # On a GPU who time-shares needs its own memory only.
-    looking = _Looking(flow, replace(plan_of(flow, memory={"policy": 1, "simulator": 1}, device_memory=1), devices=("cuda:0", "cuda:1")), profile, False)
-    looking.plan()
-    assert looking._needs()["cuda:0"][0] == pytest.approx(huge)
-    looking = _Looking(flow, replace(plan_of(flow, memory={"policy": 1}, device_memory=1), devices=("cuda:0", "cuda:1")), profile, False)
-    looking.plan()
-    assert looking._needs()["cuda:0"][0] == pytest.approx(2 * huge), "the simulator stays"
-    looking = _Looking(flow, replace(plan_of(flow), devices=("cuda:0", "cuda:1")), profile, False)
-    looking.plan()
-    assert looking._needs()["cuda:0"][0] == pytest.approx(2 * huge)
-
-
-def test_a_profile_of_another_workflow_is_named() -> None:
-    profile = lab.Profile.from_dict({"items": 4, "workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": 1.0}]}}})
-    assert "no worker 'simulator'" in lab.check(robot(), plan_of(robot()), profile=profile, emulate=True)["memory"].found
+    assert lab.check(flow, plan_of(flow), profile=holding(0.001), emulate=True).ok
+    for memory, needed in (({"policy": 1, "simulator": 1}, huge), ({"policy": 1}, 2 * huge), ({}, 2 * huge)):
+        plan = replace(plan_of(flow, memory=memory, device_memory=1 if memory else None), devices=("cuda:0", "cuda:1"))
+        looking = _Looking(flow, plan, holding(huge), False)
+        looking.plan()
+        assert looking._needs()["cuda:0"][0] == pytest.approx(needed), "on a GPU who time-shares needs its own memory only"
 
 
 def test_a_worker_whose_module_is_missing_elsewhere_is_named() -> None:
@@ -136,42 +125,6 @@ def test_several_processes_are_asked_for_pickling_packages_and_ports() -> None:
     assert "worker 'locked' cannot travel" in report["pickling"].found and not report.ok
 
 
-THREE = """
-from ray.cluster_utils import Cluster
-import rlinf_lab as lab
-
-class Quiet(lab.Worker):
-    def go(self) -> int:
-        return 1
-
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-cluster.add_node(num_cpus=1)
-flow = lab.Workflow("spread")
-a, b = flow.worker(Quiet, name="a"), flow.worker(Quiet, name="b")
-flow.iteration(lambda: (a.go(), b.go()))
-plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0"], {"a": [0], "b": [1]})
-report = lab.check(flow, plan, "ray", address=cluster.address)
-assert report.ok, str(report)
-assert report["ports"].found == "node 0 and 1 other node reach each other" and report["packages of node 1"].status == "ok", report
-far = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node2/cpu:0"], {"a": [0], "b": [1]})
-report = lab.check(flow, far, "ray", address=cluster.address)
-assert not report.ok and "node2/cpu:0" in report["devices"].found, report
-many = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:5"], {"a": [0], "b": [1]})
-assert "node1/cpu:5" in lab.check(flow, many, "ray", address=cluster.address)["devices"].found
-print("done")
-"""
-
-
-@pytest.mark.long
-@pytest.mark.ray
-@pytest.mark.xdist_group("ray")
-def test_every_node_of_a_cluster_is_asked() -> None:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", THREE], capture_output=True, text=True, timeout=150, env=env)
-    assert done.returncode == 0 and "done" in done.stdout, done.stderr[-3000:]
-
-
-# --- fillers, and ranks that come later ------------------------------------------------------------------------------
 def elastic() -> tuple[lab.Workflow, lab.ExecutionPlan]:
     flow = lab.Workflow("elastic")
     items = flow.channel("items")
@@ -185,52 +138,15 @@ def elastic() -> tuple[lab.Workflow, lab.ExecutionPlan]:
     return flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "sink": [1, 2]})
 
 
-class Evaluates(lab.Worker):
-    def __init__(self, what: object = None) -> None:
-        self.what = what
-
-    def preflight(self) -> None:
-        if self.ranks > 1:
-            raise ConfigError("Evaluates works alone. Next: one device.")
-
-    def step(self) -> bool:
-        return False
-
-
-def test_fillers_and_absent_ranks_are_looked_at_and_told() -> None:
+def test_absent_ranks_are_looked_at_and_what_is_wrong_with_them_is_refused_by_a_session_too() -> None:
     flow, plan = elastic()
-    report = lab.check(flow, plan, emulate=True, fillers=[lab.Filler(Evaluates, on="cpu:2")], absent={"sink": [1]})
-    assert report.ok
-    assert report["plan"].found == "3 ranks of 2 workers on 3 devices, sink[1] not there at first; fillers evaluates on cpu:2"
-
-
-@pytest.mark.parametrize(
-    ("options", "where", "found"),
-    [
-        ({"fillers": [lab.Filler(Evaluates, on="cuda:7")]}, "plan", "cuda:7"),
-        ({"fillers": [lab.Filler(Evaluates, on="cpu:2", name="sink")]}, "plan", "Filler 'sink': plan 'spatial' has another worker of that name"),
-        ({"absent": {"sink": [0]}}, "plan", "rank 0 of 'sink' stays"),
-        ({"absent": {"sink": [5]}}, "plan", "'sink' has no rank 5"),
-        ({"fillers": [lab.Filler(Evaluates, on=["cpu:0", "cpu:1"])]}, "workers", "Evaluates works alone"),
-    ],
-)
-def test_what_is_wrong_with_them_is_found_and_a_session_refuses_it_too(options: dict, where: str, found: str) -> None:
-    flow, plan = elastic()
-    report = lab.check(flow, plan, emulate=True, **options)
-    assert [c.name for c in report.broken] == [where] and found in report[where].found
-    with pytest.raises(lab.errors.RlinfLabError, match=found.split(":")[0]), lab.session(flow, plan, emulate=True, **options):
-        pass
-
-
-@pytest.mark.long
-def test_a_filler_that_cannot_travel_is_named() -> None:
-    flow, plan = elastic()
-    locked = lab.Filler(Evaluates, threading.Lock(), on="cpu:0")
-    assert lab.check(flow, plan, emulate=True, fillers=[locked]).ok  # threads need not travel
-    report = lab.check(flow, plan, "processes", emulate=True, fillers=[locked])
-    assert "filler 'evaluates' cannot travel" in report["pickling"].found
-    travels = lab.check(flow, plan, "processes", emulate=True, fillers=[lab.Filler(Evaluates, on="cpu:0")])
-    assert travels["pickling"].found.startswith("2 workers and 1 filler, ")
+    report = lab.check(flow, plan, emulate=True, absent={"sink": [1]})
+    assert report.ok and report["plan"].found == "3 ranks of 2 workers on 3 devices, sink[1] not there at first"
+    for rank, found in ((0, "rank 0 of 'sink' stays"), (5, "'sink' has no rank 5")):
+        report = lab.check(flow, plan, emulate=True, absent={"sink": [rank]})
+        assert [c.name for c in report.broken] == ["plan"] and found in report["plan"].found
+        with pytest.raises(lab.errors.RlinfLabError, match=found), lab.session(flow, plan, emulate=True, absent={"sink": [rank]}):
+            pass
 
 
 def test_a_worker_whose_module_another_process_cannot_import_is_found_before_the_launch() -> None:
@@ -247,12 +163,6 @@ def test_a_worker_whose_module_another_process_cannot_import_is_found_before_the
         assert not report.ok and "worker 'here' cannot be made in another process: ModuleNotFoundError: No module named 'only_in" in report["imports"].found
     finally:
         del sys.modules[module.__name__]
-
-
-def test_fillers_that_are_none_are_an_error_of_the_question() -> None:
-    flow, plan = elastic()
-    with pytest.raises(lab.errors.WorkflowError, match="a list of fillers"):
-        lab.check(flow, plan, fillers="evaluates")
 
 
 def test_nodes_that_do_not_reach_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from flows import cell_flow
+from flows import Numbers, cell_flow
 
 import rlinf_lab as lab
 from rlinf_lab.planning.profile.fingerprint import Fingerprint
@@ -149,30 +149,17 @@ class Roller(lab.Worker):
             done.put(i)
 
 
-class Answerer(lab.Worker):
-    def act(self, obs: lab.Inbox, acts: lab.Outbox) -> None:
-        for batch in obs:
-            for item in batch:
-                acts.put(item)
-
-
-class Reader(lab.Worker):
-    def read(self, done: lab.Inbox) -> None:
-        for _ in done:
-            pass
-
-
 @pytest.mark.parametrize("follows", [False, True])
 def test_steps_of_a_cell_without_keys_are_counted(follows: bool) -> None:
     made = lab.Workflow("unkeyed")
     obs, acts, done = made.channels("obs", "acts", "done")
-    roller, answerer, reader = made.worker(Roller, follows), made.worker(Answerer), made.worker(Reader)
+    roller, answerer, reader = made.worker(Roller, follows), made.worker(Numbers, name="answerer"), made.worker(Numbers, name="reader")
 
     @made.iteration
     def iteration() -> None:
         roller.roll(acts, obs, done)
-        answerer.act(obs, acts)
-        reader.read(done)
+        answerer.pass_on(obs, acts)
+        reader.count(done)
 
     profile = lab.profile(made, ["cpu:0"], iterations=1, progress=False)
     assert {w: p.calls for w, p in profile.workers.items()} == {"roller": 5, "answerer": 5, "reader": 1}

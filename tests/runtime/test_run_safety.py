@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rlinf_lab.errors import ExecutorError, WorkerError
+from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -98,35 +99,24 @@ def heard_interrupts() -> Any:
 
 
 @pytest.mark.usefixtures("heard_interrupts")
-@pytest.mark.parametrize("where", ["put", "get", "wait"])
-def test_an_interrupted_step_leaves_the_session_usable(where: str) -> None:
+def test_an_interrupted_step_leaves_the_session_usable() -> None:
     flow = Workflow("interrupted")
     given, made = flow.channel("given", capacity=1), flow.channel("made")
     worker, other = flow.worker(Odd, name="w"), flow.worker(Odd, name="v")
 
     @flow.iteration
-    def iteration(pause: float, count: int) -> Any:
+    def iteration(pause: float = 0.0, count: int = 3, where: str = "put") -> Any:
         drunk = worker.drink(pause, given)
         other.produce(count, pause if where == "get" else 0.0, made)
         given.put_all(range(count if where == "put" else 2))
         return len(made.get_all()), drunk.wait()
 
     with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]}, micro_batches={"given": 1})) as s:
-        want = {"put": (3, 3), "get": (3, 2), "wait": (3, 2)}[where]
-        assert s.step(0.0, 3) == want
-        interrupt_after(0.2)
-        with pytest.raises(KeyboardInterrupt):
-            s.step(0.3, 40)
-        assert s.step(0.0, 3) == want
-        assert s.step(0.0, 3) == want
-
-
-def test_a_step_after_the_session_is_refused() -> None:
-    flow, plan = alone(Odd, "sleep", 0.0)
-    with session(flow, plan) as s:
-        assert s.step() == 0.0
-    with pytest.raises(ExecutorError, match="The session has ended.*Next: open a new one"):
-        s.step()
+        for where in ("put", "get", "wait"):
+            interrupt_after(0.2)
+            with pytest.raises(KeyboardInterrupt):
+                s.step(0.3, 40, where)
+            assert s.step() == s.step() == (3, 3)
 
 
 def test_what_close_raises_is_told() -> None:
@@ -152,59 +142,42 @@ def test_stopping_while_a_worker_is_set_up_or_computes_ends_and_says_who_was_lef
         assert stopped.state == "stopped" and stopped.left_behind == ["w[0]"]
 
 
-@pytest.mark.parametrize("shape", [(4, 6), (4, 6, 1), (4, 6, 3), (4, 6, 4)])
-def test_pictures_become_rgb(shape: tuple[int, ...]) -> None:
-    flow, plan = alone(Odd, "show", np.full(shape, 7, np.uint8))
-    shown = run(flow, plan, 1)
-    shown.wait(20)
-    assert shown.frames["w[0]"].shape == (4, 6, 3) and (shown.frames["w[0]"] == 7).all()
-
-
-@pytest.mark.parametrize("image", [np.zeros((4, 6, 3)), np.zeros((2, 4, 6, 3), np.uint8), np.zeros((0, 4, 3), np.uint8), "a picture"])
-def test_what_is_no_picture_is_refused_where_it_was_shown(image: Any) -> None:
-    flow, plan = alone(Odd, "show", image)
-    with pytest.raises(WorkerError, match=r"w\[0\]: frame\(\) got an array of shape .* Next: give one picture"):
-        run(flow, plan, 1).wait(20)
+def test_pictures_become_rgb_and_what_is_none_is_refused_where_it_was_shown() -> None:
+    for shape in ((4, 6), (4, 6, 1), (4, 6, 3), (4, 6, 4)):
+        shown = run(*alone(Odd, "show", np.full(shape, 7, np.uint8)), 1)
+        shown.wait(60)
+        assert shown.frames["w[0]"].shape == (4, 6, 3) and (shown.frames["w[0]"] == 7).all()
+    for image in (np.zeros((4, 6, 3)), np.zeros((2, 4, 6, 3), np.uint8), np.zeros((0, 4, 3), np.uint8), "a picture"):
+        with pytest.raises(WorkerError, match=r"w\[0\]: frame\(\) got an array of shape .* Next: give one picture"):
+            run(*alone(Odd, "show", image), 1).wait(60)
 
 
 class OutOfTurn(Worker):
     def make(self, how: str, out: Outbox) -> Any:
         out.put(1)
         if how == "thread":
-            found: list[BaseException] = []
-
-            def work() -> None:
-                try:
-                    out.put(2)
-                except BaseException as error:
-                    found.append(error)
-
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-            raise found[0]
+            with ThreadPoolExecutor() as pool:
+                pool.submit(out.put, 2).result()
         if how == "kept":
             self.kept.put(3)
         self.kept = out
         return 5
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [("thread", r"w\[0\]: channel 'items' is used by a thread that the worker started itself"), ("kept", "was given to a call of iteration 0, which is over")],
-)
-def test_a_channel_is_used_by_the_rank_and_the_call_that_it_was_given_to(how: str, message: str) -> None:
+def test_a_channel_is_used_by_the_rank_and_the_call_that_it_was_given_to() -> None:
     flow = Workflow("turns")
     items = flow.channel("items")
     worker, other = flow.worker(OutOfTurn, name="w"), flow.worker(Odd, name="v")
 
     @flow.iteration
-    def iteration(how: str) -> Any:
+    def iteration(how: str = "") -> Any:
         made = worker.make(how, items)
         return made, other.drink(0.0, items)
 
+    by_thread = r"w\[0\]: channel 'items' is used by a thread that the worker started itself"
     with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]})) as s:
-        assert s.step("") == (5, 1)
-        with pytest.raises(WorkerError, match=message):
-            s.step(how)
-        assert s.step("") == (5, 1)
+        assert s.step() == (5, 1)
+        for how, message in (("thread", by_thread), ("kept", "was given to a call of iteration [02], which is over")):
+            with pytest.raises(WorkerError, match=message):
+                s.step(how)
+            assert s.step() == (5, 1)

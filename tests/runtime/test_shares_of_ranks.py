@@ -62,13 +62,13 @@ def executed(planned: Planned, flow: lab.Workflow, iterations: int = 1) -> tuple
     return [sizes] if planned.placement["learner"]["ranks"] == 1 else sizes, run.timeline
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
 @pytest.mark.parametrize(
-    ("whole", "group", "count", "gib", "cap"),
+    ("whole", "group", "count", "gib", "cap", "devices"),
     [
-        (False, 4, 32, 0.0, 80.0), (False, 16, 32, 0.0, 80.0), (False, 32, 32, 0.0, 80.0), (False, 3, 24, 0.0, 80.0), (True, 1, 32, 0.0, 80.0),
-        (True, 8, 32, 0.0, 80.0), (False, 8, 24, 0.0, 80.0), (False, 5, 30, 0.0, 80.0), (False, 5, 35, 0.0, 80.0),  # micro-batches are no whole groups
-        (False, 8, 32, 8.0, 70.0), (False, 8, 32, 8.0, 140.0), (False, 5, 30, 8.0, 66.0),  # where half a group is a rank's share, it gets a whole one
+        (False, 4, 32, 0.0, 80.0, 3), (False, 16, 32, 0.0, 80.0, 4), (False, 32, 32, 0.0, 80.0, 2), (False, 3, 24, 0.0, 80.0, 3),
+        (True, 1, 32, 0.0, 80.0, 1), (True, 1, 32, 0.0, 80.0, 3), (True, 8, 32, 0.0, 80.0, 2), (True, 8, 32, 0.0, 80.0, 4),
+        (False, 8, 24, 0.0, 80.0, 2), (False, 8, 24, 0.0, 80.0, 4), (False, 5, 30, 0.0, 80.0, 2), (False, 5, 35, 0.0, 80.0, 3),  # micro-batches are no whole groups
+        (False, 8, 32, 8.0, 70.0, 3), (False, 8, 32, 8.0, 70.0, 4), (False, 8, 32, 8.0, 140.0, 2), (False, 5, 30, 8.0, 66.0, 4),  # half a group is a rank's share: it gets a whole one
     ],
 )  # fmt: skip
 def test_ranks_take_what_a_plan_of_the_search_says(whole: bool, group: int, count: int, gib: float, cap: float, devices: int) -> None:

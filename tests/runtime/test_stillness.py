@@ -104,21 +104,15 @@ def test_the_loop_itself_may_be_what_lasts(monkeypatch: pytest.MonkeyPatch, capl
     assert "s: the iteration function goes on. Next:" in told(caplog)[0]
 
 
-def test_an_iteration_that_has_ended_is_not_still_before_somebody_waits_for_it() -> None:
-    flow = Workflow("thinks")
+def test_who_has_done_everything_is_not_still_while_somebody_waits_for_inputs_or_for_nothing() -> None:
+    flow, plan = Workflow("fed"), ExecutionPlan("fed", ("cpu:0",), {"maker": ((0,),)}, staleness=1)
     maker = flow.worker(Maker, name="maker")
-    flow.iteration(lambda: maker.save())
-    with session(flow, ExecutionPlan("thinks", ("cpu:0",), {"maker": ((0,),)})) as s:
+    flow.iteration(lambda _=0: maker.save())
+    with session(flow, plan) as s:
         one = s.submit()
         until(one.done)
         assert s.still_seconds == 0.0 and s.standstill() is None
         one.wait()
-
-
-def test_a_run_whose_iterations_have_ended_is_not_still_while_it_waits_for_its_inputs() -> None:
-    flow = Workflow("fed")
-    maker = flow.worker(Maker, name="maker")
-    flow.iteration(lambda _: maker.save())
     runs: list[Any] = []
     ready = threading.Event()
 
@@ -127,7 +121,7 @@ def test_a_run_whose_iterations_have_ended_is_not_still_while_it_waits_for_its_i
         yield 0
         until(lambda: runs[0].still_seconds == 0.0)
 
-    runs.append(run(flow, ExecutionPlan("fed", ("cpu:0",), {"maker": ((0,),)}, staleness=1), inputs=inputs()))
+    runs.append(run(flow, plan, inputs=inputs()))
     ready.set()
     assert len(runs[0].wait(90)) == 1
 

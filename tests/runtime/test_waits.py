@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from flows import Numbers
 from sessions import both, opened
 
-from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
+from rlinf_lab import ExecutionPlan, Workflow
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait, WaitGraph, rings
 
 
-def test_the_shortest_cycle_is_named() -> None:
+def test_every_ring_is_named_in_its_shortest_form_and_who_waits_for_one_who_computes_is_in_none() -> None:
     waits = [
         Wait("driver[0]", "the calls of this iteration", ("policy[0]", "sim[1]")),
         Wait("sim[0]", "items of channel 'actions'", ("policy",)),
@@ -21,19 +22,9 @@ def test_the_shortest_cycle_is_named() -> None:
     ]
     assert rings(waits) == [["policy[0]", "learner[0]", "policy[0]"]]
     assert WaitGraph(tuple(waits)).lines()[-1] == "a cycle: policy[0] → learner[0] → policy[0]"
-
-
-def test_waiting_for_one_who_computes_is_no_cycle() -> None:
-    assert rings([Wait("sim[0]", "items of channel 'actions'", ("policy",)), Wait("driver[0]", "calls", ("sim[0]", "policy[0]"))]) == []
-    assert rings([]) == []
-
-
-def test_two_rings_and_one_who_waits_for_itself_are_all_named() -> None:
-    waits = [
-        Wait("a[0]", "items of channel 'x'", ("b",)), Wait("b[0]", "items of channel 'y'", ("a",)),
-        Wait("c[0]", "items", ("d",)), Wait("d[0]", "items", ("e",)), Wait("e[0]", "items", ("c",)), Wait("alone[0]", "items of channel 'own'", ("alone",)),
-    ]  # fmt: skip
-    assert rings(waits) == [["alone[0]", "alone[0]"], ["a[0]", "b[0]", "a[0]"], ["c[0]", "d[0]", "e[0]", "c[0]"]]
+    assert rings(waits[:2]) == [] == rings([])
+    waits = [Wait(f"{who}[0]", "items", (on,)) for who, on in ("ab", "ba", "cd", "de", "ec", "ff")]
+    assert rings(waits) == [["f[0]", "f[0]"], ["a[0]", "b[0]", "a[0]"], ["c[0]", "d[0]", "e[0]", "c[0]"]]
 
 
 def test_one_who_moves_frees_who_needs_any_but_not_who_needs_all() -> None:
@@ -78,29 +69,21 @@ def test_who_is_waited_for_by_its_name_and_by_its_rank_is_drawn_once() -> None:
         assert all(0 <= n < len(drawn["nodes"]) for a, b, _ in drawn["edges"] for n in (a, b)) and graph.lines() is not None
 
 
-class Learns(Worker):
-    def train(self, inbox: Inbox) -> int:
-        return sum(sum(batch) for batch in inbox)
-
+class Learns(Numbers):
     def state(self) -> str:
         return "learnt"
-
-
-class Collects(Worker):
-    def collect(self, out: Outbox) -> None:
-        out.put_all(range(10))
 
 
 @both
 def test_a_value_of_a_call_behind_one_that_reads_to_the_end_of_a_stream_comes(kind: str) -> None:
     """It stood still: the loop ends a stream where it waits for who reads it, and it waited for the call behind that one."""
     flow = Workflow("behind")
-    items, learner, collector = flow.channel("items"), flow.worker(Learns, name="learner"), flow.worker(Collects, name="collector")
+    items, learner, collector = flow.channel("items"), flow.worker(Learns, name="learner"), flow.worker(Numbers, name="collector")
 
     @flow.iteration
     def iteration() -> Any:
-        collector.collect(items)
-        trained = learner.train(items)
+        collector.make(10, items)
+        trained = learner.total(items)
         return learner.state().wait(), trained
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "collector": [1]})

@@ -9,32 +9,32 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sessions import both, opened
 
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.weights.stores import Store
 from rlinf_lab.runtime.host.weights.weights import WeightTable
-from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 
 class Actor(Worker):
-    def act_late(self, wanted: int, weights: Weights) -> Any:
-        return weights.pull(at_least=wanted)
+    def pull(self, wanted: int, weights: Weights) -> Any:
+        version, state = weights.pull(at_least=wanted)
+        if isinstance(state, np.ndarray):
+            state += 1  # its own
+            return version, float(state.mean())
+        return version, state
 
 
 class Learner(Worker):
-    def publish(self, what: Any, fails: bool, weights: Weights) -> int:
-        version = weights.publish(what)
+    def publish(self, states: list[Any], fails: bool, weights: Weights) -> list[int]:
+        versions = [weights.publish(state) for state in states]
         if fails:
             raise ValueError("after publishing")
-        return version
-
-    def publish_all(self, states: list[Any], weights: Weights) -> list[int]:
-        return [weights.publish(state) for state in states]
+        return versions
 
     def publish_lock(self, weights: Weights) -> int:
         return weights.publish(threading.Lock())
@@ -49,31 +49,30 @@ class Learner(Worker):
         self.kept.pull()
 
 
-def one_store(*steps: tuple[str, str, tuple]) -> tuple[Workflow, ExecutionPlan]:
-    """Each iteration makes the call of its number; actor and learner on devices of their own."""
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_who_comes_late_gets_the_newest_of_what_was_published_well(executor: str) -> None:
+    """Of several versions of one call the last one is there and all are counted; what a call that failed has published is never seen."""
     flow = Workflow("store")
     weights = flow.weights("actor")
-    workers = {"actor": flow.worker(Actor, name="actor"), "learner": flow.worker(Learner, name="learner")}
+    actor, learner = flow.worker(Actor, name="actor"), flow.worker(Learner, name="learner")
 
     @flow.iteration
-    def iteration(number: int = 0) -> Any:
-        for i, (worker, method, arguments) in enumerate(steps):
-            if number == i:
-                return getattr(workers[worker], method)(*arguments, weights)
+    def iteration(pulls: int = 0, states: Any = None, fails: bool = False, lock: bool = False) -> Any:
+        if states is not None:
+            return learner.publish(states, fails, weights)
+        return learner.publish_lock(weights) if lock else actor.pull(pulls, weights)
 
-    return flow, ExecutionPlan("store", ("cpu:0", "cpu:1"), {"actor": ((0,),), "learner": ((1,),)})
-
-
-def test_who_comes_late_gets_the_newest() -> None:
-    flow, plan = one_store(("learner", "publish", ({"w": 1}, False)), ("learner", "publish", ({"w": 2}, False)), ("actor", "act_late", (0,)))
-    assert run(flow, plan, inputs=[2, 0, 1, 1, 2]).wait() == [(0, None), 1, 2, 3, (3, {"w": 2})]
-
-
-@pytest.mark.parametrize("executor", ["local", "processes"])
-def test_of_several_versions_of_one_call_the_last_is_there_and_all_are_counted(executor: str) -> None:
-    flow, plan = one_store(("learner", "publish_all", (["a", "b"],)), ("learner", "publish_all", (["c"],)), ("actor", "act_late", (1,)), ("actor", "act_late", (3,)))
-    with session(flow, plan, executor=executor) as s:
-        assert [s.step(number) for number in (0, 2, 1, 3)] == [[1, 2], (2, "b"), [3], (3, "c")]
+    with session(flow, ExecutionPlan("store", ("cpu:0", "cpu:1"), {"actor": ((0,),), "learner": ((1,),)}), executor=executor) as s:
+        assert s.step(0) == (0, None)
+        assert s.step(0, ["a", "b"]) == [1, 2] and s.step(1) == s.step(2) == (2, "b")
+        with pytest.raises(WorkerError, match="after publishing"):
+            s.step(0, ["bad"], True)
+        assert s.step(1) == (2, "b") and s.step(0, [np.ones(20_000)]) == [3] and s.step(3) == (3, 2.0)
+        assert s.step(0, None, False, True) == 4
+        for _ in range(2 if executor == "processes" else 0):
+            with pytest.raises(WorkerError, match="(?s)[Vv]ersion 4 of the weights 'actor'.*cannot pickle '_thread.lock'"):
+                s.step(2)
+        assert s.step(0, ["good"]) == [5] and s.step(2) == (5, "good")
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -89,84 +88,6 @@ def test_an_old_version_can_be_asked_for_as_long_as_an_iteration_may_that_began_
         assert store.first(2) == next(v for v in kept if v >= 2)
 
 
-def test_what_a_failed_call_published_is_never_seen() -> None:
-    flow, plan = one_store(("learner", "publish", ("good", False)), ("learner", "publish", ("bad", True)), ("actor", "act_late", (1,)))
-    with session(flow, plan) as s:
-        assert s.step(0) == 1
-        with pytest.raises(WorkerError, match="after publishing"):
-            s.step(1)
-        assert s.step(2) == (1, "good")
-        assert s.step(0) == 2 and s.step(2) == (2, "good")
-
-
-def test_weights_that_cannot_travel_fail_their_reader_and_newer_ones_arrive() -> None:
-    flow, plan = one_store(("learner", "publish_lock", ()), ("learner", "publish", ("good", False)), ("actor", "act_late", (1,)))
-    with session(flow, plan, executor="processes") as s:
-        assert s.step(0) == 1
-        for _ in range(2):
-            with pytest.raises(WorkerError, match="(?s)[Vv]ersion 1 of the weights 'actor'.*cannot pickle '_thread.lock'"):
-                s.step(2)
-        assert s.step(1) == 2
-        assert s.step(2) == (2, "good")
-
-
-@both
-def test_a_version_may_be_waited_for_within_an_iteration(kind: str) -> None:
-    flow = Workflow("within")
-    weights = flow.weights("actor")
-    actor, learner = flow.worker(Actor, name="actor"), flow.worker(Learner, name="learner")
-
-    @flow.iteration
-    def iteration() -> Any:
-        pulled = actor.act_late(1, weights)
-        learner.publish("state", False, weights)
-        return pulled
-
-    plan = ExecutionPlan("within", ("cpu:0", "cpu:1"), {"actor": ((0,),), "learner": ((1,),)})
-    with opened(kind, flow, plan) as s:
-        assert s.step() == (1, "state")
-
-
-class Trains(Worker):
-    def __init__(self, size: int) -> None:
-        self.state = np.zeros(size, np.float32)
-
-    def train(self, weights: Weights) -> float:
-        self.state = self.state.copy()
-        self.state[self.iteration :: 50] += 1
-        weights.publish({"w": self.state, "step": self.iteration})
-        return float(self.state.sum())
-
-
-class Follows(Worker):
-    def act(self, weights: Weights, every: int = 1) -> Any:
-        if self.iteration % every:
-            return None
-        version, state = weights.pull(at_least=1)
-        return version, state["step"], float(state["w"].sum()), state["w"].flags.writeable
-
-
-@pytest.mark.parametrize("executor", ["local", "processes"])
-def test_every_reader_gets_what_was_published(executor: str) -> None:
-    flow = Workflow("shipped")
-    weights = flow.weights("actor")
-    trains, often, seldom = flow.worker(Trains, 20_000, name="trains"), flow.worker(Follows, name="often"), flow.worker(Follows, name="seldom")
-
-    @flow.iteration
-    def iteration() -> Any:
-        total = trains.train(weights)
-        total.wait()
-        return total, often.act(weights), seldom.act(weights, 3)
-
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"trains": [0], "often": [1], "seldom": [2]})
-    with session(flow, plan, executor=executor, emulate=True) as s:
-        for i in range(7):
-            total, each, third = s.step()
-            assert each[:3] == (i + 1, i, total), i
-            assert third is None if i % 3 else third[:3] == (i + 1, i, total)
-            assert each[3], "what is pulled may be written"
-
-
 def test_misuse_is_named() -> None:
     flow = Workflow("misused")
     weights, other = flow.weights("actor"), Workflow("other").weights("actor")
@@ -179,7 +100,7 @@ def test_misuse_is_named() -> None:
 
     @flow.iteration
     def iteration() -> Any:
-        return learner.publish(1, False, other)
+        return learner.publish([1], False, other)
 
     with pytest.raises(WorkflowError, match="'weights' is the weights 'actor' of another workflow"):
         _ = flow.graph

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import pytest
+from programs import output_of
 
 SCRIPT = """
 import json, os, sys, time
@@ -81,11 +79,7 @@ print(json.dumps(said))
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One private Ray after the other loses a part: what a session, the next one and the one after `shutdown` did."""
-    script = tmp_path_factory.mktemp("dies") / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run([sys.executable, str(script), "raylet", "gcs_server"], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().split("\n")[-1])
+    return json.loads(output_of(tmp_path_factory.mktemp("dies"), SCRIPT, "raylet", "gcs_server").split("\n")[-1])
 
 
 @pytest.mark.long

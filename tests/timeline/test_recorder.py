@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.record import store
-from rlinf_lab.timeline.record.batch import NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, widened
+from rlinf_lab.timeline.record.batch import SPAN_DTYPE, SPAN_STRUCT
 from rlinf_lab.timeline.record.store import Growing
 
 
@@ -29,7 +29,7 @@ def test_no_span_is_lost_or_doubled_while_threads_add_and_another_drains():
 
     def drain() -> None:
         while not done.is_set():
-            timeline.extend(pickle.loads(pickle.dumps(recorder.drain(as_it_is=True))))
+            timeline.extend(pickle.loads(pickle.dumps(recorder.drain())))
 
     drainer = threading.Thread(target=drain)
     for thread in [drainer, *threads]:
@@ -53,53 +53,46 @@ def _add_many(recorder: Recorder, rank: int, count: int) -> None:
         recorder.add(track, 0, recorder.name(f"call {i % 50}"), i, i + 1)
 
 
-def test_a_waiting_span_takes_32_bytes():
-    assert NARROW_STRUCT.size == NARROW_DTYPE.itemsize == 32
-    row = (-(1 << 62) + 3, (1 << 32) - 5, -7, -9, (1 << 32) - 11, 65_533, -15, -32_767, 65_519)
-    assert np.frombuffer(NARROW_STRUCT.pack(*row), NARROW_DTYPE)[0].tolist() == row, "each field where the rows are read, as wide as it is read"
-    recorder = Recorder()
-    _add_many(recorder, 0, 1000)
-    assert len(recorder._buffer) == 32_000 and not recorder._wide
+def test_each_field_of_a_row_is_read_where_it_was_written_and_as_wide():
+    row = (-(1 << 62) + 3, (1 << 62) - 5, (1 << 62) - 11, -(1 << 62) - 9, (1 << 31) - 7, -(1 << 31), 1 - (1 << 31), -15, (1 << 30) + 1, 255)
+    assert np.frombuffer(SPAN_STRUCT.pack(*row), SPAN_DTYPE)[0].tolist() == row
 
 
-_field = st.one_of(st.integers(-1, 9), st.sampled_from([65_535, 65_536, (1 << 27) - 1, 1 << 27, (1 << 31) - 1]))
-_long = st.one_of(st.integers(0, 99), st.sampled_from([(1 << 32) - 1, 1 << 32, 1 << 40]))
+_field = st.one_of(st.integers(-1, 9), st.sampled_from([(1 << 27) - 1, (1 << 31) - 1]))
+_long = st.one_of(st.integers(0, 99), st.sampled_from([1 << 32, 1 << 40]))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(_field, st.integers(0, len(SpanKind) - 1), _field, _long, _long, _field, _field, _long, _field, _long), max_size=12))
-def test_narrow_and_wide_rows_hold_what_was_added(rows):
+def test_rows_hold_what_was_added(rows):
     recorder = Recorder()
     for track, kind, name, start, length, iteration, items, nbytes, channel, flow in rows:
         recorder.add(track, kind, name, start, start + length, iteration, items, nbytes, channel, flow)
     spans = recorder.drain().spans
     fields = ("track", "kind", "name", "start", "end", "iteration", "items", "nbytes", "channel", "flow")
-    assert sorted(spans[list(fields)].tolist()) == sorted((*r[:4], r[3] + r[4], *r[5:]) for r in rows)
+    assert spans[list(fields)].tolist() == [(*r[:4], r[3] + r[4], *r[5:]) for r in rows]
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 10), _long, _long, st.integers(-1, 9), _field, _long, st.integers(-1, 1), _long), max_size=12),
-    st.booleans(),
-)
-def test_rows_as_they_wait_make_the_same_timeline(rows, checked):
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 10), _long, _long, st.integers(-1, 9), _field, _long, st.integers(-1, 1), _long), max_size=12))
+def test_whether_rows_are_looked_at_or_not_they_make_the_same_timeline(rows):
     """Also where the numbers of another recorder are taken already."""
-    whole, narrow = Timeline(), Timeline()
-    for timeline, as_it_is in ((whole, False), (narrow, True)):
+    looked_at, trusted = Timeline(), Timeline()
+    for timeline, checked in ((looked_at, False), (trusted, True)):
         for numbers in ((1, 0), (0, 1)):
             recorder = Recorder("far")
             tracks, names = [recorder.track("w", r) for r in numbers], [recorder.name(f"n{r}") for r in numbers]
             for track, kind, start, length, iteration, items, nbytes, channel, flow in rows:
                 where = names[channel] if channel >= 0 else -1
                 recorder.add(tracks[track], kind, names[track], start, start + length, iteration, max(items, 0), nbytes, where, flow)
-            timeline.extend(recorder.drain(as_it_is), 7, checked=checked)
+            timeline.extend(recorder.drain(), 7, checked=checked)
     fields = [name for name in SPAN_DTYPE.names or () if rows]
-    assert narrow.spans[fields].tolist() == whole.spans[fields].tolist() and len(narrow) == 2 * len(rows)
-    assert (narrow.tracks, narrow.names) == (whole.tracks, whole.names)
+    assert trusted.spans[fields].tolist() == looked_at.spans[fields].tolist() and len(trusted) == 2 * len(rows)
+    assert (trusted.tracks, trusted.names) == (looked_at.tracks, looked_at.names)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["span", "mark", "long", "sample", "name", "track", "other"]), st.sampled_from("-srbwm")), max_size=25))
+@given(st.lists(st.tuples(st.sampled_from(["span", "mark", "sample", "name", "track", "other"]), st.sampled_from("-srbwm")), max_size=25))
 def test_rows_that_wait_in_a_timeline_are_there_for_whoever_reads(steps):
     """A run's own spans are filled in when somebody asks: the same as at once, whatever comes and is asked in between, and in the same order."""
     live, usual, recorder, other, names = Timeline(["cpu:0"]), Timeline(["cpu:0"]), Recorder(), Recorder("far"), ["a", "iteration"]
@@ -116,15 +109,14 @@ def test_rows_that_wait_in_a_timeline_are_there_for_whoever_reads(steps):
         elif what == "track":
             track = recorder.track("w", now)
         kind, name = (SpanKind.MARK, numbers[1]) if what == "mark" else (SpanKind.RUN, numbers[-1])
-        recorder.add(track, kind, name, now, now + (1 << 33 if what == "long" else 7), now)
+        recorder.add(track, kind, name, now, now + 7, now)
         for source in (recorder, other):
-            for batch in [source.drain(as_it_is=True)]:
-                usual.extend(batch)
-                live.extend(batch, checked=True)
+            batch = source.drain()
+            usual.extend(batch)
+            live.extend(batch, checked=True)
         rows = live.waiting(waited)
         if rows is not None:
-            fields = [n for n in SPAN_DTYPE.names if n != "kind"]
-            assert widened(np.frombuffer(rows, NARROW_DTYPE))[fields].tolist() == usual.spans[waited:][fields].tolist()
+            assert np.frombuffer(rows, SPAN_DTYPE).tolist() == usual.spans[waited:].tolist()
         if asked == "s":
             waited = len(live.spans)
         elif asked == "r":
@@ -140,22 +132,15 @@ def test_rows_that_wait_in_a_timeline_are_there_for_whoever_reads(steps):
 
 
 def test_no_more_rows_wait_than_fit_into_a_cache(monkeypatch):
-    monkeypatch.setattr(store, "_WAITING_BYTES", 32 * 10)
+    monkeypatch.setattr(store, "_WAITING_BYTES", 56 * 10)
     recorder, timeline = Recorder(), Timeline()
     track, name = recorder.track("w", 0), recorder.name("a")
-    timeline.extend(recorder.drain(as_it_is=True), checked=True)
+    timeline.extend(recorder.drain(), checked=True)
     for i in range(25):
         recorder.add(track, SpanKind.RUN, name, i, i + 1)
-        timeline.extend(recorder.drain(as_it_is=True), checked=True)
-    assert len(timeline.waiting(22)) == 32 * 3 and timeline.waiting(21) is None
+        timeline.extend(recorder.drain(), checked=True)
+    assert len(timeline.waiting(22)) == 56 * 3 and timeline.waiting(21) is None
     assert len(timeline) == 25 and timeline.waiting(25) == b"" and timeline.waiting(24) is None
-
-
-def test_rows_as_they_wait_are_looked_at_too():
-    recorder = Recorder()
-    recorder.add(recorder.track("w", 0), SpanKind.RUN, 7, 1, 2)
-    with pytest.raises(TimelineError, match="has name 7, of which there are 0"):
-        Timeline().extend(recorder.drain(as_it_is=True))
 
 
 def _in_a_fork(told: Callable[[], bytes]) -> bytes:
@@ -187,7 +172,7 @@ def test_forked_children_record_nothing_and_leave_what_their_parent_has_to_tell(
 
     def child() -> bytes:
         _add_many(recorder, 1, 3)
-        recorder.add(0, SpanKind.RUN, 0, 0, 1 << 40, items=1 << 20)  # a wide row
+        recorder.add(0, SpanKind.RUN, 0, 0, 1 << 40, items=1 << 20)
         recorder.counter("load", 1, 2.0)
         batch = recorder.drain()
         assert not len(batch) and not len(batch.counters) and (recorder.dropped, recorder.dropped_samples) == (4, 1)
@@ -237,37 +222,11 @@ def test_a_number_that_does_not_fit_raises():
     assert len(recorder) == 0
 
 
-_i32 = st.integers(-(1 << 31), (1 << 31) - 1)
-_time = st.integers(0, 1 << 62)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(_time, _time, _time, _time, _i32, _i32, _i32, _i32, _i32, st.integers(0, 255)), max_size=20))
-def test_a_batch_survives_pickle(rows):
-    batch = SpanBatch("h", "h/1/x", 3, np.array(rows, SPAN_DTYPE), names=("ä", "b"))
-    copy = pickle.loads(pickle.dumps(batch))
-    assert copy.spans.tolist() == copy.wide().spans.tolist() == batch.spans.tolist()
-    assert (copy.host, copy.source, copy.seq, copy.names) == ("h", "h/1/x", 3, ("ä", "b"))
-
-
-def test_a_typical_span_is_32_bytes_on_the_wire():
-    recorder = Recorder()
-    track, name, channel = recorder.track("w", 0, ("cpu:0",)), recorder.name("act"), recorder.channel("obs")
-    now = 10**15
-    for i in range(10_000):
-        kind = (SpanKind.RUN, SpanKind.GET)[i % 2]
-        recorder.add(track, kind, name, now, now + 7_000 + i, i // 500, 8, 4096 * (i % 2), channel if i % 2 else -1, i)
-        now += 40_000 + 13 * i
-    batch = recorder.drain(as_it_is=True)
-    assert 32 <= len(pickle.dumps(batch, protocol=5)) / 10_000 <= 33
-    assert batch.wide().spans["start"][-1] == now - 40_000 - 13 * 9_999
-
-
 def test_samples_that_nobody_fetches_are_no_spans_that_are_missing():
     recorder, timeline = Recorder(limit=10), Timeline()
     for i in range(13):
         recorder.counter("load", i, 1.0)
-    timeline.extend(pickle.loads(pickle.dumps(recorder.drain(as_it_is=True))))
+    timeline.extend(pickle.loads(pickle.dumps(recorder.drain())))
     assert (recorder.dropped, timeline.dropped, timeline.dropped_samples, len(timeline.counters())) == (0, 0, 3, 10)
     assert "3 counter samples DROPPED" in repr(recorder) and "3 counter samples DROPPED" in repr(timeline) and "spans DROPPED" not in repr(timeline)
 
@@ -314,7 +273,7 @@ def test_rows_are_taken_where_nothing_else_is_to_be_told():
         return found is not None
 
     def drain() -> int:
-        batches = [batch] if (batch := recorder.drain(as_it_is=True)) else []
+        batches = [batch] if (batch := recorder.drain()) else []
         for batch in batches:
             timeline.extend(batch, checked=True)
         return sum(map(len, batches))
@@ -330,21 +289,17 @@ def test_rows_are_taken_where_nothing_else_is_to_be_told():
     add(4)
     assert not take(3) and take(4) and drain() == 0 and len(timeline.counter_samples) == 2
     add()
-    recorder.add(track, SpanKind.RUN, name, 0, 1 << 40)
-    assert not take() and drain() == 4, "a span of 18 minutes is no narrow row"
-    add()
     with recorder._draining:
         assert not take(), "somebody drains"
-    assert take() and len(timeline) == 20 and len(recorder) == 0
-    narrow = sorted(timeline.spans["start"].tolist())
-    assert narrow == sorted([0, *(10 * i for i in range(19))])
+    assert take() and len(recorder) == 0
+    assert timeline.spans["start"].tolist() == [10 * i for i in range(16)]
 
 
 def test_rows_of_one_source_among_several_have_its_numbers_translated():
     first, second, timeline = Recorder("a"), Recorder("b"), Timeline()
     for recorder, worker in ((first, "one"), (second, "two")):
         recorder.add(recorder.track(worker, 0), SpanKind.RUN, recorder.name(worker), 0, 1)
-        timeline.extend(recorder.drain(as_it_is=True), checked=True)
+        timeline.extend(recorder.drain(), checked=True)
         recorder.add(0, SpanKind.GET, 0, 5, 6)
         found = recorder.take_rows(10)
         assert found is not None
@@ -354,4 +309,4 @@ def test_rows_of_one_source_among_several_have_its_numbers_translated():
         (worker, worker, kind) for worker in ("one", "two") for kind in (SpanKind.RUN, SpanKind.GET)
     )
     with pytest.raises(TimelineError, match="Batch 7 of"):
-        timeline.extend_by_rows(first.source, 7, bytes(32))
+        timeline.extend_by_rows(first.source, 7, bytes(56))

@@ -269,6 +269,6 @@ def test_spans_alone_are_written_as_all_else_is(kernel: Any, monkeypatch: pytest
         found = read(kernel.session, kernel.iopub_socket.sent[-1][0])[1]
         said = found["content"]["data"]["content"]
         assert said.pop("state", {}).get("state") == ("paused" if number == 3 else None)
-        layout = {"count": new, "origin": str(board._feed.origin_ns), "narrow": True}
+        layout = {"count": new, "origin": str(board._feed.origin_ns)}
         assert new > 0 and said == {"type": "delta", "seq": number, "parts": ["spans"], "layout": layout}
-        assert [len(bytes(buffer)) for buffer in found["buffers"]] == [32 * new]
+        assert [len(bytes(buffer)) for buffer in found["buffers"]] == [56 * new]

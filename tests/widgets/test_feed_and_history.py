@@ -21,7 +21,7 @@ from widget_samples import LiveRun, SampleRun, picture
 
 from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.record.batch import NARROW_DTYPE, SPAN_DTYPE, widened
+from rlinf_lab.timeline.record.batch import SPAN_DTYPE
 from rlinf_lab.widgets import Dashboard, TimelineView, fallback, timeline_html
 from rlinf_lab.widgets import feed as feed_module
 from rlinf_lab.widgets.fallback import WIDGET, dashboard_still
@@ -34,7 +34,7 @@ def columns(update: Update) -> dict[str, np.ndarray]:
     assert update.layout is not None
     n = update.layout["count"]
     if "columns" not in update.layout:
-        rows = widened(np.frombuffer(update.spans, NARROW_DTYPE)) if "narrow" in update.layout else np.frombuffer(update.spans, SPAN_DTYPE)
+        rows = np.frombuffer(update.spans, SPAN_DTYPE)
         assert len(rows) == n
         return {name: rows[name] for name in ("track", "kind")} | {"start": (rows["start"] - int(update.layout["origin"])).astype(np.float64)}
     out = {name: np.frombuffer(update.spans, kind, n, offset) for name, kind, offset in update.layout["columns"]}
@@ -89,7 +89,7 @@ def test_large_deltas_come_in_columns(few: int, monkeypatch: pytest.MonkeyPatch)
 def test_spans_that_wait_are_told_once_whoever_else_reads_and_whatever_else_is_asked(steps: str) -> None:
     """s: an iteration; w: tell what waits, else all; a: tell all; b: device time; h: the history; n: a new lane."""
     sample = LiveRun(steps=2)
-    feed, updates, narrow = TimelineFeed(sample.timeline), [], 0
+    feed, updates = TimelineFeed(sample.timeline), []
     for step in [*steps, "s", "w"]:
         if step == "s":
             sample.step()
@@ -102,7 +102,6 @@ def test_spans_that_wait_are_told_once_whoever_else_reads_and_whatever_else_is_a
         else:
             waiting = feed.take_waiting() if step == "w" else None
             updates.append(feed.take_spans() if waiting is None else waiting)
-            narrow += bool(waiting)
     spans, origin = sample.timeline.spans, sample.timeline.start_ns
     assert triples(updates) == sorted(zip((spans["start"] - origin).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
     assert feed.take_waiting() is None or not feed.take_waiting()
@@ -120,7 +119,7 @@ def test_what_waits_goes_as_it_is() -> None:
     feed.take_spans()
     sample.step()
     news = feed.take_waiting()
-    assert news is not None and news.layout is not None and news.layout["narrow"] and len(news.spans) == 32 * news.layout["count"] and news.tables is None
+    assert news is not None and news.layout is not None and len(news.spans) == 56 * news.layout["count"] and news.tables is None
     sample.recorder.track("late", 0)
     sample.step()
     assert feed.take_waiting() is None, "a page has to hear of the new lane"
@@ -138,7 +137,7 @@ def test_device_time_goes_with_the_next_message_and_once(monkeypatch: pytest.Mon
     assert len(sent) == before
     sample.step()
     board.push_spans(sample.timeline)
-    assert len(sent) == before + 1 and sent[-1][0]["parts"] == ["spans", "idle"] and sent[-1][0]["bubbles"] and sent[-1][0]["layout"]["narrow"]
+    assert len(sent) == before + 1 and sent[-1][0]["parts"] == ["spans", "idle"] and sent[-1][0]["bubbles"]
     board.push_spans(sample.timeline)
     assert len(sent) == before + 1, "nothing is new"
     monkeypatch.setattr(board._feed, "_not_before", 0.0)

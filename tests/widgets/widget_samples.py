@@ -131,4 +131,4 @@ class LiveRun(SampleRun):
     """Its spans come as those of a run in this process: as they wait in the recorder, and checked."""
 
     def tell(self) -> None:
-        self.timeline.extend(self.recorder.drain(as_it_is=True), checked=True)
+        self.timeline.extend(self.recorder.drain(), checked=True)

@@ -33,8 +33,7 @@ class Devices:
         if cell is not None:
             process.mates = self._cells.setdefault(cell, process.mates)
             process.mates.append(process)
-        # a filler takes part in no turns: its memory is there beside those of the flow
-        if self._memory is None or not process.devices or process.delays:
+        if self._memory is None or not process.devices:
             process.resident = True
         for device in process.devices:
             users = self._users[device]
@@ -228,4 +227,4 @@ class Devices:
         """Whether a process and all others of its devices fit there together. Whoever of them works; what they share
         counts once, as far as that is known."""
         fit = self.overlaps.fit
-        return all(fit([q for q in self._users[d] if not q.delays], p, self._memory) for d in p.devices)
+        return all(fit(self._users[d], p, self._memory) for d in p.devices)

@@ -21,7 +21,6 @@ Invariants
   would wait for each other for ever where one has the first device and the other the second. Of two meetings that want
   the same devices each device then sees the same one first (the ordered acquisition of resources of Dijkstra, 1968),
   also where each device has an engine of its own. Who keeps the order is the driver's affair.
-- Fillers come after all of them, step by step; see `fillers` for what they may delay.
 
 Source: M2Flow (RLinf, arXiv 2509.15965, sections 3.2-3.4); relief of artificial deadlock: Parks 1995, bounded
 scheduling.
@@ -34,11 +33,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from rlinf_lab.planning.engine.devices import Devices
 from rlinf_lab.planning.engine.fast_path import AtOnce
-from rlinf_lab.planning.engine.fillers import Fillers
 from rlinf_lab.planning.engine.instructions import (
     ASIDE,
     BOUND,
-    DELAYED,
     DONE,
     FINISHED,
     GET,
@@ -71,15 +68,12 @@ class Engine:
         self._out: Instructions = []
         held = self._devices = Devices(devices, memory, self._out)
         queues = self._queues = Matching(self.channels, held, self._out)
-        self._fillers = Fillers(held.holder, held.queue)
-        at_once = AtOnce(self.processes, self.channels, held, self._fillers)
+        at_once = AtOnce(self.processes, self.channels, held)
         looks = Looks(self.processes, self.channels, held)
         # what a part answers by itself goes there without a call between
         self.share, self._touched = held.overlaps.set, held.touched
         self._want, self._release = held.want, held.release
         self._put, self._get, self._serve = queues.put, queues.get, queues.serve
-        self.begin, self.over = self._fillers.begin, self._fillers.over
-        self.count_delay, self.is_kept_waiting = self._fillers.count, self._fillers.are_in_the_way
         self.is_sealed, self.has_room = at_once.is_sealed, at_once.has_room
         self.put_at_once, self.puts_at_once = at_once.put_at_once, at_once.puts_at_once
         self.put_to_waiting, self.arrival_at_once = at_once.put_to_waiting, at_once.arrival_at_once
@@ -92,16 +86,14 @@ class Engine:
     # --- building --------------------------------------------------------------------------------------
     def add_process(
         self, devices: Iterable[int] = (), priority: int = 0, size: int = 0, offloadable: bool = True,
-        resident: bool = False, delays: int = 0,
-        working: int = 0, cell: int | None = None,
+        resident: bool = False, working: int = 0, cell: int | None = None,
     ) -> int:  # fmt: skip
-        """A new process; ``priority``: depth in the graph, smaller goes first; ``delays``: it is a filler, for so many
-        steps of which an iteration may wait.
+        """A new process; ``priority``: depth in the graph, smaller goes first.
 
         ``size``: units of memory while it is resident; ``working``: further ones while it has its devices. ``cell``:
         whoever of one comes to a device makes room for all of it there, so that two cells are not there by halves.
         """
-        process = Process(len(self.processes), tuple(sorted(devices)), priority, size, offloadable, resident, delays)
+        process = Process(len(self.processes), tuple(sorted(devices)), priority, size, offloadable, resident)
         process.working = working
         self.processes.append(process)
         self._devices.add(process, cell)
@@ -148,7 +140,7 @@ class Engine:
             elif kind == START:
                 self._start(p, channel, n)
             elif kind == DONE:
-                self._done(p, n)
+                self._done(p)
             elif kind == ONLOADED:
                 self._devices.onloaded(p)
             elif kind == ASIDE:
@@ -157,23 +149,11 @@ class Engine:
                 out.append((MEET, p.index, 0, 0))
             else:
                 self._devices.offloaded(p)
-        if self._touched or self._fillers.running:
+        if self._touched:
             return self._flush()
         made = out[:]  # as `_flush`, without its call: a twentieth of a decision
         out.clear()
         return made
-
-    # --- fillers -----------------------------------------------------------------------------------------
-    def fill(self) -> Instructions:
-        """An instant has settled: let fillers begin a step where nobody of the flow is or waits."""
-        for p in self._fillers.next():
-            for device in p.devices:
-                self._devices.holder[device] = p
-            p.granted = True
-            self._devices.resume(p)
-        out = self._out[:]
-        self._out.clear()
-        return out
 
     # --- streams -----------------------------------------------------------------------------------------
     def close(self, stream: int, n: int = 1) -> Instructions:
@@ -296,9 +276,6 @@ class Engine:
     # --- the machine -----------------------------------------------------------------------------------
     def _start(self, p: Process, iteration: int, needs_devices: int) -> None:
         expect(p, "idle")
-        if p.delays:
-            self._fillers.ask(p)
-            return
         p.iteration = iteration
         p.lo = p.hi = 0
         if needs_devices:
@@ -307,16 +284,11 @@ class Engine:
             p.state = "run"
             self._out.append((RESUME, p.index, 0, 0))
 
-    def _done(self, p: Process, goes_on: int) -> None:
+    def _done(self, p: Process) -> None:
         if p.state not in ("run", "idle"):  # idle: a call that was given up before it started
             expect(p, "run")
         p.state = "idle"
         self._release(p)
-        if p.delays:
-            self._fillers.leave(p)
-            if goes_on:
-                self._fillers.ask(p)
-            return
         self._out.append((FINISHED, p.index, 0, 0))
 
     def _closing(self, stream: int) -> Instructions:
@@ -332,9 +304,6 @@ class Engine:
     def _flush(self) -> Instructions:
         if self._touched:
             self._devices.grant()
-        if self._fillers.running:
-            self._out += [(DELAYED, p.index, 0, 0) for p in self._fillers.newly_in_the_way()]
-            self._fillers.reserve()
         out = self._out[:]
         self._out.clear()
         return out

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlinf_lab.planning.engine.devices import Devices
-from rlinf_lab.planning.engine.fillers import Fillers
 from rlinf_lab.planning.engine.state import ALL, LOCK_KEY, NOW, Channel, Process
 
 NOBODY, NOT_AT_ONCE = -1, -2
@@ -16,10 +15,8 @@ NOBODY, NOT_AT_ONCE = -1, -2
 class AtOnce:
     """Whoever uses it gets what settling the same event by itself would have given."""
 
-    def __init__(
-        self, processes: list[Process], channels: dict[int, Channel], devices: Devices, fillers: Fillers
-    ) -> None:
-        self._processes, self._channels, self._devices, self._fillers = processes, channels, devices, fillers
+    def __init__(self, processes: list[Process], channels: dict[int, Channel], devices: Devices) -> None:
+        self._processes, self._channels, self._devices = processes, channels, devices
         self._line_up = devices.line_up
 
     def is_sealed(self, channel: int) -> bool:
@@ -65,7 +62,6 @@ class AtOnce:
             or queue.stub
             or queue.remote_stalled
             or queue.stream.whole
-            or self._fillers.running
         ):
             return -1
         if not (q.alone and q.resident) and not all(self._devices.holder[d] for d in q.devices):
@@ -81,8 +77,6 @@ class AtOnce:
         """Puts of one item each by all these processes, in ``rounds`` that follow each other. So many go into each of
         these channels, each round settled by itself: as many of the first rounds as nobody is given anything for are
         done, and nothing follows from them. 0: `settle` the first."""
-        if self._fillers.running:
-            return 0
         for process in processes:
             p = self._processes[process]
             if p.state != "run" or p.weights is not None:
@@ -143,7 +137,7 @@ class AtOnce:
             or queue.stream.ended
         ):
             return NOT_AT_ONCE
-        if queue.tail - queue.head >= abs(n) or self._fillers.running:
+        if queue.tail - queue.head >= abs(n):
             return NOT_AT_ONCE
         q = None
         if p.granted and not p.alone:
@@ -175,7 +169,6 @@ class AtOnce:
             or queue.weights is not None
             or queue.remote_stalled
             or queue.is_early
-            or self._fillers.running
         ):
             return -1
         p, asked = queue.getters[0]

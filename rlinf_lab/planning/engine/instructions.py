@@ -10,12 +10,12 @@ Instructions = list[tuple[int, int, int, int]]
 class Event(IntEnum):
     """What a driver reports. The numbers are the order within one instant and one process."""
 
-    START = 0  # (process, START, iteration, 1 if it needs its devices now else 0); of a filler: it has a step to do
+    START = 0  # (process, START, iteration, 1 if it needs its devices now else 0)
     PUT = 1  # (process, PUT, channel, n)
     # n < 0: at most -n, a plan's micro-batch; n == ALL: its share of everything, at the end; n == ALL + w: until they
     # weigh w; n <= NOW: what is there (`state.NOW`); 0: no more
     GET = 2  # (process, GET, channel, n)
-    DONE = 3  # (process, DONE, -1, 0); of a filler: its step has ended, and 1 if it has another one to do
+    DONE = 3  # (process, DONE, -1, 0)
     OFFLOADED = 4
     ONLOADED = 5
     ASIDE = 6  # (process, ASIDE, -1, 0): it waits for the other ranks of its worker, and others may have its devices
@@ -31,14 +31,11 @@ class Do(IntEnum):
     ONLOAD = 4  # (ONLOAD, process, 0, 0): come to the devices, then report ONLOADED
     FINISHED = 5  # (FINISHED, process, 0, 0): the call has ended
     EXTEND = 6  # (EXTEND, -1, channel, n): let each blocked remote producer send n items more
-    # (DELAYED, filler, 0, 0): somebody of the flow waits for its step to end; engines of other hosts count it
-    # (`Engine.count_delay`)
-    DELAYED = 7
     # (DIVIDE, -1, channel, n): what is there becomes n equal shares, one for each position in a call (`Process.part`)
-    DIVIDE = 8
-    MEET = 9  # (MEET, process, 0, 0): it has come to a meeting; `Engine.come_back` when all have
+    DIVIDE = 7
+    MEET = 8  # (MEET, process, 0, 0): it has come to a meeting; `Engine.come_back` when all have
 
 
 # Looking a member of an enumeration up costs as much as half a decision.
 START, PUT, GET, DONE, OFFLOADED, ONLOADED, ASIDE = map(int, Event)
-STORE, BOUND, RESUME, OFFLOAD, ONLOAD, FINISHED, EXTEND, DELAYED, DIVIDE, MEET = map(int, Do)
+STORE, BOUND, RESUME, OFFLOAD, ONLOAD, FINISHED, EXTEND, DIVIDE, MEET = map(int, Do)

@@ -36,20 +36,13 @@ class Process:
     """A rank of a worker, as the engine sees it."""
 
     __slots__ = (
-        "alone", "delays", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "mates",
+        "alone", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "mates",
         "offloadable", "part", "priority", "ranks",
         "resident", "size", "state", "weights", "working",
     )  # fmt: skip
 
     def __init__(
-        self,
-        index: int,
-        devices: tuple[int, ...],
-        priority: int,
-        size: int,
-        offloadable: bool,
-        resident: bool,
-        delays: int,
+        self, index: int, devices: tuple[int, ...], priority: int, size: int, offloadable: bool, resident: bool
     ) -> None:
         self.index = index
         self.devices = devices
@@ -59,7 +52,6 @@ class Process:
         self.mates: list[Process] = []  # those of its cell, itself too
         self.offloadable = offloadable
         self.resident = resident
-        self.delays = delays  # 0: of the flow; else a filler: for so many steps of it an iteration may wait
         self.alone = True  # nobody else uses its devices
         self.holding = False
         self.granted = False  # owns the devices, but may still wait for a switch

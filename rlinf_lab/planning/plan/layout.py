@@ -5,7 +5,6 @@ A channel whose producer and consumer are fused has one queue for each unit (sha
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,6 @@ from rlinf_lab.errors import PlanError, PlanNameError, counted, shown
 from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.engine.engine import Engine, Part
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan, execution_in, graph_in
-from rlinf_lab.workflow.filler import FillerSpec
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -22,30 +20,22 @@ from rlinf_lab.workflow.workflow import Workflow
 @dataclass(frozen=True)
 class Layout:
     """``members``: (worker, rank) in engine order: the driver first, then workers in order of declaration, rank by
-    rank, then fillers.
+    rank.
     """
 
     graph: WorkflowGraph
     plan: ExecutionPlan
-    fillers: tuple[FillerSpec, ...] = ()
     absent: frozenset[tuple[str, int]] = frozenset()  # who is not there when a run begins
 
     @cached_property
     def members(self) -> tuple[tuple[str, int], ...]:
-        fillers = ((f.name, r) for f in self.fillers for r in range(len(f.on)))
-        return ((DRIVER, 0), *((w, r) for w in self.graph.workers for r in range(self.plan.ranks(w))), *fillers)
-
-    @cached_property
-    def filler(self) -> dict[str, FillerSpec]:
-        return {f.name: f for f in self.fillers}
+        return ((DRIVER, 0), *((w, r) for w in self.graph.workers for r in range(self.plan.ranks(w))))
 
     @cached_property
     def index(self) -> dict[tuple[str, int], int]:
         return {m: i for i, m in enumerate(self.members)}
 
     def devices(self, worker: str, rank: int) -> tuple[int, ...]:
-        if worker in self.filler:
-            return (self.plan.devices.index(self.filler[worker].on[rank]),)
         return () if worker == DRIVER else self.plan.placements[worker][rank]
 
     def device_names(self, worker: str, rank: int) -> tuple[str, ...]:
@@ -56,8 +46,6 @@ class Layout:
         return [c.name for c in self.graph.channels if self.graph.consumers(c.name)]
 
     def ranks(self, worker: str) -> int:
-        if worker in self.filler:
-            return len(self.filler[worker].on)
         return 1 if worker == DRIVER else self.plan.ranks(worker)
 
     @cached_method  # asked for every queue, twice a second
@@ -109,8 +97,6 @@ class Layout:
             self.add_process(engine, worker, rank)
 
     def add_process(self, engine: Engine, worker: str, rank: int) -> int:
-        if worker in self.filler:
-            return engine.add_process(self.devices(worker, rank), delays=self.filler[worker].delays)
         plan = self.plan
         priority = plan.priorities.get(worker, self.graph.depth.get(worker, 0))
         cell = next((i for i, members in enumerate(self.graph.cells) if worker in members), None)
@@ -140,28 +126,16 @@ class Layout:
 
 
 def checked_layout(
-    flow: Workflow | WorkflowGraph,
-    plan: ExecutionPlan,
-    fillers: Sequence[FillerSpec] = (),
-    absent: Mapping[str, Sequence[int]] | None = None,
+    flow: Workflow | WorkflowGraph, plan: ExecutionPlan, absent: Mapping[str, Sequence[int]] | None = None
 ) -> Layout:
-    """A layout of a plan that fits the workflow. With fillers that fit the plan, and ranks that may be absent. Raises
-    `PlanError` otherwise."""
+    """A layout of a plan that fits the workflow, with ranks that may be absent. Raises `PlanError` otherwise."""
     graph, plan = graph_in(flow), execution_in(plan)
     if not isinstance(plan, ExecutionPlan):
         raise PlanError(
             f"plan is {shown(plan)}; it must be an ExecutionPlan. Next: ExecutionPlan.temporal(flow, devices=[...])."
         )
     plan.validate(graph)
-    for name, times in Counter([*graph.workers, DRIVER, *(f.name for f in fillers)]).items():
-        if times > 1:
-            raise PlanError(
-                f"Filler {name!r}: plan {plan.name!r} has another worker of that name. Next: Filler(..., name=...)."
-            )
-    for filler in fillers:
-        for device in filler.on:
-            _check_place(plan, graph, filler, device, sum(f.memory for f in fillers if device in f.on))
-    layout = Layout(graph, plan, tuple(fillers))
+    layout = Layout(graph, plan)
     if absent is None:
         return layout
     if not isinstance(absent, Mapping) or any(
@@ -203,26 +177,4 @@ def refuse_fixed_place(layout: Layout, what: str, worker: str, rank: int) -> Non
         raise PlanError(
             f"{what}: each rank of {worker!r} reads its own keys of channel {keyed[0]!r}, which nobody else would. "
             "Next: a worker without keys."
-        )
-
-
-def _check_place(plan: ExecutionPlan, graph: WorkflowGraph, filler: FillerSpec, device: str, wanted: int) -> None:
-    """``wanted``: the memory of all fillers there."""
-    if device not in plan.devices:
-        raise PlanNameError.of(
-            "device", device, plan.devices, f"Plan {plan.name!r} has no other for the filler {filler.name!r}."
-        )
-    if plan.device_memory is None or not filler.memory:
-        return
-    index = plan.devices.index(device)
-    needed = {w: plan.memory.get(w, 0) for w in graph.workers for devices in plan.placements[w] if index in devices}
-    working = max((n for w, n in plan.working.items() if w in needed), default=0)
-    if sum(needed.values()) + working + wanted > plan.device_memory:
-        workers = ", ".join(f"{w} {n}" for w, n in needed.items() if n)
-        raise PlanError(
-            f"Filler {filler.name!r} needs {filler.memory} units of memory on {device} beside the workers there, and "
-            f"{plan.device_memory} (device_memory) "
-            f"are not enough for all of them ({workers or 'no worker'}; fillers {wanted}): workers would have to leave "
-            "more often. Next: another device, or "
-            f"a filler that needs none."
         )

@@ -59,7 +59,6 @@ class UserLoop:
             driver = state.ranks[0]
             state.rows.add(driver.track, SpanKind.MARK, driver.method, made.start, state.now, iteration)
             del state.open[iteration]
-            state.engine.over(iteration)
             state.retire(iteration)
 
     def wake(self) -> None:
@@ -74,7 +73,6 @@ class UserLoop:
         driver = state.ranks[0]
         driver.iteration, driver.ports = iteration, {}
         state.open[iteration], self.made, self._sealed = made, [], set()
-        state.engine.begin(iteration)
         yield (_BEGIN, None, 0, 0)
         script, got = self._script(Turn(0, iteration, 0, 1, state.clock)), None
         while (op := next_of(script, got)) is not None:

@@ -71,7 +71,6 @@ class DeviceHost:
             self.host.open_lookout(own_cores),
         )
         self._stop = threading.Event()
-        self._told: dict[tuple[str, int], tuple[int, bool]] = {}  # of fillers: what the driver knows
         self._pusher: threading.Thread | None = None
 
     # --- what an executor's own kind of host may know better ------------------------------------------------
@@ -233,12 +232,11 @@ class DeviceHost:
     def push(self) -> None:
         self.host.write_down()
         host, told = self.host, self.host.told
-        spans, metrics = self.recorder.drain(as_it_is=True), told.take_metrics()
+        spans, metrics = self.recorder.drain(), told.take_metrics()
         # one by one: workers go on writing
         frames = {source: told.frames.pop(source) for source in list(told.frames)}
-        filled = host.news_of_fillers(self._told)
         waits, queues, ways = host.waits(), host.statistics(), host.transports()
-        news = HostNews(self.name, spans, metrics, frames, waits, queues, host.is_quiet(), ways, filled)
+        news = HostNews(self.name, spans, metrics, frames, waits, queues, host.is_quiet(), ways)
         self.links["driver"].send(("news", news))
 
     def _receive(self, message: tuple) -> None:

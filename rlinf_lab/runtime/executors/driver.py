@@ -63,7 +63,7 @@ class Driver:
             self.clocks.heard(*message[1:])
         elif message[0] == "news":
             news = message[1]
-            self.news.hear(news, self.clocks.aligned(news.spans.wide()))
+            self.news.hear(news, self.clocks.aligned(news.spans))
             self.host.hear_news(news.host, news.is_quiet)
         else:
             self.host.receive(message)

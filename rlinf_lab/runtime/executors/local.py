@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import checked_layout
-from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.machine.devices import refuse_missing, refuse_other_nodes, torch_device
 from rlinf_lab.runtime.session.news import News
 from rlinf_lab.runtime.session.session import Ended
 from rlinf_lab.timeline.record.clock import Clock, MonotonicClock
 from rlinf_lab.timeline.record.recorder import Recorder
-from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -23,18 +21,16 @@ class LocalExecutor:
 
     ``emulate``: the plan may have more CPU slots than this machine has cores. With a ``clock`` of its own it may have
     any devices: time is made up.
-    ``fillers``: work for the bubbles; ``absent``: ranks that are not there at first (`Session.join`), by worker;
+    ``absent``: ranks that are not there at first (`Session.join`), by worker;
     ``check_items``: an item that is changed between its put and its get fails the call that gets it.
     """
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None, emulate: bool = False,
-        fillers: Sequence[Filler] = (),
         absent: Mapping[str, Sequence[int]] | None = None, check_items: bool = False,
     ) -> None:  # fmt: skip
         self.flow = flow
-        self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
-        self._declarations = {**flow.workers, **declarations_of(fillers)}
+        self.layout = checked_layout(flow.graph, plan, absent)
         refuse_other_nodes(plan, "local executor has this process")
         if clock is None:
             refuse_missing(plan, emulate)
@@ -53,7 +49,7 @@ class LocalExecutor:
         )
 
     def start(self) -> None:
-        self.driver_host.start(self._declarations, torch_device)
+        self.driver_host.start(self.flow.workers, torch_device)
 
     def stop(self) -> Ended:
         with self._stopping:

@@ -26,10 +26,8 @@ from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
 from rlinf_lab.runtime.executors.device_host import pack
 from rlinf_lab.runtime.executors.driver import Driver
-from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.session.session import Ended
 from rlinf_lab.runtime.transport.links import Address, Ways
-from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
 
@@ -42,8 +40,8 @@ class HostsExecutor:
     """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has
     cores.
 
-    ``fillers``: work for the bubbles; each copy lives with the workers of its device. ``absent``: ranks that are not
-    there at first (`Session.join`), by worker; their hosts are, so that they come without a new connection.
+    ``absent``: ranks that are not there at first (`Session.join`), by worker; their hosts are, so that they come
+    without a new connection.
     ``between_gpus``: how tensors on a GPU get to another process: ``"ipc"`` (they stay there, where it sees that GPU,
     else copies through host memory), ``"nccl"`` (from GPU to GPU where it does not) or ``"host"`` (always copies).
     ``check_items``: an item that is changed between its put and its get fails the call that gets it, where both ends
@@ -51,7 +49,7 @@ class HostsExecutor:
     """
 
     def __init__(
-        self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
+        self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False,
         absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc", check_items: bool = False,
     ) -> None:  # fmt: skip
         if between_gpus not in BETWEEN_GPUS:
@@ -60,9 +58,9 @@ class HostsExecutor:
                 f"between_gpus={shown(between_gpus)}: how tensors on a GPU get to other processes. Next: {known}."
             )
         self.flow, self._between_gpus, self._check_items = flow, between_gpus, check_items
-        self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
+        self.layout = checked_layout(flow.graph, plan, absent)
         self._emulate = emulate
-        self._declarations = ship({**flow.workers, **declarations_of(fillers)})
+        self._declarations = ship(flow.workers)
         self.place = place_hosts(self.layout)
         self.hosts = sorted(set(self.place.values()) - {"driver"})
         self.driver = Driver(self.layout, self.place, self.hosts, check_items)
@@ -207,11 +205,7 @@ class HostsExecutor:
         """
         loop = self.driver_host.loop
         assert loop is not None
-        there = [
-            f"{w}[{r}]"
-            for (w, r), h in self.place.items()
-            if h == host and (w not in self.layout.graph.workers or r in loop.members.present(w))
-        ]
+        there = [f"{w}[{r}]" for (w, r), h in self.place.items() if h == host and r in loop.members.present(w)]
         return loop.under_way.ranks_at(host) or [f"{host} ({', '.join(there)})"]
 
     def stop(self) -> Ended:

@@ -20,22 +20,20 @@ from rlinf_lab.runtime.executors.device_host import gpus_of
 from rlinf_lab.runtime.executors.multi_process import HostsExecutor
 from rlinf_lab.runtime.executors.spares import Spares, environment_of_hosts
 from rlinf_lab.runtime.machine.devices import refuse_missing, refuse_other_nodes
-from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.workflow import Workflow
 
 
 class ProcessExecutor(HostsExecutor):
     """See the module's docstring. ``emulate``: the plan may have more CPU slots than this machine has cores;
-    ``fillers``: work for the bubbles; ``spares``: processes that are there already;
-    ``between_gpus``, ``check_items``: see `HostsExecutor`.
+    ``spares``: processes that are there already; ``between_gpus``, ``check_items``: see `HostsExecutor`.
     """
 
     def __init__(
-        self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
+        self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False,
         absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc", check_items: bool = False,
         spares: Spares | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(flow, plan, emulate, fillers, absent, between_gpus, check_items)
+        super().__init__(flow, plan, emulate, absent, between_gpus, check_items)
         refuse_other_nodes(plan, "processes executor has this machine")
         refuse_missing(plan, emulate)
         self._children: dict[str, Child] = {}

@@ -37,7 +37,6 @@ from rlinf_lab.runtime.executors.ray_start import (
 from rlinf_lab.runtime.machine.devices import refuse_missing
 from rlinf_lab.runtime.machine.ray_library import load_ray
 from rlinf_lab.runtime.transport.links import Ways
-from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.workflow import Workflow
 
 BETWEEN_NODES = ("stream", "gloo")
@@ -46,7 +45,7 @@ BETWEEN_NODES = ("stream", "gloo")
 class RayExecutor(HostsExecutor):
     """See the module's docstring. ``address``: of an existing cluster, as Ray writes it.
 
-    ``emulate``: the plan may have more CPU slots than a node has cores. ``fillers``: work for the bubbles.
+    ``emulate``: the plan may have more CPU slots than a node has cores.
     ``between_nodes``: ``"stream"`` (TCP from host to host), or torch's ``"gloo"``, which then carries arrays of a MiB
     and more. ``between_gpus``, ``check_items``: see `HostsExecutor`.
     """
@@ -55,13 +54,12 @@ class RayExecutor(HostsExecutor):
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False,
-        fillers: Sequence[Filler] = (),
         absent: Mapping[str, Sequence[int]] | None = None, between_nodes: str = "stream", between_gpus: str = "ipc",
         check_items: bool = False,
     ) -> None:  # fmt: skip
         check_address(address)
         check_between_nodes(between_nodes)
-        super().__init__(flow, plan, emulate, fillers, absent, between_gpus, check_items)
+        super().__init__(flow, plan, emulate, absent, between_gpus, check_items)
         refuse_missing(plan, emulate, ("cpu",))  # Ray counts the GPUs
         self._address, self._between_nodes = address, between_nodes
         self._actors: dict[str, Any] = {}

@@ -66,10 +66,6 @@ class HostContext(Context):
         yield
         self.iteration, self.ranks, self.members = -1, self._all_ranks, ()
 
-    def step_begins(self, iteration: int) -> None:
-        """Of a filler; what it logs belongs to this iteration."""
-        self._logs_to = iteration
-
     @contextlib.contextmanager
     def span(self, label: str) -> Iterator[None]:
         clock, recorder = self._state.clock, self._state.recorder

@@ -26,7 +26,6 @@ from rlinf_lab.runtime.host.control.scheduler import Duties, Scheduler
 from rlinf_lab.runtime.host.driver.loop import Loop
 from rlinf_lab.runtime.host.driver.remarks import remark_of_curves
 from rlinf_lab.runtime.host.elastic.exchange import Exchange
-from rlinf_lab.runtime.host.elastic.fillers import Fillers
 from rlinf_lab.runtime.host.elastic.meetings import Meetings
 from rlinf_lab.runtime.host.elastic.turnover import Turnover
 from rlinf_lab.runtime.host.liveness.cut_off import Connections
@@ -82,20 +81,10 @@ class Host:
         arguments = Arguments(state, self.ports, self.weights, self.values)
         calls = Calls(state, control, post, ends, credits, unwanted, self.weights, self.values, arguments)
         exchange = Exchange(state, control.spans, post, self.values, unwanted, meetings)
-        fillers = Fillers(state, control, post)
         turnover = Turnover(state, control, control.instants, post, credits, exchange)
         self.told = Told()
         self._ranks = Ranks(
-            state,
-            control,
-            post,
-            control.residency,
-            calls,
-            turnover,
-            fillers,
-            self.told,
-            control.instants,
-            exchange,
+            state, control, post, control.residency, calls, turnover, self.told, control.instants, exchange
         )
         self.loop = Loop(state, control, post, calls, ends) if state.is_driver else None
         self._waits = Waits(state, meetings.missing, None if self.loop is None else self.loop.under_way.labels)
@@ -116,7 +105,6 @@ class Host:
                 finished=calls.finished,
                 came=meetings.came,
                 takes_nothing_more=turnover.takes_nothing_more,
-                delayed=fillers.delayed,
                 stuck=self._is_stuck,
                 write_down=self.write_down,
             )
@@ -124,7 +112,6 @@ class Host:
         self.start = self._ranks.start
         self.flush = post.flush
         self.waits, self.is_quiet = self._waits.all, control.is_quiet
-        self.filled, self.news_of_fillers = fillers.all, fillers.news
         self.open_lookout = control.open_lookout
 
     # --- life ------------------------------------------------------------------------------------------------

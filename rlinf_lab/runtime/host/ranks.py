@@ -15,7 +15,6 @@ from rlinf_lab.runtime.host.context import HostContext, Told
 from rlinf_lab.runtime.host.control.instants import Instants
 from rlinf_lab.runtime.host.control.residency import Residency
 from rlinf_lab.runtime.host.elastic.exchange import Exchange
-from rlinf_lab.runtime.host.elastic.fillers import Fillers
 from rlinf_lab.runtime.host.elastic.setups import Setups, wait_for
 from rlinf_lab.runtime.host.elastic.turnover import Turnover
 from rlinf_lab.runtime.host.liveness.failures import lost_rank
@@ -38,13 +37,12 @@ class Ranks:
         residency: Residency,
         calls: Calls,
         turnover: Turnover,
-        fillers: Fillers,
         told: Told,
         time: Instants,
         exchange: Exchange,
     ) -> None:
         self._state, self._control, self._post = state, control, post
-        self._calls, self._turnover, self._fillers = calls, turnover, fillers
+        self._calls, self._turnover = calls, turnover
         self._setups = Setups(state, residency, post)
         self._context = partial(HostContext, told=told, time=time, exchange=exchange)
         self._torch_device: Callable[[tuple[str, ...]], str] = ", ".join
@@ -65,7 +63,7 @@ class Ranks:
             with state.mutex:
                 if state.stopping:  # by another thread, which joins those that have been started
                     break
-                self._control.begins(process.counts)
+                self._control.begins()
             self._begin_thread(process)
             wait_for(state.ready, partial(setups.have_come, number), process, mine[number:], self._tell)
             if state.failure is not None:
@@ -92,7 +90,7 @@ class Ranks:
     def stop(self, grace_seconds: float = 5.0) -> list[str]:
         """Cancel what waits, let every thread end, close the workers. Returns the labels of ranks that did not in time.
 
-        What fillers and the workers' own ``close`` raised is in ``HostState.errors``.
+        What the workers' own ``close`` raised is in ``HostState.errors``.
         """
         state, control = self._state, self._control
         deadline = time.monotonic() + grace_seconds
@@ -102,12 +100,9 @@ class Ranks:
                 process.calls.clear()
                 if process.call is not None or process.joining or process.waits_for == "calls":
                     control.interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
-                elif process.waits_for in ("call", "gap"):
+                elif process.waits_for == "call":
                     control.wake(process)
-                elif process.filled is not None and state.mock is not None:  # no time passes: its step cannot end
-                    control.interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
         self._post.flush()
-        self._fillers.end()
         with state.ready:
             state.ready.notify_all()
         for thread in list(state.threads):
@@ -119,9 +114,7 @@ class Ranks:
         state = self._state
         if not self._is_set_up(process, context):
             return
-        if process.filled is not None:
-            self._fillers.keep_filling(process, context.step_begins)
-        elif not self._do_calls(process, context):
+        if not self._do_calls(process, context):
             return
         try:
             self._turnover.close(process)

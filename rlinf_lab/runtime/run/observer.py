@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError, DeadlockError, UnknownNameError, shown
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.replay.rerun import Rerun
 from rlinf_lab.runtime.host.liveness.wait_graph import Standstill, Wait, WaitGraph
-from rlinf_lab.runtime.host.state.rank import Filled
 from rlinf_lab.runtime.run.metrics import MetricTable
 from rlinf_lab.runtime.run.samples import SampleTable
 from rlinf_lab.runtime.run.stall_report import Stillness, who_does_what
@@ -64,7 +62,6 @@ class Observer:
         afterwards: Callable[[], None] = lambda: None,
     ) -> None:
         self.timeline = Timeline(executor.layout.plan.devices)
-        self.timeline.rerun = Rerun(executor.layout)
         self.table = MetricTable()
         self.samples = SampleTable()
         self.problem: BaseException | None = None
@@ -193,9 +190,7 @@ class Observer:
                     self._afterwards()
 
     def _is_idle(self, seconds: float = IDLE_SECONDS) -> bool:
-        """No iteration is open, and nothing came of late (what other processes recorded comes a little later, fillers
-        work on).
-        """
+        """No iteration is open, and nothing came of late (what other processes recorded comes a little later)."""
         if time.monotonic() - self.moved_at <= seconds:
             return False
         loop = self._executor.driver_host.loop
@@ -491,13 +486,6 @@ class Observed:
                 self._glancing.pop(id(listener), None)
             logging.getLogger("rlinf_lab").exception("%r raised; it is not called any more.", listener)
 
-    @property
-    def fillers(self) -> list[Filled]:
-        """What each rank of a filler has done so far: ``steps``, ``seconds``, ``result`` (the latest), ``is_done``,
-        ``error``.
-        """
-        return self._executor.news.fillers()
-
     # --- who waits for whom -----------------------------------------------------------------------------
     def waits(self) -> list[Wait]:
         """Which ranks wait now, for what and for whom."""
@@ -509,11 +497,10 @@ class Observed:
         """
         still = self.still_seconds
         note = [f"nothing has moved for {still:.0f} s:"] if still >= STILL_SECONDS else []
-        fillers = [f"filler {filled}" for filled in self.fillers]
         loop = self._executor.driver_host.loop
         remarks = [] if loop is None else loop.remarks.all()
         return "\n".join(
-            [repr(self), *(f"  {line}" for line in [*note, *self.wait_graph().lines(), *fillers, *remarks])]
+            [repr(self), *(f"  {line}" for line in [*note, *self.wait_graph().lines(), *remarks])]
         )
 
     @property
@@ -547,11 +534,7 @@ class Observed:
         waits, loop = self.waits(), self._executor.driver_host.loop
         waiting = {wait.who for wait in waits}
         calls = loop.under_way.labels() if loop is not None and not self._is_over() else []
-        held_up = {on for wait in waits for on in wait.on}
-        filling = [f"{f.name}[{f.rank}].step" for f in self.fillers if f"{f.name}[{f.rank}]" in held_up]
-        return WaitGraph(
-            tuple(waits), tuple(call for call in sorted([*calls, *filling]) if call.split(".")[0] not in waiting)
-        )
+        return WaitGraph(tuple(waits), tuple(call for call in sorted(calls) if call.split(".")[0] not in waiting))
 
 
 def depths(queues: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -11,7 +11,6 @@ from typing import Any
 from rlinf_lab.errors import ConfigError, PlanError, RlinfLabError, counted, said, shown
 from rlinf_lab.planning.plan.device import Device, whole
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.plan.fields import some
 from rlinf_lab.planning.plan.layout import Layout, checked_layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
 from rlinf_lab.planning.planner.planner import Planned
@@ -20,13 +19,11 @@ from rlinf_lab.runtime.executors.import_probe import facts_of_a_child
 from rlinf_lab.runtime.executors.node_probe import NodeFacts, facts_here, facts_of, reach
 from rlinf_lab.runtime.executors.ray_nodes import wait_for_nodes
 from rlinf_lab.runtime.executors.ray_start import check_address, ensure_ray
-from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.host.elastic.unfit import refuse_unfit_workers
 from rlinf_lab.runtime.machine.devices import devices_here, refuse_missing, refuse_other_nodes
 from rlinf_lab.runtime.run.checklist import BROKEN, OK, OPTIONAL, Check, Report
 from rlinf_lab.runtime.run.run import check_executor, check_workflow, run
 from rlinf_lab.runtime.transport.pickling import Packed
-from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -38,7 +35,6 @@ def check(
     profile: Profile | None = None,
     address: str | None = None,
     emulate: bool = False,
-    fillers: Sequence[Filler] = (),
     absent: Mapping[str, Sequence[int]] | None = None,
     iterations: int = 0,
     inputs: Iterable[Any] | None = None,
@@ -50,8 +46,8 @@ def check(
     (``check_items``): it would arrive changed where both ends are in one process, and unchanged elsewhere, so under
     one plan and not under another. With executor="local" all are.
 
-    ``profile``: says what workers occupy, so that memory is checked too. ``address``, ``emulate``, ``fillers``,
-    ``absent``: as in `run`. Returns a `Report` of plan, workers, devices, memory, and for other processes pickling,
+    ``profile``: says what workers occupy, so that memory is checked too. ``address``, ``emulate``, ``absent``: as in
+    `run`. Returns a `Report` of plan, workers, devices, memory, and for other processes pickling,
     packages and ports of every node; ``report.ok`` says whether a launch can succeed. Never raises for what it finds,
     only for arguments that are none.
     """
@@ -61,10 +57,9 @@ def check(
     if profile is not None and not isinstance(profile, Profile):
         raise PlanError(f"check(profile={profile!r}): a Profile. Next: profile=lab.profile(flow), or leave it out.")
     wanted = plan.execution if isinstance(plan, Planned) else plan or ExecutionPlan.temporal(flow, devices_here())
-    specs_of(fillers)
     if not isinstance(iterations, int) or iterations < 0:
         raise ConfigError(f"check(iterations={shown(iterations)}): how many to run. Next: iterations=1, or 0 for none.")
-    looking = _Looking(flow, wanted, profile, emulate, executor, fillers, absent)
+    looking = _Looking(flow, wanted, profile, emulate, executor, absent)
     checks = [looking.plan()]
     if checks[0].status != BROKEN:
         checks += [looking.workers(), *(looking.cluster(address) if executor == "ray" else looking.here())]
@@ -76,18 +71,17 @@ def check(
 class _Looking:
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, profile: Profile | None, emulate: bool, executor: str = "local",
-        fillers: Sequence[Filler] = (),
         absent: Mapping[str, Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
         self.flow, self.wanted, self.profile, self.emulate, self.executor = flow, plan, profile, emulate, executor
-        self.fillers, self.absent = tuple(fillers), absent
+        self.absent = absent
 
     # --- the plan and the workers -----------------------------------------------------------------------------
     def plan(self) -> Check:
         """Names, ranks, granularity, and whether it would stand still."""
 
         def look() -> str:
-            self.layout: Layout = checked_layout(self.flow.graph, self.wanted, specs_of(self.fillers), self.absent)
+            self.layout: Layout = checked_layout(self.flow.graph, self.wanted, self.absent)
             workers = self.flow.graph.workers
             ranks = counted(sum(map(self.layout.ranks, workers)), "rank")
             away = (
@@ -95,14 +89,9 @@ class _Looking:
                 if self.layout.absent
                 else ""
             )
-            filling = (
-                f"; fillers {', '.join(f'{f.spec.name} on {some(f.spec.on)}' for f in self.fillers)}"
-                if self.fillers
-                else ""
-            )
             return (
                 f"{ranks} of {counted(len(workers), 'worker')} on "
-                f"{counted(len(self.wanted.devices), 'device')}{away}{filling}"
+                f"{counted(len(self.wanted.devices), 'device')}{away}"
             )
 
         return _tried("plan", look)
@@ -114,7 +103,7 @@ class _Looking:
             place = (
                 dict.fromkeys(self.layout.members, "local") if self.executor == "local" else place_hosts(self.layout)
             )
-            refuse_unfit_workers(self.flow, self.layout, place, self.fillers)
+            refuse_unfit_workers(self.flow, self.layout, place)
             return "every worker accepts its ranks and sub-batches"
 
         return _tried("workers", look)
@@ -123,7 +112,7 @@ class _Looking:
         """Whether any is changed between its put and its get."""
         if not iterations:
             return Check("items", OPTIONAL, "not looked at: no iteration was run", "lab.check(..., iterations=1)")
-        options |= {"emulate": self.emulate, "fillers": self.fillers, "absent": self.absent, "check_items": True}
+        options |= {"emulate": self.emulate, "absent": self.absent, "check_items": True}
 
         def look() -> str:
             run(self.flow, self.wanted, iterations, self.executor, inputs, False, **options).wait()
@@ -178,15 +167,13 @@ class _Looking:
         packed: dict[str, Packed] = {}
 
         def look() -> str:
-            for name, declaration in {**self.flow.workers, **declarations_of(self.fillers)}.items():
+            for name, declaration in self.flow.workers.items():
                 try:
                     packed[name] = Packed.of(declaration)
                 except RlinfLabError as error:
-                    kind = "worker" if name in self.flow.workers else "filler"
-                    raise PlanError(f"{kind} {name!r} cannot travel: {said(error)}") from error
-            filling = f" and {counted(len(self.fillers), 'filler')}" if self.fillers else ""
+                    raise PlanError(f"worker {name!r} cannot travel: {said(error)}") from error
             return (
-                f"{counted(len(self.flow.workers), 'worker')}{filling}, "
+                f"{counted(len(self.flow.workers), 'worker')}, "
                 f"{sum(p.nbytes for p in packed.values()) / 1024:.1f} KiB"
             )
 
@@ -260,7 +247,7 @@ class _Looking:
                         "ranks there, or device_memory=."
                     )
             found = ", ".join(f"{place} {need:.1f} GiB" for place, (need, _) in list(needs.items())[:4])
-            return f"{found}; fillers come on top, a profile does not have them" if self.fillers else found
+            return found
 
         return [_tried("memory", look)]
 

@@ -19,6 +19,7 @@ from rlinf_lab.errors import (
     RenamedError,
     UnknownNameError,
     WorkflowError,
+    refuse_old_names,
     shown,
 )
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -346,6 +347,7 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
     elif name == "processes":
         from rlinf_lab.runtime.executors.processes import ProcessExecutor as made
     known = list(inspect.signature(made).parameters)[2:]
+    refuse_old_names("run", options, {"fillers": "a second workflow for that work, run on devices of its own"})
     for option in options:
         if option not in known:
             raise UnknownNameError.of(f"option of the {name} executor", option, known)
@@ -354,7 +356,7 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
     # What the planner gave has its plan inside; the planner is not imported to ask.
     given = plan if plan is None or isinstance(plan, ExecutionPlan) else getattr(plan, "execution", plan)
     executor: Executor = made(flow, given, **options)
-    refuse_unfit_workers(flow, executor.layout, executor.driver_host.place, options.get("fillers", ()))
+    refuse_unfit_workers(flow, executor.layout, executor.driver_host.place)
     return executor
 
 

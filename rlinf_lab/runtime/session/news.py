@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_lab.runtime.host.context import Logged
-from rlinf_lab.runtime.host.elastic.fillers import opened
 from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
-from rlinf_lab.runtime.host.state.rank import Filled
 from rlinf_lab.timeline.record.batch import SpanBatch
 
 
@@ -21,14 +19,13 @@ class HostNews:
 
     host: str
     spans: SpanBatch
-    "What it has recorded since, in rows as they waited there."
+    "What it has recorded since."
     metrics: list[Logged]
     frames: dict[str, Any]
     waits: list[Wait]
     channels: list[dict[str, Any]]
     is_quiet: bool
     transports: list[dict[str, Any]]
-    filled: list[Filled]
 
 
 class News:
@@ -41,8 +38,6 @@ class News:
         self._rounds = dict.fromkeys(others, 0)
         self._fetched = 0
         self._latest: dict[str, HostNews] = {}
-        fillers = host.state.layout.fillers if others else ()
-        self._filled = {(f.name, r): Filled(f.name, r, device) for f in fillers for r, device in enumerate(f.on)}
 
     def hear(self, news: HostNews, batch: SpanBatch) -> None:
         """Another host has told this. ``batch``: its spans, on our clock."""
@@ -51,18 +46,17 @@ class News:
             self._host.told.metrics += news.metrics
             self._rounds[news.host] += 1
             self._latest[news.host] = news
-            self._filled.update({(f.name, f.rank): opened(f) for f in news.filled})
         self._host.told.frames.update(news.frames)
 
     def drain(self) -> list[SpanBatch]:
         """What was recorded since the last time; read by `Timeline.extend`."""
         with self._lock:
             batches, self._batches = self._batches, []
-        own = self._host.recorder.drain(as_it_is=not self._others)
+        own = self._host.recorder.drain()
         return [own, *batches] if own else batches
 
     def rows(self, most: int) -> tuple[str, int, bytearray] | None:
-        """(source, number of the batch, rows of `NARROW_DTYPE`) of at most ``most`` spans that wait.
+        """(source, number of the batch, rows of `SPAN_DTYPE`) of at most ``most`` spans that wait.
 
         None where more wait, anything else but samples does, or there are several hosts: ask `drain`.
         """
@@ -88,11 +82,6 @@ class News:
     def frames(self) -> dict[str, Any]:
         """The latest picture of each source."""
         return dict(self._host.told.frames)
-
-    def fillers(self) -> list[Filled]:
-        """What each rank of a filler has done."""
-        with self._lock:
-            return [*self._host.filled(), *self._filled.values()]
 
     def waits(self) -> list[Wait]:
         """Who waits for what and whom."""

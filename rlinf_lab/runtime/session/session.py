@@ -35,7 +35,7 @@ from rlinf_lab.workflow.workflow import Workflow
 @dataclass
 class Ended:
     """How the workers of a run ended. ``late``: ranks that computed on and were left behind or killed; ``errors``: what
-    ``close`` and fillers raised.
+    ``close`` raised.
     """
 
     late: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How spans travel: one fixed-width row, narrow where it fits.
+"""How spans wait, travel and are kept: one fixed-width row.
 
 A `SpanBatch` is everything one `Recorder` saw since its last drain. Track and name numbers in it are the
 recorder's own; `Timeline.extend` translates them.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,40 +25,14 @@ SPAN_DTYPE = np.dtype(
         "itemsize": 56,
     }
 )
-#: The same row for `struct`: what `Recorder.add` writes for a span that does not fit into a narrow row.
-SPAN_STRUCT = struct.Struct("<qqqqiiiiiBxxx")
-#: One span as it waits in a recorder, 32 bytes: a duration of up to 4.29 s, up to 65,535 items, 4 GiB and 32,767 names;
-#: the kind is in the low four bits of ``moment``, the iteration in the others.
-NARROW_DTYPE = np.dtype(
-    {
-        "names": ["start", "duration", "flow", "moment", "nbytes", "track", "name", "channel", "items"],
-        "formats": ["<i8", "<u4", "<i4", "<i4", "<u4", "<u2", "<i2", "<i2", "<u2"],
-    }
-)
-#: The machine's own packing gives the same bytes, where it has this order, in three quarters of the time.
-NARROW_STRUCT = struct.Struct(f"{'@' if sys.byteorder == 'little' else '<'}qIiiIHhhH")
+#: The same row for `struct`. The machine's own packing gives the same bytes, where it has this order, in three quarters
+#: of the time.
+SPAN_STRUCT = struct.Struct(f"{'@' if sys.byteorder == 'little' else '<'}qqqqiiiiiB3x")
 FEW_SPANS = 50_000  # spans: to take, or to send, more of them holds up a thread that others wait for by tens of ms
 #: One sample of a counter: number of its name, ns, value in the counter's own unit.
 COUNTER_DTYPE = np.dtype([("name", "<i4"), ("time", "<i8"), ("value", "<f8")])
 
 SpanArray = NDArray[np.void]
-
-
-def _part(dtype: np.dtype, names: list[str]) -> np.dtype:
-    """The same rows with these fields only."""
-    fields: Any = dtype.fields
-    return np.dtype(
-        {
-            "names": names,
-            "formats": [fields[n][0] for n in names],
-            "offsets": [fields[n][1] for n in names],
-            "itemsize": dtype.itemsize,
-        }
-    )
-
-
-_SAME = ["start", "flow", "nbytes", "track", "name", "channel", "items"]  # fields that mean the same in both
-_SAME_WIDE, _SAME_NARROW = _part(SPAN_DTYPE, _SAME), _part(NARROW_DTYPE, _SAME)
 
 
 def stacked(parts: Sequence[SpanArray]) -> SpanArray:
@@ -70,22 +43,6 @@ def stacked(parts: Sequence[SpanArray]) -> SpanArray:
         return parts[0]
     whole = np.dtype((np.void, parts[0].dtype.itemsize))
     return np.concatenate([part.view(whole) for part in parts]).view(parts[0].dtype)
-
-
-def widened(narrow: SpanArray) -> SpanArray:
-    """Rows of `NARROW_DTYPE` as rows of `SPAN_DTYPE`."""
-    spans = np.zeros(narrow.size, SPAN_DTYPE)
-    widen(narrow, spans)
-    return spans
-
-
-def widen(narrow: SpanArray, spans: SpanArray) -> None:
-    """Fill in rows of `SPAN_DTYPE` from as many of `NARROW_DTYPE`."""
-    spans.view(_SAME_WIDE)[...] = narrow.view(_SAME_NARROW)  # all at once
-    np.add(narrow["start"], narrow["duration"], out=spans["end"])
-    moment = narrow["moment"]
-    np.right_shift(moment, 4, out=spans["iteration"])
-    np.bitwise_and(moment, 15, out=spans["kind"], casting="unsafe")
 
 
 @dataclass(frozen=True)
@@ -103,7 +60,7 @@ class SpanBatch:
     host: str
     source: str
     seq: int
-    spans: SpanArray  # of SPAN_DTYPE; only of NARROW_DTYPE where the reader of a recorder asked for it
+    spans: SpanArray  # of SPAN_DTYPE
     tracks: tuple[Track, ...] = ()
     names: tuple[str, ...] = ()
     counters: SpanArray = field(default_factory=lambda: np.empty(0, COUNTER_DTYPE))
@@ -129,8 +86,3 @@ class SpanBatch:
 
     def __repr__(self) -> str:
         return f"SpanBatch {self.seq} of {self.host}: {len(self.spans):,} spans, {len(self.counters):,} counter samples"
-
-    def wide(self) -> SpanBatch:
-        """The same with rows of `SPAN_DTYPE`."""
-        narrow = self.spans.itemsize == NARROW_DTYPE.itemsize
-        return replace(self, spans=widened(self.spans)) if narrow else self

@@ -28,10 +28,8 @@ import numpy as np
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.record.batch import (
     COUNTER_DTYPE,
-    NARROW_DTYPE,
-    NARROW_STRUCT,
+    SPAN_DTYPE,
     SPAN_STRUCT,
-    SpanArray,
     SpanBatch,
 )
 from rlinf_lab.timeline.record.clock import Clock, MonotonicClock
@@ -42,15 +40,14 @@ NAME_CHARACTERS = 200
 _MAX_LOOSE_ROWS = 1024  # rows that may wait as numbers, which take six times as much memory
 _COUNTER = struct.Struct("<iqd")  # COUNTER_DTYPE
 _NO_SAMPLES = np.empty(0, COUNTER_DTYPE)
-_KINDS = tuple(range(len(SpanKind)))  # a plain int of each kind, too; they fit into four bits
-_KNOWN = frozenset(map(int, SpanKind))
+_KINDS = tuple(range(len(SpanKind)))  # a plain int of each kind, too
 _RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder:
     """Collects spans and counter samples of one process; thread-safe; never blocks a worker.
 
-    ``limit`` is how many spans may wait in memory (32 bytes each), and how many samples of counters. What comes beyond
+    ``limit`` is how many spans may wait in memory (56 bytes each), and how many samples of counters. What comes beyond
     it, when nobody drains, is counted and not kept: ``dropped`` and ``dropped_samples`` say how many, the next batch
     carries the numbers and the `Timeline` shows them.
     """
@@ -65,10 +62,9 @@ class Recorder:
         self.host = writable(host)
         self.clock: Clock = clock or MonotonicClock()
         self.limit = limit
-        self._full_bytes, self._half_bytes = limit * ROW, max(limit // 2, 1) * ROW
-        self._counter_bytes = limit * _COUNTER.size
-        self._pack = NARROW_STRUCT.pack
-        # rows by their numbers in the order of `NARROW_DTYPE`, of a runtime of ours, which knows that they are right
+        self._full_bytes, self._counter_bytes = limit * ROW, limit * _COUNTER.size
+        self._pack = SPAN_STRUCT.pack
+        # rows by their numbers in the order of `SPAN_DTYPE`, of a runtime of ours, which knows that they are right
         self.loose: list[int] = []
         self.most_loose = NUMBERS * min(_MAX_LOOSE_ROWS, max(limit // 2, 1))  # numbers, then `pack_up` is to be called
         self._tracks: dict[Track, int] = {}
@@ -83,8 +79,7 @@ class Recorder:
         self.dropped = self.dropped_samples = 0
         self.source = f"{self.host}/{os.getpid()}/{os.urandom(6).hex()}"
         self._pending = Pending(self.loose)
-        self._buffer, self._wide = self._pending.rows, self._pending.wide
-        self._extend = self._buffer.extend
+        self._buffer, self._extend = self._pending.rows, self._pending.rows.extend
         self._counters = bytearray()
         self._lock = threading.Lock()
         self._sent = (0, 0, 0, 0)  # tracks, names, dropped spans and samples that earlier batches have carried
@@ -95,7 +90,7 @@ class Recorder:
         """In the new process: whatever is added here is not kept."""
         self._begin()
         self.loose.clear()
-        self._full_bytes = self._half_bytes = self._counter_bytes = self.most_loose = 0
+        self._full_bytes = self._counter_bytes = self.most_loose = 0
 
     # --- tables: numbers for what would be long in every row ------------------------------------------
     def track(self, worker: str, rank: int, devices: tuple[str, ...] = ()) -> int:
@@ -142,23 +137,16 @@ class Recorder:
         Raises `struct.error` if a number does not fit (times, bytes and flow: 64 bits, the rest 32), `TimelineError`
         for what is no `SpanKind`.
         """
-        if len(self._buffer) >= self._half_bytes and self._is_full():
+        if len(self._buffer) >= self._full_bytes:
+            self._drop(1, 0)
             return
         try:
-            row = self._pack(
-                start_ns, end_ns - start_ns, flow, iteration << 4 | _KINDS[kind], nbytes, track, name, channel, items
-            )
-        except (struct.error, IndexError):  # long, large or wrong: which of them, a wide row tells
-            if kind not in _KNOWN:
-                raise TimelineError(
-                    f"add(kind={shown(kind)}): what kind of span it is. Next: SpanKind.RUN, or another of SpanKind."
-                ) from None
-            if len(self._wide) < self._half_bytes or not self._is_full():
-                self._wide.extend(
-                    SPAN_STRUCT.pack(start_ns, end_ns, nbytes, flow, track, name, channel, iteration, items, kind)
-                )
-            return
-        self._extend(row)
+            kind = _KINDS[kind]
+        except IndexError:
+            raise TimelineError(
+                f"add(kind={shown(kind)}): what kind of span it is. Next: SpanKind.RUN, or another of SpanKind."
+            ) from None
+        self._extend(self._pack(start_ns, end_ns, nbytes, flow, track, name, channel, iteration, items, kind))
 
     def counter(self, name: str, time_ns: int, value: float) -> None:
         """Write one sample of a quantity over time (utilisation, channel depth, reward). `TimelineError` for anything
@@ -181,13 +169,6 @@ class Recorder:
             self.dropped += spans
             self.dropped_samples += samples
 
-    def _is_full(self) -> bool:
-        """More than half the limit waits: whether there is no room left, which is counted."""
-        if self._pending.nbytes < self._full_bytes:
-            return False
-        self._drop(1, 0)
-        return True
-
     def pack_up(self) -> None:
         """For who leaves rows ``loose``, when there are ``most_loose`` numbers: make rows of them. What is beyond the
         limit is counted, not kept.
@@ -201,15 +182,14 @@ class Recorder:
             self._pending.packing.release()
 
     # --- the other end --------------------------------------------------------------------------------
-    def drain(self, as_it_is: bool = False) -> SpanBatch:
-        """All that waits.
-
-        May be called from any thread, also while others add. ``as_it_is``: rows may be of `NARROW_DTYPE`, as they wait
-        here; only `Timeline.extend` reads them, and fills them in where they shall be.
-        """
+    def drain(self) -> SpanBatch:
+        """All that waits. May be called from any thread, also while others add."""
         with self._draining:
             # Rows first, tables after them: whatever number a row uses is then in a table that this batch has sent.
-            spans = self._cut(as_it_is)
+            with self._pending.packing:
+                waiting = self._pending.waiting()
+                self._pending.forget(waiting)
+            spans = np.frombuffer(waiting.rows, SPAN_DTYPE)
             with self._lock:
                 samples = np.frombuffer(self._counters[:], COUNTER_DTYPE) if self._counters else _NO_SAMPLES
                 del self._counters[: samples.nbytes]
@@ -228,9 +208,9 @@ class Recorder:
                 )
 
     def take_rows(self, most: int) -> tuple[int, bytearray] | None:
-        """(number of the batch, rows of `NARROW_DTYPE`) of the spans that wait. Samples of counters wait on. None where
-        there is more to tell than spans in narrow rows, or there are more than ``most``, or somebody drains: ask
-        `drain`. The least that taking can cost, for `SpanStore.extend_by_rows`.
+        """(number of the batch, rows of `SPAN_DTYPE`) of the spans that wait. Samples of counters wait on. None where
+        there is more to tell, or there are more than ``most``, or somebody drains: ask `drain`. The least that taking
+        can cost, for `SpanStore.extend_by_rows`.
         """
         if not self._draining.acquire(blocking=False):
             return None
@@ -240,23 +220,13 @@ class Recorder:
             with self._pending.packing:
                 waiting = self._pending.waiting()
                 # As in `drain`: the tables are looked at after the rows, so they have all numbers that those use.
-                if (
-                    len(waiting.rows) > most * ROW or waiting.wide
-                    or (len(self._tracks), len(self._names), self.dropped, self.dropped_samples) != self._sent
-                ):  # fmt: skip
+                told = (len(self._tracks), len(self._names), self.dropped, self.dropped_samples)
+                if len(waiting.rows) > most * ROW or told != self._sent:
                     return None
                 self._pending.forget(waiting)
             return next(self._seq) if waiting.rows else -1, waiting.rows
         finally:
             self._draining.release()
-
-    def _cut(self, as_it_is: bool) -> SpanArray:
-        """Take what waits in memory."""
-        with self._pending.packing:
-            waiting = self._pending.waiting()
-            spans = np.frombuffer(waiting.rows, NARROW_DTYPE) if as_it_is and not waiting.wide else waiting.spans()
-            self._pending.forget(waiting)
-        return spans
 
     def __len__(self) -> int:
         """How many spans wait."""

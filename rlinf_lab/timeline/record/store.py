@@ -3,7 +3,7 @@
 Batches may come from any thread, hosts in any order; each host's own batches come in their order. An array that was
 handed out is never written to again, and the tables only grow.
 
-Narrow rows that need no other numbers wait as they came until somebody reads: of a run they come eight times a second,
+Rows that need no other numbers wait as they came until somebody reads: of a run they come eight times a second,
 and filling in a few hundred rows costs hardly less than filling in some thousands. A live view gets them as they wait
 (`SpanStore.waiting`).
 """
@@ -24,28 +24,20 @@ from numpy.typing import NDArray
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.record.batch import (
     COUNTER_DTYPE,
-    NARROW_DTYPE,
-    NARROW_STRUCT,
     SPAN_DTYPE,
     SpanArray,
     SpanBatch,
-    widen,
-    widened,
 )
 from rlinf_lab.timeline.record.span import SpanKind, Track, writable
 
 ITERATION = "iteration"  # the name of the MARK spans that say where an iteration begins and ends
 # what stands as channel in the mark of an iteration that failed, or was given up because another one did
 FAILED = "failed"
-#: Where track, name and channel are in a row of `SPAN_DTYPE`, in units of four bytes.
-_NUMBERS = slice(SPAN_DTYPE.fields["track"][1] // 4, SPAN_DTYPE.fields["channel"][1] // 4 + 1)  # type: ignore[index]
-# added to them as unsigned numbers: -1 is 0 then, and any other negative one is too large
-_NONE_IS_LEAST = np.array([0, 1, 1], np.uint32)
 #: Bytes of spans that a timeline keeps in memory; a longer one is in a file that the system maps, and pages out as it
 #: likes.
 MEMORY_BYTES = 64 << 20
-_WAITING_BYTES = 1 << 18  # of narrow rows that wait to be filled in: more of them than fit in a cache are no cheaper
-_ROW = NARROW_STRUCT.size
+_WAITING_BYTES = 1 << 18  # of rows that wait to be filled in: more of them than fit in a cache are no cheaper
+_ROW = SPAN_DTYPE.itemsize
 
 
 class Growing:
@@ -125,30 +117,6 @@ class Growing:
         return True
 
 
-def _is_narrow(rows: SpanArray) -> bool:
-    """Rows of `NARROW_DTYPE`, as a recorder of this process gave them."""
-    return rows.itemsize == NARROW_DTYPE.itemsize
-
-
-def _refuse_numbers(source: str, numbers: NDArray[np.int32], tracks: int, names: int) -> None:
-    """Say which number of a track, a name or a channel there is not."""
-    bounds = zip(
-        ("track", "name", "channel"),
-        numbers.min(axis=0).tolist(),
-        numbers.max(axis=0).tolist(),
-        (0, -1, -1),
-        (tracks, names, names),
-        strict=True,
-    )
-    for field, smallest, largest, low, size in bounds:
-        for strange in (smallest, largest):
-            if not low <= strange < size:
-                raise TimelineError(
-                    f"A span of {source!r} has {field} {strange}, of which there are {size}. Next: pass Recorder.add "
-                    f"what Recorder.{field}() returned."
-                )
-
-
 class _Source:
     """What is known of one recorder: the next batch's number, and its numbers translated to ours."""
 
@@ -175,21 +143,21 @@ class _Source:
             )
         if spans_are_right or not len(batch.spans):
             return
+        rows = batch.spans.astype(SPAN_DTYPE, copy=False)
         tracks, names = len(self.tracks) - 1 + len(batch.tracks), len(self.names) - 1 + len(batch.names)
-        # Asked many times a second, with cold caches: few calls, and what is wrong is looked for only where something
-        # is.
-        rows = widened(batch.spans) if _is_narrow(batch.spans) else batch.spans.astype(SPAN_DTYPE, copy=False)
-        numbers = np.ascontiguousarray(rows).view(np.uint32).reshape(len(rows), -1)[:, _NUMBERS]
-        track, name, channel = np.maximum.reduce(numbers + _NONE_IS_LEAST, axis=0).tolist()
-        if track >= tracks or name > names or channel > names:
-            _refuse_numbers(batch.source, numbers.view(np.int32), tracks, names)
-        if max(rows["kind"].tobytes()) >= len(SpanKind):
+        for field, least, size in (("track", 0, tracks), ("name", -1, names), ("channel", -1, names)):
+            strange = rows[field][(rows[field] < least) | (rows[field] >= size)]
+            if len(strange):
+                raise TimelineError(
+                    f"A span of {batch.source!r} has {field} {strange[0]}, of which there are {size}. Next: pass "
+                    f"Recorder.add what Recorder.{field}() returned."
+                )
+        if rows["kind"].max() >= len(SpanKind):
             raise TimelineError(
                 f"A span of {batch.source!r} has kind {rows['kind'].max()}. Next: pass Recorder.add a SpanKind."
             )
-        backwards = rows["end"] < rows["start"]
-        if True in backwards.tobytes():
-            wrong = np.flatnonzero(backwards)
+        wrong = np.flatnonzero(rows["end"] < rows["start"])
+        if len(wrong):
             row = rows[wrong[0]]
             raise TimelineError(
                 f"{len(wrong)} spans of {batch.source!r} end before they start; the first: track {row['track']},"
@@ -218,7 +186,7 @@ class SpanStore:
         self._spans = Growing(SPAN_DTYPE)
         self._marks = Growing(SPAN_DTYPE)
         self._counters = Growing(COUNTER_DTYPE)
-        self._waiting = bytearray()  # rows of `NARROW_DTYPE` with our numbers, after those that are filled in
+        self._waiting = bytearray()  # rows of `SPAN_DTYPE` with our numbers, after those that are filled in
         self._bounds: tuple[int, int] | None = None
         self._now: Self | None = None  # what `snapshot` gave, while nothing has come since
         self._is_snapshot = False
@@ -259,7 +227,7 @@ class SpanStore:
                 return
             source.refuse_wrong(batch, checked)
             self._now = None
-            if checked and source.same and source.seq and not offset_ns and batch.is_plain and _is_narrow(batch.spans):
+            if checked and source.same and source.seq and not offset_ns and batch.is_plain:
                 source.seq += 1
                 self._waiting += batch.spans.tobytes()
                 if len(batch.counters):
@@ -285,7 +253,7 @@ class SpanStore:
                 self._add_spans(batch.spans, source, offset_ns)
 
     def extend_by_rows(self, source: str, seq: int, rows: bytes | bytearray) -> None:
-        """As `extend` by a ``checked`` batch of these rows of `NARROW_DTYPE` only. Without making one: see
+        """As `extend` by a ``checked`` batch of these rows of `SPAN_DTYPE` only. Without making one: see
         `Recorder.take_rows`.
         """
         with self._lock:
@@ -297,7 +265,7 @@ class SpanStore:
                 if len(self._waiting) > _WAITING_BYTES:
                     self._fill_in()
                 return
-        self.extend(SpanBatch(source.split("/")[0], source, seq, np.frombuffer(rows, NARROW_DTYPE)), checked=True)
+        self.extend(SpanBatch(source.split("/")[0], source, seq, np.frombuffer(rows, SPAN_DTYPE)), checked=True)
 
     def expect(self, iterations: Iterable[int]) -> None:
         """Their marks come next, and other hosts may have more to tell of them: see ``arriving``."""
@@ -316,9 +284,9 @@ class SpanStore:
     def _fill_in(self) -> None:
         """Make the rows that wait part of the timeline; the caller holds the lock."""
         if self._waiting:
-            rows = np.frombuffer(bytes(self._waiting), NARROW_DTYPE)
+            rows = np.frombuffer(bytes(self._waiting), SPAN_DTYPE)
             ours = self._spans.reserve(len(rows))
-            widen(rows, ours)
+            ours[...] = rows
             self._waiting.clear()
             self._show(ours)
 
@@ -330,7 +298,7 @@ class SpanStore:
             return len(self._spans.view) + len(self._waiting) // _ROW
 
     def waiting(self, since: int) -> bytes | None:
-        """The spans from number ``since`` on, as rows of `NARROW_DTYPE`, or None. That where some do not wait to be
+        """The spans from number ``since`` on, as rows of `SPAN_DTYPE`, or None. That where some do not wait to be
         filled in: read ``spans`` then.
         """
         with self._lock:
@@ -339,10 +307,7 @@ class SpanStore:
 
     def _add_spans(self, rows: SpanArray, source: _Source, offset_ns: int) -> None:
         ours = self._spans.reserve(len(rows))
-        if _is_narrow(rows):
-            widen(rows, ours)
-        else:
-            ours[...] = rows
+        ours[...] = rows
         if not source.same:
             ours["track"] = source.tracks[rows["track"]]
             ours["name"] = source.names[rows["name"]]

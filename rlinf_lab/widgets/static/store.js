@@ -116,21 +116,6 @@ function columnsOfRows({ count: n, origin }, buffer) {
   };
 }
 
-/** Of rows as a recorder wrote them (NARROW_DTYPE, 32 bytes): the live delta of a run in one process. */
-function columnsOfNarrowRows({ count: n, origin }, buffer) {
-  const long = new BigInt64Array(buffer), int = new Int32Array(buffer), zero = BigInt(origin);
-  const unsigned = new Uint32Array(buffer), half = new Uint16Array(buffer), short = new Int16Array(buffer);
-  const starts = Float64Array.from({ length: n }, (_, i) => Number(long[4 * i] - zero)), track = (i) => half[16 * i + 12];
-  const order = Uint32Array.from(starts.keys()).sort((a, b) => track(a) - track(b) || starts[a] - starts[b] || a - b);
-  const column = (type, value) => type.from(order, (i) => value(i));
-  return {
-    start: column(Float64Array, (i) => starts[i]), dur: column(Float32Array, (i) => unsigned[8 * i + 2]), flow: column(Int32Array, (i) => int[8 * i + 3]),
-    kind: column(Uint8Array, (i) => int[8 * i + 4] & 15), iteration: column(Int32Array, (i) => int[8 * i + 4] >> 4), track: column(Int32Array, track),
-    name: column(Uint32Array, (i) => short[16 * i + 13]), channel: column(Int32Array, (i) => short[16 * i + 14]), items: column(Int32Array, (i) => half[16 * i + 15]),
-    length: (k) => unsigned[8 * order[k] + 2],
-  };
-}
-
 /** Everything of one timeline. Times are ns after `origin`. */
 export class Store {
   constructor() { this.reset(); }
@@ -183,7 +168,7 @@ export class Store {
 
   /** Appends packed spans: columns as rlinf_lab/timeline/formats/packed.py lays them out (sorted by track and start), `layout` says where each is; or rows. */
   addSpans(layout, view) {
-    const read = layout.columns ? packedColumns : layout.narrow ? columnsOfNarrowRows : columnsOfRows, columns = read(layout, aligned(view)), n = layout.count, c = columns;
+    const read = layout.columns ? packedColumns : columnsOfRows, columns = read(layout, aligned(view)), n = layout.count, c = columns;
     for (let first = 0, last; first < n; first = last) {
       last = first + 1;
       while (last < n && c.track[last] === c.track[first]) last++;

@@ -1,5 +1,6 @@
-"""The gradients of soft actor-critic written out, for perceptrons with relu: a third of the time of autograd at their
-usual sizes.
+"""The gradients of soft actor-critic written out.
+
+For perceptrons with relu: a third of the time of autograd at their usual sizes.
 
 The gradients are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into the same memory; a test holds both
 against plain torch. Critics may normalise their layers, as RLPD's do. Legend: K critics, B batch, I inputs of the
@@ -114,8 +115,9 @@ class ByHand:
 
 
 def _layers(nets: nn.Module) -> tuple[list[Layer], list[Layer], list[Layer], list[Layer]]:
-    """Weights and biases and where their gradients are, if they have some, of affine layers and of norms: the very
-    tensors, which a switch moves in place.
+    """Weights and biases of affine layers and of norms, with their gradients.
+
+    Where these are, if there are some: the very tensors, which a switch moves in place.
     """
     layers, of_layers, norms, of_norms = list[Layer](), list[Layer](), list[Layer](), list[Layer]()
     for net in nets.children():

@@ -130,7 +130,7 @@ class Calls:
                     return process.call
                 elif state.stopping:
                     process.leaving = False
-                    self._control.ends(process.counts)
+                    self._control.ends()
                     return None
                 elif process.leaving:
                     process.machine.offloadable = False  # nobody will be there to do it

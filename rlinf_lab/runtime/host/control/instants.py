@@ -21,7 +21,6 @@ class Instants:
         self._state, self._scheduler = state, scheduler
         self._timers: list[tuple[int, int, Process]] = []
         self._pending: list[parts.Event] = []  # events of this instant, with a mock clock
-        self._filled_at = -1
         self.stuck: Callable[[], bool] = bool
 
     def add(self, event: parts.Event) -> None:
@@ -38,8 +37,6 @@ class Instants:
                 time.sleep(min(left / 1e9, 0.05))
             return
         with state.mutex:
-            if process.filled is not None:  # stopped: no time passes any more
-                process.raise_if_interrupted()
             heapq.heappush(self._timers, (now() + duration_ns, process.index, process))
             self._scheduler.block(process, "timer", "a timer")
         self._scheduler.park(process)
@@ -54,24 +51,16 @@ class Instants:
             elif self._pending:
                 events, self._pending = self._pending, []
                 scheduler.apply(state.engine.settle(events))
-            elif state.mock is not None and self._filled_at < now and scheduler.fill():
-                self._filled_at = now  # once in an instant: steps of no duration would go on for ever
-            elif self._timers and self._moves():
+            elif self._timers:
                 assert state.mock is not None
                 state.mock.time_ns = self._timers[0][0]
             elif not self._is_stranded() or not self.stuck():
                 return
 
-    def _moves(self) -> bool:
-        """Whether the flow does anything, now or later: mock time does not pass for steps of fillers alone."""
-        if not self._state.has_fillers or self._state.engine.is_kept_waiting():
-            return True
-        return any(process.filled is None for _, _, process in self._timers)
-
     def _is_stranded(self) -> bool:
         """Whether somebody waits and nothing will come: a host that is not alone cannot know."""
         state = self._state
-        return state.alone and not state.stopping and self._is_waiting() and not state.engine.is_kept_waiting()
+        return state.alone and not state.stopping and self._is_waiting()
 
     def _is_waiting(self) -> bool:
         """Whether anybody waits at a channel, for a device, or for what another rank gives within its call."""

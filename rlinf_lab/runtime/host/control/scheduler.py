@@ -6,8 +6,7 @@
 - ``HostState.running`` counts the threads that could still cause an event. At zero, with a mock clock, the last thread
   to block settles the collected events of this instant or moves time to the next timer (`instants`); with the real
   clock it means that nothing can move any more: relief, and if that does not help, a `DeadlockError` that names who
-  waits for what. When there are several hosts the driver's `deadlock_watch` finds that out. Fillers keep nobody from
-  that conclusion, and move mock time for nobody but the flow: with the real clock their threads are not counted.
+  waits for what. When there are several hosts the driver's `deadlock_watch` finds that out.
 """
 
 from __future__ import annotations
@@ -41,16 +40,14 @@ class Duties:
     """What parts above do where the engine, or a lack of movement, asks for it. Under the mutex but for the last.
 
     ``items``: of channels; ``finished(rank)``: its call has ended; ``came(rank)``: it steps aside for a meeting;
-    ``takes_nothing_more(rank)``: whether the get of one that leaves ends without items; ``delayed()``: somebody of the
-    flow waits for a filler's step; ``stuck()``: see `Instants`; ``write_down()``: what has come over the links is
-    recorded.
+    ``takes_nothing_more(rank)``: whether the get of one that leaves ends without items; ``stuck()``: see `Instants`;
+    ``write_down()``: what has come over the links is recorded.
     """
 
     items: parts.Items
     finished: Callable[[Process], None]
     came: Callable[[Process], None]
     takes_nothing_more: Callable[[Process], bool]
-    delayed: Callable[[], None]
     stuck: Callable[[], bool]
     write_down: Callable[[], None]
 
@@ -148,7 +145,7 @@ class Scheduler:
         engine, index, reader = self._engine, process.index, NOBODY
         if kind == _PUT:
             if (first := engine.put_at_once(index, channel, n)) < 0:
-                if self._state.has_fillers or (reader := engine.put_to_waiting(index, channel, n)) < 0:
+                if (reader := engine.put_to_waiting(index, channel, n)) < 0:
                     return False
                 first = engine.channels[channel].tail - n
             self._items.store(process, first)
@@ -163,7 +160,7 @@ class Scheduler:
 
     def _waits_at_once(self, index: int, kind: int, channel: int, n: int) -> bool:
         """Under the mutex: the same for a get that waits, and who goes on instead."""
-        if kind != _GET or self._state.has_fillers:
+        if kind != _GET:
             return False
         if (holder := self._engine.wait_at_once(index, channel, n)) == NOT_AT_ONCE:
             return False
@@ -200,7 +197,7 @@ class Scheduler:
     def block(self, process: Process, why: str, what: str, event: parts.Event | None = None) -> None:
         process.woken = False
         process.waits_for, process.blocked_at, process.event = why, what, -1 if event is None else event[1]
-        self._state.running -= process.counts
+        self._state.running -= 1
         self.report(event)
         if self._state.running == 0:
             self.settle()
@@ -214,7 +211,6 @@ class Scheduler:
             self.instants.add(event)
         elif not self._waits_at_once(*event):
             self.apply(self._engine.settle([event]))
-            self.fill()
 
     def wake(self, process: Process, timer: bool = False) -> None:
         """A thread that carries out an order hears of it when it has finished that."""
@@ -225,7 +221,7 @@ class Scheduler:
             return
         process.woken = True
         process.waits_for = process.blocked_at = ""
-        self._state.running += process.counts
+        self._state.running += 1
         if process.parked:
             process.let_go(self._held)
 
@@ -240,7 +236,7 @@ class Scheduler:
 
     def is_quiet(self) -> bool:
         with self._mutex:
-            return self._state.running == 0 and not self._engine.is_kept_waiting()
+            return self._state.running == 0
 
     # --- the engine's instructions, under the mutex -------------------------------------------------------
     def deliver(self, message: Message) -> None:
@@ -251,8 +247,6 @@ class Scheduler:
                 self._held = held
                 try:
                     self._post.handle(message)
-                    if self._state.has_fillers:
-                        self.fill()
                     if message.counted:
                         self._post.heard += 1
                 finally:
@@ -306,8 +300,6 @@ class Scheduler:
                     self._items.hand_over(process, a, b)
             elif do == Do.FINISHED:
                 self._duties.finished(process)
-            elif do == Do.DELAYED:
-                self._duties.delayed()
             elif do == Do.MEET:
                 self._duties.came(process)
             else:
@@ -331,11 +323,6 @@ class Scheduler:
         self._items.hand_over(process, process.machine.lo, process.machine.hi)
         if process.machine.state == "run":
             self._resume(process)
-
-    def fill(self) -> bool:
-        steps = [] if self._state.stopping or not self._state.has_fillers else self._engine.fill()
-        self.apply(steps)
-        return bool(steps)
 
     # --- interrupting, under the mutex ---------------------------------------------------------------------
     def interrupt(self, process: Process, error: BaseException) -> None:

@@ -77,7 +77,6 @@ class Loop:
             self.watch_reset()
             self._control.begins(not self._open)
             self._open[iteration] = OpenIteration(state.clock.now_ns())
-            self._tell_fillers(iteration, True)
             driver.thread = threading.get_ident()
             driver.call = CallSpec(-1, DRIVER, "iteration", iteration=iteration)
             driver.method = state.recorder.name("iteration")
@@ -106,8 +105,6 @@ class Loop:
         with self._state.mutex:
             one = self._open.pop(iteration)
             self.members.forget(one.specs)
-            if not one.ended_ns:  # it was given up
-                self._tell_fillers(iteration, False)
             self._control.ends(not self._open)
             return one
 
@@ -261,12 +258,6 @@ class Loop:
         one = self._open[iteration]
         if one.is_over():
             one.ended_ns = self._state.clock.now_ns()
-            self._tell_fillers(iteration, False)
-
-    def _tell_fillers(self, iteration: int, begins: bool) -> None:
-        """They take steps while an iteration is under way."""
-        if self._state.layout.fillers:
-            self._tell_all(messages.UnderWay(iteration, begins))
 
     def is_done(self, call_id: int, ranks: int) -> bool:
         """Whether all ranks have ended a call."""

@@ -97,7 +97,7 @@ class Turnover:
 
     def _runs_no_more(self, process: Process) -> None:
         """Its thread ends; it may have been the last to run."""
-        self._control.ends(process.counts)
+        self._control.ends()
         self._control.settle()
 
     # --- coming ------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Turnover:
             return
         process = self._state.members[message.worker, message.rank]
         process.joining, process.error = True, None
-        self._control.begins(process.counts)
+        self._control.begins()
         assert self.begin_thread is not None
         self.begin_thread(process)
 
@@ -130,7 +130,6 @@ class Turnover:
         with self._state.mutex:
             process.joining = False
             self._control.apply(self._state.engine.built(process.index, failure is None))
-            self._control.fill()
             if failure is not None:
                 process.instance = None
             self._post.tell_driver(messages.Joined(process.worker, process.rank, failure))

@@ -6,27 +6,23 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rlinf_lab.errors import PlanError, RlinfLabError, WorkerError
 from rlinf_lab.planning.plan.layout import Layout
-from rlinf_lab.runtime.host.elastic.fillers import declarations_of
 from rlinf_lab.runtime.machine.devices import torch_device
 from rlinf_lab.workflow.declaration import Declaration
-from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.worker import STAY, Context, Residence, Worker, may_share
 from rlinf_lab.workflow.workflow import Workflow
 
 
-def refuse_unfit_workers(
-    flow: Workflow, layout: Layout, place: Mapping[tuple[str, int], str], fillers: Sequence[Filler] = ()
-) -> None:
-    """Ask every worker, fillers too, whether it can work under the plan. ``place``: the process of every (worker,
-    rank). Raises what a worker raises.
+def refuse_unfit_workers(flow: Workflow, layout: Layout, place: Mapping[tuple[str, int], str]) -> None:
+    """Ask every worker whether it can work under the plan. ``place``: the process of every (worker, rank). Raises what
+    a worker raises.
     """
-    declarations = {**flow.workers, **declarations_of(fillers)}
+    declarations = flow.workers
     for name, declaration in declarations.items():
-        if name not in (*layout.graph.workers, *layout.filler):
+        if name not in layout.graph.workers:
             continue
         turns = bool(tight_device(layout, declarations, name))
         if not turns and not declaration.has_preflight():
@@ -72,7 +68,7 @@ def refuse_to_stay(layout: Layout, declarations: Mapping[str, Declaration], name
 def tight_device(layout: Layout, declarations: Mapping[str, Declaration], name: str) -> str:
     """A device that a worker would have to leave for others whoever shares weights there. "" when there is none."""
     plan = layout.plan
-    if name in layout.filler or plan.device_memory is None or not plan.may_have_to_leave(name):
+    if plan.device_memory is None or not plan.may_have_to_leave(name):
         return ""
     for device in dict.fromkeys(d for rank in range(layout.ranks(name)) for d in layout.device_names(name, rank)):
         there = _workers_on(layout, device)

@@ -38,5 +38,5 @@ class Relief:
 
     def pulse(self) -> Pulse:
         """Whether anything moves here, and what was said and heard."""
-        quiet = self._state.running == 0 and not self._state.engine.is_kept_waiting()
+        quiet = self._state.running == 0
         return Pulse(quiet, self._post.said, self._post.heard)

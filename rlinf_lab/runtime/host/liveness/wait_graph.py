@@ -35,7 +35,7 @@ class Waits:
 
     def _of(self, process: Process) -> Wait | None:
         """What a process waits for. None when it does not, or only for its next call."""
-        if not process.blocked_at or process.waits_for == "call" or process.filled is not None:
+        if not process.blocked_at or process.waits_for == "call":
             return None
         state, on, held = self._state, self._others(process), []
         needs = set(on) if process.waits_for == "calls" else set()
@@ -44,11 +44,10 @@ class Waits:
             if number is None or number == process.index:
                 continue
             holder = state.processes[number]
-            if holder.filled is None or process.machine.state == "lock":  # a filler's step ends by itself
-                name = state.layout.plan.devices[device]
-                on.setdefault(holder.label, name)
-                needs.add(holder.label)
-                held.append(f"{name} is held by {holder.label}")
+            name = state.layout.plan.devices[device]
+            on.setdefault(holder.label, name)
+            needs.add(holder.label)
+            held.append(f"{name} is held by {holder.label}")
         note = f" ({', '.join(held)})" if held else ""
         advice = process.advice if process.waits_for == "value" or process.event == Event.ASIDE else ""
         return Wait(process.label, process.blocked_at + note, tuple(on), tuple(on.values()), frozenset(needs), advice)

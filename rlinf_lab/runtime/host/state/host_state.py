@@ -10,7 +10,7 @@ from rlinf_lab.planning.engine.engine import Engine
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.runtime.host.state.messages import Failure
 from rlinf_lab.runtime.host.state.queues import QueueTable
-from rlinf_lab.runtime.host.state.rank import Filled, Process
+from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.host.state.readers import Readers
 from rlinf_lab.runtime.host.state.values import ValueTable
 from rlinf_lab.runtime.threads.clocks import MockClock
@@ -56,8 +56,6 @@ class HostState:
     "The ranks that live here, also the driver's loop: `add_rank`."
     running: int = 0
     "How many threads could still cause an event: the scheduler."
-    has_fillers: bool = False
-    "Whether any rank is a filler's: `add_rank`."
     given_up: dict[int, BaseException] = field(default_factory=dict)
     "Iterations that are, and why: `Calls.cancel` adds, `Host.retire` forgets."
     dead: set[str] = field(default_factory=set)
@@ -71,9 +69,7 @@ class HostState:
     failure: Failure | None = None
     "The first one here: whoever meets it (`Post.fail`)."
     errors: list[WorkerError] = field(default_factory=list)
-    "Of fillers, and what the workers' own ``close`` raised: their own threads."
-    newest_iteration: int = 0
-    "That has begun; kept where there are fillers: `Fillers`."
+    "What the workers' own ``close`` raised: their own threads."
 
     def __post_init__(self) -> None:
         self.mock = self.clock if isinstance(self.clock, MockClock) else None
@@ -97,10 +93,6 @@ class HostState:
         index = self.layout.add_process(self.engine, worker, rank)
         track = self.recorder.track(worker, rank, names)
         process = Process(worker, rank, index, track, self.engine.processes[index], drives=worker == DRIVER)
-        if worker in self.layout.filler:
-            process.filled = Filled(worker, rank, ", ".join(names))
-            process.counts = int(self.mock is not None)
-            self.has_fillers = True
         self.processes.append(process)
         self.members[worker, rank] = process
 

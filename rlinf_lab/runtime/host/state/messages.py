@@ -390,19 +390,6 @@ class ValuesWanted(Message):
     calls: frozenset[int]
 
 
-@message("under_way")
-class UnderWay(Message):
-    """An iteration begins, or is over; said where there are fillers."""
-
-    iteration: int
-    begins: bool
-
-
-@message("count")
-class CountDelay(Message):
-    """A filler's step on another host is in the way of the flow."""
-
-
 # --- everyone to the driver ------------------------------------------------------------------------------------------
 @message("ended")
 class Ended(Message):
@@ -453,13 +440,6 @@ class Remarked(Message):
     about: str
     text: str
     at_once: bool
-
-
-@message("delayed")
-class Delayed(Message):
-    """A filler's step is in the way of the flow."""
-
-    origin: str
 
 
 # --- ranks that come, go and meet ------------------------------------------------------------------------------------

@@ -95,9 +95,6 @@ class RankControl(Protocol):
     def settle(self) -> None:
         """Where no thread runs: settle this instant, move mock time, or find out that nothing can move."""
 
-    def fill(self) -> bool:
-        """When an instant has settled: fillers may begin a step; whether any has."""
-
 
 class Items(Protocol):
     """What the engine's instructions do to the items of channels; all under the mutex. See `channels.ends`."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.engine.engine import Process as EngineProcess
 from rlinf_lab.runtime.host.state.queues import Queue
 from rlinf_lab.runtime.threads.gate import Gate
@@ -16,32 +15,6 @@ from rlinf_lab.runtime.transport.item_batches import Parcel, Piece
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.workflow.specs import CallSpec, Tags
 from rlinf_lab.workflow.worker import Worker
-
-
-@dataclass
-class Filled:
-    """What one rank of a filler has done so far. ``result``: what its latest step returned; ``error``: why it has
-    ended, if it failed.
-    """
-
-    name: str
-    rank: int
-    device: str
-    steps: int = 0
-    seconds: float = 0.0
-    result: Any = None
-    is_done: bool = False  # it has no more to do, or has failed
-    error: WorkerError | None = None
-
-    def __str__(self) -> str:
-        state = (
-            "goes on"
-            if not self.is_done
-            else "done"
-            if self.error is None
-            else f"failed: {str(self.error).splitlines()[0]}"
-        )
-        return f"{self.name}[{self.rank}] on {self.device}: {self.steps} steps, {self.seconds:.3g} s, {state}"
 
 
 @dataclass(eq=False)
@@ -59,8 +32,7 @@ class Process:
     left_at_once: bool = False  # it has left its device when it was built
     stays_until: int = 0  # so many ranks are set up: then it leaves; it shares memory with one of them
     lookout: Lookout | None = None  # or here: it listens to the links meanwhile
-    waits_for: str = ""  # "engine", "call", "value", "timer", "gap" or "" while it runs
-    counts: int = 1  # in the scheduler's count of running threads: not those of fillers, while time is real
+    waits_for: str = ""  # "engine", "call", "value", "timer" or "" while it runs
     order: str = ""  # "onload" or "offload", to be carried out by this very thread while it waits
     ordering: bool = False  # carrying it out right now
     waits_outside: str = ""  # what it waits for meanwhile
@@ -104,7 +76,6 @@ class Process:
     exchanges: int = 0  # of the present call so far
     together: int = 0  # see `Context.together`
     ports: list[Any] = field(default_factory=list)  # the ends of channels that its present call was given
-    filled: Filled | None = None  # it is a filler's
     joining: bool = False  # it is being built while the run goes on
     leaving: bool = False
     # what its worker wants to do before it leaves, and for which place

@@ -36,7 +36,7 @@ class SpanWriter:
         """
         now, since, call = self._now() if at is None else at, process.since, process.call
         if process.on_device and now > since and call is not None:
-            self._write((since, now - since, -1, call.iteration << 4 | _RUN, 0, process.track, process.method, -1, 0))
+            self._write((since, now, 0, -1, process.track, process.method, -1, call.iteration, 0, _RUN))
         # looked at once a stretch, which has two waits at most, also of a driver and of stretches of no time
         if len(self._loose) >= self._recorder.most_loose:
             self._recorder.pack_up()
@@ -59,38 +59,16 @@ class SpanWriter:
             now = end = process.bound_ns or start
         iteration = call.iteration if call is not None else -1
         if kind >= 0 and queue is not None:
-            taken = end - start if end > start else 0
+            end = end if end > start else start
             self._write(
-                (
-                    start,
-                    taken,
-                    process.first,
-                    iteration << 4 | kind,
-                    0,
-                    process.track,
-                    process.method,
-                    queue.number,
-                    items,
-                )
+                (start, end, 0, process.first, process.track, process.method, queue.number, iteration, items, kind)
             )
         if (
             process.on_device
             and now > process.lock_from
             and (process.lock_waited or (process.waited and process.bound_ns))
         ):
-            self._write(
-                (
-                    process.lock_from,
-                    now - process.lock_from,
-                    -1,
-                    iteration << 4 | _LOCK,
-                    0,
-                    process.track,
-                    process.method,
-                    -1,
-                    0,
-                )
-            )
+            self._write((process.lock_from, now, 0, -1, process.track, process.method, -1, iteration, 0, _LOCK))
         process.since = now
 
     def found_nothing(self, process: Process, kind: int) -> None:
