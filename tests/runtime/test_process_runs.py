@@ -25,16 +25,14 @@ import pytest
 from flows import DEVICES
 from sessions import until
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors import multi_process
 from rlinf_lab.runtime.executors.child import Child, _answer, _settle
 from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 def started_since(before: set[psutil.Process]) -> list[psutil.Process]:

@@ -55,12 +55,7 @@ def flow(first: str = "a", last: str = "b", **of_source: Any) -> lab.Workflow:
     made = lab.Workflow("two")
     channel = made.channel("items", capacity=None, may_be_empty=True)
     source, sink = made.worker(Source, name=first, **of_source), made.worker(Sink, name=last)
-
-    @made.iteration
-    def iteration() -> None:
-        source.make(channel)
-        sink.use(channel)
-
+    made.iteration(lambda: (source.make(channel), sink.use(channel)))
     return made
 
 

@@ -10,13 +10,11 @@ import pytest
 from flows import Fails
 from sessions import opened, recorded
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put
 from rlinf_lab.planning.simulator.simulator import run as busy
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 GATES: dict[str, threading.Event] = {}
 

@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlinf_lab import ExecutionPlan, Weights, Worker, Workflow
 from rlinf_lab.errors import WorkerError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.transport.unchanged import Unchanged
-from rlinf_lab.workflow.weights import Weights
-from rlinf_lab.workflow.worker import Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 torch = pytest.importorskip("torch")
 

@@ -10,8 +10,8 @@ import pytest
 from mesh import MeshExecutor
 from sessions import in_time, session_of, step_within
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.driver import waiting
 from rlinf_lab.runtime.host.liveness.failures import described
 from rlinf_lab.runtime.host.state.messages import kinds as all_kinds
@@ -19,9 +19,6 @@ from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.transport.links import Link
 from rlinf_lab.runtime.transport.pickling import pickled
 from rlinf_lab.workflow.specs import CallSpec
-from rlinf_lab.workflow.weights import Weights
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 

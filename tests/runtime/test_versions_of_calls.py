@@ -13,13 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import both, opened
 
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
 from rlinf_lab.runtime.host.state.messages import Pull
 from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.weights import Weights
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 class Acts(Worker):
@@ -56,13 +53,7 @@ def flow_of(seconds: float, seed: int, ranks: int, staleness: int) -> tuple[Work
     weights = flow.weights("actor")
     acts, other = flow.worker(Acts, seconds, seed, name="acts"), flow.worker(Acts, seconds, seed, name="other")
     learns = flow.worker(Learns, 2 * seconds, seed + 1, name="learns")
-
-    @flow.iteration
-    def iteration() -> Any:
-        acted, others = acts.act(weights), other.act(weights)
-        learns.learn(weights)
-        return {"acted": acted, "other": others}
-
+    flow.iteration(lambda: {"acted": acts.act(weights), "other": other.act(weights), "learnt": learns.learn(weights)})
     devices = [f"cpu:{i}" for i in range(ranks + 2)]
     places = {"acts": list(range(ranks)), "other": [ranks], "learns": [ranks + 1]}
     return flow, ExecutionPlan.spatial(flow, devices, places, staleness=staleness)
@@ -217,14 +208,7 @@ def test_who_joins_a_call_gets_what_the_one_rank_that_began_it_has() -> None:
     flow, events = Workflow("joined"), [threading.Event() for _ in range(3)]
     weights, items = flow.weights("actor"), flow.channel("items", capacity=2)
     gives, acts, learns = flow.worker(Gives, name="gives"), flow.worker(Takes, name="acts"), flow.worker(Publishes, name="learns")
-
-    @flow.iteration
-    def iteration(there: Any, pulled: Any, published: Any) -> Any:
-        gives.give(items, there)
-        acted = acts.act(items, weights, pulled)
-        learns.learn(weights, pulled, published)
-        return acted
-
+    flow.iteration(lambda there, pulled, published: (gives.give(items, there), acts.act(items, weights, pulled), learns.learn(weights, pulled, published)))
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2", "cpu:3"], {"gives": [0], "acts": [1, 2], "learns": [3]})
     with opened("local", flow, plan, absent={"acts": [1]}) as s:
         there, _, published = events
@@ -233,7 +217,7 @@ def test_who_joins_a_call_gets_what_the_one_rank_that_began_it_has() -> None:
         s.join("acts", 1)
         there.set()
         s.finish()
-        assert sorted(one.wait()) == [(0, 0), (1, 0)]
+        assert sorted(one.wait()[1]) == [(0, 0), (1, 0)]
 
 
 class PullsTwice(Worker):
@@ -253,12 +237,6 @@ def test_a_call_of_one_rank_keeps_its_version_too() -> None:
     flow = Workflow("twice")
     weights, pulled = flow.weights("actor"), flow.channel("pulled")
     acts, follows = flow.worker(PullsTwice, name="acts"), flow.worker(Follows, name="follows")
-
-    @flow.iteration
-    def iteration() -> Any:
-        acted = acts.act(weights, pulled)
-        follows.learn(pulled, weights)
-        return acted
-
+    flow.iteration(lambda: (acts.act(weights, pulled), follows.learn(pulled, weights)))
     with session(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"acts": [0], "follows": [1]}), emulate=True) as s:
-        assert [s.step() for _ in range(2)] == [(0, 1, 0), (1, 2, 1)]
+        assert [s.step()[0] for _ in range(2)] == [(0, 1, 0), (1, 2, 1)]

@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlinf_lab import ExecutionPlan, Weights, Worker, Workflow
 from rlinf_lab.errors import WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.weights.stores import Store
 from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.weights import Weights
-from rlinf_lab.workflow.worker import Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 class Actor(Worker):

@@ -20,16 +20,14 @@ from programs import output_of
 sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
 from sessions import until
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors import ray_nodes
 from rlinf_lab.runtime.executors.ray_executor import RayExecutor
 from rlinf_lab.runtime.executors.ray_start import ensure_ray, shutdown
 from rlinf_lab.runtime.machine.ray_library import load_ray
 from rlinf_lab.runtime.run.run import Run, run, session
 from rlinf_lab.runtime.session.session import Ended, Session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 pytestmark = pytest.mark.ray
 
