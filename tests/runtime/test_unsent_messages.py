@@ -171,7 +171,7 @@ class Keeper(Worker):
 
 
 class Puller(Worker):
-    def pull(self, weights: Weights, kept: Any) -> None:
+    def pull(self, weights: Weights) -> None:
         weights.pull(at_least=1)
 
     def hear(self, kept: Any) -> None:
@@ -195,7 +195,7 @@ def test_what_does_not_pickle_is_named_as_the_user_knows_it() -> None:
     def iteration(how: str) -> Any:
         if how == "publishes":
             keeper.publish(newest, how)
-            return puller.pull(newest, 0)
+            return puller.pull(newest)
         return puller.hear(keeper.keep(how))
 
     plan = ExecutionPlan("keeps", tuple(DEVICES), {"keeper": ((0,), (1,)), "puller": ((2,),)})
