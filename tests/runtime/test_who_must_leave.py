@@ -117,7 +117,7 @@ def test_who_cannot_leave_is_refused_by_name(cls: type[lab.Worker], executor: st
         ((Plain, Leaves), {"a": 1, "b": 2}, 2, {"placements": {"a": ((1,), (0,)), "b": ((0,),)}}, False),  # for a second rank
     ],
 )
-def test_who_never_has_to_leave_is_not_refused(workers: Any, memory: dict[str, int], device: int | None, changes: dict[str, Any], ok: bool) -> None:
+def test_who_has_to_leave_is_refused_and_who_never_has_to_is_not(workers: Any, memory: dict[str, int], device: int | None, changes: dict[str, Any], ok: bool) -> None:
     flow = flow_of(*workers)
     plan = plan_of(flow, memory, device, **changes)
     if ok:
