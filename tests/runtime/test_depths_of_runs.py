@@ -30,10 +30,7 @@ class Stage(Worker):
     """Takes items and puts them on, at a pace of its own."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def setup(self) -> None:
-        self.rng = random.Random(self.seed + self.rank)
+        self.rng = random.Random(seed + self.rank)
 
     def rest(self) -> None:
         how = self.rng.random()
@@ -68,13 +65,7 @@ def run_of(seed: int) -> tuple[Timeline, dict[str, int], int]:
     raw, made, last = (flow.channel(name, capacity=size) for name, size in room.items())
     source, double, filter_, sink = (flow.worker(Stage, seed, name=name) for name in ("source", "double", "filter", "sink"))
 
-    @flow.iteration
-    def iteration() -> int:
-        source.produce(120, raw)
-        double.work(raw, made)
-        filter_.work(made, last)
-        return sink.consume(last)
-
+    flow.iteration(lambda: (source.produce(120, raw), double.work(raw, made), filter_.work(made, last), sink.consume(last))[-1])
     devices = [f"cpu:{k}" for k in range(5)]  # each its own: where two share one, the engine gives a full channel more room rather than stand still
     plan = ExecutionPlan.spatial(flow, devices, {"source": [0], "double": rng.choice(([1], [1, 2])), "filter": [3], "sink": [4]})
     run = lab.run(flow, plan, iterations=2, dashboard=False, emulate=True)
@@ -124,11 +115,7 @@ def test_who_is_let_go_before_it_has_parked_has_waited_all_the_same(monkeypatch:
     flow = Workflow("turns")
     a, b = flow.worker(Turns, name="a"), flow.worker(Turns, name="b")
 
-    @flow.iteration
-    def iteration() -> None:
-        a.turn()
-        b.turn()
-
+    flow.iteration(lambda: (a.turn(), b.turn())[:0])
     run = lab.run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), iterations=3, dashboard=False, emulate=True)
     run.wait()
     rows = run.timeline.rows()

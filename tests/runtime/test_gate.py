@@ -1,4 +1,4 @@
-"""Gates of ranks, with counters of the kernel and without."""
+"""Gates of ranks, with counters of the kernel and without; looking at what another thread executes."""
 
 from __future__ import annotations
 
@@ -16,60 +16,46 @@ from rlinf_lab.runtime.threads.gate import Gate
 
 @pytest.fixture(params=["file", "no file", "no more files"])
 def gate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gate:
-    if request.param == "file":
-        monkeypatch.setattr(gates, "MOST", 1 << 20)  # whatever gates other tests have left in this process
-    if request.param == "no file":
-        monkeypatch.setattr(gates, "MOST", 0)
+    """``file``: whatever gates other tests have left in this process."""
+
+    def refuse(*_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(gates, "MOST", 0 if request.param == "no file" else 1 << 20)
+    if request.param != "file":
         monkeypatch.setattr(gates, "_FREE", [])
-    elif request.param == "no more files":
         monkeypatch.setattr(os, "eventfd", refuse)
-        monkeypatch.setattr(gates, "_FREE", [])
     made = Gate()
     assert (made._counter >= 0) == (request.param == "file")
     return made
 
 
-def refuse(*_: int) -> int:
-    raise OSError(24, "Too many open files")
+def test_however_often_it_is_opened_it_is_passed_once(gate: Gate) -> None:
+    assert not gate.wait(0.0), "closed at first"
+    for times in (1, 2):
+        for _ in range(times):
+            gate.open()
+        assert gate.wait() and not gate.wait(0.0)
 
 
-def test_it_is_closed_at_first_and_behind_each_passing(gate: Gate) -> None:
-    assert not gate.wait(0.0)
-    gate.open()
-    assert gate.wait(0.0) and not gate.wait(0.0)
-
-
-def test_opened_twice_it_is_passed_once(gate: Gate) -> None:
-    gate.open()
-    gate.open()
-    assert gate.wait() and not gate.wait(0.0)
-
-
-def test_whoever_waits_passes_when_another_thread_opens(gate: Gate) -> None:
-    passed = []
-    thread = threading.Thread(target=lambda: passed.append((gate.wait(), gate.wait(30.0))), daemon=True)
-    thread.start()
-    while thread.is_alive():
-        gate.open()
-    assert passed == [(True, True)]
-
-
-def test_many_may_open_it_at_once(gate: Gate) -> None:
-    failed: list[BaseException] = []
+def test_whoever_waits_passes_when_others_open_at_once(gate: Gate) -> None:
+    passed, failed = list[bool](), list[BaseException]()
+    waiting = threading.Thread(target=lambda: passed.extend(gate.wait(30.0) for _ in range(20)), daemon=True)
 
     def open_often() -> None:
         try:
-            for _ in range(2000):
+            while waiting.is_alive():
                 gate.open()
         except BaseException as error:
             failed.append(error)
 
+    waiting.start()
     opening = [threading.Thread(target=open_often) for _ in range(3)]
     for thread in opening:
         thread.start()
-    while any(thread.is_alive() for thread in opening):
-        gate.wait(0.01)
-    assert not failed
+    for thread in (waiting, *opening):
+        thread.join(60)
+    assert passed == [True] * 20 and not failed
 
 
 def test_counters_are_used_again_and_never_more_than_a_few_are_made() -> None:
@@ -101,7 +87,41 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert not mine.wait(0.0)
 """
 
+COLLECTED = """
+import gc, os, threading
+from rlinf_lab.runtime.session.session import _frame_of
 
-def test_a_forked_child_leaves_the_counters_of_its_parent_alone() -> None:
-    # In a process of its own: collecting what other tests have left of torch's process groups, whose threads no fork has, is a segmentation fault.
-    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60)
+class Closes:
+    def __init__(self):  # in a cycle: the collector ends it
+        self.me, self.file = self, os.dup(0)
+
+    def __del__(self):
+        os.close(self.file)
+
+over = threading.Event()
+
+def come_and_go():
+    while not over.is_set():
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+
+coming = [threading.Thread(target=come_and_go) for _ in range(3)]
+for thread in coming:
+    thread.start()
+gc.set_threshold(1)
+for _ in range(1000):
+    Closes()
+    assert _frame_of(threading.get_ident()) is not None
+assert gc.isenabled() and _frame_of(0) is None
+over.set()
+for thread in coming:
+    thread.join()
+"""
+
+
+def test_a_forked_child_leaves_the_counters_of_its_parent_alone_and_the_interpreter_outlives_a_look_at_threads_that_end() -> None:
+    """The garbage collector comes in between, and ends things whose ends let other threads run."""
+    # In a process of their own: collecting what other tests have left of torch's process groups, whose threads no fork has, is a segmentation fault.
+    for script in (FORKED, COLLECTED):
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=60, stdin=subprocess.DEVNULL)

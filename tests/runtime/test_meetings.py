@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from sessions import both, opened, recorded
 from torch import nn
 
 import rlinf_lab as lab
@@ -17,6 +18,8 @@ from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, RankGroup, SimulatorWorker
+
+BOTH = [[0], [1]]
 
 
 class Source(lab.Worker):
@@ -55,8 +58,8 @@ def flow_of(ranks: int) -> lab.Workflow:
 
 def plan_of(flow: lab.Workflow, ranks: int, **fields) -> lab.ExecutionPlan:
     devices = [f"cpu:{i}" for i in range(ranks + 1)]
-    both = [[i] for i in range(ranks)]
-    return lab.ExecutionPlan("shared", devices, {"source": [[ranks]], "actor": both, "critic": both}, micro_batches={"a": 1, "b": 1}, **fields)
+    each = [[i] for i in range(ranks)]
+    return lab.ExecutionPlan("shared", devices, {"source": [[ranks]], "actor": each, "critic": each}, micro_batches={"a": 1, "b": 1}, **fields)
 
 
 def assert_all_seen(results: list, ranks: int) -> None:
@@ -163,8 +166,7 @@ def test_who_stands_aside_goes_when_the_other_rank_is_ended() -> None:
         puts.train(items)
         reader.read(items)
 
-    both = [[0], [1]]
-    plan = lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], {"puts": both, "meets": both, "reader": [[2]]}, micro_batches={"items": 1})
+    plan = lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], {"puts": BOTH, "meets": BOTH, "reader": [[2]]}, micro_batches={"items": 1})
     assert lab.run(flow, plan, 1, dashboard=False, emulate=True).wait(30) == [None]
 
 
@@ -184,8 +186,7 @@ def test_a_loop_that_fails_takes_away_who_came_to_a_meeting_in_this_very_instant
             raise ValueError("as it was asked to")
         o.go()
 
-    both = [[0], [1]]
-    plan = lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], {"m": both, "o": both, "quick": [[2]]})
+    plan = lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], {"m": BOTH, "o": BOTH, "quick": [[2]]})
     with lab.session(flow, plan, emulate=True, clock=MockClock()) as session:
         fails.append(True)
         with pytest.raises(ValueError, match="as it was asked to"):
@@ -266,8 +267,7 @@ def test_a_learner_that_leaves_its_device_while_it_waits_for_the_others_wraps_an
         learnt, taken = learns.train(12), other.take(items)
         return learnt.wait(), taken.wait()
 
-    both = [[0], [1]]
-    places, memory = {"feeds": [[2]], "learns": both, "other": both}, {"learns": 1, "other": 1}
+    places, memory = {"feeds": [[2]], "learns": BOTH, "other": BOTH}, {"learns": 1, "other": 1}
     plan = lab.ExecutionPlan("tight", ["cpu:0", "cpu:1", "cpu:2"], places, micro_batches={"items": 1}, memory=memory, device_memory=1)
     run = lab.run(flow, plan, 2, dashboard=False, emulate=True)
     assert run.wait(60) == [([12, 12], [20, 0])] * 2
@@ -352,8 +352,7 @@ def learners_that_share(what: str, capacity: int | None = 2, steps: int = 3) -> 
         x, y = actor.train(steps, a, made), critic.train(steps, b)
         return x, y, counts.count(made)
 
-    both = [[0], [1]]
-    places = {"source": [[2]], "counts": [[2]], "actor": both, "critic": both}
+    places = {"source": [[2]], "counts": [[2]], "actor": BOTH, "critic": BOTH}
     memory = {"memory": {"actor": 1, "critic": 1}, "device_memory": 1}
     return flow, lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], places, micro_batches={"a": 1, "b": 1}, **memory)
 
@@ -401,9 +400,9 @@ class Meeting(lab.Worker):
         return found
 
 
-def exchanging(**kwargs) -> lab.Workflow:
+def exchanging(fails: tuple[int, int]) -> lab.Workflow:
     flow = lab.Workflow("meeting")
-    meeting, other = flow.worker(Meeting, name="meeting", **kwargs), flow.worker(Meeting, name="other")
+    meeting, other = flow.worker(Meeting, fails, name="meeting"), flow.worker(Meeting, name="other")
 
     @flow.iteration
     def iteration(rounds=4):
@@ -413,11 +412,11 @@ def exchanging(**kwargs) -> lab.Workflow:
     return flow
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_every_rank_gets_all_values_by_rank_and_one_that_fails_frees_the_others(executor: str) -> None:
-    flow = exchanging(fails=(1, 2))
+@both
+def test_every_rank_gets_all_values_by_rank_and_one_that_fails_frees_the_others(kind: str) -> None:
+    flow = exchanging((1, 2))
     plan = lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(6)], {"meeting": [0, 1, 2], "other": [3, 4, 5]})
-    with lab.session(flow, plan, executor=executor, emulate=True) as session:
+    with opened(kind, flow, plan) as session:
         for i in range(4):
             if i == 2:
                 with pytest.raises(lab.errors.WorkerError, match=r"'meeting' rank 1 failed in meet\(\): ValueError: no"):
@@ -426,14 +425,12 @@ def test_every_rank_gets_all_values_by_rank_and_one_that_fails_frees_the_others(
             first, second, third = session.step()
             assert first == second == [[[(r, n, i) for r in range(3)] for n in range(4)]] * 3
             assert third == [[[(r, 0, i) for r in range(3)]]] * 3
-    assert (session.timeline.to_pandas()["kind"] == SpanKind.WAIT.name.lower()).any()
-
-
-def test_by_hand_a_worker_meets_itself() -> None:
-    assert Meeting().exchange(3) == [3]
+    assert any(span.kind is SpanKind.WAIT for span in recorded(session).rows())
 
 
 def test_before_the_first_call_the_others_are_not_there() -> None:
+    assert Meeting().exchange(3) == [3], "by hand a worker meets itself"
+
     class Hasty(lab.Worker):
         def setup(self) -> None:
             self.exchange(1)

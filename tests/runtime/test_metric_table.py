@@ -35,16 +35,14 @@ def test_a_name_of_two_workers_is_a_column_for_each_and_earlier_rows_come_again(
     assert list(table.frame().columns) == ["iteration", "seconds", "a.loss", "b.loss"]
 
 
-def test_what_the_loop_returns_keeps_its_name() -> None:
+@given(st.sets(st.tuples(st.sampled_from(["driver", "a", "b", "c"]), st.sampled_from(["x", "y", "a.x", "b.a.x", "c.b.a.x"]))))
+def test_no_two_columns_have_one_name(keys: set[tuple[str, str]]) -> None:
+    """What the loop returns keeps its name."""
+    assert len(set(labels(keys).values())) == len(keys)
     assert labels([("driver", "loss"), ("a", "loss"), ("a", "x")]) == {("driver", "loss"): "loss", ("a", "loss"): "a.loss", ("a", "x"): "x"}
 
 
-@given(st.sets(st.tuples(st.sampled_from(["driver", "a", "b", "c"]), st.sampled_from(["x", "y", "a.x", "b.a.x", "c.b.a.x"]))))
-def test_no_two_columns_have_one_name(keys: set[tuple[str, str]]) -> None:
-    assert len(set(labels(keys).values())) == len(keys)
-
-
-def test_only_what_has_changed_is_told() -> None:
+def test_only_what_has_changed_is_told_and_values_of_ranks_are_forgotten_when_an_iteration_cannot_change() -> None:
     table = MetricTable()
     for i in range(1000):
         table.finished(i, 0.1, {"r": float(i)})
@@ -54,15 +52,9 @@ def test_only_what_has_changed_is_told() -> None:
     table.finished(1000, 0.1, {})
     rows, _ = table.since(version)
     assert rows == [{"iteration": 998, "seconds": 0.1, "r": 998.0, "late": 5.0}, {"iteration": 1000, "seconds": 0.1}]
-
-
-def test_values_of_ranks_are_forgotten_when_an_iteration_cannot_change() -> None:
-    table = MetricTable()
-    for i in range(5):
-        table.logged("w", 0, i, {"x": 1.0})
-        table.finished(i, 0.1, {})
-    table.settle(3)
-    assert set(table._ranks) == {4} and list(table.frame()["x"]) == [1.0] * 5
+    table.logged("w", 0, 1000, {"late": 6.0})
+    table.settle(999)
+    assert set(table._ranks) == {1000} and list(table.frame()["late"].dropna()) == [5.0, 6.0]
 
 
 def test_rows_of_failed_iterations_and_missing_numbers_leave_gaps() -> None:
