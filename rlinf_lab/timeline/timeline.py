@@ -19,7 +19,6 @@ from rlinf_lab.timeline.record.store import SpanStore
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlinf_lab.timeline.critical.gains import Rerun
     from rlinf_lab.timeline.draw.picture import Scene
     from rlinf_lab.timeline.draw.summary import Summary
 
@@ -37,12 +36,6 @@ class Timeline(SpanStore):
     def __init__(self, devices: Sequence[str] = ()) -> None:
         super().__init__(devices)
         self._ledger = Ledger()
-        self.rerun: Rerun | None = None  # of a run: how to do it again; see `rlinf_lab.timeline.critical.gains`
-
-    def snapshot(self) -> Self:
-        copy = super().snapshot()
-        copy.rerun = self.rerun  # it may have been set since
-        return copy
 
     # --- tables -----------------------------------------------------------------------------------------
     def rows(self) -> list[Span]:
@@ -151,22 +144,18 @@ class Timeline(SpanStore):
 
         return critical.critical_path(self.snapshot(), by)
 
-    def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker", *, most: int | None = None) -> pd.DataFrame:
+    def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
         """What would be gained if each worker were ``times`` as fast: seconds and share of the elapsed time; largest
         first.
 
-        ``by``: worker, rank, name or a list of those. A run is done again in virtual time by its scheduler, which
-        decides anew who takes what and when (``attrs["basis"]`` is "scheduler"). Where only spans are known (files,
-        other tools), these are replayed with those of one row shortened, waiting for each other as they did ("spans");
-        the rule, and what it leaves out, is in `rlinf_lab.timeline.critical.gains`. Of a long timeline the last
-        iterations count, and what they would gain is taken for the whole: ``attrs["note"]`` says so, and why a run
-        could not be done again. Of very many rows the
-        run is done again for the ``most`` that gain most by the spans (default: as many as a few seconds allow), and
-        the note says so.
+        ``by``: worker, rank, name or a list of those. The recorded spans are replayed with those of one row shortened,
+        waiting for each other as they did, in their orders; the rule, and what it leaves out, is in
+        `rlinf_lab.timeline.critical.gains`. Of a long timeline the last iterations count, and what they would gain is
+        taken for the whole: ``attrs["note"]`` says so.
         """
         from rlinf_lab.timeline.critical import gains
 
-        return gains.gains(self.snapshot(), times, by, self.rerun, most)
+        return gains.gains(self.snapshot(), times, by)
 
     def summary(self) -> Summary:
         """The timeline in numbers, printable and as JSON. Lanes, busy devices, bubbles by cause, the critical path
