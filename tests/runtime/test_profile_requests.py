@@ -139,13 +139,18 @@ def test_why_a_profile_is_not_what_is_asked_for(kept: Profile, asked: dict[str, 
     assert request(flow(), **asked).misses(kept, []) == why
 
 
-def test_the_profile_of_another_workflow_is_measured_again_unless_it_was_written_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_of_another_workflow_or_machine_is_measured_again_unless_it_was_written_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "profile.json"
     KEPT.save(path)
     assert lab.profile(flow(), ["cpu:0"], path=path) == KEPT  # read, not measured
     other = profile_of(flow("x", "y"), ["cpu:0"], path=path)
     assert "it is of workers a, b, the workflow has x, y): measuring again" in capsys.readouterr().out
     assert list(other.workers) == ["x", "y"] and Profile.load(path) == other
+    KEPT.replace(fingerprint=dataclasses.replace(KEPT.fingerprint, cores=999)).save(path)
+    again = profile_of(flow(), ["cpu:0"], path=path)
+    assert "cores were 999" in capsys.readouterr().out and again.fingerprint.cores != 999 and Profile.load(path) == again
+    elsewhere = dataclasses.replace(KEPT.fingerprint, processor="another")
+    assert any("profile is stale: processor was" in note for note in lab.plan(again.replace(fingerprint=elsewhere), 1).notes)
     KEPT.replace(fingerprint=None).save(path)
     before = path.read_text()
     with pytest.raises(PlanError, match=r"was written by hand and is not what is asked for: it is of workers a, b, .* Next: another path"):
