@@ -42,17 +42,14 @@ def test_batch_recovers_its_own_law() -> None:
 
 
 def test_batch_meets_its_samples_and_says_where_it_guesses() -> None:
-    model = BatchModel(samples((64, 8192, 367.7), (128, 8192, 200.3), (256, 8192, 111.5)))
-    for n, t in ((64, 367.7), (128, 200.3), (256, 111.5)):
-        found = model.estimate(n, 8192)
-        assert (found.seconds, found.basis) == (pytest.approx(t), "measured")
-    assert model.estimate(100, 8192).basis == "interpolated"
-    near, far = model.estimate(32, 8192), model.estimate(8, 8192)
-    assert near.basis == far.basis == "extrapolated" and far.high / far.seconds > near.high / near.seconds
-    assert "8 devices, measured at 64 to 256" in far.note
-    alone = BatchModel(samples((64, 8192, 88.5)))
-    assert alone.estimate(32, 8192).basis == "assumed" and alone.estimate(32, 8192).seconds == pytest.approx(177)
-    assert BatchModel(samples((64, 8192, 88.5)), 0.5).estimate(16, 8192).seconds == pytest.approx(177)
+    measured = {64: 367.7, 128: 200.3, 256: 111.5}
+    model = BatchModel(samples(*((n, 8192, t) for n, t in measured.items())))
+    found = {n: model.estimate(n, 8192) for n in (8, 32, 64, 100, 128, 256)}
+    assert {n: found[n].seconds for n in measured} == pytest.approx(measured)
+    assert [e.basis for e in found.values()] == ["extrapolated", "extrapolated", "measured", "interpolated", "measured", "measured"]
+    assert found[8].high / found[8].seconds > found[32].high / found[32].seconds and "8 devices, measured at 64 to 256" in found[8].note
+    alone = BatchModel(samples((64, 8192, 88.5))).estimate(32, 8192)
+    assert alone.basis == "assumed" and alone.seconds == pytest.approx(177) == BatchModel(samples((64, 8192, 88.5)), 0.5).estimate(16, 8192).seconds
 
 
 def test_company_makes_it_slower() -> None:
@@ -155,11 +152,11 @@ def test_a_simulator_is_flat_then_linear() -> None:
 
 
 def test_a_simulator_of_several_devices_a_rank_counts_environments_of_one_device() -> None:
-    model = SimulatorModel(samples((2, 20, 1.0), (4, 80, 3.0)), devices_per_rank=2)
+    some = samples((2, 20, 1.0), (4, 80, 3.0))
+    model = SimulatorModel(some, devices_per_rank=2)
     assert model.points[0].tolist() == [10.0, 20.0] and model.reach() == 20
     assert model.seconds(np.array([2, 4, 8, 1]), 40.0).tolist() == pytest.approx([3.0, 1.0, 1.0, 7.0])
-    groups = SimulatorModel(samples((2, 20, 1.0), (4, 80, 3.0)), devices_per_rank=2, group_size=16)
-    assert groups.measured.tolist() == [10.0, 24.0], "of five groups one rank has three"
+    assert SimulatorModel(some, devices_per_rank=2, group_size=16).measured.tolist() == [10.0, 24.0], "of five groups one rank has three"
 
 
 @pytest.mark.parametrize(("seconds", "hinge"), [((1.0, 3.0, 5.0), (1.0, 0.2, 10)), ((3.0, 2.0, 1.0), (2.0, 0.0, 30)), ((0.5, 2.5, 4.5), (0.5, 0.2, 10))])

@@ -54,6 +54,10 @@ def test_devices_of_several_kinds_have_names() -> None:
 def test_plans_are_copied_and_pickled() -> None:
     plans = plan(chain(a=FLAT, b=FLAT), 8)
     timeline = plans.best.timeline
+    assert plans.best.simulated == pytest.approx(timeline.iterations()["seconds"].iloc[-1]) == plans.best.seconds
+    assert len(plans.best.simulate(4).iterations()) == 4 and timeline.bubble_sum_error_ns() == 0
+    html = plans.best._repr_html_()
+    assert html.count("<svg") == html.count("<img") == 1, "an image where a page takes SVG out"
     for again in (pickle.loads(pickle.dumps(plans)), copy.deepcopy(plans)):
         assert again == plans and repr(again) == repr(plans)
         assert again.best.timeline.diff(timeline) == "", "simulated again"
@@ -74,14 +78,6 @@ def test_plans_are_ranked_and_explained() -> None:
         plans["tempral"]
     with pytest.raises(PlanError, match="no hybrid plan"):
         plans["hybrid"]
-
-
-def test_a_plan_comes_with_its_timeline() -> None:
-    best = plan(chain(a=FLAT, b=STEEP), 8).best
-    assert best.simulated == pytest.approx(best.timeline.iterations()["seconds"].iloc[-1]) == best.seconds
-    assert len(best.simulate(4).iterations()) == 4 and best.timeline.bubble_sum_error_ns() == 0
-    html = best._repr_html_()
-    assert html.count("<svg") == html.count("<img") == 1, "an image where a page takes SVG out"
 
 
 def test_who_does_not_fit_side_by_side() -> None:
@@ -114,6 +110,8 @@ def test_notes_say_what_the_figures_rest_on() -> None:
     streamed = plan(chain(a=STEEP, b=FLAT), 4, modes=("spatial",))
     assert streamed.best.placement["b"]["micro_batches"] > 1
     assert any(n.startswith("b: extrapolated") for n in streamed.notes), "a micro-batch is smaller than what was measured"
+    uneven = WorkerProfile((Sample(1, 64.0, 1.0), Sample(1, 64.0, 9.0)))
+    assert plan(chain(a=uneven), 1).notes == ("a: measured, may be off by a factor of 3",)
 
 
 # --- what an executor takes -------------------------------------------------------------------------------
@@ -177,16 +175,6 @@ def test_execution_plans_of_cells() -> None:
         execution.validate(made.graph)
 
 
-def test_the_bound_of_a_cell_whose_members_have_devices_of_their_own() -> None:
-    workers = {
-        "a": WorkerProfile((Sample(4, 12.0, 3.0),)), "b": WorkerProfile((Sample(8, 24.0, 0.5),), ranks=RankRule(most=2)),
-        "d": WorkerProfile((Sample(1, 24.0, 3.0),)),
-    }  # fmt: skip
-    edges = tuple(EdgeProfile(p, c) for p, c in ("ad", "ba", "da", "db"))
-    plans = plan(Profile(12, workers, edges), 7)
-    assert 0 < plans.bound.seconds <= plans.best.seconds * (1 + 1e-9)
-
-
 def test_a_lead_that_staleness_allows_is_no_speed() -> None:
     """The slow stage starts ahead and is caught up with only after many iterations: what settles is its own time."""
     slow, fast = WorkerProfile((Sample(1, 64.0, 30.0),), devices=1), WorkerProfile((Sample(1, 64.0, 13.0),), devices=1)
@@ -229,10 +217,3 @@ def test_a_plan_says_where_ranks_by_themselves_may_be_quicker_or_slower() -> Non
     (odd,) = plan(steps, 11, micro_batches=8, modes=("spatial",))
     assert odd.placement["a"]["micro_batches"] == 8 and odd.notes[0].startswith("a: micro-batches of 8 items do not divide by 3 ranks")
     assert odd.notes[0].endswith("may need up to 8 % less") and f"note: {odd.notes[0]}" in repr(odd)
-
-
-def test_how_good_a_figure_is_in_words() -> None:
-    far = plan(chain(a=WorkerProfile((Sample(1, 1.0, 1.0),), devices=1)), 1)
-    assert far.notes == ("a: extrapolated, good to 70 % (64 items, measured at 1)",), "the scaling with devices is not asked for"
-    uneven = WorkerProfile((Sample(1, 64.0, 1.0), Sample(1, 64.0, 9.0)))
-    assert plan(chain(a=uneven), 1).notes == ("a: measured, may be off by a factor of 3",)
