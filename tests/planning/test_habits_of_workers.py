@@ -369,7 +369,7 @@ def test_who_got_nothing_is_not_taken_for_quick() -> None:
     assert best.seconds >= 0.9 * took(flow, best)  # it was 0.75 of that; shares are as they were measured
 
 
-# --- all of one input before the next: seen in a run, simulated so, and said ----------------------------------------
+# --- all of one input before the next: seen in a run, and simulated so ------------------------------------------
 
 
 def reader(a: float, b: float, j: float, in_turn: str = "j") -> lab.Workflow:
@@ -377,11 +377,10 @@ def reader(a: float, b: float, j: float, in_turn: str = "j") -> lab.Workflow:
     return timed("aj bj", 16, {"a": (0, a), "b": (0, b), "j": (0, j)}, in_turn=in_turn)[0]
 
 
-def test_the_order_of_inputs_is_seen_and_said() -> None:
+def test_the_order_of_inputs_is_seen() -> None:
     profile = profiled(reader(0.01, 0.01, 0.02))
     assert [(p, pytest.approx(part)) for p, part in profile.workers["j"].in_turn] == [("a", 0.5), ("b", 0.5)]
     assert Profile.from_json(profile.to_json()) == profile
-    assert all("j takes all of a and then b" in plan.notes[0] for plan in lab.plan(profile, 3))
     together = profiled(reader(0.01, 0.01, 0.02, ""))
     assert together.workers["j"].in_turn == () and not lab.plan(together, 3).best.notes
 

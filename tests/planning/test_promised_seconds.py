@@ -272,14 +272,13 @@ def test_runs_of_random_plans_take_what_plans_say(first: int) -> None:
     assert min(ratios.values()) > 0.94 and sum(r > 0.98 for r in ratios.values()) > 0.9 * len(ratios), ratios
 
 
-def test_of_very_many_batches_a_gang_stands_for_the_ranks_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_very_many_batches_a_gang_stands_for_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     by_themselves = of_shape(long_chain().plans(8), "(a | b | c) > d")
     assert by_rank(by_themselves.candidate.placement) == set("abcd")
     assert Counter(t.worker for t in by_themselves.timeline.tracks if t.worker in "abcd") == {"a": 1, "b": 1, "c": 6, "d": 8}
     monkeypatch.setattr("rlinf_lab.planning.forecast.per_rank.MAX_BATCHES", 7)
     planned = of_shape(long_chain().plans(8), "(a | b | c) > d")
     assert by_rank(planned.candidate.placement) == set("ab") and len(planned.timeline.tracks) == 1 + 4
-    assert [n.partition(",")[0] for n in planned.notes] == ["d: time-shares with a and b and c"]
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.127, 1.128, 1.17])
@@ -363,14 +362,6 @@ def test_no_plan_that_overlaps_runs_below_the_bound(items: int, ranks: int, stal
         plan = lab.ExecutionPlan("by hand", tuple(devices), places, {"ab": micro_batch}, staleness=staleness)
         assert between_ends(run(flow, plan, 12 * ranks + 6)) >= plans.bound.seconds * (1 - 1e-6), micro_batch
     assert plans.bound.seconds <= plans.best.seconds
-
-
-def test_ranks_that_alternate_are_a_note_of_the_plan() -> None:
-    flow, profile = timed("ab", 5, {"a": (0, 0.05), "b": (0, 0.2)}, {"a": 1, "b": 2})
-    plans = lab.plan(flow, ["cpu:0", "cpu:1", "cpu:2"], profile, staleness=1)
-    assert plans.bound.seconds == pytest.approx(0.5)
-    assert any("5 items of an iteration do not divide by 2 ranks" in note and "17 % less" in note for note in plans["spatial"].notes)
-    assert not any("do not divide" in note for note in lab.plan(flow, ["cpu:0", "cpu:1", "cpu:2"], profile)["spatial"].notes)
 
 
 class Asks(Timed):
