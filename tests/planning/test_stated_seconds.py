@@ -50,7 +50,6 @@ def test_no_plan_is_below_the_bound_and_a_saved_one_takes_what_it_took(seeds: ra
                 simulated += 1
                 again = read_again(profile, made)
                 assert again.seconds == pytest.approx(made.seconds, rel=1e-6), (seed, made.name)
-                assert again.simulate(3).elapsed_ns == pytest.approx(made.simulate(3).elapsed_ns, rel=1e-6)
     assert flows > len(seeds) // 2 and simulated > 2 * flows
 
 
