@@ -9,6 +9,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ from torch import nn
 import rlinf_lab as lab
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.runtime.executors.device_host import DeviceHost
+from rlinf_lab.runtime.executors.driver import Driver
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.runtime.transport import cuda_ipc
 from rlinf_lab.workers.residence import Residence, _by_block
 
@@ -64,16 +67,11 @@ class Takes(lab.Worker):
         return sum(map(len, inbox))
 
 
-def flow() -> lab.Workflow:
+def flow(makes: type[lab.Worker] = Makes, takes: type[lab.Worker] = Takes) -> lab.Workflow:
     made = lab.Workflow("gpus")
     items = made.channel("items", capacity=None)
-    a, b = made.worker(Makes, name="a"), made.worker(Takes, name="b")
-
-    @made.iteration
-    def iteration() -> int:
-        a.make(items)
-        return b.take(items)
-
+    a, b = made.worker(makes, name="a"), made.worker(takes, name="b")
+    made.iteration(lambda: (a.make(items), b.take(items))[1])
     return made
 
 
@@ -92,23 +90,18 @@ def test_every_thread_has_the_device_of_its_rank(cuda: list[tuple[str, str]]) ->
     assert not any("use" in what for _, what in run({"a": [[0]], "b": [[1]]}, ("cuda:0", "cpu:0")))
 
 
-def test_a_device_that_cannot_be_used_is_told_with_the_worker(cuda: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_cannot_be_used_is_told_with_the_worker_and_in_made_up_time_nobody_looks_for_one(
+    cuda: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(device: str) -> None:
         raise RuntimeError("invalid device ordinal")
 
     monkeypatch.setattr(torch.cuda, "set_device", missing)
     with pytest.raises(WorkerError, match="Worker 'a' rank 0 failed in .*invalid device ordinal"):
         run({"a": [[0]], "b": [[0]]}, ("cuda:1",))
-
-
-def test_in_made_up_time_nobody_looks_for_a_gpu(cuda: list[tuple[str, str]]) -> None:
-    from rlinf_lab.runtime.threads.clocks import MockClock
-
     made = flow()
-    plan = lab.ExecutionPlan("p", ("cuda:5",), {"a": [[0]], "b": [[0]]})
-    with session(LocalExecutor(made, plan, MockClock())) as s:
+    with session(LocalExecutor(made, lab.ExecutionPlan("p", ("cuda:5",), {"a": [[0]], "b": [[0]]}), MockClock())) as s:
         assert s.step() == 4
-    assert not any("use" in what for _, what in SEEN)
 
 
 def test_before_a_shared_gpu_is_given_away_its_work_is_done(cuda: list[tuple[str, str]]) -> None:
@@ -183,15 +176,7 @@ def test_what_was_taken_stays_until_the_stream_has_read_it(streams: list[tuple[s
                 alive.append([there() is not None for there in dropped])
             return len(dropped)
 
-    made = lab.Workflow("dropped")
-    items = made.channel("items")
-    a, b = made.worker(MakesItems, name="a"), made.worker(Drops, name="b")
-
-    @made.iteration
-    def iteration() -> int:
-        a.make(items)
-        return b.take(items)
-
+    made = flow(MakesItems, Drops)
     places = {"a": [[0]], "b": [[1]]}
     for devices, kept in ((("cuda:0.1", "cuda:0.2"), True), (("cpu:0", "cpu:1"), False)):
         alive.clear()
@@ -223,62 +208,38 @@ def test_who_leaves_a_gpu_gives_its_memory_back_to_everybody(cuda: list[tuple[st
 
 
 # --- deaths -------------------------------------------------------------------------------------------------------------
-class Refuses:
-    """What cannot be released, and what can."""
+def test_what_cannot_be_released_keeps_nothing_else(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    released, given_back = list[Any](), []
 
-    def __init__(self) -> None:
-        self.released: list[Any] = []
-
-    def release(self, shared: Any) -> None:
+    def release(shared: Any) -> None:
         if isinstance(shared, Exception):
             raise shared
-        self.released.append(shared)
+        released.append(shared)
 
-
-def test_what_cannot_be_released_keeps_nothing_else(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    sharing, given_back = Refuses(), []
-    monkeypatch.setattr(cuda_ipc, "SHARING", sharing)
+    monkeypatch.setattr(cuda_ipc, "SHARING", SimpleNamespace(release=release))
     lender = cuda_ipc.Lender("other", [])
     lender._lent = {0: (None, "one"), 1: (None, TypeError("a handle is needed, not None")), 2: (None, RuntimeError("gone")), 3: (None, "two")}
     lender.lost()
-    assert sorted(sharing.released) == ["one", "two"] and not lender.has_lent
+    assert sorted(released) == ["one", "two"] and not lender.has_lent
     cuda_ipc._drop(TypeError("a handle is needed, not None"), lambda: given_back.append(1))
     assert given_back == [1]
     assert caplog.text.count("could not be released") == 2 and "a handle is needed" in caplog.text
-
-
-def test_a_tensor_without_a_byte_has_nothing_to_release() -> None:
-    class Storage:
-        @staticmethod
-        def _release_ipc_counter(handle: bytes, offset: int, device: int) -> None:
-            assert handle is not None
-            note(f"released {handle!r}")
-
-    SEEN.clear()
-    for handle in (None, b"h"):
-        cuda_ipc.CudaSharing().release({"storage_cls": Storage, "ref_counter_handle": handle, "ref_counter_offset": 0, "storage_device": 0})
-    assert [what for _, what in SEEN] == ["released b'h'"]
+    released.clear()
+    storage = SimpleNamespace(_release_ipc_counter=lambda handle, offset, device: released.append(handle))
+    for handle in (None, b"h"):  # a tensor without a byte has nothing to release
+        cuda_ipc.CudaSharing().release({"storage_cls": storage, "ref_counter_handle": handle, "ref_counter_offset": 0, "storage_device": 0})
+    assert released == [b"h"]
 
 
 def test_a_death_is_told_whatever_cannot_be_released() -> None:
-    from rlinf_lab.runtime.executors.driver import Driver
-
-    class Link:
-        def peer_died(self) -> None:
-            raise TypeError("a handle is needed, not None")
-
     told: list[str] = []
 
-    class Telling:
-        stopping = False
+    def fails() -> None:
+        raise TypeError("a handle is needed, not None")
 
-        def lost(self, host: str) -> None:
-            told.append(host)
-
-    host, driver = object.__new__(DeviceHost), object.__new__(Driver)
-    host.links, host.host = {"other": Link()}, Telling()  # type: ignore[dict-item, assignment]
-    driver.links, driver.host = {"other": Link()}, Telling()  # type: ignore[dict-item, assignment]
-    for end in (host, driver):
+    ends: list[Any] = [object.__new__(DeviceHost), object.__new__(Driver)]
+    for end in ends:
+        end.links, end.host = {"other": SimpleNamespace(peer_died=fails)}, SimpleNamespace(stopping=False, lost=told.append)
         with pytest.raises(TypeError):
             end._broken("other")
     assert told == ["other", "other"]
