@@ -53,6 +53,7 @@ def test_what_is_whole_goes_on_as_it_came_and_a_part_is_opened(packed: bool) -> 
     came = whole._packed
     count, content = Piece(whole, 0, 3).content()
     assert count == 3 and (content is came if packed else content == [0, 1, 2])
+    assert Packed.of([1]).open() == pickle.loads(pickle.dumps(Packed.of([1]))).open() == [1]
     assert [Piece(cut, lo, hi).content() for lo, hi in ((0, 2), (2, 3))] == [(2, [0, 1]), (1, [2])]
 
 
@@ -79,10 +80,3 @@ def test_the_smallest_rank_goes_first_and_of_equals_the_first_or_the_last_put(pu
     assert len(ordered) == len(put)
     order = sorted(put, key=lambda it: -it[1] if last_first else it if ranked else it[1])
     assert opened(ordered.take(len(put))) == [number for _, number in order] and len(ordered) == 0
-
-
-def test_a_parcel_says_how_many_it_has_and_of_whom() -> None:
-    (parcel,) = parcels_of([4], True)
-    take(deque([parcel]), 3)
-    assert repr(parcel) == "Parcel(4 items of host 'there', 3 taken, packed)"
-    assert pickle.loads(pickle.dumps(Packed.of([1]))).open() == [1]

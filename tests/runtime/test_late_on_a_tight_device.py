@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
-from sessions import both, opened
+from flows import Numbers
+from sessions import both, opened, until
 from torch import nn
 
 from rlinf_lab.errors import Cancelled, ExecutorError, WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.workers import TorchWorker
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.worker import Inbox, Outbox
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -64,21 +65,11 @@ class Guest(TorchWorker):
         self.is_here(False)
 
 
-class Source(Worker):
-    def produce(self, items: int, out: Outbox) -> None:
-        for item in range(items):
-            self.compute(0.002)
-            out.put(item)
-
-
-class Works(Guest):
     def convert(self, inbox: Inbox, out: Outbox) -> None:
         for batch in inbox:
             self.look(0.002)
             out.put_all((item, self.rank) for item in batch)
 
-
-class Eats(Guest):
     def consume(self, inbox: Inbox) -> list[tuple[int, int]]:
         found = []
         for batch in inbox:
@@ -96,13 +87,13 @@ class Eats(Guest):
 def tight(device_memory: int = 3, module: nn.Module | None = None) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("tight")
     numbers, done = flow.channel("numbers", capacity=4), flow.channel("done", capacity=4)
-    source, works, sink = flow.worker(Source, name="source"), flow.worker(Works, module, name="works"), flow.worker(Eats, module, name="sink")
+    source, works, sink = flow.worker(Numbers, name="source"), flow.worker(Guest, module, name="works"), flow.worker(Guest, module, name="sink")
 
     @flow.iteration
     def iteration(items: int, holds: bool = False) -> Any:
         if holds:
             return sink.hold()
-        source.produce(items, numbers)
+        source.make(items, numbers)
         works.convert(numbers, done)
         return sink.consume(done)
 
@@ -120,10 +111,12 @@ def one_is_absent(flow: Workflow, plan: ExecutionPlan, kind: str = "local", fail
     assert not Guest.there
 
 
-def meanwhile(do: Callable[[], Any]) -> threading.Thread:
-    thread = threading.Thread(target=lambda: (time.sleep(0.1), do()))
+@contextmanager
+def meanwhile(do: Callable[[], Any]) -> Iterator[None]:
+    thread = threading.Thread(target=lambda: (time.sleep(0.05), do()))
     thread.start()
-    return thread
+    yield
+    thread.join()
 
 
 @both
@@ -131,9 +124,8 @@ def meanwhile(do: Callable[[], Any]) -> threading.Thread:
 def test_nobody_is_built_beside_whom_the_device_does_not_hold(kind: str, device_memory: int, most: int) -> None:
     with one_is_absent(*tight(device_memory), kind) as s:
         for _ in range(2):
-            coming = meanwhile(lambda: s.join("works", 1))
-            assert sorted(item for item, _ in s.step(100)) == list(range(100))
-            coming.join()
+            with meanwhile(lambda: s.join("works", 1)):
+                assert sorted(item for item, _ in s.step(60)) == list(range(60))
             ranks = {rank for _, rank in s.step(100)}
             assert ranks == {0, 1}
             s.leave("works", 1)
@@ -172,8 +164,7 @@ def test_who_waits_for_its_place_goes_when_the_run_ends() -> None:
     """And a wait that ends before is a time-out of the caller, not of the rank."""
     with one_is_absent(*tight()) as s:
         held = s.submit(0, True)
-        while not Guest.beside[1:]:
-            time.sleep(0.01)
+        until(lambda: Guest.beside[1:])
         with pytest.raises(TimeoutError, match=r"has not been set up yet, after 0\.1 s\. That goes on\."):
             s.join("works", 1, timeout=0.1)
         Guest.released.set()
@@ -183,9 +174,6 @@ def test_who_waits_for_its_place_goes_when_the_run_ends() -> None:
         seen = len(Guest.beside)
         Guest.released.clear()
         s.submit(0, True)
-        while len(Guest.beside) == seen:
-            time.sleep(0.01)
-        ending = meanwhile(s._executor.stop)
-        with pytest.raises((Cancelled, ExecutorError), match="the run was stopped|has not been set up yet, and the run has ended"):
+        until(lambda: len(Guest.beside) > seen)
+        with meanwhile(s._executor.stop), pytest.raises((Cancelled, ExecutorError), match="the run was stopped|has not been set up yet, and the run has ended"):
             s.join("works", 1)
-        ending.join()

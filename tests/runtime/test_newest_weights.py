@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ class Learner(lab.Worker):
         return weights.pull(at_least=version).version
 
 
-class Rollout(lab.Worker):
+class Rollout(Learner):
     """Asks at every step of a call whether there is something newer, and takes it."""
 
     def generate(self, steps: int, weights: lab.Weights) -> list[tuple[int, int]]:
@@ -38,9 +37,6 @@ class Rollout(lab.Worker):
                 assert state["w"][0] == version
             seen.append(version)
         return seen
-
-    def wait_for(self, version: int, weights: lab.Weights) -> int:
-        return weights.pull(at_least=version).version
 
 
 class Busy(lab.Worker):
@@ -57,12 +53,7 @@ def in_flight() -> tuple[lab.Workflow, lab.ExecutionPlan]:
     flow = lab.Workflow("in_flight")
     weights, learner, rollout = flow.weights("policy"), flow.worker(Learner), flow.worker(Rollout)
 
-    @flow.iteration
-    def iteration() -> Any:
-        seen = rollout.generate(5, weights)
-        learner.publish(weights)
-        return seen
-
+    flow.iteration(lambda: (rollout.generate(5, weights), learner.publish(weights))[0])
     return flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"rollout": [0], "learner": [1]})
 
 
@@ -105,12 +96,8 @@ def stuck(who: str, ranks: int) -> tuple[lab.Workflow, lab.ExecutionPlan]:
     weights = flow.weights("policy")
     learner, rollout, busy = flow.worker(Learner), flow.worker(Rollout), flow.worker(Busy)
 
-    @flow.iteration
-    def iteration() -> Any:
-        busy.compute_on()
-        learner.publish(weights)
-        (rollout if who == "rollout" else learner).wait_for(3, weights)
-
+    waits = rollout if who == "rollout" else learner
+    flow.iteration(lambda: (busy.compute_on(), learner.publish(weights), waits.wait_for(3, weights))[:0])
     places = {"rollout": list(range(2, 2 + ranks)), "learner": [0], "busy": [1]}
     return flow, lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(2 + ranks)], places)
 
@@ -139,13 +126,7 @@ def test_a_learner_that_is_still_at_work_may_publish_it(kind: str) -> None:
     flow = lab.Workflow("late")
     weights, learner, rollout = flow.weights("policy"), flow.worker(Learner), flow.worker(Rollout)
 
-    @flow.iteration
-    def iteration() -> Any:
-        got = rollout.wait_for(2, weights)
-        learner.publish(weights)
-        learner.publish(weights)
-        return got
-
+    flow.iteration(lambda: (rollout.wait_for(2, weights), learner.publish(weights), learner.publish(weights))[0])
     with opened(kind, flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"rollout": [0], "learner": [1]})) as s:
         assert step_within(s) == 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from flows import Numbers
@@ -22,12 +21,7 @@ def flow_of() -> tuple[Workflow, ExecutionPlan]:
     a, b = flow.channels("a", "b")
     maker, passer, taker = (flow.worker(Numbers, name=name) for name in ("maker", "passer", "taker"))
 
-    @flow.iteration
-    def iteration(count: int) -> Any:
-        made = maker.make(count, a)
-        passer.pass_on(a, b)
-        return made, taker.total(b)
-
+    flow.iteration(lambda count: (maker.make(count, a), passer.pass_on(a, b), taker.total(b))[::2])
     return flow, ExecutionPlan("many", ("cpu:0", "cpu:1", "cpu:2"), {"maker": ((0,),), "passer": ((1,),), "taker": ((2,),)}, micro_batches={"a": 1, "b": 1})
 
 
@@ -65,11 +59,7 @@ def test_the_count_counts(heard: Counter[str]) -> None:
     flow = Workflow("to the loop")
     items, maker = flow.channel("items"), flow.worker(Numbers, name="maker")
 
-    @flow.iteration
-    def iteration(count: int) -> int:
-        maker.make(count, items)
-        return sum(sum(batch) for batch in items)
-
+    flow.iteration(lambda count: (maker.make(count, items), sum(sum(batch) for batch in items))[1])
     with session(flow, ExecutionPlan("loop", ("cpu:0",), {"maker": ((0,),)}, micro_batches={"items": 1}), executor="processes") as s:
         assert s.step(200) == 200 * 199 // 2
     assert heard["put"] >= 2
