@@ -221,16 +221,6 @@ def test_the_bound_of_a_chain_that_leaves_a_cell(writer: str, ahead: int) -> Non
     assert plans.bound.seconds == pytest.approx(steps - steps / 4 * ahead + 20) and plans.bound.seconds <= plans.best.seconds
 
 
-def test_a_plan_says_where_ranks_by_themselves_may_be_quicker_or_slower() -> None:
-    a, b = (WorkerProfile((Sample(1, 64.0, s),), exponent=1.0, devices=n) for s, n in ((16.0, 3), (64.0, 8)))
-    even = chain(a=a, b=b)
-    assert plan(even, 11, micro_batches=8, modes=("spatial",))[0].notes == ()  # 22 items of a rank of three, in whatever micro-batches
-    steps = even.with_worker("a", kind="simulator", samples=(Sample(1, 1.0, 0.25), *a.samples))
-    (odd,) = plan(steps, 11, micro_batches=8, modes=("spatial",))
-    assert odd.placement["a"]["micro_batches"] == 8 and odd.notes[0].startswith("a: micro-batches of 8 items do not divide by 3 ranks")
-    assert odd.notes[0].endswith("may need up to 8 % less") and f"note: {odd.notes[0]}" in repr(odd)
-
-
 def test_how_good_a_figure_is_in_words() -> None:
     far = plan(chain(a=WorkerProfile((Sample(1, 1.0, 1.0),), devices=1)), 1)
     assert far.notes == ("a: extrapolated, good to 70 % (64 items, measured at 1)",), "the scaling with devices is not asked for"

@@ -187,6 +187,8 @@ NINE = "workers.a.lengths"
         (GENERATION, {NINE + ".tail": 16}, r"2 iterations end later .*: 'a' takes .* s of each\. Next"),
         (CELL, {"cells": [{"members": ["s", "t"]}]}, r"cells\[0\]\.members is \['s', 't'\], which is no cycle .* Next: all members of one: s, p"),
         (CELL, {"cells": [{"members": ["s", "p"]}, {"members": ["p", "s"]}]}, r"cells\[1\]\.members is \['p', 's'\], .* no cycle .* no other entry"),
+        (CELL, {"cells": [{"members": ["s", "p"], "sub_batches": [1, 2], "tokens": 12}]}, r"cells\[0\] has tokens: 12, which go round together .*"),
+        (CELL, {"cells": [{"members": ["s", "p"]}], "edges.1.at_end": True}, r"at_end is True between members of a cell"),
         (BASE, {"cells": [{"members": ["a"]}]}, r"cells\[0\]\.members is \['a'\].* Next: leave it out"),
     ],
 )  # fmt: skip

@@ -106,14 +106,13 @@ def test_runs_of_random_plans_take_what_plans_say(first: int) -> None:
     assert min(ratios.values()) > 0.94 and sum(r > 0.98 for r in ratios.values()) > 0.9 * len(ratios), ratios
 
 
-def test_of_very_many_batches_a_gang_stands_for_the_ranks_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_very_many_batches_a_gang_stands_for_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     by_themselves = of_shape(long_chain().plans(8), "(a | b | c) > d")
     assert by_rank(by_themselves.candidate.placement) == set("abcd")
     assert Counter(t.worker for t in by_themselves.timeline.tracks if t.worker in "abcd") == {"a": 1, "b": 1, "c": 6, "d": 8}
     monkeypatch.setattr("rlinf_lab.planning.forecast.per_rank.MAX_BATCHES", 7)
     planned = of_shape(long_chain().plans(8), "(a | b | c) > d")
     assert by_rank(planned.candidate.placement) == set("ab") and len(planned.timeline.tracks) == 1 + 4
-    assert [n.partition(",")[0] for n in planned.notes] == ["d: time-shares with a and b and c"]
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.127, 1.128, 1.17])

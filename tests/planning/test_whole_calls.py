@@ -52,14 +52,6 @@ def test_no_plan_that_overlaps_runs_below_the_bound(items: int, ranks: int, stal
     assert plans.bound.seconds <= plans.best.seconds
 
 
-def test_ranks_that_alternate_are_a_note_of_the_plan() -> None:
-    flow, profile = timed("ab", 5, {"a": (0, 0.05), "b": (0, 0.2)}, {"a": 1, "b": 2})
-    plans = lab.plan(flow, ["cpu:0", "cpu:1", "cpu:2"], profile, staleness=1)
-    assert plans.bound.seconds == pytest.approx(0.5)
-    assert any("5 items of an iteration do not divide by 2 ranks" in note and "17 % less" in note for note in plans["spatial"].notes)
-    assert not any("do not divide" in note for note in lab.plan(flow, ["cpu:0", "cpu:1", "cpu:2"], profile)["spatial"].notes)
-
-
 class Asks(Timed):
     """For so many items, whatever its plan says."""
 

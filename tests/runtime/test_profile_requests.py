@@ -34,10 +34,10 @@ class Source(lab.Worker):
         if where == self.fails:
             raise OSError(f"not in {where}")
 
-    def make(self, out: lab.Outbox) -> None:
+    def make(self, times: int, out: lab.Outbox) -> None:
         if self.ranks > self.most:
             raise RuntimeError(f"no more than {self.most}")
-        for i in range(self.rank, self.items, self.ranks):
+        for i in range(self.rank, times * self.items, self.ranks):
             self.compute(1e-4)
             out.put(i)
 
@@ -51,16 +51,11 @@ class Sink(lab.Worker):
 DEVICES = ["cpu:0", "cpu:1"]
 
 
-def flow(first: str = "a", last: str = "b", **of_source: Any) -> lab.Workflow:
+def flow(first: str = "a", last: str = "b", cls: type[Source] = Source, times: int = 1, **of_source: Any) -> lab.Workflow:
     made = lab.Workflow("two")
     channel = made.channel("items", capacity=None, may_be_empty=True)
-    source, sink = made.worker(Source, name=first, **of_source), made.worker(Sink, name=last)
-
-    @made.iteration
-    def iteration() -> None:
-        source.make(channel)
-        sink.use(channel)
-
+    source, sink = made.worker(cls, name=first, **of_source), made.worker(Sink, name=last)
+    made.iteration(lambda n=1: (source.make(n * times, channel), sink.use(channel)))
     return made
 
 
@@ -159,39 +154,13 @@ def test_the_profile_of_another_workflow_is_measured_again_unless_it_was_written
     assert path.read_text() == before
 
 
-class Sleeper(lab.Worker):
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def make(self, n: int, out: lab.Outbox) -> None:
-        for i in range(n):
-            self.compute(self.seconds)
-            out.put(i)
-
-
-def quicker(times: int) -> type[Sleeper]:
-    class Local(Sleeper):
-        def make(self, n: int, out: lab.Outbox) -> None:
-            for i in range(n):
-                self.compute(self.seconds / times)
-                out.put(i)
+def another(seconds: float) -> type[Source]:
+    class Local(Source):
+        def make(self, times: int, out: lab.Outbox) -> None:
+            self.compute(seconds)
+            super().make(times, out)
 
     return Local
-
-
-def sleeping(cls: type[Sleeper] = Sleeper, seconds: float = 0.001, items: int = 4) -> lab.Workflow:
-    made = lab.Workflow("sleeping")
-    channel = made.channel("items", capacity=None)
-    source, sink = made.worker(cls, seconds, name="a"), made.worker(lambda batch: batch, name="b")
-    out = made.channel("out", capacity=None)
-
-    @made.iteration
-    def iteration(n: int = 1) -> None:
-        source.make(n * items, channel)
-        sink(channel, out)
-        out.get_all()
-
-    return made
 
 
 def test_a_profile_is_of_these_inputs_arguments_and_this_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,19 +171,19 @@ def test_a_profile_is_of_these_inputs_arguments_and_this_code(tmp_path: Path, ca
         streams = capsys.readouterr()
         return found, streams.out + streams.err
 
-    first, _ = measured(sleeping(), [2])
-    assert first.items == 8 and measured(sleeping(), [2]) == (first, "")
-    more, said = measured(sleeping(), [4])
+    first, _ = measured(flow(), [2])
+    assert first.items == 8 and measured(flow(), [2]) == (first, "")
+    more, said = measured(flow(), [4])
     assert more.items == 16 and "iteration was measured with (2), is (4)" in said
-    _, said = measured(sleeping(seconds=0.002), [4])
-    assert "a was measured with Sleeper(0.001), is Sleeper(0.002)" in said
-    _, said = measured(sleeping(seconds=0.002, items=5), [4])
-    assert "the code of iteration has changed" in said, "what it has from outside counts, too"
-    _, said = measured(sleeping(quicker(2), 0.002, 5), [4])
-    assert "a was measured with Sleeper(0.002), is Local(0.002)" in said
-    assert measured(sleeping(quicker(2), 0.002, 5), [4])[1] == ""
-    _, said = measured(sleeping(quicker(3), 0.002, 5), [4])
-    assert "the code of a has changed" in said
+    for made, why in (
+        (flow(items=5), "a was measured with Source(), is Source(items=5)"),
+        (flow(items=5, times=2), "the code of iteration has changed"),  # what it has from outside counts, too
+        (flow(items=5, times=2, cls=another(1e-4)), "a was measured with Source(items=5), is Local(items=5)"),
+        (flow(items=5, times=2, cls=another(1e-4)), ""),
+        (flow(items=5, times=2, cls=another(2e-4)), "the code of a has changed"),
+    ):
+        said = measured(made, [4])[1]
+        assert why in said and bool(why) == bool(said), said
 
 
 def test_arguments_are_told_apart_without_addresses() -> None:
@@ -224,10 +193,10 @@ def test_arguments_are_told_apart_without_addresses() -> None:
 
     made = [lab.Workflow("w") for _ in range(2)]
     for flow_ in made:
-        flow_.worker(Sleeper, object(), name="a")
-        flow_.worker(Sleeper, "x" * 500, name="b")
-        flow_.worker(Sleeper, Thing(), name="c")
-        flow_.worker(Sleeper, lambda x: x + 1, name="d")
+        flow_.worker(Source, object(), name="a")
+        flow_.worker(Source, "x" * 500, name="b")
+        flow_.worker(Source, Thing(), name="c")
+        flow_.worker(Source, lambda x: x + 1, name="d")
         flow_.iteration(lambda: None)
     one, other = (subject(flow_, (object(),)) for flow_ in made)
     assert one == other and all(len(line) < 200 for line in one)

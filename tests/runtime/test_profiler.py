@@ -53,12 +53,7 @@ def flow(trainer: type[lab.Worker] = Trainer) -> lab.Workflow:
     made = lab.Workflow("sampling")
     samples = made.channel("samples", capacity=None)
     sampler, learner = made.worker(Sampler, name="sampler"), made.worker(trainer, name="trainer")
-
-    @made.iteration
-    def iteration(n: int = 0) -> None:
-        sampler.sample(samples)
-        learner.train(samples)
-
+    made.iteration(lambda n=0: (sampler.sample(samples), learner.train(samples)))
     return made
 
 
@@ -154,13 +149,7 @@ def test_steps_of_a_cell_without_keys_are_counted(follows: bool) -> None:
     made = lab.Workflow("unkeyed")
     obs, acts, done = made.channels("obs", "acts", "done")
     roller, answerer, reader = made.worker(Roller, follows), made.worker(Numbers, name="answerer"), made.worker(Numbers, name="reader")
-
-    @made.iteration
-    def iteration() -> None:
-        roller.roll(acts, obs, done)
-        answerer.pass_on(obs, acts)
-        reader.count(done)
-
+    made.iteration(lambda: (roller.roll(acts, obs, done), answerer.pass_on(obs, acts), reader.count(done)))
     profile = lab.profile(made, ["cpu:0"], iterations=1, progress=False)
     assert {w: p.calls for w, p in profile.workers.items()} == {"roller": 5, "answerer": 5, "reader": 1}
     assert [c.sub_batches for c in profile.cells] == ([] if follows else [(1,)])  # plans may choose where they are followed

@@ -14,11 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import both, opened, step_within
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import ChannelClosed, WorkerError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 SEEN: Counter[tuple[Any, ...]] = Counter()  # (channel, item): how often a rank of this process was given it
 LOCK = threading.Lock()
@@ -188,11 +185,3 @@ def test_random_failures_are_named_and_leave_nothing_behind(kind: str, data: st.
     planned = data.draw(st.dictionaries(st.sampled_from([name for some in names for name in some]), failures, min_size=1, max_size=2))
     with opened(kind, flow, plan, 0.0) as s:
         check(s, chain, names, stops, planned, count)
-
-
-def test_in_processes_too() -> None:
-    chain = [Level((1,), "take", None, 1), Level((2,), "three", 2, 2)]
-    flow, plan, names = made(chain, 0)
-    with session(flow, plan, executor="processes", emulate=True) as s:
-        for planned in ({"w0a": Failure(0, "put", 5)}, {"w1a": Failure(1, "get", 1)}, {"w0a": Failure(0, "end", 1), "w1a": Failure(0, "start", 1)}):
-            check(s, chain, names, 0, planned, 8)

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import WorkerError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 DEVICES = ["cpu:0", "cpu:1"]
 
@@ -51,16 +49,12 @@ class Slow(Odd):
         time.sleep(60)
 
 
-def alone(cls: type[Worker], method: str, *args: Any, ranks: int = 1) -> tuple[Workflow, ExecutionPlan]:
+def alone(cls: type[Worker], method: str, *args: Any) -> tuple[Workflow, ExecutionPlan]:
     """A workflow of one worker and one call."""
     flow = Workflow("alone")
     worker = flow.worker(cls, name="w")
-
-    @flow.iteration
-    def iteration() -> Any:
-        return getattr(worker, method)(*args)
-
-    return flow, ExecutionPlan("alone", tuple(DEVICES[:ranks]), {"w": tuple((i,) for i in range(ranks))})
+    flow.iteration(lambda: getattr(worker, method)(*args))
+    return flow, ExecutionPlan.temporal(flow, DEVICES[:1])
 
 
 def test_a_wait_that_timed_out_does_not_disturb_the_iteration() -> None:
