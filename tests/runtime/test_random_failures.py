@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,29 +43,25 @@ class Stage(Worker):
         self.way, self.stops = way, stops
 
     def source(self, count: int, failure: Failure | None, out: Outbox) -> int:
-        self.begin(failure)
-        for i in range(count):
-            self.put(out, (self.name, self.rank, i))
-        self.moment("end")
-        return count
+        return self.pass_on(failure, ((self.name, self.rank, i) for i in range(count)), "", out)
 
     def work(self, failure: Failure | None, channel: str, inbox: Inbox, out: Outbox) -> int:
-        self.begin(failure)
-        found = 0
-        for item in self.items(inbox):
-            found += 1
-            self.seen(channel, item)
-            self.put(out, item)
-        self.moment("end")
-        return found
+        return self.pass_on(failure, self.items(inbox), channel, out)
 
     def sink(self, failure: Failure | None, channel: str, inbox: Inbox) -> int:
+        return self.pass_on(failure, self.items(inbox), channel, None)
+
+    def pass_on(self, failure: Failure | None, items: Iterator[Any], channel: str, out: Outbox | None) -> int:
         self.begin(failure)
         found = 0
-        for item in self.items(inbox):
+        for item in items:
             found += 1
-            self.seen(channel, item)
-            if found == self.stops:
+            if channel:
+                self.seen(channel, item)
+            if out is not None:
+                self.moment("put")
+                out.put(item)
+            elif found == self.stops:
                 break
         self.moment("end")
         return found
@@ -79,7 +76,7 @@ class Stage(Worker):
         if self.failure is not None and (name, self.moments[name]) == (self.failure.moment, self.failure.at):
             raise Planned(f"{self.name}[{self.rank}] at {name} {self.failure.at}")
 
-    def items(self, inbox: Inbox) -> Any:
+    def items(self, inbox: Inbox) -> Iterator[Any]:
         if self.way == "take":
             try:
                 while True:
@@ -98,10 +95,6 @@ class Stage(Worker):
         self.moment("item")
         with LOCK:
             SEEN[channel, item] += 1
-
-    def put(self, out: Outbox, item: Any) -> None:
-        self.moment("put")
-        out.put(item)
 
 
 @dataclass(frozen=True)

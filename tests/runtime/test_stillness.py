@@ -8,8 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from flows import Numbers
@@ -17,7 +16,6 @@ from sessions import until
 
 from rlinf_lab import ExecutionPlan, Outbox, Worker, Workflow
 from rlinf_lab.runtime.run import observer, stall_report
-from rlinf_lab.runtime.run.observer import Observed
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.run.stall_report import Stillness
 
@@ -111,44 +109,6 @@ def test_who_has_done_everything_is_not_still_while_somebody_waits_for_inputs_or
     runs.append(run(flow, plan, inputs=inputs()))
     ready.set()
     assert len(runs[0].wait(90)) == 1
-
-
-class Watched(Observed):
-    """By the clock of a test, a look at a time."""
-
-    def __init__(self) -> None:
-        self.now, self.goes_on = 0.0, True
-        iterations, under_way = SimpleNamespace(goes_on=lambda: self.goes_on), SimpleNamespace(labels=lambda: ["maker[0].make"])
-        loop = SimpleNamespace(is_open=lambda: self.goes_on, iterations=iterations, under_way=under_way)
-        self._executor = cast(Any, SimpleNamespace(driver_host=SimpleNamespace(loop=loop), news=SimpleNamespace(waits=lambda: [])))
-        self._observer = cast(Any, SimpleNamespace(stillness=Stillness(), moved_at=0.0))
-        self._listeners = []
-
-    def _is_over(self) -> bool:
-        return False
-
-    def looks(self, until_second: float, moves: bool = False) -> None:
-        """Four times a second; ``moves``: something has been recorded just before the first of them."""
-        if moves:
-            self._observer.moved_at = self.now
-        while self.now < until_second:
-            self._tell()
-            self.now += 0.25
-
-
-def test_the_time_between_two_iterations_is_not_usual(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    one = Watched()
-    monkeypatch.setattr(observer, "time", SimpleNamespace(monotonic=lambda: one.now))
-    with caplog.at_level(logging.WARNING, logger="rlinf_lab"):
-        one.looks(45.0)
-        assert len(told(caplog)) == 1
-        one.goes_on = False
-        one.looks(3645.0, moves=True)
-        one.goes_on = True
-        one.looks(3645.0 + 89.0, moves=True)
-        assert len(told(caplog)) == 1  # 45 s are usual
-        one.looks(3645.0 + 92.0)
-        assert len(told(caplog)) == 2
 
 
 def test_nothing_is_said_before_its_time_twice_or_of_what_has_lasted_as_long_before() -> None:

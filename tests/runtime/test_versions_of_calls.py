@@ -5,12 +5,10 @@ Which version is had when, and what misuse is told.
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from sessions import both, opened
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.runtime.host.state.messages import Pull
-from rlinf_lab.runtime.host.weights.stores import Store
 from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.run.run import session
 
@@ -295,19 +292,6 @@ def test_who_comes_late_gets_the_newest_of_what_was_published_well(executor: str
             with pytest.raises(WorkerError, match="(?s)[Vv]ersion 4 of the weights 'actor'.*cannot pickle '_thread.lock'"):
                 s.step(2)
         assert s.step(0, ["good"]) == [5] and s.step(2) == (5, "good")
-
-
-@pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_an_old_version_can_be_asked_for_as_long_as_an_iteration_may_that_began_before_the_next_one(staleness: int) -> None:
-    published = [(1, 0), (2, 1), (3, 1), (4, 5)]  # version, iteration
-    for over in range(10):
-        table, store = WeightTable.__new__(WeightTable), Store("weights", announced=list(published))
-        state = SimpleNamespace(layout=SimpleNamespace(plan=SimpleNamespace(staleness=staleness)))
-        table.__dict__.update(_stores={"weights": store}, _state=state, versions=SimpleNamespace(over=lambda _: None, wanted=lambda _: []))
-        table.over(over)
-        kept = [v for (v, _), (_, after) in itertools.pairwise([*published, (0, 99)]) if after + staleness > over]
-        assert [version for version, _ in store.announced] == kept
-        assert store.first(2) == next(v for v in kept if v >= 2)
 
 
 def test_misuse_is_named() -> None:
