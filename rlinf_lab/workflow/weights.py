@@ -84,7 +84,7 @@ class WeightsHandle(LoopPart):
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise WorkflowError(
-            f"weights {self.name!r}: publish(), pull() and newest() belong into a worker's method. Next: pass the "
+            f"weights {self.name!r}: publish(), pull() or newest() belongs into a worker's method. Next: pass the "
             "store as an argument, `def act(self, prompts: lab.Inbox, weights: lab.Weights)`."
         )
 
