@@ -164,15 +164,13 @@ def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() 
         def put(self, out: Outbox) -> None:  # ends a moment later than `work`, within the same instant
             out.put(3)
 
-    flow = Workflow("quick")
+    flow, then = Workflow("quick"), list[Any]()
     items = flow.channel("items")
     quick, other = flow.worker(Quick, name="quick"), flow.worker(Quick, name="other")
 
     def fail() -> None:
         until(lambda: executor.driver_host.scheduler.instants.has_pending(Event.DONE))
         raise ValueError("as it was asked to")
-
-    then = []
 
     @flow.iteration
     def iteration() -> list[int]:
