@@ -3,6 +3,7 @@ all is built there in its turn: what is there leaves first, and comes back to it
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -38,19 +39,16 @@ class Doubles(Worker):
         self.seconds = seconds
 
     def setup(self) -> None:
-        self.done = 0
         Doubles.built[self.rank] += 1
 
     def close(self) -> None:
         Doubles.closed[self.rank] += 1
 
-    def convert(self, inbox: Inbox, out: Outbox) -> int:
+    def convert(self, inbox: Inbox, out: Outbox) -> None:
         for batch in inbox:
             self.compute(self.seconds)
             for item in batch:
                 out.put((item, self.rank))
-            self.done += len(batch)
-        return self.done
 
     def who(self) -> tuple[int, int]:
         return self.rank, self.ranks
@@ -146,18 +144,7 @@ class Reached:
     """What the ranks have done, and whether that is enough."""
 
     def __init__(self) -> None:
-        self.by: Counter[int] = Counter()
-        self.over = False
-        self._news = threading.Condition()
-
-    def tell(self, rank: int) -> None:
-        with self._news:
-            self.by[rank] += 1
-            self._news.notify_all()
-
-    def wait(self, is_there: Callable[[], bool]) -> None:
-        with self._news:
-            assert self._news.wait_for(is_there, 30)
+        self.by, self.over = Counter[int](), False
 
 
 class Tells(Worker):
@@ -165,10 +152,8 @@ class Tells(Worker):
         self.reached = reached
 
     def produce(self, out: Outbox) -> None:
-        n = 0
-        while not self.reached.over:
-            out.put(n)
-            n += 1
+        for number in itertools.takewhile(lambda _: not self.reached.over, itertools.count()):
+            out.put(number)
 
     def convert(self, inbox: Inbox, out: Outbox) -> int:
         done = 0
@@ -176,7 +161,7 @@ class Tells(Worker):
             self.compute(0.0005)
             out.put((batch[0], self.rank))
             done += 1
-            self.reached.tell(self.rank)
+            self.reached.by[self.rank] += 1
         return done
 
 
@@ -256,9 +241,9 @@ def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over(me
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [2], "doubles": [0, 1], "sink": [2]})
     with opened("local", flow, plan, absent={"doubles": [1]}) as s:
         one = s.submit()
-        reached.wait(lambda: reached.by[0] >= 2)
+        until(lambda: reached.by[0] >= 2)
         s.join("doubles", 1)
-        reached.wait(lambda: reached.by[1] >= 2)
+        until(lambda: reached.by[1] >= 2)
         if meets:
             reached.over = True
             with pytest.raises(WorkerError, match=r"ranks \[0\] began before this one had joined.*Next: call session.join\('doubles', 1\) between two steps"):
@@ -267,7 +252,7 @@ def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over(me
             return
         s.leave("doubles", 1)
         before = reached.by[0]
-        reached.wait(lambda: reached.by[0] >= before + 5)
+        until(lambda: reached.by[0] >= before + 5)
         reached.over = True
         result = one.wait(30)
     assert [item for item, _ in sorted(result["items"])] == list(range(len(result["items"])))
