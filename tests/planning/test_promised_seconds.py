@@ -325,12 +325,6 @@ def test_calls_are_of_whole_groups_for_each_rank(items: int, micro_batches: int,
     assert Calls.of(items, micro_batches, ranks, unit).parts().tolist() == sizes
 
 
-def test_what_is_left_counts_as_the_rank_that_has_most_of_it() -> None:
-    calls = Calls.of(20, 4, 3)
-    assert [float(calls.counted(n)) for n in calls.parts()] == [6, 6, 6, 4], "four on three ranks: one has two"
-    assert float(Calls.of(7, 1, 4).counted(7)) == 7
-
-
 def test_the_parts_of_a_share_are_the_share_and_the_least_that_comes_is_a_group() -> None:
     model = BatchModel((Sample(1, 32.0, 32.0),), 1.0, 1, 4)
     assert model.seconds(np.array([5]), 32) == pytest.approx(8.0)  # eight groups: two of four for one of five ranks
@@ -389,12 +383,3 @@ def test_a_plan_says_what_items_that_come_one_by_one_would_change() -> None:
     assert note.endswith(f"an iteration takes about {ran:.4g} s")
     _, simulated = settled(steady(plan.candidate.placement, plan.devices, one_by_one=True), 1)
     assert simulated == pytest.approx(ran)
-
-
-def test_nothing_is_said_where_it_changes_nothing_or_iterations_do_not_overlap() -> None:
-    flow, profile = overlapping()
-    devices = [f"cpu:{i}" for i in range(4)]
-    apart = next(p for p in lab.plan(flow, devices, profile, micro_batches=1, staleness=1) if p.mode == "spatial")
-    assert between_ends(run(flow, apart, 14)) == pytest.approx(apart.seconds, rel=0.02)
-    for plan in (apart, *lab.plan(flow, devices, profile, micro_batches=1)):
-        assert not any("one by one" in n or "simulated as handing over" in n for n in plan.notes)
