@@ -109,8 +109,7 @@ def changed_hands(rng: random.Random) -> Counter[str]:
                 follow(one, other, one.close(stream), other.close(stream))
         elif chance < 0.08 and waiting:
             process = rng.choice(waiting)
-            ask = "dismiss" if one.processes[process].state == "get" and rng.random() < 0.5 else "cancel"
-            follow(one, other, *(getattr(engine, ask)(process) for engine in (one, other)))
+            follow(one, other, one.cancel(process), other.cancel(process))
         elif chance < 0.12:
             in_a_row(one, other, rng.sample(running, rng.randint(1, len(running))), rng.choice(channels), rng.randint(1, 9), taken)
         elif chance < 0.55:

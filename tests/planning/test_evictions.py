@@ -39,24 +39,6 @@ def test_as_few_leave_as_make_room(
     assert leaving(sizes, coming, memory, fixed, working) == leave
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_one_that_joins_a_stream_is_waited_for_unless_the_stream_has_ended(ended: bool) -> None:
-    engine = Engine(0)
-    for _ in range(3):
-        engine.add_process()
-    stream = engine.open_stream(None)
-    channel = engine.open_channel(stream)
-    engine.seal(stream, 1)
-    engine.settle([(p, Event.START, 0, 0) for p in range(3)])
-    if ended:
-        engine.close(stream)
-    assert engine.admit(stream) is not ended
-    engine.settle([(2, Event.GET, channel, 1)])
-    heard = [engine.close(stream) for _ in range(2)] if not ended else []
-    assert [bool(said) for said in heard] == ([False, True] if not ended else []), "both are waited for"
-    assert engine.processes[2].state == "run" and engine.streams[stream].ended
-
-
 def moved(said: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
     return [one for one in said if one[0] in (Do.STORE, Do.RESUME)]
 

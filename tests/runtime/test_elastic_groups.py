@@ -244,21 +244,12 @@ def test_those_meet_who_are_there(kind: str) -> None:
         assert s.step() == [[0, 1]] * 2
 
 
-class MeetsAfterwards(Tells):
-    """It meets the others when it has read everything."""
-
-    def convert(self, inbox: Inbox, out: Outbox) -> int:
-        super().convert(inbox, out)
-        return len(self.exchange(self.rank))
-
-
-@pytest.mark.parametrize("meets", [False, True])
-def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over(meets: bool) -> None:
-    """Every step waits for the one before, so it is certain who did what. Those who began it do not wait to meet it: which is said, with what to do."""
+def test_who_goes_in_the_middle_of_a_call_hands_over_and_who_comes_takes_part_in_the_next() -> None:
+    """Every step waits for the one before, so it is certain who did what."""
     flow, reached = Workflow("steps"), Reached()
     numbers, doubled = flow.channel("numbers", capacity=1, may_be_empty=True), flow.channel("doubled", capacity=None, may_be_empty=True)
     source, sink = flow.worker(Paced, reached, name="source"), flow.worker(Sink, name="sink")
-    doubles = flow.worker(MeetsAfterwards if meets else Tells, reached, name="doubles")
+    doubles = flow.worker(Tells, reached, name="doubles")
 
     @flow.iteration
     def iteration() -> Any:
@@ -266,24 +257,18 @@ def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over(me
         return {"shares": doubles.convert(numbers, doubled), "items": sink.consume(doubled)}
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [2], "doubles": [0, 1], "sink": [2]})
-    with opened("local", flow, plan, absent={"doubles": [1]}) as s:
+    with opened("local", flow, plan) as s:
         one = s.submit()
-        reached.wait(lambda: reached.by[0] >= 2)
-        s.join("doubles", 1)
-        reached.wait(lambda: reached.by[1] >= 2)
-        if meets:
-            reached.over = True
-            with pytest.raises(WorkerError, match=r"ranks \[0\] began before this one had joined.*Next: call session.join\('doubles', 1\) between two steps"):
-                one.wait(30)
-            assert s.submit().wait(30)["shares"] == [2, 2]
-            return
+        reached.wait(lambda: min(reached.by[0], reached.by[1]) >= 2)
         s.leave("doubles", 1)
-        before = reached.by[0]
-        reached.wait(lambda: reached.by[0] >= before + 5)
+        s.join("doubles", 1)
+        before = reached.by.copy()
+        reached.wait(lambda: reached.by[0] >= before[0] + 5)
         reached.over = True
         result = one.wait(30)
+        assert reached.by[1] == before[1] and result["shares"] == [reached.by[0], reached.by[1]]
+        assert s.step()["shares"] == [0, 0], "both of them"
     assert [item for item, _ in sorted(result["items"])] == list(range(len(result["items"])))
-    assert result["shares"] == [reached.by[0], reached.by[1]] and reached.by[1] >= 2
 
 
 @pytest.mark.parametrize(("what", "message"), [
@@ -300,7 +285,7 @@ def test_what_cannot_come_or_go_is_refused_by_name(what: tuple[str, str, int], m
         LocalExecutor(flow, plan, absent={"workers": [0]})
 
 
-def test_readers_of_keys_and_fused_ranks_have_fixed_places() -> None:
+def test_readers_of_keys_fused_ranks_and_those_that_take_turns_have_fixed_places() -> None:
     flow = cell_flow()
     for plan, message in (
         (ExecutionPlan.temporal(flow, DEVICES, {"sim": 2}), "reads its own keys of channel 'act'"),
@@ -308,6 +293,9 @@ def test_readers_of_keys_and_fused_ranks_have_fixed_places() -> None:
     ):
         with pytest.raises(PlanError, match=message):
             LocalExecutor(flow, plan, absent={"sim": [1]})
+    tight = ExecutionPlan("tight", DEVICES, {"source": [[0]], "doubles": [[0], [1]], "sink": [[1]]}, memory={"doubles": 2, "sink": 2}, device_memory=3)
+    with pytest.raises(PlanError, match="workers take turns on cpu:1"):
+        LocalExecutor(flow_of(), tight, absent={"doubles": [1]})
 
 
 def test_a_run_that_is_not_there_yet_says_so() -> None:

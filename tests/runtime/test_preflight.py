@@ -22,7 +22,7 @@ from own_threads import own_threads
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import make_policy
-from rlinf_lab.runtime.executors.node_probe import NodeFacts, facts_here
+from rlinf_lab.runtime.executors.node_probe import facts_here
 from rlinf_lab.runtime.run import preflight
 from rlinf_lab.runtime.run.preflight import _Looking
 from rlinf_lab.runtime.transport.pickling import Packed
@@ -53,7 +53,7 @@ def plan_of(flow: lab.Workflow, ranks: int = 1, **fields) -> lab.ExecutionPlan:
 def test_a_plan_that_can_be_launched_is_ready() -> None:
     flow = robot()
     report = lab.check(flow, plan_of(flow, 2), emulate=True)
-    assert report.ok and report["plan"].found == "3 ranks of 2 workers on 2 devices" and report["memory"].status == "optional"
+    assert report.ok and report["plan"].found == "3 ranks of 2 workers on 2 devices"
     assert lab.run(flow, plan_of(flow, 2), 1, emulate=True).wait(60) == [2]
 
 
@@ -83,32 +83,6 @@ def test_a_plan_for_another_workflow_is_named() -> None:
     assert not report.ok and "nobody" in report["plan"].found and [c.name for c in report.checks] == ["plan"]
 
 
-def test_memory_is_added_up_for_those_who_stay_and_not_for_those_who_take_turns() -> None:
-    flow = robot()
-    sample = {"devices": 1, "items": 4, "seconds": 1.0}
-    huge = facts_here().memory_gib * 0.7
-    profile = lab.Profile.from_dict({"items": 4, "workers": {w: {"samples": [sample], "memory": {"resident_gib": huge}} for w in ("simulator", "policy")}})
-    report = lab.check(flow, plan_of(flow), profile=profile, emulate=True)
-    assert not report.ok and "host memory of node 0 needs" in report["memory"].found and "simulator[0], policy[0]" in report["memory"].found
-    small = lab.Profile.from_dict({"items": 4, "workers": {w: {"samples": [sample], "memory": {"resident_gib": 0.001}} for w in ("simulator", "policy")}})
-    assert lab.check(flow, plan_of(flow), profile=small, emulate=True).ok
-    # On a GPU who time-shares needs its own memory only.
-    looking = _Looking(flow, replace(plan_of(flow, memory={"policy": 1, "simulator": 1}, device_memory=1), devices=("cuda:0", "cuda:1")), profile, False)
-    looking.plan()
-    assert looking._needs()["cuda:0"][0] == pytest.approx(huge)
-    looking = _Looking(flow, replace(plan_of(flow, memory={"policy": 1}, device_memory=1), devices=("cuda:0", "cuda:1")), profile, False)
-    looking.plan()
-    assert looking._needs()["cuda:0"][0] == pytest.approx(2 * huge), "the simulator stays"
-    looking = _Looking(flow, replace(plan_of(flow), devices=("cuda:0", "cuda:1")), profile, False)
-    looking.plan()
-    assert looking._needs()["cuda:0"][0] == pytest.approx(2 * huge)
-
-
-def test_a_profile_of_another_workflow_is_named() -> None:
-    profile = lab.Profile.from_dict({"items": 4, "workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": 1.0}]}}})
-    assert "no worker 'simulator'" in lab.check(robot(), plan_of(robot()), profile=profile, emulate=True)["memory"].found
-
-
 def test_a_worker_whose_module_is_missing_elsewhere_is_named() -> None:
     missing = Packed(b"cno_such_module_here\nThing\n.")
     assert facts_here({"odd": missing}).problems == {"odd": "ModuleNotFoundError: No module named 'no_such_module_here'"}
@@ -128,7 +102,7 @@ def test_several_processes_are_asked_for_pickling_packages_and_ports() -> None:
     flow = robot()
     report = lab.check(flow, plan_of(flow, 2), "ray", emulate=True)
     assert report.ok, str(report)
-    assert [c.name for c in report.checks] == ["plan", "workers", "devices", "pickling", "packages of node 0", "memory", "ports", "items"]
+    assert [c.name for c in report.checks] == ["plan", "workers", "devices", "pickling", "packages of node 0", "ports", "items"]
     flow = lab.Workflow("locked")
     locked = flow.worker(Locked, threading.Lock(), name="locked")
     flow.iteration(lambda: locked.go())
@@ -226,6 +200,6 @@ def test_a_worker_whose_module_another_process_cannot_import_is_found_before_the
 def test_nodes_that_do_not_reach_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "reach", lambda first, second: "10.0.0.2:7: timed out" if second == "b" else "")
     flow, plan = elastic()
-    found = _Looking(flow, plan, None, False, "ray")._ports({0: "a", 1: "b"}, {0: NodeFacts({}, 1.0)})
+    found = _Looking(flow, plan, False, "ray", None)._ports({0: "a", 1: "b"})
     assert (found.status, found.mend) == ("broken", "let TCP through between the nodes")
     assert found.found == "node 0 cannot open a connection to node 1 (10.0.0.2:7: timed out)"

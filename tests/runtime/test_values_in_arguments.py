@@ -233,7 +233,6 @@ def one_argument() -> Workflow:
         (lambda f, p: run(f, p, inputs=[1], executor="rai"), ConfigError, "executor='rai'"),
         (lambda f, p: run(f, "temporal", inputs=[1]), PlanError, "must be an ExecutionPlan"),
         (lambda f, p: lab.check(f, executor="moon"), ConfigError, "'moon' is not known"),
-        (lambda f, p: lab.check(f, profile=3), PlanError, "a Profile"),
         (lambda f, p: lab.run("x", dashboard=False), WorkflowError, r"run\(\) takes a Workflow, not 'x'.*Next"),
         (lambda f, p: lab.session("x").__enter__(), WorkflowError, r"session\(\) takes a Workflow, not 'x'.*Next"),
         (lambda f, p: lab.show(3), ConfigError, r"show\(\) takes a Run or a session, not 3.*Next"),

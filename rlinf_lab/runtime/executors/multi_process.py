@@ -15,6 +15,7 @@ import dataclasses
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ LOOPBACK = "127.0.0.1"
 BETWEEN_GPUS = ("ipc", "nccl", "host")
 
 
-class HostsExecutor:
+class HostsExecutor(ABC):
     """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has
     cores.
 
@@ -70,50 +71,47 @@ class HostsExecutor:
         self._ended: Ended | None = None
 
     # --- what a kind of executor knows ---------------------------------------------------------------------
-    def _prepare(self) -> None:
-        """Before the first process; returns when they can be made."""
-
-    def _ip(self) -> str:
-        """Where hosts on other nodes reach this process."""
+    def _prepare(self) -> str:
+        """Before the first process; returns when they can be made: where hosts on other nodes reach this process."""
         return LOOPBACK
 
     def _ways(self) -> Ways:
         """How messages of this process get to the hosts."""
         return Ways(between_gpus=self._between_gpus)
 
+    @abstractmethod
     def _launch(self, host: str, payload: bytes) -> None:
         """Have a process made that holds a `DeviceHost`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ask(self, host: str, method: str, *args: Any) -> Any:
         """Have a method of a host called; what `_answer` takes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _answer(self, asked: Any, seconds: float | None = None) -> Any:
         """What the method returned. Raises what `_explained` understands when the process died, or says nothing for so
         many seconds.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _as_they_come(self, asked: list[Any]) -> Iterator[Any]:
         """What `_ask` gave, in the order in which the answers come."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _explained(self, error: BaseException) -> str | None:
         """Why nothing could be started; None for an error that is not about processes."""
-        raise NotImplementedError
 
     def _is_of_processes(self, error: BaseException) -> bool:
         """Whether it can be explained; asks nobody."""
         return self._explained(error) is not None
 
+    @abstractmethod
     def _reachable(self) -> list[str]:
         """Hosts that were launched and can be asked to stop."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end_processes(self) -> None:
         """Kill what is left; harmless when nothing is."""
-        raise NotImplementedError
 
     # --- life ------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -125,8 +123,7 @@ class HostsExecutor:
         """
         try:
             self._refuse_when_stopped()
-            self._prepare()
-            ip = self._ip()
+            ip = self._prepare()
             address = self.driver.listen(ip)
             payload = pack(self.layout, self.place, ip == LOOPBACK, self._check_items)
             for name in self.hosts:

@@ -24,14 +24,6 @@ class IterationBody:
         self.sealed: set[str] = set()
         self.ports: dict[tuple[str, str], Any] = {}
 
-    def readers(self) -> dict[str, list[tuple[str, int]]]:
-        """For each channel the ranks that read it in this iteration, once for every call."""
-        found: dict[str, list[tuple[str, int]]] = {channel: [] for channel in self._layout.graph_channels()}
-        for call in self.calls:
-            for channel in call.channels(READ):
-                found[channel] += [(call.worker, rank) for rank in call.taken_by(self._layout.ranks(call.worker))]
-        return found
-
     def port(self, channel: str, direction: str) -> Any:
         """The loop's own end of a channel."""
         if (channel, direction) not in self.ports:

@@ -42,7 +42,7 @@ class Versions:
         self,
         state: HostState,
         control: parts.RankControl,
-        post: parts.Messenger,
+        post: parts.Post,
         store: Callable[[str], Store],
         unpublished: Unpublished,
     ) -> None:
