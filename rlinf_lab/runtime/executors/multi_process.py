@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, WorkflowError, shown
+from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, shown
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
@@ -29,6 +29,7 @@ from rlinf_lab.runtime.executors.device_host import pack
 from rlinf_lab.runtime.executors.driver import Driver
 from rlinf_lab.runtime.session.session import Ended
 from rlinf_lab.runtime.transport.links import Address, Ways
+from rlinf_lab.runtime.transport.pickling import unsendable
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
 
@@ -268,19 +269,8 @@ def ship(declarations: dict[str, Declaration]) -> bytes:
         return cloudpickle.dumps(declarations)
     except Exception:
         for name, declaration in declarations.items():
-            parts = {
-                "the class": declaration.cls,
-                **{f"argument {i}": a for i, a in enumerate(declaration.args)},
-                **declaration.kwargs,
-            }
-            for part, value in parts.items():
-                try:
-                    cloudpickle.dumps(value)
-                except Exception as error:
-                    raise WorkflowError(
-                        f"Worker {name!r} ({declaration.class_name}) cannot be sent to another process: {part} = "
-                        f"{value!r} does not "
-                        f"pickle ({type(error).__name__}: {error}). Next: pass plain values and open files, locks or "
-                        "connections in setup()."
-                    ) from error
+            try:
+                cloudpickle.dumps(declaration)
+            except Exception as error:
+                raise unsendable(f"Worker {name!r} ({declaration.class_name})", declaration, error) from error
         raise

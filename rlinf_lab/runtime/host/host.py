@@ -22,7 +22,7 @@ from rlinf_lab.runtime.host.channels.remote_readers import FarReaders
 from rlinf_lab.runtime.host.channels.stream_end import Unwanted
 from rlinf_lab.runtime.host.context import Told
 from rlinf_lab.runtime.host.control.post import Post
-from rlinf_lab.runtime.host.control.scheduler import Duties, Scheduler
+from rlinf_lab.runtime.host.control.scheduler import Scheduler
 from rlinf_lab.runtime.host.driver.loop import Loop
 from rlinf_lab.runtime.host.driver.remarks import remark_of_curves
 from rlinf_lab.runtime.host.elastic.exchange import Exchange
@@ -103,14 +103,7 @@ class Host:
         post.on(messages.Retire, self._retire)
         self._retired = (far, state.queues, state.values, meetings, unwanted)
         control.connect(
-            Duties(
-                ends,
-                finished=calls.finished,
-                came=meetings.came,
-                takes_nothing_more=turnover.takes_nothing_more,
-                stuck=self._is_stuck,
-                write_down=self.write_down,
-            )
+            ends, calls.finished, meetings.came, turnover.takes_nothing_more, self._is_stuck, self.write_down
         )
         self.start = self._ranks.start
         self.flush = post.flush

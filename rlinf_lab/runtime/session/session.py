@@ -426,7 +426,7 @@ class Session:
     def _wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None = None) -> Any:
         self._refuse_forgotten(_value_of(call), call.iteration)
         if call.iteration == self._now and self._body() is not None:
-            self._made.seal(self._made.behind(call))  # the loop waits for it, so it cannot add producers to those
+            self._made.seal(self._made.behind([call]))  # the loop waits for it, so it cannot add producers to those
         ranks = self._layout.ranks(call.worker)
         one = bool(path) or ranks == 1
         found = [
@@ -463,7 +463,7 @@ class Session:
     def _get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
         self._made.refuse_untraced(channel.name, READ, DRIVER, "The iteration function")
         self._loop.streams.reads(self._now, channel.name)
-        self._made.seal(self._made.above([channel.name]))
+        self._made.seal(self._made.feeding(channel.name))
         items: list[Any] = self._made.port(channel.name, READ).get(ALL if n == "all" else n, key=key)
         return items
 
