@@ -1,4 +1,6 @@
-"""rlinf_lab: build RL workflows in a notebook, see their schedule, run them on Ray, watch them live.
+"""Build RL workflows in a notebook, see their schedule, run them on Ray.
+
+Runs are watched live.
 
     import rlinf_lab as lab
 
@@ -99,14 +101,16 @@ _MOVED = {
     "profile_from_run": "lab.planning.profile_from_run",
     "profile_from_trace": "lab.planning.profile_from_trace",
     "planned": "lab.planning.planned",
-    "sensitivity": "lab.planning.sensitivity",
     "Scripted": "lab.testing.Scripted",
     "Collected": "lab.testing.Collected",
     "Recorder": "lab.testing.Recorder",
     "WorkerError": "lab.errors.WorkerError",
 }
 """flat names of before, for notebooks that were written with them"""
-_GONE = {"Filler": "a second workflow for that work, run on devices of its own"}
+_GONE = {
+    "Filler": "a second workflow for that work, run on devices of its own",
+    "sensitivity": "for times in (0.5, 2): print(lab.plan(flow, devices, profile.scaled('WORKER', times)).best)",
+}
 """what there was, and what to do instead"""
 
 

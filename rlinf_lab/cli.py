@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
 import os
@@ -15,7 +16,7 @@ import tyro
 
 from rlinf_lab.demo import DemoConfig
 from rlinf_lab.errors import RlinfLabError, UnknownNameError
-from rlinf_lab.experiment_commands import Compare, Evaluate, ListRuns, Resume, Train, in_shell
+from rlinf_lab.experiment_commands import Compare, Evaluate, ListRuns, Resume, Train, in_shell, words, words_first
 from rlinf_lab.experiment_commands import resume as resume_by_flags
 from rlinf_lab.experiment_commands import train as train_by_flags
 from rlinf_lab.planning_commands import PlanCommand, SimulateCommand, in_flags
@@ -34,12 +35,15 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Demo(DemoConfig):
-    """Train a robot arm under a plan that it finds by itself, with a live view; leaves runs/demo-<time>/."""
+    """Train a robot arm under a plan that it finds by itself. With a live view; leaves runs/demo-<time>/."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Where the time of a run went, from its file: ours (Parquet, Arrow, Chrome JSON), or Chrome trace JSON of torch's profiler, Ray or RLinf."""
+    """Where the time of a run went, from its file.
+
+    One of ours (Parquet, Arrow, Chrome JSON), or Chrome trace JSON of torch's profiler, Ray or RLinf.
+    """
 
     file: Annotated[Path, tyro.conf.Positional]
     """a file, a run's folder, or that of a recorder that was killed"""
@@ -83,11 +87,34 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print_anything()
     given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        return _answered(given)
+    except BrokenPipeError:  # whoever reads the output has seen enough (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
+        return 141
+    except KeyboardInterrupt:
+        stopped()
+        print("\nrlinf-lab: interrupted; everything was stopped.", file=sys.stderr)
+        return 130
+
+
+def stopped() -> None:
+    """End what was begun, which the exit would wait for. A second Ctrl+C gives that up."""
+    exits = sys.modules.get("rlinf_lab.experiments.exits")  # where it is not loaded there is nothing
+    if exits is not None:
+        with contextlib.suppress(KeyboardInterrupt):
+            exits.stop_all()
+
+
+def _answered(given: list[str]) -> int:
+    """The exit status of a command."""
     command: Any = None
     try:
-        if given[:1] in (["train"], ["resume"]) and any(not a.startswith("-") for a in given[1:]):
+        if given[:1] in (["train"], ["resume"]) and words(given[1:]):
             by_flags = train_by_flags if given[0] == "train" else resume_by_flags
             return by_flags(given[1:])  # its flags are those of the algorithm
+        if given[:1] == ["compare"]:
+            given = ["compare", *words_first(given[1:])]
         command = tyro.cli(Command, prog="rlinf-lab", args=given)
     except RlinfLabError as error:
         print(f"rlinf-lab: {in_shell(str(error))}", file=sys.stderr)
@@ -105,22 +132,16 @@ def main(arguments: list[str] | None = None) -> int:
             return command.run()
         return demo(command) if isinstance(command, Demo) else doctor(command) if isinstance(command, Doctor) else trace(command)
     except RlinfLabError as error:
-        words = in_flags if isinstance(command, PlanCommand) else in_shell
-        print(f"rlinf-lab: {words(str(error))}", file=sys.stderr)
+        translated = in_flags if isinstance(command, PlanCommand) else in_shell
+        print(f"rlinf-lab: {translated(str(error))}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever reads the output has seen enough (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
-        return 141
-    except KeyboardInterrupt:
-        print("\nrlinf-lab: interrupted; everything was stopped.", file=sys.stderr)
-        return 130
 
 
 def _next(arguments: Sequence[str]) -> str:
     """What to type instead of arguments that are no command."""
     if any(a.split("=")[0] == "--chunks" for a in arguments):
         return "Next: --micro-batches, as --chunks is called now."
-    name = next((a for a in arguments if not a.startswith("-")), "")
+    name = next(iter(arguments[:1] if arguments[:1] and not arguments[0].startswith("-") else words(arguments)), "")
     if name not in EXAMPLES:
         name = next(iter(difflib.get_close_matches(name, EXAMPLES, n=1)), "")
     said = " ".join([name, *_whose_options(name, arguments)])
@@ -128,14 +149,14 @@ def _next(arguments: Sequence[str]) -> str:
 
 
 def _whose_options(name: str, arguments: Sequence[str]) -> list[str]:
-    """The algorithm or the folder that options of ``name`` depend on; what was typed, where it was."""
+    """The algorithm or the folder that options of ``name`` depend on. What was typed, where it was typed."""
     if name not in ("train", "resume"):
         return []
-    return [a for a in arguments[1:] if not a.startswith("-")][:1] or EXAMPLES[name].split()[2:3]
+    return words(arguments[1:])[:1] or EXAMPLES[name].split()[2:3]
 
 
 def print_anything() -> None:
-    """Names and signs that the terminal's encoding lacks (ASCII under cron and ssh) are printed as escapes."""
+    """Print signs that the terminal's encoding lacks as escapes. ASCII under cron and ssh lacks many names."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -9,6 +9,7 @@ import dataclasses
 import re
 import sys
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +37,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run from its folder: ``rlinf-lab resume runs/cartpole --total-timesteps 200000``; its flags are those of ``train``."""
+    """Go on with a run from its folder.
+
+    ``rlinf-lab resume runs/cartpole --total-timesteps 200000``; its flags are those of ``train``.
+    """
 
     folder: Annotated[Path, tyro.conf.Positional]
     """of the run"""
@@ -107,18 +111,52 @@ class Compare:
         return 0
 
 
+def words(arguments: Sequence[str]) -> list[str]:
+    """Arguments that are neither options nor the value right after one, in their order.
+
+    Numbers are left out where there is anything else: an option may have several values.
+    """
+    found, is_value = [], False
+    for argument in arguments:
+        is_option = argument.startswith("-") and not _is_number(argument)
+        if not is_option and not is_value:
+            found.append(argument)
+        is_value = is_option and "=" not in argument and argument not in ("-h", "--help")
+    return [word for word in found if not _is_number(word)] or found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def words_first(arguments: Sequence[str]) -> list[str]:
+    """The same arguments with `words` before all options. A list of folders must stand together."""
+    first, rest = words(arguments), list(arguments)
+    for word in first:
+        rest.remove(word)
+    return [*first, *rest]
+
+
 def train(arguments: list[str]) -> int:
-    """What stands behind ``rlinf-lab train``. Returns the exit status; ``SystemExit`` from tyro for flags that there are not."""
+    """What stands behind ``rlinf-lab train``. Returns the exit status.
+
+    ``SystemExit`` from tyro for flags that there are not.
+    """
     from rlinf_lab.experiments import recipe, starting
 
-    named = next((a for a in arguments if not a.startswith("-")), None)
-    if named is None:
+    given = words(arguments)
+    if not given:
         tyro.cli(Train, prog="rlinf-lab train", args=arguments)
         return 2
-    after = arguments.index(named) + 1
-    env = next((a for a in arguments[after : after + 1] if not a.startswith("-")), None)  # it decides between two of one name
+    named = next((word for word in given if word in recipe.names()), given[0])
+    at = given.index(named)
+    env = next(iter([*given[at + 1 :], *given[:at]]), None)  # it decides between two of one name
     found = recipe.find(named, env)
-    settings = _settings(found, arguments, named, "train", flags_of(found))
+    settings = _settings(found, arguments, named, env, "train", flags_of(found))
     return _waited(starting.train(found, settings.pop("env"), **settings))
 
 
@@ -127,18 +165,25 @@ def resume(arguments: list[str]) -> int:
     from rlinf_lab.experiments import starting
     from rlinf_lab.experiments.storage.folder import RunFolder
 
-    named = next((a for a in arguments if not a.startswith("-")), None)
-    if named is None:
+    given = words(arguments)
+    if not given:
         tyro.cli(Resume, prog="rlinf-lab resume", args=arguments)
         return 2
+    named = next((word for word in given if Path(word).is_dir()), given[0])
     found = RunFolder(named).recipe()
-    return _waited(starting.resume(named, **_settings(found, arguments, named, "resume", flags_of(found, anew=False))))
+    return _waited(starting.resume(named, **_settings(found, arguments, named, None, "resume", flags_of(found, anew=False))))
 
 
-def _settings(recipe: Any, arguments: list[str], named: str, command: str, flags: type[Any]) -> dict[str, Any]:
-    """What the flags say, as keywords of `train` and `resume`. ``named``: the argument that said which flags there are."""
+def _settings(recipe: Any, arguments: list[str], named: str, env: str | None, command: str, flags: type[Any]) -> dict[str, Any]:
+    """What the flags say, as keywords of `train` and `resume`.
+
+    ``named``: the argument that said which flags there are. ``env``: the other one that is no flag, if there is one.
+    """
     rest = list(arguments)
     rest.remove(named)
+    if env is not None:  # first: behind a flag that takes several values it would be one of them
+        rest.remove(env)
+        rest.insert(0, env)
     found = tyro.cli(flags, prog=f"rlinf-lab {command} {named}", args=rest, description=summary(recipe.config))
     given = {f.name: value for f in dataclasses.fields(found) if (value := getattr(found, f.name)) is not None}
     settings = {name: parsed(name, value) for name, value in given.items()}
@@ -163,7 +208,10 @@ _SAID = r"('[^']*'|[^\s,;()]*[^\s,;.()])"
 
 
 def in_shell(said: str) -> str:
-    """What an error says to whoever programs, in the words of a shell: ``lab.runs()`` is ``rlinf-lab runs``, ``gamma=0.9`` is ``--gamma 0.9``."""
+    """What an error says of Python, in the words of a shell.
+
+    ``lab.runs()`` is ``rlinf-lab runs``, ``gamma=0.9`` is ``--gamma 0.9``.
+    """
     said = re.sub(rf"^train\((\w+)={_SAID}\)", lambda found: _as_flag(*found.groups()), said)
     said = re.sub(r"\b[A-Z]\w*Config\.(\w+)(?= is )", lambda found: _as_flag(found[1]), said)
     said = _CALL.sub(lambda found: _command(*found.groups()) or found[0], said)
@@ -186,7 +234,10 @@ def _as_flag(name: str, value: str = "") -> str:
 
 
 def flags_of(recipe: Any, anew: bool = True) -> type[Any]:
-    """A dataclass with a flag for each setting; None: as the recipe, or its preset for the environment, has it. ``anew``: of a run that begins."""
+    """A dataclass with a flag for each setting.
+
+    None: as the recipe, or its preset for the environment, has it. ``anew``: of a run that begins.
+    """
     from rlinf_lab.experiments.options import Options
 
     env: Any = ("env", Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="an environment's id, such as CartPole-v1")])
@@ -220,7 +271,12 @@ def _flag(name: str, kind: Any, text: str, default: str) -> tuple[str, Any, Any]
 
 
 def flag_type(hint: Any) -> Any:
-    """What a flag can hold of a setting: a plain type, a tuple of them, or text where a number may be a schedule. None: it cannot be said in a shell."""
+    """What a flag can hold of a setting; None: no flag can.
+
+    A plain type, a tuple of them, or text where a number may be a schedule.
+
+    A plain type, a tuple of them, or text where a number may be a schedule.
+    """
     options = [h for h in typing.get_args(hint) if h is not type(None)] if typing.get_origin(hint) in (typing.Union, type(int | None)) else [hint]
     if any(typing.get_origin(h) is tuple for h in options):
         found = next(h for h in options if typing.get_origin(h) is tuple)

@@ -1,4 +1,6 @@
-"""A trained policy as a file for other programs: torch.export, or ONNX where it is installed. Normalisation is inside.
+"""A trained policy as a file for other programs.
+
+torch.export, or ONNX where it is installed. Normalisation is inside.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError
+from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError, shown
 from rlinf_lab.timeline.record.files import whole
 from rlinf_lab.trees import leaves, map_tree
 from rlinf_lab.vecenv.spaces import sampled
@@ -41,6 +43,7 @@ def export(policy: Any, path: str | Path) -> Path:
     written: `EnvError` where its answers differ by more than 1e-5.
     """
     target = Path(path)
+    _check_target(target)
     if target.suffix not in ENDINGS:
         raise UnknownNameError.of("ending of an exported policy", target.suffix, ENDINGS)
     example = sampled(policy.observation_space, np.random.default_rng(0), SAMPLES)
@@ -77,6 +80,24 @@ def export(policy: Any, path: str | Path) -> Path:
             if written != part:
                 written.unlink(missing_ok=True)
     return target
+
+
+def _check_target(target: Path) -> None:
+    """`ConfigError` where no file can be: before anything is computed for it."""
+    why, step = "", "another path"
+    try:
+        if target.is_dir():
+            why, step = "that is a folder", f"a file in it, {str(target / 'policy.pt2')!r}"
+        elif not target.parent.is_dir():
+            why, step = f"there is no folder {str(target.parent)!r}", f"mkdir -p {str(target.parent)!r}"
+        else:
+            target.stat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:  # too long a name, a null character
+        why = getattr(error, "strerror", None) or str(error)
+    if why:
+        raise ConfigError(f"export({shown(str(target), 300)}): {why}. Next: {step}.")
 
 
 def _write_torch(program: torch.export.ExportedProgram, parts: tuple[torch.Tensor, ...], path: Path) -> list[Any]:

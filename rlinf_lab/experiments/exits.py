@@ -8,6 +8,7 @@ installed.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import weakref
@@ -42,8 +43,16 @@ def wait_at_exit(run: Waits) -> None:
 
 
 def told(run: Waits) -> None:
-    """Why the run failed has been raised where somebody waited: the exit does not say it again."""
+    """The exit does not say again why the run failed. It has been raised where somebody waited."""
     _STARTED.discard(run)
+
+
+def stop_all() -> None:
+    """End the runs that a script has begun: it was interrupted. Its exit does not wait for them."""
+    for run in list(_STARTED):
+        _STARTED.discard(run)
+        with contextlib.suppress(Exception):  # of one that was interrupted while it was made
+            run.stop()
 
 
 def _wait_for_all() -> None:

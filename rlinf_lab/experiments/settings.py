@@ -1,4 +1,4 @@
-"""From the words of `train` to a recipe's configuration: unknown ones suggest the nearest, old ones name the new."""
+"""From the words of `train` to a recipe's configuration. Unknown words suggest the nearest, old ones name the new."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ POLICIES_OF_SB3 = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "MlpLstmPolicy"
 
 
 def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Mapping[str, Any]) -> Any:
-    """The configuration for ``env``: a preset of the recipe where it has one, changed by ``given``.
+    """The configuration for ``env``, changed by ``given``.
+
+    A preset of the recipe where it has one.
 
     Raises `UnknownNameError` for a setting that the recipe does not have, `ConfigError` for a value that cannot work.
     """
@@ -112,11 +114,17 @@ def configured_again(
         plain["policy"] = gone_on_from(plain["policy"], env)
     if total_timesteps is not None:
         plain |= {"total_timesteps": total_timesteps, "iterations": None}
-    return _of_plain(recipe, plain, f"the run in {str(kept.path)!r}", only_acts)
+    call = f"lab.{'load_policy' if only_acts else 'resume'}({str(kept.path)!r}, "
+    return _of_plain(recipe, plain, f"the run in {str(kept.path)!r}", only_acts, call)
 
 
-def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: bool = True) -> Any:
-    """The configuration that settings of a file make. `ConfigError` for what is missing or was changed by hand."""
+def _of_plain(
+    recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: bool = True, call: str = "lab.train(..., "
+) -> Any:
+    """The configuration that settings of a file make. `ConfigError` for what is missing or was changed by hand.
+
+    ``call``: to which what is missing can be given.
+    """
     plain = {name: value for name, value in given.items() if not (only_acts and _is_spare(recipe, name, value))}
     for name, value in plain.items():
         if name not in recipe.fields:
@@ -124,7 +132,7 @@ def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: b
         for part in filter(_is_object, value if isinstance(value, list) else [value]):
             raise ConfigError(
                 f"{name} of {whose} was an object of its program, {part['object']}, which a file does not hold. "
-                f"Next: give it again, {name}=the object, class or function that the run was begun with."
+                f"Next: give such a one again, in Python: {call}{name}={part.get('again') or f'the_{name}'})."
             )
     for name, field in recipe.fields.items():
         if name not in plain and field.default is MISSING and field.default_factory is MISSING:
@@ -137,7 +145,7 @@ def _of_plain(recipe: Recipe, given: Mapping[str, Any], whose: str, only_acts: b
 
 def _is_object(value: Any) -> bool:
     """Whether a file's value stands for an object that no file holds."""
-    return isinstance(value, dict) and set(value) == {"object"}
+    return isinstance(value, dict) and {"object"} <= set(value) <= {"object", "again"}
 
 
 def _is_spare(recipe: Recipe, name: str, value: Any) -> bool:

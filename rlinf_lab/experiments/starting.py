@@ -16,6 +16,7 @@ from rlinf_lab.experiments.options import OPTIONS, Options
 from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.settings import check_names, configured, configured_again, with_runner
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
+from rlinf_lab.experiments.storage.source import check_source
 from rlinf_lab.experiments.training import ROOT, TrainingRun, goes_on_in
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.machine.devices import devices_here, gpus
@@ -102,7 +103,8 @@ def resume(
     had: on cores the numbers are those of a run that was never interrupted. Other environments begin new episodes. The
     run's repr says which, and why.
 
-    ``total_timesteps``: of both together; None: as the run was begun. ``env``: again, where it was no id but an object.
+    ``total_timesteps``: of both together; None: as the run was begun. ``env``: again, where it was no id but an object,
+    or a file of problems that has changed.
     ``settings``: as in `train`.
     """
     if executor is not None:
@@ -115,6 +117,7 @@ def resume(
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     executor = executor or about.get("executor")
     config, runner = with_runner(configured_again(recipe, kept, env, total_timesteps, settings), executor)
+    check_source(kept, config, asked=env is not None)
     if runner is not None and "runner" not in settings:
         runner = replace(runner, why="as the run was begun")
     if config.updates <= start.iteration:
@@ -145,7 +148,7 @@ def resume(
 
 
 def check_ended(kept: RunFolder, about: dict[str, Any]) -> None:
-    """`ConfigError` where a run still writes into a folder, in this process or another that lives on this machine."""
+    """`ConfigError` where a run still writes into a folder. In this process or another that lives on this machine."""
     from rlinf_lab.experiments.storage.shelf import GOING_ON, state_of
 
     goes_on = about.get("host") == socket.gethostname() and state_of(about) in GOING_ON
@@ -177,7 +180,9 @@ def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = N
     kept = RunFolder(folder)
     recipe = kept.recipe()
     check_names(recipe, settings)
-    return recipe.policy(configured_again(recipe, kept, env, None, settings, only_acts=True), kept.weights(best))
+    config = configured_again(recipe, kept, env, None, settings, only_acts=True)
+    check_source(kept, config, asked=env is not None, only_acts=True)
+    return recipe.policy(config, kept.weights(best))
 
 
 def auto_plan(
@@ -201,7 +206,10 @@ def auto_plan(
 
 
 def env_id(config: Any) -> str | None:
-    """Of an environment that is known by name: one of those may be made to see what it imports. None for others."""
+    """The id of an environment that is known by name; None for others.
+
+    One of those may be made to see what it imports.
+    """
     env = getattr(config, "env", None)
     return env if isinstance(env, str) else None
 
@@ -212,8 +220,9 @@ def all_devices() -> list[str]:
 
 
 def home_of(config: Any) -> list[str] | None:
-    """The GPU of a simulator that steps on one: all workers stay there, and nothing is copied. None for others: the
-    cores of this machine.
+    """The GPU of a simulator that steps on one.
+
+    All workers stay there, and nothing is copied. None for others: the cores of this machine.
     """
     there = getattr(getattr(config, "spec", None), "device", None)
     return [there] if there is not None and there.startswith("cuda") else None

@@ -1,8 +1,9 @@
-"""A training that goes on in the background, and all that can be asked of it."""
+"""A training in the background, and all that can be asked of it."""
 
 from __future__ import annotations
 
 import os
+import textwrap
 import threading
 import time
 import uuid
@@ -25,6 +26,7 @@ from rlinf_lab.experiments.recipe import Recipe
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, this_process, to_plain, versions
 from rlinf_lab.experiments.storage.keeping import Keeper
 from rlinf_lab.experiments.storage.snapshot import Snapshot
+from rlinf_lab.experiments.storage.source import source_of
 from rlinf_lab.experiments.termination import EXIT_STATUS, Termination
 from rlinf_lab.notebook import Shown, in_notebook, shown_live
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -64,6 +66,7 @@ class TrainingRun:
         first = 0 if start is None else start.iteration
         self.recipe, self.config, self.workflow, self.options = recipe, config, workflow, options
         self.runner, self._begins_anew = runner, begins_anew
+        self._source = source_of(config)
         self.error: BaseException | None = None
         self._folder, self._id = folder, uuid.uuid4().hex if folder is None else folder.run_id()
         best = None if folder is None or start is None else folder.best_return()
@@ -158,8 +161,9 @@ class TrainingRun:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, …; what evaluations found
-        begins with ``eval_``.
+        """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, ….
+
+        What evaluations found begins with ``eval_``.
         """
         import pandas as pd
 
@@ -173,11 +177,10 @@ class TrainingRun:
 
     @property
     def samples(self) -> pd.DataFrame:
-        """One row for each of the latest ten thousand completions: prompt, text, reward, versions, what was discarded
-        and why.
+        """One row for each of the latest ten thousand completions.
 
-        Of all phases, and of the run that this one goes on from. ``attrs["total"]``: how many there were. Kept in the
-        run's folder.
+        Prompt, text, reward, versions, what was discarded and why, of all phases and of the run that this one goes on
+        from. ``attrs["total"]``: how many there were. Kept in the run's folder.
         """
         return joined([self._earlier, *(phase.samples for phase in self.phases)])
 
@@ -200,9 +203,7 @@ class TrainingRun:
         return self._watch.reason or ("stopped by the user" if self._stopped else "")
 
     def show(self) -> Any:
-        """Display the live dashboard, with the numbers of evaluations and of `Options.on_iteration`. A run that changes
-        its plan goes on in it.
-        """
+        """Display the live dashboard. A run that changes its plan goes on in it."""
         self._shown.append(self._displayed(None))
         return self._shown[-1].board
 
@@ -219,9 +220,10 @@ class TrainingRun:
         why = (
             f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
         )
-        how = f"from the start of episodes ({self._begins_anew})" if self._begins_anew else "exactly where it was"
+        anew = textwrap.shorten(self._begins_anew, 120, placeholder=" …")
+        how = f"from the start of episodes ({anew})" if anew else "exactly where it was"
         resumed = f"; went on after iteration {self._between.first} {how}" if self._between.first else ""
-        runner = f"; steps by {self.runner}" if self.runner is not None else ""
+        runner = f"; steps by {self.runner.brief}" if self.runner is not None else ""
         return (
             f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, "
             f"iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"
@@ -384,8 +386,9 @@ class TrainingRun:
         return [row["seconds"] for row in rows if "seconds" in row]
 
     def _changes_phase(self) -> bool:
-        """A phase has ended, or has failed on a GPU: go on under the plan that `AutoPlan` says, from the newest state.
-        False: the run ends here.
+        """Whether the run goes on where a phase has ended.
+
+        Also where it has failed on a GPU. It does under the plan that `AutoPlan` says, from the newest state.
         """
         if self.auto is None or self.run.state not in ("finished", "failed"):
             return False
@@ -442,7 +445,7 @@ class TrainingRun:
         evaluated_from = environment_seed(self.config.seed, Purpose.EVALUATION)
         seeds = {"training": self.config.seed, "evaluation_from": evaluated_from}
         kept = {"algorithm": self.recipe.name, "env": env_name(self.config), "seeds": seeds, "versions": versions()}
-        folder.about(**kept, runner=str(self.runner or ""), run_id=self._id)
+        folder.about(**kept, runner=str(self.runner or ""), run_id=self._id, source=self._source)
 
 
 def goes_on_in(path: Path) -> bool:

@@ -1,12 +1,18 @@
-"""The only module that imports transformers, tokenizers and peft, and only when it is used: models and tokenizers from and to files.
+"""Models and tokenizers from and to files.
+
+The only module that imports transformers, tokenizers and peft, and only when it is used.
 
 Everything here is offline: a path is a folder on this machine.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +27,9 @@ from rlinf_lab.errors import ConfigError, MissingDependencyError, UnknownNameErr
 from rlinf_lab.generation.decoder import FAMILIES
 
 PAD, END = "<pad>", "<end>"
+MARK = "rlinf_lab.json"
+"""in a folder that `LanguageModel.save` wrote: the names of its files, which the next one may replace"""
+OF_FILES = (".onnx", ".pt2", ".pt", ".pth", ".bin", ".safetensors", ".gguf", ".zip")
 
 
 @dataclass(eq=False)
@@ -61,7 +70,10 @@ class LanguageModel:
         return np.asarray(ids, np.int64)
 
     def encode_prompt(self, text: str) -> NDArray[np.int64]:
-        """Token ids of what the model is to go on from: `encode`, or with ``chat`` the user's turn and the beginning of the answer."""
+        """Token ids of what the model is to go on from.
+
+        `encode`, or with ``chat`` the user's turn and the beginning of the answer.
+        """
         if not self.chat or not text:
             return self.encode(text)
         turns = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
@@ -82,13 +94,25 @@ class LanguageModel:
         return _merged(self.module)
 
     def save(self, path: str | Path) -> Path:
-        """Write a folder in Hugging Face's format, LoRA parts merged, which transformers and vLLM load by its path. Returns it."""
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write a folder in Hugging Face's format, LoRA parts merged. Returns it.
+
+        transformers and vLLM load it by its path. The folder is new or empty, or one that `save` wrote before, whose
+        files are replaced when the new ones are there. Raises `ConfigError` for any other: nothing in it is touched.
+        """
+        folder = _folder_for(path)
+        before = _saved_before(folder)
         plain = self.module.get_base_model() if hasattr(self.module, "peft_config") else self.module
-        with _quietly(_transformers(f"Saving {shown(str(path))}")):
-            plain.save_pretrained(folder, state_dict=self.state_dict() if plain is not self.module else None)
-        self.tokenizer.save_pretrained(folder)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name[:40]}.", dir=folder.parent) as beside:
+            part = Path(beside)
+            with _quietly(_transformers(f"Saving {shown(str(path))}")):
+                plain.save_pretrained(part, state_dict=self.state_dict() if plain is not self.module else None)
+            self.tokenizer.save_pretrained(part)
+            names = sorted(file.name for file in part.iterdir())
+            (part / MARK).write_text(json.dumps({"files": names}, indent=1) + "\n", encoding="utf-8")
+            for file in sorted(part.iterdir()):
+                os.replace(file, folder / file.name)  # noqa: PTH105  (Path.replace is the same)
+        for name in set(before) - set(names):
+            (folder / name).unlink(missing_ok=True)
         return folder
 
     def __repr__(self) -> str:
@@ -96,6 +120,37 @@ class LanguageModel:
         lora = " with LoRA" if hasattr(self.module, "peft_config") else ""
         dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
         return f"LanguageModel({config.model_type}{lora}, {self.parameters:,} parameters in {dtype}, {config.vocab_size} tokens)"
+
+
+def _folder_for(path: str | Path) -> Path:
+    """The folder at ``path``, made where there is none. `ConfigError` where there cannot be one."""
+    folder = Path(path)
+    if folder.suffix.lower() in OF_FILES:
+        raise ConfigError(
+            f"{shown(str(path))} ends as a file's name, and a language model is saved as a folder in Hugging Face's format. "
+            f"Next: {shown(str(folder.with_suffix('')))}."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        why = "a file is there" if isinstance(error, FileExistsError) else getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"The folder {shown(str(path))} cannot be made: {why}. Next: another path.") from error
+    return folder
+
+
+def _saved_before(folder: Path) -> list[str]:
+    """Names of the files that `save` wrote into a folder. `ConfigError` where somebody else's are in it."""
+    if not any(folder.iterdir()):
+        return []
+    try:
+        names = json.loads((folder / MARK).read_text(encoding="utf-8"))["files"]
+        return [str(name) for name in names if Path(name).name == name]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        held = sorted(file.name for file in folder.iterdir())
+        raise ConfigError(
+            f"{shown(str(folder))} has files that no model was saved with: {', '.join(map(repr, held[:3]))}{', …' * (len(held) > 3)}. "
+            f"Next: a new folder, such as {shown(str(folder / 'model'))}."
+        ) from error
 
 
 def new_model(kind: str, *, seed: int, **config: Any) -> nn.Module:
@@ -109,8 +164,33 @@ def new_model(kind: str, *, seed: int, **config: Any) -> nn.Module:
         return transformers.AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
 
 
+def context_of(folder: Path) -> int | None:
+    """Tokens that prompt and answer have together in a folder's model. None where its config.json does not say."""
+    try:
+        length = json.loads((folder / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
+    except (OSError, ValueError, LookupError, TypeError):  # whoever loads the model says what is wrong with it
+        return None
+    return length if isinstance(length, int) else None
+
+
+def counts_tokens(folder: Path) -> Callable[[str], int]:
+    """A function that counts a text's tokens, by a folder's tokenizer.
+
+    The tokenizer is loaded when it is first asked.
+    """
+
+    @functools.cache
+    def tokenizer() -> Any:
+        return _transformers("Counting tokens").AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+    return lambda text: len(tokenizer().encode(text, add_special_tokens=False))
+
+
 def character_tokenizer(alphabet: Sequence[str]) -> Any:
-    """A tokenizer with one token for each character, after padding (0) and the end of a text (1). Raises `ConfigError` for a bad alphabet."""
+    """A tokenizer with one token for each character.
+
+    Before them come padding (0) and the end of a text (1). Raises `ConfigError` for a bad alphabet.
+    """
     transformers = _transformers("A tokenizer")
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -168,7 +248,7 @@ def load_model(
 
 @contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
-    """Without a bar of progress: each evaluation of a run loads the model, and the run has a line of its own."""
+    """Without a bar of progress. Each evaluation of a run loads the model, and the run has a line of its own."""
     logging = transformers.utils.logging
     shown_before = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -191,7 +271,7 @@ def _with_lora(module: Any, rank: int) -> Any:
 
 
 def _merged(module: Any) -> dict[str, Tensor]:
-    """The plain state of a model with LoRA, W + scale · B A, without touching the model."""
+    """The plain state of a model with LoRA, W + scale · B A. The model is not touched."""
     state: dict[str, Tensor] = {}
     layers = {name: layer for name, layer in module.get_base_model().named_modules() if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")}
     for name, tensor in module.get_base_model().state_dict().items():

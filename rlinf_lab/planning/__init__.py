@@ -19,11 +19,18 @@ _HOMES = {
     "planned": "planner.planner",
     "profile_from_run": "fit.fit",
     "profile_from_trace": "fit.from_trace",
-    "sensitivity": "adapt.sensitivity",
 }
 
 
+_GONE = {
+    "sensitivity": "for times in (0.5, 2): print(lab.plan(flow, devices, profile.scaled('WORKER', times)).best)"
+}
+"""what there was, and what to do instead"""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _GONE:
+        raise AttributeError(f"lab.planning.{name} is gone. Next: {_GONE[name]}.")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

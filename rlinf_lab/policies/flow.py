@@ -1,4 +1,6 @@
-"""Actions by flow matching: a velocity field carries noise to actions, for cloning and for reinforcement learning.
+"""Actions by flow matching: a velocity field carries noise to actions.
+
+For cloning and for reinforcement learning.
 
     x_0 ~ N(0, 1) ──v(x_0, 0)──> x_1 ──v(x_1, 1/S)──> ... ──> x_S: the action (or chunk of actions) that is executed
 
@@ -30,7 +32,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.policies.heads import Head
 from rlinf_lab.policies.mlp import NumpyMLP, mlp
 from rlinf_lab.policies.views import HostViews
@@ -68,7 +70,7 @@ class Flow:
 
 
 def towards(end_BD: Any, x_BD: Any, t: Any) -> Any:
-    """The velocity that leads from x at time t < 1 to ``end_BD`` at time 1.
+    """The velocity from x at time t < 1 to ``end_BD`` at time 1.
 
     A net that gives the velocity itself must first learn to subtract its input, most exactly near the end; one that
     gives the end need not (Li and He, Back to Basics: Let Denoising Generative Models Denoise, arXiv 2511.13720).
@@ -78,7 +80,10 @@ def towards(end_BD: Any, x_BD: Any, t: Any) -> Any:
 
 
 class VelocityMLP(nn.Module):
-    """``v(x, t, features)`` `towards` what a multilayer perceptron says, of all of them in one row. Runs in numpy too."""
+    """``v(x, t, features)`` `towards` what a multilayer perceptron says.
+
+    It reads all of them in one row. Runs in numpy too.
+    """
 
     def __init__(
         self, size: int, features: int, net_arch: tuple[int, ...], activation: str, generator: torch.Generator
@@ -129,11 +134,29 @@ class FlowHead(Head):
         self._views = HostViews((self, "std_logit"))
         self.acts_in_numpy = isinstance(velocity, VelocityMLP)
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """As torch has it, but `ConfigError` for weights of another flow.
+
+        Of an earlier version, or of one with other steps.
+        """
+        if any(name.startswith(f"{prefix}velocity.net.") for name in state_dict):
+            raise ConfigError(
+                "These weights are of a flow policy that an earlier version kept: its net gave the velocity, and nets give the end of the flow now. "
+                "Next: train or clone it anew."
+            )
+        kept, mine = state_dict.get(f"{prefix}std_logit"), self.std_logit
+        if kept is not None and kept.shape[1:] == mine.shape[1:] and len(kept) != len(mine):
+            raise ConfigError(
+                f"These weights are of a flow policy with noise in {counted(len(kept), 'step')}, and this one has it in {len(mine)}. "
+                f"Policies of before Flow.noisy_steps have it in all. Next: Flow(steps=..., noisy_steps={len(kept)})."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def draw_noise(self, rng: np.random.Generator, n: int) -> NDArray[np.float32]:
         return rng.standard_normal((n, self.noise_size), dtype=np.float32)
 
     def log_std(self) -> Tensor:
-        """Of the noise in each step that has some, (N, D): between the bounds, on a logarithmic scale."""
+        """Of the noise in each step that has some, (N, D). Between the bounds, on a logarithmic scale."""
         low, high = math.log(self.flow.least_std), math.log(self.flow.most_std)
         return low + (high - low) * torch.sigmoid(self.std_logit)
 

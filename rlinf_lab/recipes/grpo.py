@@ -1,4 +1,6 @@
-"""GRPO and its relatives on a task with verifiable rewards, as a workflow of four workers.
+"""GRPO and its relatives on a task with verifiable rewards.
+
+A workflow of four workers.
 
     prompts ──asked──▶ generator ──responses──▶ reward ──judged──▶ learner
                            ▲                                          │
@@ -30,6 +32,7 @@ from rlinf_lab.algorithms import advantage, loss
 from rlinf_lab.algorithms.aggregation import AGGREGATIONS
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.generation import GENERATORS, KNOWN_MODELS, LanguageModel, SamplingParams, load_model, small_model
+from rlinf_lab.generation.hugging_face import context_of, counts_tokens
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
 from rlinf_lab.recipes.described import described
 from rlinf_lab.tasks import Problem, Task, Tool
@@ -273,8 +276,7 @@ class GRPOConfig:
         task = self.task()
         fits = self.level is None or (_whole(self.level, 1) and self.level <= task.levels)
         self._require("level", fits, f"between 1 and {task.levels}, or None")
-        if self.model != "small":
-            _folder_of(self.model)
+        _check_prompts(self.model, task, self.max_tokens)
 
     def _require(self, field: str, holds: bool, limit: str) -> None:
         if not holds:
@@ -331,14 +333,13 @@ class GRPOConfig:
                 load_model, os.fspath(_folder_of(self.model)), lora=self.lora, gradient_checkpointing=self.gradient_checkpointing,
                 chat=chat, system_prompt=self.system_prompt,
             )  # fmt: skip
-        longest = 512 if self.max_tokens <= 384 else 2 * self.max_tokens
         return partial(
             small_model,
             self.task().alphabet,
             hidden=self.hidden,
             layers=self.layers,
             seed=self.seed,
-            max_length=longest,
+            max_length=_small_context(self.max_tokens),
         )
 
     @classmethod
@@ -359,6 +360,22 @@ class GRPOConfig:
             if field not in known:
                 raise UnknownNameError.of("field of GRPOConfig", field, known)
         return cls(**{**_settings_for(task, variant), **overrides, "env": task})
+
+
+def _check_prompts(model: str, task: Task, max_tokens: int) -> None:
+    """`ConfigError` for a model that is not here, and for prompts longer than its context."""
+    context: int | None = _small_context(max_tokens)
+    count: Callable[[str], int] = len
+    if model != "small":
+        folder = _folder_of(model)
+        context, count = context_of(folder), counts_tokens(folder)
+    if isinstance(task, tasks.Jsonl) and context is not None:
+        task.check_fits(context, count)
+
+
+def _small_context(max_tokens: int) -> int:
+    """Tokens that prompt and answer have together in a small model."""
+    return 512 if max_tokens <= 384 else 2 * max_tokens
 
 
 def _settings_for(task: Any, variant: str) -> dict[str, Any]:

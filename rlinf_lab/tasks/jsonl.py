@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,8 @@ from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.tasks.math import math_reward
 from rlinf_lab.tasks.task import Problem, RewardResult, Task, exact
 
+HALF = re.compile("[\ud800-\udfff]")
+"""a surrogate that is alone: JSON can say it, UTF-8 cannot"""
 VERIFIERS: dict[str, Callable[[Problem, str], RewardResult]] = {"exact": exact, "math": math_reward}
 
 
@@ -24,7 +28,10 @@ class Jsonl(Task):
     ``prompt`` and ``answer`` name the fields; "level" (a whole number from 1) and all other fields are kept in
     `Problem.detail`. ``verifier``: "exact", "math" (needs math-verify), or a function of problem and completion.
     ``on_error``: "raise" names the first bad line, "skip" leaves bad lines out and says which in one warning.
+    ``max_prompt``: characters that a prompt has at most, a longer one is a bad line; None: no limit.
     Raises `ConfigError` when no line is good, or there is no file.
+
+    Attributes: ``problems``, and ``lines``, the number of each one's line in the file.
     """
 
     name: ClassVar[str] = "jsonl"
@@ -37,14 +44,17 @@ class Jsonl(Task):
         answer: str = "answer",
         verifier: str | Callable[[Problem, str], RewardResult | float] = "exact",
         on_error: str = "raise",
+        max_prompt: int | None = None,
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise UnknownNameError.of("on_error", on_error, ("raise", "skip"))
         if not callable(verifier) and verifier not in VERIFIERS:
             raise UnknownNameError.of("verifier", verifier, VERIFIERS)
         self._verify: Callable[[Problem, str], Any] = verifier if callable(verifier) else VERIFIERS[verifier]
-        self.path = Path(path)
-        problems, bad = self._read(prompt, answer, on_error)
+        if max_prompt is not None and (not isinstance(max_prompt, int) or isinstance(max_prompt, bool) or max_prompt < 1):
+            raise ConfigError(f"Jsonl(max_prompt={shown(max_prompt)}): characters, at least 1, or None. Next: max_prompt=500.")
+        self.path, self.lines, self._digest = Path(path), list[int](), ""
+        problems, bad = self._read(prompt, answer, on_error, max_prompt)
         if bad:
             more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
             warnings.warn(f"{self.path}: {len(bad)} lines left out: {'; '.join(bad[:3])}{more}.", stacklevel=2)
@@ -56,8 +66,33 @@ class Jsonl(Task):
         self.levels = max(p.level for p in problems)
         self.alphabet = "".join(sorted({c for p in problems for c in p.prompt + p.answer} | {"#"}))
 
-    def _read(self, prompt: str, answer: str, on_error: str) -> tuple[list[Problem], list[str]]:
-        problems, bad = [], []
+    @property
+    def source(self) -> dict[str, Any]:
+        """The file as it was read, to be known again.
+
+        Its path, number of problems, a hash of its bytes, and its characters.
+        """
+        problems = len(self.problems)
+        return {"path": str(self.path), "problems": problems, "blake2b": self._digest, "alphabet": self.alphabet}
+
+    def check_fits(self, context: int, tokens: Callable[[str], int] = len) -> None:
+        """Refuse a prompt that leaves no room for an answer in ``context`` tokens.
+
+        ``tokens`` counts those of a text, and is asked of prompts with as many bytes only. Raises `ConfigError`, which
+        names the line.
+        """
+        for number, problem in zip(self.lines, self.problems, strict=True):
+            if len(problem.prompt.encode()) >= context and (n := tokens(problem.prompt)) >= context:
+                raise ConfigError(
+                    f"{self.path}, line {number}: the prompt has {n:,} tokens, and prompt and answer have {context:,} "
+                    f"together. Next: shorten it, or leave such lines out: "
+                    f"lab.tasks.Jsonl({str(self.path)!r}, max_prompt={context - 1}, on_error='skip')."
+                )
+
+    def _read(
+        self, prompt: str, answer: str, on_error: str, max_prompt: int | None
+    ) -> tuple[list[Problem], list[str]]:
+        problems, bad, digest = [], [], hashlib.blake2b(digest_size=16)
         if not self.path.is_file():
             raise ConfigError(
                 f"There is no file {str(self.path)!r}. Next: the path of one with lines such as "
@@ -65,18 +100,21 @@ class Jsonl(Task):
             )
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
+                digest.update(line)
                 if not line.strip():
                     continue
                 try:
-                    problems.append(_problem(line, prompt, answer))
+                    problems.append(_problem(line, prompt, answer, max_prompt))
+                    self.lines.append(number)
                 except ValueError as error:
                     if on_error == "raise":
                         raise ConfigError(f"{self.path}, line {number}: {error}. Next: {self._next(error)}.") from None
                     bad.append(f"line {number}: {error}")
+        self._digest = digest.hexdigest()
         return problems, bad
 
     def _next(self, error: ValueError) -> str:
-        """What to do about a bad line: the whole expression, for a task that is only named has no arguments."""
+        """What to do about a bad line, as a whole expression. A task that is only named has no arguments."""
         made = f"lab.tasks.Jsonl({str(self.path)!r}, "
         if not isinstance(error, MissingFieldError):
             return f"mend it, or {made}on_error='skip')"
@@ -102,11 +140,11 @@ class MissingFieldError(ValueError):
         self.role, self.instead = role, instead
 
 
-def _problem(line: bytes, prompt: str, answer: str) -> Problem:
+def _problem(line: bytes, prompt: str, answer: str, max_prompt: int | None) -> Problem:
     """Raises `ValueError`, which says what is wrong with the line."""
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"{shown(row, 40)} is no object")
@@ -119,6 +157,11 @@ def _problem(line: bytes, prompt: str, answer: str) -> Problem:
         raise ValueError(f"{prompt!r} is {shown(row[prompt], 40)}, not a text")
     if not isinstance(row[answer], (str, int, float)) or isinstance(row[answer], bool):
         raise ValueError(f"{answer!r} is {shown(row[answer], 40)}, not a text or a number")
+    for name in (prompt, answer):
+        if (half := HALF.search(str(row[name]))) is not None:
+            raise ValueError(f"{name!r} has half of a character, {half[0]!r} at {half.start()}, which no text can be written with")
+    if max_prompt is not None and len(row[prompt]) > max_prompt:
+        raise ValueError(f"{prompt!r} has {len(row[prompt]):,} characters, and max_prompt is {max_prompt:,}")
     level = row.get("level", 1)
     if not isinstance(level, int) or isinstance(level, bool) or level < 1:
         raise ValueError(f"'level' is {shown(level, 40)}, not a whole number from 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from html import escape
@@ -11,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Self
 from rlinf_lab.errors import TimelineError, shown, with_old_names
 from rlinf_lab.timeline.account.accounting import FARTHEST_NS, Accounting, Ledger, shares
 from rlinf_lab.timeline.record.clock import seconds_shown
-from rlinf_lab.timeline.record.files import holds, path_of, reading, writing
+from rlinf_lab.timeline.record.files import path_of, reading, writing
 from rlinf_lab.timeline.record.span import Span
 from rlinf_lab.timeline.record.store import SpanStore
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlinf_lab.timeline.critical.gains import Rerun
     from rlinf_lab.timeline.draw.picture import Scene
     from rlinf_lab.timeline.draw.summary import Summary
 
@@ -36,12 +36,6 @@ class Timeline(SpanStore):
     def __init__(self, devices: Sequence[str] = ()) -> None:
         super().__init__(devices)
         self._ledger = Ledger()
-        self.rerun: Rerun | None = None  # of a run: how to do it again; see `rlinf_lab.timeline.critical.gains`
-
-    def snapshot(self) -> Self:
-        copy = super().snapshot()
-        copy.rerun = self.rerun  # it may have been set since
-        return copy
 
     # --- tables -----------------------------------------------------------------------------------------
     def rows(self) -> list[Span]:
@@ -150,22 +144,18 @@ class Timeline(SpanStore):
 
         return critical.critical_path(self.snapshot(), by)
 
-    def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker", *, most: int | None = None) -> pd.DataFrame:
+    def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
         """What would be gained if each worker were ``times`` as fast: seconds and share of the elapsed time; largest
         first.
 
-        ``by``: worker, rank, name or a list of those. A run is done again in virtual time by its scheduler, which
-        decides anew who takes what and when (``attrs["basis"]`` is "scheduler"). Where only spans are known (files,
-        other tools), these are replayed with those of one row shortened, waiting for each other as they did ("spans");
-        the rule, and what it leaves out, is in `rlinf_lab.timeline.critical.gains`. Of a long timeline the last
-        iterations count, and what they would gain is taken for the whole: ``attrs["note"]`` says so, and why a run
-        could not be done again. Of very many rows the
-        run is done again for the ``most`` that gain most by the spans (default: as many as a few seconds allow), and
-        the note says so.
+        ``by``: worker, rank, name or a list of those. The recorded spans are replayed with those of one row shortened,
+        waiting for each other as they did, in their orders; the rule, and what it leaves out, is in
+        `rlinf_lab.timeline.critical.gains`. Of a long timeline the last iterations count, and what they would gain is
+        taken for the whole: ``attrs["note"]`` says so.
         """
         from rlinf_lab.timeline.critical import gains
 
-        return gains.gains(self.snapshot(), times, by, self.rerun, most)
+        return gains.gains(self.snapshot(), times, by)
 
     def summary(self) -> Summary:
         """The timeline in numbers, printable and as JSON. Lanes, busy devices, bubbles by cause, the critical path
@@ -184,8 +174,8 @@ class Timeline(SpanStore):
     def to_perfetto(self, path: str | Path) -> Path:
         """A trace for ui.perfetto.dev, with lanes, arrows and counters. Returns the path.
 
-        Chrome trace JSON, which other viewers open, too; compressed where the name ends in ``.gz``. Exact through
-        `open`.
+        Chrome trace JSON, which other viewers open, too; compressed where the name ends in ``.gz``. `open` reads it as
+        far as Perfetto shows it; `to_parquet` keeps everything.
         """
         from rlinf_lab.timeline.formats import chrome
 
@@ -212,7 +202,7 @@ class Timeline(SpanStore):
         if isinstance(path, Sequence) and not isinstance(path, str):
             return cls._of_ranks(path)
         path = path_of("open", path)
-        if not holds(path.exists):
+        if not os.path.exists(path):  # noqa: PTH110  (Path.exists raises for a name that is too long)
             raise TimelineError(f"There is no {shown(str(path), 300)}. Next: look at {shown(str(path.parent), 300)}.")
         if (path / OF_A_RUN).is_file():
             path = path / OF_A_RUN
@@ -258,8 +248,7 @@ class Timeline(SpanStore):
 
     @classmethod
     def from_chrome(cls, path: str | Path) -> Self:
-        """Chrome trace JSON, also gzipped, or one event a line. Of torch's profiler, Ray, RLinf's tracer, or of
-        `to_perfetto`: then it is equal.
+        """Chrome trace JSON, also gzipped, or one event a line. Of torch's profiler, Ray, RLinf's tracer, ours.
 
         Arrows of other tools, from any span to any other one, are left out; ``foreign_arrows`` says how many.
         Raises `TimelineError` for a file that holds no trace.

@@ -1,4 +1,6 @@
-"""The socket for simulators: what a vector of environments is, and what a record of one says.
+"""The socket for simulators.
+
+What a vector of environments is, and what a record of one says.
 
 Legend: N environments.
 """
@@ -33,6 +35,14 @@ class Runner:
         told = ", ".join(f"{name} {rate:,.0f}" for name, rate in self.rates.items())
         cores = f" on {self.cores} cores" if self.cores > 1 else ""
         return f"{self.name}{cores} ({self.why}{f': {told} steps/s' if told else ''})"
+
+    @property
+    def brief(self) -> str:
+        """Without the rates: for the reprs of others."""
+        return f"{self.name}{f' on {self.cores} cores' if self.cores > 1 else ''} ({self.why})"
+
+    def __repr__(self) -> str:
+        return f"Runner({self})"
 
 
 LONGEST = 10_000
@@ -70,13 +80,16 @@ class EnvSpec:
         limit = "no limit of steps" if self.max_episode_steps is None else f"at most {counted(self.max_episode_steps, 'step')}"
         told = [f"success: {self.success}"] if self.success else []
         told += [f"torch tensors on {self.device}"] if self.device else []
-        told += [f"steps by {self.runner}"] if self.runner else []
+        told += [f"steps by {self.runner.brief}"] if self.runner else []
         lines = [f"observation {self.observation_space}", f"action {self.action_space}", *told]
         return "\n  ".join([f"EnvSpec(id={self.id!r}, {limit}, {'renders' if self.renders else 'draws no pictures'})", *lines])
 
     @functools.cached_property
     def action_bounds(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """(low, high) of a Box of actions, without axes where they are the same everywhere, which clips twice as fast; None for other spaces."""
+        """(low, high) of a Box of actions; None for other spaces.
+
+        Without axes where they are the same everywhere, which clips twice as fast.
+        """
         space = self.action_space
         if not isinstance(space, spaces.Box):
             return None
@@ -88,7 +101,9 @@ class EnvSpec:
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """N environments stepped together, gymnasium's names, trees of numpy arrays, or of torch tensors on ``spec.device``.
+    """N environments stepped together, with gymnasium's names.
+
+    Trees of numpy arrays, or of torch tensors on ``spec.device``.
 
     Episodes that end are reset within the same step (gymnasium's SAME_STEP): ``obs_N`` is then the new episode's first
     observation and ``final_obs_N`` the old one's last. Actions outside of a Box are clipped. Arrays that were handed over are not written
@@ -99,7 +114,10 @@ class VecEnv(Protocol):
     spec: EnvSpec
 
     def reset(self, *, seed: int | None = None) -> Tree:
-        """Begin new episodes, environment ``i`` with ``seed + i`` (None: go on with the generators as they are). Returns obs_N."""
+        """Begin new episodes, environment ``i`` with ``seed + i``. Returns obs_N.
+
+        None: go on with the generators as they are.
+        """
         ...
 
     def step(self, action_N: Tree) -> EnvStep: ...
@@ -113,7 +131,9 @@ class VecEnv(Protocol):
 
 @runtime_checkable
 class Restorable(Protocol):
-    """A vector of environments that can leave a device: its state is saved, it is closed, made anew later and goes on from there.
+    """A vector of environments that can leave a device.
+
+    Its state is saved, it is closed, made anew later and goes on from there.
 
     The same actions then give the same numbers to the last bit, and the same new episodes. Where that depends on the task a vector also has
     ``cannot_leave()``, which returns why not, or "".
@@ -124,12 +144,17 @@ class Restorable(Protocol):
         ...
 
     def restore_state(self, state: Any) -> None:
-        """Go on where another vector of the same task, size and limit of steps was when ``state`` was saved, perhaps in another process."""
+        """Go on where another vector was when ``state`` was saved.
+
+        One of the same task, size and limit of steps, perhaps in another process.
+        """
         ...
 
 
 def cannot_leave(env: object) -> str:
-    """Why a vector of environments (or a single one of a `LoopVecEnv`) cannot leave its device; "" when it can (see `Restorable`).
+    """Why a vector cannot leave its device; "" when it can (see `Restorable`).
+
+    Asked of a single environment of a `LoopVecEnv` as well.
 
     Of a class: "" when its vectors may be able to.
     """

@@ -112,7 +112,7 @@ class LoopVecEnv:
         return EnvStep(obs_N, reward_N, terminated_N, truncated_N, success_N if is_told else None, final_N)
 
     def _after(self, final_N: Tree, ended: list[int]) -> Tree:
-        """The observations to act on: of environments that ended the first one of a new episode."""
+        """The observations to act on. Of environments that ended the first one of a new episode."""
         obs_N = map_tree(np.copy, final_N)
         for i in ended:
             self.stepping[0] = i
@@ -168,12 +168,12 @@ class LoopVecEnv:
 def described(spec: EnvSpec, num_envs: int, how: str = "") -> str:
     """One line for the repr of a vector."""
     limit = "no limit of steps" if spec.max_episode_steps is None else f"at most {spec.max_episode_steps} steps"
-    runner = f", runner {spec.runner}" if spec.runner else ""
+    runner = f", runner {spec.runner.brief}" if spec.runner else ""
     return f"{spec.id} × {num_envs}{how}{runner} (observation {spec.observation_space}, action {spec.action_space}, {limit})"
 
 
 def check_state(state: dict[str, Any], mine: tuple[str, int, int | None], runner: str) -> None:
-    """`EnvError` for a state that is of other environments, or of these ones in another runner."""
+    """`EnvError` for a state that is of other environments. Also for one of these in another runner."""
     if state["of"] != mine:
         raise other_environments(mine, state["of"])
     if state["runner"] != runner:

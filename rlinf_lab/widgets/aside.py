@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,12 +13,12 @@ from rlinf_lab.planning.cancellation import Abandoned, as_long_as
 
 
 class Aside:
-    """One piece of work at a time, in the order in which they are asked. The thread ends when nothing is left to do."""
+    """One piece of work at a time, the newest that was asked for. The thread ends when nothing is left to do."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._due = deque[Callable[[], object]]()
+        self._due: Callable[[], object] | None = None
         self._thread: threading.Thread | None = None
         self._generation = 0  # work of earlier ones is given up
 
@@ -27,12 +26,10 @@ class Aside:
         """Do this, and give up what runs and what waits."""
         with self._lock:
             self._forget()
-            self._add(work)
-
-    def after(self, work: Callable[[], object]) -> None:
-        """Do this when what runs and what waits is done."""
-        with self._lock:
-            self._add(work)
+            self._due = work
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._go_on, name=self._name, daemon=True)
+                self._thread.start()
 
     def give_up(self) -> None:
         """Nothing of what runs or waits is wanted any more."""
@@ -41,21 +38,15 @@ class Aside:
 
     def _forget(self) -> None:
         self._generation += 1
-        self._due.clear()
-
-    def _add(self, work: Callable[[], object]) -> None:
-        self._due.append(work)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._go_on, name=self._name, daemon=True)
-            self._thread.start()
+        self._due = None
 
     def _go_on(self) -> None:
         while True:
             with self._lock:
-                if not self._due:
+                if self._due is None:
                     self._thread = None
                     return
-                work, mine = self._due.popleft(), self._generation
+                work, mine, self._due = self._due, self._generation, None
             self._do(work, mine)
 
     def _do(self, work: Callable[[], object], mine: int) -> None:

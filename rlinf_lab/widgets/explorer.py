@@ -1,23 +1,18 @@
-"""What if? Sliders over a profile's plans: ranked plans, their schedules side by side, why each loses, over which error
-the choice stands.
-"""
+"""What if? Sliders over a profile's plans: ranked plans, their schedules side by side, why each loses."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import traitlets
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, shown
-from rlinf_lab.planning.adapt.perturb import Entry
-from rlinf_lab.planning.adapt.sensitivity import Asked, Range, Sensitivity, sensitivity
 from rlinf_lab.planning.adapt.whatif import Question, Slider, described, moved, sliders
-from rlinf_lab.planning.cancellation import as_long_as, check, wanted_now
+from rlinf_lab.planning.cancellation import check
 from rlinf_lab.planning.planner.gantt import gantt
 from rlinf_lab.planning.planner.planner import Plans, simulated_one_by_one
 from rlinf_lab.timeline.draw.svg import shown_html
@@ -28,7 +23,6 @@ from rlinf_lab.widgets.pushed import PushedWidget
 from rlinf_lab.widgets.schedules import schedules
 
 Drawn = tuple[dict[str, Any], dict[str, bytes]]  # what is said of plans, and the bars of each
-TOLD_EVERY_S = 0.2  # seconds at least from one word on how far a search for ranges is to the next
 
 
 class PlanExplorer(PushedWidget):
@@ -38,8 +32,8 @@ class PlanExplorer(PushedWidget):
     best one first, and then `lab.plan` searches for better ones. ``plans`` and ``question`` are what is shown now, so
     that what was found with the mouse can be run: ``lab.run(flow, explorer.plans.best)``.
 
-    What the page asks is answered in a thread. A newer question has the older one given up within milliseconds, be it
-    simulated or searched for its sensitivity, so nobody waits for an answer that is not wanted any more.
+    What the page asks is answered in a thread. A newer question has the older one given up within milliseconds, so
+    nobody waits for an answer that is not wanted any more.
     """
 
     _esm = module("base.js", "gantt.js", "explorer.js")
@@ -65,11 +59,6 @@ class PlanExplorer(PushedWidget):
         self._sliders = sliders(plans.profile, self.question)
         self._asked, self._newest = self.question, 0  # perhaps not answered yet
         self._answered = 0
-        self._ranges: list[dict[str, Any]] | None = None
-        self._searching = False
-        self._search_id = 0  # of the newest search for ranges: older ones are given up
-        self._progress: dict[str, Any] | None = None  # of that search, as the page shows it
-        self._told_at = 0.0  # when the page heard of it
         self._drawn: Drawn | None = None  # where somebody has looked at the plans
         self._aside = Aside("explorer")
         shown = [
@@ -124,8 +113,6 @@ class PlanExplorer(PushedWidget):
         own.
         """
         self._asked, self._newest = question, max(self._newest, number)
-        if self._searching:
-            self._searching, self._ranges, self._progress = False, None, None
 
     def _answer(self, question: Question, simulate: bool, number: int, first: Plans | None = None) -> None:
         """Whatever goes wrong is told to the page, which would wait for its answer otherwise. The plans that are shown
@@ -158,107 +145,12 @@ class PlanExplorer(PushedWidget):
             self._answered = self._answered if number is None else number
             if plans is not None:
                 self.plans, self._drawn = plans, drawn
-                self._ranges = [] if self._searching else None  # those are yet to be found
-                self._progress = self._progress if self._searching else None
             self._publish(*self._history())
-
-    # --- sensitivity ---------------------------------------------------------------------------------------------
-    def sensitivity(self, entries: Collection[str] | str = ("seconds",)) -> Sensitivity:
-        """Over which range of error of each worker's seconds the choice that is shown stands. Shown too. ``entries``:
-        as of `lab.planning.sensitivity`.
-        """
-        found = sensitivity(self.plans, entries)
-        with self._push_lock:
-            self._ranges = [_range(r) for r in found.ranges]
-            self._progress = self._progress if self._searching else None
-            self._publish(self._on_ranges(), {})
-        return found
-
-    def _look_further(self) -> None:
-        """In the thread, when what is asked has been answered. Entry by entry, as long as nothing else is asked and
-        nobody cancels. What was found before that was cancelled is not looked for again."""
-        with self._push_lock:
-            if not self._searching:
-                cancelled = self._progress is not None and self._progress["cancelled"]
-                self._searching, self._search_id = True, self._search_id + 1
-                self._ranges = self._ranges if cancelled else []
-                self._progress = {"done": 0, "of": 0, "part": 0.0, "what": "", "looks": 0, "cancelled": False}
-                self._publish(self._on_ranges(), {})
-                self._aside.after(partial(self._search, self._search_id))
-
-    def _cancel(self) -> None:
-        """No more ranges; those that were found stay."""
-        with self._push_lock:
-            if self._searching and self._progress is not None:
-                self._searching, self._progress = False, {**self._progress, "cancelled": True}
-                self._search_id += 1
-                self._publish(self._on_ranges(), {})
-
-    def _search(self, mine: int) -> None:
-        """Seconds first, worker by worker; then whatever else of the profile can matter."""
-        outer = wanted_now()
-        with as_long_as(lambda: self._search_id == mine and (outer is None or outer())):
-            check()
-            try:
-                asked = Asked(self.plans)
-                entries = asked.entries()
-                self._search_each(asked, entries)
-            except Exception:
-                self._show_ranges((), running=False)
-                raise
-
-    def _search_each(self, asked: Asked, entries: list[Entry]) -> None:
-        there = {(r["owner"], r["entry"]) for r in self._ranges or ()}
-        left = [e for e in entries if (e.owner, e.kind) not in there]
-        if not left:
-            self._show_ranges((), running=False)
-        asked = dataclasses.replace(asked, looked=self._looked)
-        for i, entry in enumerate(left):
-            with self._push_lock:
-                check()
-                self._progress = {
-                    **(self._progress or {}),
-                    "done": len(entries) - len(left) + i,
-                    "of": len(entries),
-                    "part": 0.0,
-                    "what": _what(entry, 1.0),
-                }
-                self._told_at = monotonic()
-                self._publish(self._on_ranges(), {})
-            self._show_ranges((asked.range(entry),), running=i + 1 < len(left))
-
-    def _looked(self, entry: Entry, factor: float, part: float) -> None:
-        """Tells the page now and then how far the search is."""
-        with self._push_lock:
-            check()
-            assert self._progress is not None  # there is a search
-            looks, before = self._progress["looks"] + 1, self._progress["part"]
-            self._progress = {**self._progress, "looks": looks, "part": max(before, part), "what": _what(entry, factor)}
-            if monotonic() - self._told_at >= TOLD_EVERY_S:
-                self._told_at = monotonic()
-                self._publish({"progress": self._progress}, {})
-
-    def _show_ranges(self, found: Iterable[Range], running: bool) -> None:
-        with self._push_lock:
-            check()
-            self._searching = running
-            by_entry = {(r["owner"], r["entry"]): r for r in [*(self._ranges or ()), *map(_range, found)]}
-            self._ranges = sorted(by_entry.values(), key=lambda r: min(r["high"], 1 / r["low"]))
-            if not running:
-                self._progress = None
-            self._publish(self._on_ranges(), {})
-
-    def _on_ranges(self) -> dict[str, Any]:
-        return {"sensitivity": self._ranges, "running": self._searching, "progress": self._progress}
 
     # --- the page --------------------------------------------------------------------------------------------------
     def _handle(self, content: dict[str, Any]) -> None:
         if content.get("type") == "ask":
             self._ask_page(content)
-        elif content.get("type") == "sensitivity":
-            self._look_further()
-        elif content.get("type") == "cancel":
-            self._cancel()
 
     def _ask_page(self, content: dict[str, Any]) -> None:
         with self._push_lock:
@@ -267,12 +159,8 @@ class PlanExplorer(PushedWidget):
                 at = content["positions"].get(slider.field)
                 if isinstance(at, int) and 0 <= at < len(slider.values) and at != slider.at(self._asked):
                     question = moved(question, slider.field, slider.values[at])
-            # the same more exactly: its ranges are still wanted, of that answer
-            again = self._searching and question == self._asked
             self._take_on(question, int(content["id"]))
             self._aside.instead(partial(self._answer_page, question, bool(content.get("simulate")), self._newest))
-            if again:
-                self._look_further()
 
     def _answer_page(self, question: Question, simulate: bool, number: int) -> None:
         is_same = simulate and question == self.question and not self.problem and self.plans.quick
@@ -286,7 +174,6 @@ class PlanExplorer(PushedWidget):
         content = {
             "answer": answer, "answered": self._answered, "error": self.problem,
             "positions": {s.field: s.at(self.question) for s in self._sliders},
-            **self._on_ranges(),
         }  # fmt: skip
         return content, bars
 
@@ -303,11 +190,6 @@ class PlanExplorer(PushedWidget):
             + f"; {self.problem}" * bool(self.problem)
             + ")"
         )
-
-
-def _what(entry: Entry, factor: float) -> str:
-    """What is looked at, for people."""
-    return f"{entry.owner} {entry.kind} × {factor:.2g}"
 
 
 def _drawn(plans: Plans, in_haste: bool = False) -> Drawn:
@@ -328,17 +210,6 @@ def _drawn(plans: Plans, in_haste: bool = False) -> Drawn:
     ]
     return {**described(plans, in_haste), "charts": charts}, {
         f"bars{i}": g.bars.tobytes() for i, g in enumerate(pictures)
-    }
-
-
-def _range(r: Any) -> dict[str, Any]:
-    return {
-        "owner": r.owner,
-        "entry": r.entry,
-        "low": r.low,
-        "high": r.high,
-        "below": r.instead[0],
-        "above": r.instead[1],
     }
 
 

@@ -169,35 +169,34 @@ def would_not_run(function: Callable[..., Any]) -> str:
     )
 
 
-def check_constructor(cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Its signature, and why it cannot be called so; "" when it can, or is written in C and does not say."""
     try:
-        signature = inspect.signature(cls)
-    except ValueError:  # written in C
-        return
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
+        return f"{signature}: {error}"
+    return ""
+
+
+def check_constructor(cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if why := misfit(cls, args, kwargs):
         raise WorkflowError(
-            f"Worker class {cls.__name__}{signature}: {error}. Next: flow.worker({cls.__name__}, ...) takes the "
+            f"Worker class {cls.__name__}{why}. Next: flow.worker({cls.__name__}, ...) takes the "
             "constructor's arguments behind the class."
-        ) from None
+        )
 
 
 def check_iteration_call(
     name: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], advice: str
 ) -> None:
     """Whether the iteration function of the workflow called ``name`` takes these arguments."""
-    try:
-        signature = inspect.signature(body)
-    except (TypeError, ValueError):  # written in C
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
+    if why := misfit(body, args, kwargs):
         function = getattr(body, "__name__", "iteration")
-        raise WorkflowError(
-            f"The iteration {function}{signature} of workflow {name!r}: {error}. Next: {advice}."
-        ) from None
+        raise WorkflowError(f"Workflow {name!r}: its iteration {function}{why}. Next: {advice}.")
 
 
 def check_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -212,15 +211,8 @@ def check_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
         )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise WorkflowError(f"The function {name!r} {would_not_run(function)}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # written in C
-        return
-    try:
-        signature.bind([])
-    except TypeError as error:
+    if why := misfit(function, ([],), {}):
         raise WorkflowError(
-            f"The function {name}{signature} as a worker is called with one list of items and returns the list of "
-            f"results: {error}. "
-            f"Next: give it one parameter, or write a subclass of lab.Worker."
-        ) from None
+            f"As a worker a function is called with one list of items and returns the list of results; {name}{why}. "
+            "Next: give it one parameter, or write a subclass of lab.Worker."
+        )

@@ -44,7 +44,6 @@ class Inbox(Protocol[T]):
         """Exactly ``n`` items (``None``: the plan's micro-batch); fewer only when the stream ends, ``[]`` after its
         end.
         """
-        ...
 
     def get_nowait(self, n: int | None = None, *, key: int | None = None) -> list[T]:
         """What is there now, at most ``n`` items, without waiting for more: ``[]`` where nothing is.
@@ -53,11 +52,9 @@ class Inbox(Protocol[T]):
         keeps its device. Who waits in a get goes first. Where a rank reads a channel whose queue is in another process
         it waits for the answer of that, and for no producer.
         """
-        ...
 
     def qsize(self, *, key: int | None = None) -> int:
         """How many items `get_nowait` would give now."""
-        ...
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[T]:
         """Items in the channel's order until they weigh ``weight`` together (tokens, say): the last one may go beyond
@@ -66,7 +63,6 @@ class Inbox(Protocol[T]):
         Less only when the stream ends, ``[]`` after its end. What an item weighs, its put says, or the channel's
         ``weight``; else 1.
         """
-        ...
 
     def get_all(self) -> list[T]:
         """Everything of this iteration: waits until all producers have finished. Each of R ranks of the call gets an
@@ -78,11 +74,9 @@ class Inbox(Protocol[T]):
         gets all of that. The same holds for every get where the plan's micro-batch is everything. `Worker.exchange`
         gives all ranks all shares.
         """
-        ...
 
     def take(self, *, key: int | None = None) -> T:
         """One item. Raises `ChannelClosed` at the end of the stream."""
-        ...
 
 
 @runtime_checkable
@@ -106,7 +100,6 @@ class Outbox(Protocol[T_contra]):
         the method returns something (it may ask `is_wanted`); and where the worker has several ranks and its code
         speaks of `exchange`, `RankGroup` or `ShardGroup`.
         """
-        ...
 
     def put_all(
         self,
@@ -119,7 +112,6 @@ class Outbox(Protocol[T_contra]):
         """Hand over many items, in order; ``weight`` and ``priority`` are those of each. A collection travels in large
         parts, an iterator as it comes.
         """
-        ...
 
     def is_wanted(self) -> bool:
         """Whether anybody may still read what is put: False once all calls that read the channel have ended.
@@ -127,7 +119,6 @@ class Outbox(Protocol[T_contra]):
         Ask before the next decode step: a call that returns then keeps what it has in the making, and what it has not
         read is not wanted, either, where nobody reads any of what it writes.
         """
-        ...
 
 
 class Context:

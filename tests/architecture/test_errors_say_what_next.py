@@ -12,8 +12,6 @@ ADVISED = {  # which end in advice themselves
     "advice", "error", "fault", "must", "need", "wanted", "found", "would_not_run", "_why_nothing_comes", "_next", "why_none",
 }  # fmt: skip
 
-QUOTED = {"rerun.py", "recorded_calls.py"}  # what they refuse is a reason within a note: why a record cannot be asked
-
 
 def silent(path: Path) -> Iterator[str]:
     """Refusals with a text of their own and no advice."""
@@ -29,4 +27,4 @@ def silent(path: Path) -> Iterator[str]:
 
 def test_refusals_say_what_to_do_next() -> None:
     paths = [path for part in ("runtime", "workflow", "planning") for path in sorted((PACKAGE / part).rglob("*.py"))]
-    assert [found for path in (*paths, PACKAGE / "planning_commands.py") if path.name not in QUOTED for found in silent(path)] == []
+    assert [found for path in (*paths, PACKAGE / "planning_commands.py") for found in silent(path)] == []

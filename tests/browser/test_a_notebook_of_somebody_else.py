@@ -41,7 +41,6 @@ CELLS = [
     PIPELINE,
     "flow",
     f"import rlinf_lab as lab\nplans = lab.plan(lab.Profile.load({PROFILE!r}), 4)\nplans.best",
-    "lab.planning.sensitivity(plans)",
 ]
 PICTURES = "() => [...document.querySelectorAll('.jp-OutputArea img[src^=\"data:image/svg\"]')].filter((e) => e.offsetWidth).map((e) => e.naturalWidth > 100)"
 
@@ -70,7 +69,7 @@ def test_it_shows_the_pictures(jupyterlab: Any, saved: dict[str, Any], theme: st
     other = jupyterlab.root / f"theirs-{theme}.ipynb"
     other.write_text(json.dumps(book))
     lab = jupyterlab.open_notebook(other, theme=theme, size=(1366, 3000), fresh=True)  # all of it: cells out of sight are not drawn
-    lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) == 12, "the pictures", 20)  # 4 timelines, 3 curves, a graph twice, 3 ranges
+    lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) == 9, "the pictures", 20)  # 4 timelines, 3 curves, a graph twice
     assert all(lab.page.evaluate(PICTURES))
     words = lab.page.locator(".jp-OutputArea-output").all_inner_texts()
     assert not any("cpu:0cpu:1" in text or "sourceSource" in text or "cuda:0cuda:1" in text for text in words), "words without their places"
@@ -83,4 +82,4 @@ def test_it_shows_the_pictures(jupyterlab: Any, saved: dict[str, Any], theme: st
     cell = CELLS.index(PIPELINE)
     lab.page.evaluate("(cell) => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = cell; }", cell)
     lab.execute("notebook:run-cell")
-    lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) == 11 and lab.page.locator("svg.rl-graph:visible").count() == 1, "one of two equal graphs", 20)
+    lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) == 8 and lab.page.locator("svg.rl-graph:visible").count() == 1, "one of two equal graphs", 20)

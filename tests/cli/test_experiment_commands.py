@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
 import pytest
 
 from rlinf_lab.cli import main
-from rlinf_lab.experiment_commands import flag_type, parsed
-from rlinf_lab.experiments import exits, train
+from rlinf_lab.experiment_commands import Compare, flag_type, parsed
+from rlinf_lab.experiments import exits, starting, train
 from rlinf_lab.experiments.recipe import HOMES
+from rlinf_lab.experiments.storage.folder import RunFolder
 from rlinf_lab.recipes.described import field_docs
 from rlinf_lab.recipes.grpo import GRPOConfig
 from rlinf_lab.recipes.ppo import PPOConfig
@@ -60,6 +63,84 @@ def test_what_is_wrong_is_one_line(
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("rlinf-lab: ") and said in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("typed", "names", "settings"),
+    [
+        ("resume --total-timesteps 200 DIR", [], {"total_timesteps": 200}), ("resume DIR --total-timesteps 200", [], {"total_timesteps": 200}),
+        ("resume --net-arch 32 16 DIR --gamma 0.9", [], {"net_arch": (32, 16), "gamma": 0.9}),
+        ("train --total-timesteps 200 ppo CartPole-v1", ["ppo", "CartPole-v1"], {"total_timesteps": 200}),
+        ("train ppo --total-timesteps 200 CartPole-v1 --seed 3", ["ppo", "CartPole-v1"], {"total_timesteps": 200, "seed": 3}),
+        ("train --net-arch 64 64 ppo CartPole-v1", ["ppo", "CartPole-v1"], {"net_arch": (64, 64)}),
+        ("train ppo --loggers csv tensorboard CartPole-v1", ["ppo", "tensorboard"], {}),
+        ("train --loggers csv tensorboard ppo CartPole-v1", ["ppo", "CartPole-v1"], {"loggers": ("csv", "tensorboard")}),
+        ("train --loss ppo grpo reasoning/sorting", ["grpo", "reasoning/sorting"], {"loss": "ppo"}),
+        ("train --total-timesteps=200 ppo problems.jsonl", ["token_ppo", "problems.jsonl"], {"total_timesteps": 200}),
+    ],
+)
+def test_options_may_stand_before_or_behind(
+    typed: str, names: list[str], settings: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunFolder(tmp_path).about(algorithm="ppo")
+    called: list[tuple[list[str], dict[str, object]]] = []
+
+    class Done:
+        folder = "there"
+
+        def wait(self) -> None: ...
+
+    def begins(first: object, *rest: str, **given: object) -> Done:
+        called.append(([getattr(first, "name", ""), *rest] if rest else [], given))
+        return Done()
+
+    monkeypatch.setattr(starting, "train", begins)
+    monkeypatch.setattr(starting, "resume", begins)
+    assert main(typed.replace("DIR", str(tmp_path)).split()) == 0
+    ((found, given),) = called
+    assert found == names and given.items() >= settings.items()
+
+
+def test_folders_to_compare_may_stand_around_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Compare] = []
+    monkeypatch.setattr(Compare, "run", lambda self: seen.append(self) or 0)
+    assert main(["compare", "a", "--metric", "return", "b", "--to", "c.png"]) == 0
+    assert seen == [Compare((Path("a"), Path("b")), "return", Path("c.png"))]
+
+
+@pytest.mark.parametrize(("while_importing", "said"), [("tyro", "nothing had begun"), ("rlinf_lab.experiments.starting", "everything was stopped")])
+def test_an_interrupt_of_the_imports_is_one_line(while_importing: str, said: str) -> None:
+    code = f"""
+import runpy, sys
+class Interrupts:
+    def find_spec(self, name, *rest):
+        if name == {while_importing!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["rlinf-lab", "train", "ppo", "CartPole-v1"]
+runpy.run_module("rlinf_lab", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (130, f"rlinf-lab: interrupted; {said}.")
+
+
+def test_what_was_begun_is_ended_when_somebody_interrupts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Begun:
+        stops = 0
+
+        def wait(self) -> None: ...
+        def stop(self) -> None:
+            self.stops += 1
+
+    begun = Begun()
+    monkeypatch.setattr(exits, "_STARTED", {begun})
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(starting, "train", interrupted)
+    assert main(["train", "ppo", "CartPole-v1"]) == 130 and begun.stops == 1
+    assert capsys.readouterr().err == "\nrlinf-lab: interrupted; everything was stopped.\n" and not exits._STARTED
 
 
 def test_the_help_has_every_field_with_its_docstring_and_default(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

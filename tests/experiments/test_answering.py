@@ -67,6 +67,21 @@ def test_any_task_is_trained_on_by_name_or_as_an_object(tmp_path: Path) -> None:
         assert run.iteration == 1 and lab.load_policy(run.folder).config == run.config
         assert lab.resume(run.folder, iterations=2, progress=False).wait().iteration == 2
     assert run.config.critic and run.recipe.name == "token_ppo" and "value_loss" in run.metrics
+    # The file is remembered: another one is not gone on with by mistake.
+    folder = tmp_path / "dapo"
+    file.write_text(file.read_text() + json.dumps({"prompt": "40+1=", "answer": 41}) + "\n")
+    with pytest.raises(ConfigError, match=rf"another '{file}': 40 problems then, 41 now\. .*lab\.resume\('{folder}', env='{file}'\)"):
+        lab.resume(folder, iterations=3)
+    with pytest.warns(UserWarning, match="40 problems then, 41 now, and this one is used"):
+        lab.load_policy(folder)
+    with pytest.warns(UserWarning, match="and this one is used"):
+        lab.resume(folder, env=str(file), iterations=3, progress=False).wait()
+    lab.resume(folder, iterations=4, progress=False).wait()
+    whole = file.read_text()
+    file.write_text(whole + json.dumps({"prompt": "é", "answer": 41}) + "\n")
+    with pytest.raises(ConfigError, match="not with the same characters"):
+        lab.resume(folder, env=str(file), iterations=5)
+    file.write_text(whole)
     calls: list[str] = []
 
     def reward(problem: lab.tasks.Problem, text: str) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.experiments.acting import TrainedPolicy
 from rlinf_lab.recipes.ppo import PPOConfig
 
@@ -50,6 +50,17 @@ def test_an_exported_policy_answers_as_the_policy_does(tmp_path: Path, name: str
         found = torch.export.load(path).module()(*map(torch.as_tensor, obs.values())).numpy()
     assert np.abs(found - own.act(obs)).max() < 1e-5, "another size of the batch than it was traced with"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_where_no_file_can_be_is_said_before_anything_is_computed(tmp_path: Path) -> None:
+    (tmp_path / "taken.onnx").mkdir()
+    for name, why in (
+        ("taken.onnx", r"that is a folder\. Next: a file in it, '.*taken\.onnx/policy\.pt2'"), ("none/policy.pt2", "mkdir -p .*none"),
+        ("a" * 300 + ".pt2", "too long"), ("a\0.pt2", "null byte"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=rf"export\(.*{why}"):
+            policy().export(tmp_path / name)
+    assert [file.name for file in tmp_path.rglob("*")] == ["taken.onnx"]
 
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_steps_the_environments_is_said_kept_and_kept_to(monkeypatch: pytes
         monkeypatch.setenv("RLINF_LAB_CACHE", "")
         if faster == "numpy":
             run = lab.train("ppo", "CartPole-v1", **{**SMALL, "iterations": 1}).wait()
-            assert run.config.runner == "numpy" and "steps by numpy (measured: numpy 20, loop 10 steps/s)" in repr(run)
+            assert run.config.runner == "numpy" and "steps by numpy (measured)" in repr(run)
             assert run.runner is not None and json.loads((run.folder / "run.json").read_text())["runner"] == str(run.runner)
     assert lab.resume(run.folder, total_timesteps=160, progress=False).wait().config.runner == "numpy"
 

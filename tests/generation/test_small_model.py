@@ -59,6 +59,27 @@ def test_a_saved_model_is_the_same_for_us_and_for_transformers(tmp_path):
         assert back.stop_ids == model().stop_ids and back.pad_id == model().pad_id
 
 
+def test_a_model_is_saved_over_an_earlier_one_and_over_nobody_elses_files(tmp_path):
+    one, other = (small_model(ALPHABET, layers=1, seed=seed) for seed in (1, 2))
+    folder = one.save(tmp_path / "model")
+    (folder / "notes.txt").write_text("mine")
+    weights = (other.save(folder) / "model.safetensors").read_bytes()
+    assert torch.equal(load_model(folder).state_dict()["lm_head.weight"], other.state_dict()["lm_head.weight"])
+    assert (folder / "notes.txt").read_text() == "mine" and {file.name for file in tmp_path.iterdir()} == {"model"}
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "model.safetensors").write_bytes(b"of somebody else")
+    (tmp_path / "file").write_text("x")
+    for name, why in (
+        ("foreign", r"no model was saved with: 'model\.safetensors'\. Next: a new folder"), ("file", "a file is there"), ("model.onnx", "ends as a file's name.*Next: .*model'"),
+        ("a" * 300, "too long"), ("a\0", "null"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=why):
+            one.save(tmp_path / name)
+    assert (foreign / "model.safetensors").read_bytes() == b"of somebody else" and (folder / "model.safetensors").read_bytes() == weights
+    assert {file.name for file in tmp_path.iterdir()} == {"model", "foreign", "file"}
+
+
 def test_warm_up_learns_and_repeats_itself():
     rng = random.Random(0)
     examples = [(f"{(a := rng.randrange(10))}+{(b := rng.randrange(10))}=", str(max(a, b))) for _ in range(500)]

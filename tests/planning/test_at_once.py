@@ -28,46 +28,10 @@ def made(capacity: int | None, producers: int, consumers: int = 1, devices: int 
     return engine, channel
 
 
-def test_what_lives_elsewhere_or_is_weighed_is_not_given_at_once() -> None:
-    engine = Engine(1)
-    for _ in range(2):
-        engine.add_process()
-    stub, weighed = (engine.open_channel(engine.open_stream(None), is_stub) for is_stub in (True, False))
-    engine.settle([(p, Event.START, 0, 0) for p in (0, 1)])
-    engine.settle([(0, Event.PUT, stub, 1)])
-    assert engine.get_at_once(1, stub, 1) == -1
-    engine.processes[0].weights = [3]
-    engine.settle([(0, Event.PUT, weighed, 1)])
-    assert engine.get_at_once(1, weighed, 1) == -1
-
-
-def test_where_somebody_waits_or_items_weigh_it_is_not_taken_at_once() -> None:
-    engine, channel = made(None, 2)
-    engine.settle([(2, Event.GET, channel, 1)])
-    assert engine.put_at_once(0, channel, 1) == -1  # its item is wanted
-    engine.settle([(0, Event.PUT, channel, 1)])
-    engine.processes[0].weights = [3]
-    assert engine.put_at_once(0, channel, 1) == -1
-    engine.processes[0].weights = None
-    assert engine.put_at_once(0, channel, 1) == 1
-    full, channel = made(1, 2)
-    assert full.put_at_once(0, channel, 1) == 0 and full.put_at_once(1, channel, 1) == -1
-
-
-def test_an_arrival_that_a_weight_has_to_do_with_is_settled() -> None:
-    engine, channel = made(None, 0, 1)
-    engine.settle([(0, Event.GET, channel, 1)])
-    assert engine.arrival_at_once(channel, 1) == 0
-    engine, channel = made(None, 0, 1)
-    engine.remote_put(channel, 1, [3])
-    engine.settle([(0, Event.GET, channel, 2)])
-    assert engine.arrival_at_once(channel, 1) == -1
-
-
 @sweep(250, 1000)
 def test_at_once_or_settled_the_engine_is_the_same(seeds: range) -> None:
     taken = sum((changed_hands(random.Random(seed)) for seed in seeds), Counter[str]())
-    assert min(taken.values()) > len(seeds) // 5 and len(taken) == 8, taken
+    assert min(taken.values()) > len(seeds) // 8 and len(taken) == 8, taken
 
 
 def cell(rng: random.Random) -> tuple[Engine, list[int]]:
@@ -78,7 +42,7 @@ def cell(rng: random.Random) -> tuple[Engine, list[int]]:
         mine = rng.sample(range(devices), min(devices, rng.choice((0, 1, 1, 1, 2))))
         engine.add_process(mine, priority, size=int(memory is not None), working=int(memory is not None and rng.random() < 0.2))
     streams = [engine.open_stream(rng.choice((1, 3, None)), whole=rng.random() < 0.1) for _ in range(3)]
-    channels = [engine.open_channel(s, own=rng.random() < 0.5) for s in streams]
+    channels = [engine.open_channel(s, rng.random() < 0.05, own=rng.random() < 0.5) for s in streams]
     for channel in channels:
         if rng.random() < 0.05:
             engine.remote_stall(channel)
@@ -97,10 +61,10 @@ def changed_hands(rng: random.Random) -> Counter[str]:
     for _ in range(100):
         running = [p.index for p in one.processes if p.state == "run"]
         waiting = [p.index for p in one.processes if p.state in ("get", "put", "lock")]
-        wanted = [c for c in channels if one.channels[c].getters]
+        wanted = [c for c in channels if one.channels[c].getters and not one.channels[c].stub]
         chance = rng.random()
         if wanted and chance < (0.03 if running else 0.5):
-            arrives(one, other, rng.choice(wanted), rng.randint(1, 3), taken)
+            arrives(one, other, rng.choice(wanted), rng.randint(1, 3), rng.random() < 0.1, taken)
         elif not running:
             follow(one, other, one.relieve(), other.relieve())
         elif chance < 0.035:
@@ -113,7 +77,10 @@ def changed_hands(rng: random.Random) -> Counter[str]:
         elif chance < 0.12:
             in_a_row(one, other, rng.sample(running, rng.randint(1, len(running))), rng.choice(channels), rng.randint(1, 9), taken)
         elif chance < 0.55:
-            puts(one, other, rng.choice(running), rng.choice(channels), rng.randint(1, 3), taken)
+            process, n = rng.choice(running), rng.randint(1, 3)
+            for engine in (one, other):
+                engine.processes[process].weights = [3] * n if chance > 0.54 else None
+            puts(one, other, process, rng.choice(channels), n, taken)
         else:
             n = rng.choice((1, 1, 2, -2)) if rng.random() < 0.85 else rng.choice((0, ALL, ALL + 2, ALL + 4))
             gets(one, other, rng.choice(running), rng.choice(channels), n, taken)
@@ -121,11 +88,12 @@ def changed_hands(rng: random.Random) -> Counter[str]:
     return taken
 
 
-def arrives(one: Engine, other: Engine, channel: int, n: int, taken: Counter[str]) -> None:
-    first, settled = one.remote_put(channel, n)
-    process = other.arrival_at_once(channel, n)
+def arrives(one: Engine, other: Engine, channel: int, n: int, weighed: bool, taken: Counter[str]) -> None:
+    weights = [3] * n if weighed else None
+    first, settled = one.remote_put(channel, n, weights)
+    process = -1 if weighed else other.arrival_at_once(channel, n)
     if process < 0:
-        same, follows = other.remote_put(channel, n)
+        same, follows = other.remote_put(channel, n, weights)
         assert first == same
         follow(one, other, settled, follows)
     else:
@@ -184,7 +152,7 @@ def books(engine: Engine) -> list[Any]:
     """All that an engine knows of its processes, channels and devices."""
     ranks = [[getattr(p, a) for a in ("state", "lo", "hi", "granted", "holding", "resident", "lock_key", "iteration")] for p in engine.processes]
     waiting = [([(g.index, n) for g, n in q.getters], [(p.index, n) for p, n in q.putters]) for q in all_queues(engine)]
-    queues = [(q.head, q.tail, q.capacity, q.remote_stalled) for q in all_queues(engine)]
+    queues = [(q.head, q.tail, q.capacity, q.remote_stalled, q.weights and q.weights.total) for q in all_queues(engine)]
     held = engine._devices
     return [ranks, waiting, queues, engine.waiting(), [engine.holder(d) for d in range(len(held.queue))], held._arrivals, held.touched, held._used]
 
@@ -219,3 +187,67 @@ def test_a_simulation_in_which_puts_are_done_in_a_row_is_span_for_span_the_same(
     monkeypatch.setattr(PutsInARow, "done", lambda self, now: False)
     assert spans() == quick
     assert few < 0.4 * (len(settled) - few)
+
+
+# --- who leaves a device for whom; streams that somebody joins; where nothing moves ---------------------------------
+def leaving(sizes: list[int], coming: int, memory: int, fixed: tuple[int, ...] = (), working: int = 0) -> list[int]:
+    """Who is moved off the device, one after another there, when one more comes."""
+    engine = Engine(1, memory)
+    for size in sizes:
+        engine.add_process((0,), size=size, offloadable=len(engine.processes) not in fixed)
+    newcomer = engine.add_process((0,), size=coming, working=working)
+    for process in range(len(sizes)):
+        engine.settle([(process, Event.START, 0, 1)])
+        engine.settle([(process, Event.ONLOADED, -1, 0)])
+        engine.settle([(process, Event.DONE, 0, 0)])
+    return [process for do, process, _, _ in engine.settle([(newcomer, Event.START, 0, 1)]) if do == Do.OFFLOAD]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more", "leave"),
+    [
+        ([1, 1, 1], (1, 3), [0]),  # one is enough
+        ([1, 1, 1], (1, 4), []),
+        ([1, 1, 1], (2, 3), [0, 1]),
+        ([2, 1, 1], (2, 4), [0]),
+        ([1, 1, 1], (1, 3, (0,)), [1]),  # who cannot leave stays
+        ([0, 1, 1], (1, 2), [1]),  # who takes nothing is not in the way
+        ([1, 1, 1], (1, 4, (), 1), [0]),  # what it needs while it works counts
+    ],
+)
+def test_as_few_leave_as_make_room(sizes: list[int], more: tuple[Any, ...], leave: list[int]) -> None:
+    assert leaving(sizes, *more) == leave
+
+
+def moved(said: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    return [one for one in said if one[0] in (Do.STORE, Do.RESUME)]
+
+
+@pytest.mark.parametrize("widen", [False, True])
+def test_where_nothing_moves_the_shallowest_full_channel_takes_one_more_or_grows(widen: bool) -> None:
+    engine = Engine(0)
+    for _ in range(2):
+        engine.add_process()
+    deep, shallow = (engine.open_channel(engine.open_stream(capacity)) for capacity in (3, 2))
+    engine.settle([(p, Event.START, 0, 0) for p in range(2)])
+    for process, channel, fills in ((1, deep, 3), (0, shallow, 2)):
+        engine.settle([(process, Event.PUT, channel, fills)])
+        assert engine.settle([(process, Event.PUT, channel, 1)]) == [], "it is full"
+    assert moved(engine.relieve(widen)) == [(Do.STORE, 0, shallow, 2), (Do.RESUME, 0, 0, 0)]
+    assert [engine.depth(c) for c in (deep, shallow)] == [3, 3] and engine.waiting_at(deep) == (0, 1)
+    assert engine.channels[shallow].capacity == (2 * 2 + 1 if widen else 2)
+    assert moved(engine.relieve(spared=[deep])) == []
+    assert moved(engine.relieve()) == [(Do.STORE, 1, deep, 3), (Do.RESUME, 1, 0, 0)]
+
+
+def test_where_nothing_moves_and_nothing_is_full_the_first_who_waits_for_a_batch_gets_what_is_there() -> None:
+    engine = Engine(0)
+    for _ in range(3):
+        engine.add_process()
+    channels = [engine.open_channel(engine.open_stream(None)) for _ in range(3)]
+    engine.settle([(p, Event.START, 0, 0) for p in range(3)])
+    for process, channel, n, there in ((0, 0, -4, 0), (1, 1, 5, 2), (2, 2, -4, 3)):  # nothing there; exactly five; at most four
+        engine.remote_put(channels[channel], there) if there else None
+        assert engine.settle([(process, Event.GET, channels[channel], n)]) == []
+    assert engine.relieve() == [(Do.BOUND, 2, 0, 3), (Do.RESUME, 2, 0, 3)]
+    assert [p.state for p in engine.processes] == ["get", "get", "run"] and engine.relieve() == []

@@ -13,7 +13,6 @@ import pytest
 from rlinf_lab.cli import main
 from rlinf_lab.errors import PlanError, RlinfLabError
 from rlinf_lab.planning.adapt.replan import replan
-from rlinf_lab.planning.adapt.sensitivity import sensitivity
 from rlinf_lab.planning.adapt.whatif import Question
 from rlinf_lab.planning.fit.fit import profile_from_run
 from rlinf_lab.planning.fit.from_trace import profile_from_trace
@@ -47,8 +46,6 @@ def test_no_foreign_error_comes_out(odd: Any) -> None:
         ours(lambda name=name: PLANS.best.simulate(**{name: odd}))
     for name in ("window", "threshold", "restart_s"):
         ours(lambda name=name: replan(TIMELINE, PLANS.best, **{name: odd}))
-    for name in ("entries", "tolerance"):
-        ours(lambda name=name: sensitivity(PLANS, **{name: odd}))
     for made in (PROFILE, WORK, WORK.samples[0], PROFILE.edges[0]):
         for field in dataclasses.fields(made):
             ours(lambda made=made, field=field: _planned(made, {field.name: odd}))

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_runs import profiled, run, seconds
-from timed_flows import Timed
+from timed_flows import timed
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.fit.fit import fitted
 from rlinf_lab.planning.fit.habits import Moments, agreed
 from rlinf_lab.planning.fit.samples import Observed
-from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Profile, RankRule
+from rlinf_lab.planning.profile.profile import Profile, RankRule
 from rlinf_lab.runtime.profiling.profiler import _Measuring
 
 ITEMS, STEPS = 12, 3
@@ -241,15 +241,6 @@ def test_a_run_in_one_size_says_what_it_cannot_tell() -> None:
     assert not any("What a batch takes by itself" in n for n in measured(flow).notes)
 
 
-def test_what_cannot_be_of_a_cell_is_refused() -> None:
-    profile = measured(collecting())
-    with pytest.raises(ConfigError, match=r"profile.cells\[0\] has tokens: 12, which go round together .* sub_batches: \[1, 2\]"):
-        profile.replace(cells=(Cell(("simulator", "policy"), (1, 2), 12),))
-    edges = [EdgeProfile(e.producer, e.consumer, e.group, e.whole, at_end=e.producer == "policy") for e in profile.edges]
-    with pytest.raises(ConfigError, match=r"at_end is True between members of a cell"):
-        profile.replace(edges=tuple(edges))
-
-
 def test_a_run_is_read_with_the_plan_that_the_search_found() -> None:
     """As `lab.run` takes it."""
     flow = collecting()
@@ -378,104 +369,28 @@ def test_who_got_nothing_is_not_taken_for_quick() -> None:
     assert best.seconds >= 0.9 * took(flow, best)  # it was 0.75 of that; shares are as they were measured
 
 
-class Rounds(Habitual):
-    """Environments that go on one by one, each as soon as it has its answer; eight of them, whatever a plan says."""
-
-    def roll(self, actions: lab.Inbox, obs: lab.Outbox, done: lab.Outbox) -> None:
-        left = dict.fromkeys(range(8), 3)
-        for e in left:
-            self.spend(1)
-            obs.put(e)
-        while left:
-            (e,) = actions.get(1)
-            left[e] -= 1
-            if left[e]:
-                self.spend(1)
-                obs.put(e)
-            else:
-                del left[e]
-                done.put(e)
-
-    def act(self, obs: lab.Inbox, actions: lab.Outbox) -> None:
-        for batch in obs:
-            self.spend(len(batch))
-            actions.put_all(batch)
+# --- all of one input before the next: seen in a run, and simulated so ------------------------------------------
 
 
-def test_a_run_of_so_many_sub_batches_does_not_tell_whose_number_it_was() -> None:
-    """What was read off it could not be planned: the environments, all of them at once, "would have 8 items on a device"."""
-    flow = lab.Workflow("answered")
-    actions, obs, done = (flow.channel(name, capacity=None) for name in ("actions", "obs", "done"))
-    environments, policy = flow.worker(Rounds, "", 0.004, 0.0005, name="environments"), flow.worker(Rounds, "", 0.003, 0.0, name="policy")
-    learner = flow.worker(Learner, "batch", 0.002, 0.002, name="learner")
-
-    @flow.iteration
-    def iteration() -> None:
-        environments.roll(actions, obs, done)
-        policy.act(obs, actions)
-        learner.train(done)
-
-    plan = lab.plan(flow, DEVICES, measured(flow)).best.execution
-    assert plan.sub_batches["environments"] == 8
-    best = lab.plan(flow, DEVICES, lab.planning.profile_from_run(flow, plan, run(flow, plan, 3).timeline)).best
-    assert best.seconds == pytest.approx(took(flow, best), rel=0.01)
+def reader(a: float, b: float, j: float, in_turn: str = "j") -> lab.Workflow:
+    """j takes all of a before it takes any of b, or a batch of each at a time."""
+    return timed("aj bj", 16, {"a": (0, a), "b": (0, b), "j": (0, j)}, in_turn=in_turn)[0]
 
 
-# --- all of one input before the next: seen in a run, simulated so, and said ----------------------------------------
-class InTurn(lab.Worker):
-    def __init__(self, first: float, second: float) -> None:
-        self.first, self.second = first, second
-
-    def in_turn(self, x: lab.Inbox, y: lab.Inbox) -> None:
-        for batch in x:
-            self.compute(self.first * len(batch))
-        for batch in y:
-            self.compute(self.second * len(batch))
-
-    def together(self, x: lab.Inbox, y: lab.Inbox) -> None:
-        for batch, other in zip(x, y, strict=True):
-            self.compute(self.first * len(batch) + self.second * len(other))
-
-
-def in_turn_of(first: float = 0.02, second: float = 0.01, counts: tuple[int, int] = (8, 24), items: tuple[float, float] = (0.01, 0.01), how: str = "in_turn"):
-    flow = lab.Workflow("join")
-    x, y = flow.channel("x", capacity=None), flow.channel("y", capacity=None)
-    a, b = (flow.worker(Timed, n, 0.0, item, 1, name=name) for n, item, name in zip(counts, items, ("a", "b"), strict=True))
-    j = flow.worker(InTurn, first, second, name="j")
-
-    @flow.iteration
-    def iteration():
-        a.make(x)
-        b.make(y)
-        return getattr(j, how)(x, y)
-
-    return flow
-
-
-def test_the_order_of_inputs_is_seen_simulated_and_said() -> None:
-    flow = in_turn_of()
-    profile = profiled(flow)
-    assert [(p, pytest.approx(part)) for p, part in profile.workers["j"].in_turn] == [("a", 0.4), ("b", 0.6)]
+def test_the_order_of_inputs_is_seen() -> None:
+    profile = profiled(reader(0.01, 0.01, 0.02))
+    assert [(p, pytest.approx(part)) for p, part in profile.workers["j"].in_turn] == [("a", 0.5), ("b", 0.5)]
     assert Profile.from_json(profile.to_json()) == profile
-    plans = lab.plan(flow, DEVICES, profile)
-    for shape, close in {"a | b | j": 0.02, "(a | b) > j": 1e-6, "a > b > j": 1e-6}.items():
-        assert seconds(run(flow, plans[shape])) == pytest.approx(plans[shape].seconds, rel=close)
-    for plan in plans:
-        assert seconds(run(flow, plan)) <= plan.seconds * 1.02 and "j takes all of a and then b" in plan.notes[0]
-    assert plans.bound.seconds <= plans.best.seconds
-
-
-def test_a_batch_of_each_at_a_time_is_no_turn() -> None:
-    profile = profiled(in_turn_of(counts=(8, 8), how="together"))
-    assert profile.workers["j"].in_turn == () and not lab.plan(profile, 3).best.notes
+    together = profiled(reader(0.01, 0.01, 0.02, ""))
+    assert together.workers["j"].in_turn == () and not lab.plan(together, 3).best.notes
 
 
 @settings(max_examples=4, deadline=None)
-@given(st.tuples(*[st.floats(0.001, 0.05)] * 4))
-def test_streams_in_turn_take_what_a_run_takes(times: tuple[float, float, float, float]) -> None:
-    flow = in_turn_of(times[0], times[1], (16, 16), (times[2], times[3]))
+@given(st.tuples(*[st.floats(0.001, 0.05)] * 3))
+def test_plans_of_inputs_in_turn_take_what_a_run_takes(times: tuple[float, float, float]) -> None:
+    flow = reader(*times)
     plans = lab.plan(flow, DEVICES, profiled(flow))
     assert plans.bound.seconds <= plans.best.seconds * (1 + 1e-6)
-    streams = plans["a | b | j"]
-    assert streams.candidate.seconds == pytest.approx(streams.seconds, rel=0.02)
-    assert seconds(run(flow, streams)) == pytest.approx(streams.seconds, rel=0.02)
+    for shape, close in {"a | b | j": 0.02, "(a | b) > j": 1e-6, "a > b > j": 1e-6}.items():
+        assert seconds(run(flow, plans[shape])) == pytest.approx(plans[shape].seconds, rel=close)
+    assert plans["a | b | j"].candidate.seconds == pytest.approx(plans["a | b | j"].seconds, rel=0.02)

@@ -243,12 +243,6 @@ def test_those_that_nothing_links_go_in_the_order_of_the_plan(order: str) -> Non
     assert [p.priority for p in engine_of(Layout(graph, executed)).processes[1:]] == [order.index(n) for n in "abc"]
 
 
-def test_places_are_said_only_where_the_graph_does_not() -> None:
-    workers = {n: leaver(10, calls=1) for n in "abc"}
-    chain = Profile(4, workers, (EdgeProfile("a", "b"), EdgeProfile("b", "c")), device_memory_gib=80.0)
-    assert all(p.execution.priorities == {} for p in plan(chain, 3, micro_batches=1, simulate=False))
-
-
 def engine_of(layout: Layout) -> Engine:
     engine = layout.new_engine()
     layout.fill(engine)
@@ -368,14 +362,8 @@ def test_nothing_beside_a_cell_is_overlooked(seed: int) -> None:
         assert math.isinf(truth)
     else:
         assert plans.best.seconds == pytest.approx(truth)
-        assert not any(p.candidate.placement.misfit() for p in plans)
-
-
-def test_a_quick_search_finds_what_fits() -> None:
-    for seed in range(12):
-        profile, counts = random_cell(seed)
-        if math.isfinite(best_by_hand(profile, counts)):
-            assert not plan(profile, counts, micro_batches=1, simulate=False, quick=True).best.candidate.placement.misfit()
+        quick = plan(profile, counts, micro_batches=1, simulate=False, quick=True)
+        assert not any(p.candidate.placement.misfit() for p in (*plans, quick.best))
 
 
 def test_a_refusal_names_each_kind_of_device_with_its_memory() -> None:

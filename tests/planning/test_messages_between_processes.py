@@ -12,7 +12,16 @@ import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.forecast.message_costs import Hops, message_of
 from rlinf_lab.planning.plan.layout import checked_layout
-from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Message, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import (
+    Cell,
+    EdgeProfile,
+    Link,
+    Message,
+    Profile,
+    RankRule,
+    Sample,
+    WorkerProfile,
+)
 from rlinf_lab.planning.replay.estimate import estimate
 from rlinf_lab.planning.replay.loop_script import seen_messages
 from rlinf_lab.timeline.record.recorder import Recorder
@@ -123,12 +132,50 @@ def test_a_forecast_of_members_apart_pays_for_every_step() -> None:
     assert found[1] - found[0] == pytest.approx(10 * (2 * UNIX.latency_s + 4 * UNIX.busy_s), rel=0.12)
 
 
-def test_profiles_keep_messages_and_older_ones_have_none() -> None:
+def test_profiles_keep_messages() -> None:
     made = profile((UNIX, TCP))
     assert Profile.from_json(made.to_json()) == made
-    data = made.to_dict()
-    del data["messages"]
-    assert Profile.from_dict(data).messages == ()
     with pytest.raises(ConfigError, match="profile.messages names a transport twice"):
         made.replace(messages=(UNIX, UNIX))
     assert message_of((UNIX,), one_node=False) == UNIX and message_of((UNIX, TCP), one_node=True) == UNIX
+
+
+# --- items that are moved between devices ---------------------------------------------------------------------------
+ITEMS = 64
+
+
+def moving(link: Link | None, mib: float | None = 16.0, whole: bool = False) -> Profile:
+    """Two workers that scale with devices: 2 s and 2 s on one device each; 64 items of 16 MiB are a GiB."""
+    workers = {name: WorkerProfile((Sample(1, ITEMS, 2.0),), exponent=0.0) for name in ("make", "use")}
+    return Profile(ITEMS, workers, (EdgeProfile("make", "use", whole=whole, item_mib=mib),), "chain", link=link)
+
+
+def streamed(profile: Profile) -> lab.Timeline:
+    """The plan with both workers on devices of their own, simulated."""
+    return next(p for p in lab.plan(profile, 2) if p.mode == "spatial").simulate()
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.01])
+def test_moving_takes_latency_and_bytes_over_bandwidth(latency: float) -> None:
+    moved = streamed(moving(Link(1.0, latency)))
+    spans = moved.to_pandas().query("worker == 'link_make_to_use' and kind == 'run' and iteration == 0")
+    assert spans["seconds"].sum() == pytest.approx(1.0 + latency * len(spans), rel=1e-6) and len(spans) > 1  # a GiB at a GiB/s
+    assert moved.elapsed_ns > streamed(moving(None)).elapsed_ns
+
+
+def test_moving_overlaps_with_work_but_for_its_last_batch() -> None:
+    """The whole batch is wanted: 2 s of making, of which the last part is still to be moved, 2 s of using."""
+    timeline = streamed(moving(Link(1.0), whole=True))
+    first = timeline.iterations()["seconds"].iloc[0]
+    assert 4.0 < first <= 4.0 + 1.0 + 1e-6
+    assert streamed(moving(None, whole=True)).iterations()["seconds"].iloc[0] == pytest.approx(4.0)
+
+
+def test_a_slow_link_decides_for_sharing_devices() -> None:
+    assert lab.plan(moving(Link(1000.0)), 2).best.mode == "spatial"
+    slow = lab.plan(moving(Link(0.1)), 2)  # 10 s to move what takes 4 s to make and to use on the same devices
+    assert slow.best.mode == "temporal" and slow.best.seconds < 10 < next(p.seconds for p in slow if p.mode == "spatial")
+
+
+def test_links_travel_in_json() -> None:
+    assert Profile.from_json(moving(Link(12.0, 1e-4)).to_json()) == moving(Link(12.0, 1e-4))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_lab.planning.adapt.sensitivity import sensitivity
 from rlinf_lab.planning.adapt.whatif import Question
 from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check
 from rlinf_lab.planning.forecast.forecast import forecast
@@ -34,8 +33,7 @@ def some_looks(number: int) -> Callable[[], bool]:
 def test_all_that_takes_long_looks_whether_it_is_wanted() -> None:
     placement = plans().best.candidate.placement
     works: list[Callable[[], object]] = [
-        lambda: plan(PROFILE, 8), lambda: forecast(placement), lambda: follow(placement), lambda: sensitivity(plans()),
-        lambda: Question.of(plans()).answer(PROFILE),
+        lambda: plan(PROFILE, 8), lambda: forecast(placement), lambda: follow(placement), lambda: Question.of(plans()).answer(PROFILE),
     ]  # fmt: skip
     for work in works:
         with pytest.raises(Abandoned), as_long_as(lambda: False):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timed_flows import timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError, PlanNameError, UnknownNameError
@@ -63,28 +64,23 @@ def branching_calls() -> list[SimCall]:
             yield put("a")
             yield put("b")
 
-    def through(inbox: str, out: str):
+    def through(inbox: str, out: str = ""):
         def script(turn: Turn):
             while n := (yield get(inbox)):
                 yield run(2 * n)
-                yield put(out, n)
+                if out:
+                    yield put(out, n)
+            if not out:
+                yield get("d", ALL)
 
         return script
-
-    def sink(turn: Turn):
-        while n := (yield get("c")):
-            yield run(n)
-        yield get("d", ALL)
-
-    def idle(turn: Turn):
-        yield run(5)
 
     return [
         SimCall("source", "make", source, writes=("a", "b")),
         SimCall("left", "convert", through("a", "c"), reads=("a",), writes=("c",), starts_on_device=False),
         SimCall("right", "convert", through("b", "d"), reads=("b",), writes=("d",), starts_on_device=False),
-        SimCall("sink", "join", sink, reads=("c", "d"), starts_on_device=False),
-        SimCall("idle", "setup", idle),
+        SimCall("sink", "join", through("c"), reads=("c", "d"), starts_on_device=False),
+        SimCall("idle", "setup", lambda turn: (run(5) for _ in range(1))),
     ]
 
 
@@ -112,83 +108,50 @@ def runs(plan: ExecutionPlan) -> None:
 
 
 def test_the_plan_that_the_others_are_made_from_runs() -> None:
-    plan = ExecutionPlan.from_dict(whole_plan())
+    data = whole_plan()
+    plan = ExecutionPlan(**{**data, "micro_batches": {**data["micro_batches"], "a": np.int64(2)}})
     runs(plan)
-    assert plan.placements["sink"] == ((0, 1),) and plan.fused == (("left", "right"),)
-    assert plan == ExecutionPlan(**whole_plan()) == pickle.loads(pickle.dumps(plan)) == copy.deepcopy(plan)
+    assert plan.placements["sink"] == ((0, 1),) and plan.fused == (("left", "right"),) and type(plan.micro_batches["a"]) is int
+    assert plan == ExecutionPlan.from_dict(data) == pickle.loads(pickle.dumps(plan)) == copy.deepcopy(plan)
     assert json.loads(plan.to_json()) == whole_plan()
     assert len({plan, ExecutionPlan(**whole_plan()), ExecutionPlan(**{**whole_plan(), "name": "other"})}) == 2
-
-
-def test_numpy_numbers_are_numbers_and_mappings_are_copied() -> None:
-    data = whole_plan()
-    data["micro_batches"] = {"a": np.int64(2)}
-    plan = ExecutionPlan(**data)
     data["micro_batches"]["a"] = -3
-    assert plan.micro_batches == {"a": 2} and type(plan.micro_batches["a"]) is int
-    assert plan.to_json()
+    assert plan.micro_batches["a"] == 2, "mappings are copied"
 
 
+# Of each kind of check one; that whatever else is odd is refused, too, or runs, say the changes at random below.
 BAD: list[tuple[str, Any, str]] = [
     ("name", "", "name is ''"),
-    ("name", 3, "name is 3"),
     ("devices", "cpu:0", "devices is 'cpu:0'; it must be a list"),
     ("devices", ["cpu:0", "banana", "cuda:0"], r"devices\[1\] is 'banana'"),
-    ("devices", ["cpu:0", "cpu:01", "cuda:0"], r"devices\[1\] is 'cpu:01'"),
-    ("devices", ["cpu:0", None, "cuda:0"], r"devices\[1\] is None"),
     ("devices", [], "no devices"),
     ("devices", ["cpu:0", "cpu:0", "cpu:1"], "twice"),
-    ("placements", [[0]], "placements is .*mapping"),
     ("placements.source", [0], r"placements\['source'\]\[0\] is 0"),
-    ("placements.source", "0", r"placements\['source'\] is '0'"),
     ("placements.source", [[True]], r"placements\['source'\]\[0\]\[0\] is True"),
-    ("placements.source", [[1.0]], r"\[0\]\[0\] is 1.0"),
     ("placements.source", [[-1]], r"\[0\]\[0\] is -1"),
     ("placements.source", [[3]], r"\[0\] puts a rank on device 3, but there are 3 devices"),
-    ("placements.source", [], r"placements\['source'\] is empty"),
     ("placements.source", [[0], [0]], "more ranks than devices"),
     ("placements.sauce", [[0]], "worker 'sauce'. Did you mean 'source'.*placements of plan 'hybrid'"),
-    ("placements.idle", None, r"placements\['idle'\] is None"),
-    ("micro_batches.a", 2.5, r"micro_batches\['a'\] is 2.5"),
     ("micro_batches.a", -1, r"micro_batches\['a'\] is -1"),
-    ("micro_batches.a", True, r"micro_batches\['a'\] is True"),
     ("micro_batches.a", math.nan, r"micro_batches\['a'\] is nan"),
     ("micro_batches.a", 2**31, r"micro_batches\['a'\] is 2147483648"),
     ("micro_batches.aa", 1, "channel 'aa'. Did you mean 'a'"),
-    ("micro_batches", None, "micro_batches is None"),
-    ("capacities.a", -3, r"capacities\['a'\] is -3"),
     ("capacities.a", 0, r"capacities\['a'\] is 0"),
-    ("capacities.a", "8", r"capacities\['a'\] is '8'"),
-    ("capacities.z", 1, "channel 'z'"),
     ("capacities.d", 4, "declared whole"),
-    ("sub_batches.left", 1.5, r"sub_batches\['left'\] is 1.5"),
     ("sub_batches.left", 0, r"sub_batches\['left'\] is 0"),
-    ("sub_batches.left", math.inf, r"sub_batches\['left'\] is inf"),
     ("sub_batches.lift", 1, "worker 'lift'. Did you mean 'left'"),
     ("fused", "left", "fused is 'left'"),
     ("fused", [["left"]], r"fused\[0\] is \['left'\]; it must be a list of at least two"),
     ("fused", [["left", "right"], ["right", "sink"]], "names 'right' 2 times"),
-    ("fused", [["left", "left"]], "names 'left' 2 times"),
-    ("fused", [["left", 3]], "is 3; it must be a text"),
     ("fused", [["left", "rihgt"]], "worker 'rihgt'. Did you mean 'right'"),
     ("fused", [["left", "source"]], "fused workers must share ranks and devices"),
     ("memory.left", -1, r"memory\['left'\] is -1"),
-    ("memory.left", 0.5, r"memory\['left'\] is 0.5"),
     ("memory.left", 5, "needs 5 units"),
-    ("memory.lift", 1, "worker 'lift'"),
-    ("working.left", -1, r"working\['left'\] is -1"),
     ("working.left", 3, r"needs 2 \+ 3 units"),
-    ("working.lift", 1, "worker 'lift'"),
     ("priorities.left", 0.5, r"priorities\['left'\] is 0.5"),
-    ("priorities.lift", 1, "worker 'lift'"),
     ("device_memory", "big", "device_memory is 'big'"),
-    ("device_memory", True, "device_memory is True"),
     ("device_memory", 0, "device_memory is 0"),
-    ("device_memory", math.nan, "device_memory is nan"),
-    ("staleness", -1, "staleness is -1"),
     ("staleness", 65, "staleness is 65; it must be a whole number from 0 to 64"),
-    ("staleness", 1.0, "staleness is 1.0"),
-    ("staleness", None, "staleness is None"),
     ("devicez", [], "plan field 'devicez'. Did you mean 'devices'"),
 ]
 
@@ -211,20 +174,12 @@ def test_every_field_is_checked_by_name(path: str, value: Any, text: str, way: s
         assert "Next:" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda p: p.micro_batches.update(a=1), lambda p: p.micro_batches.pop("a"), lambda p: p.micro_batches.clear(),
-        lambda p: p.placements.__setitem__("left", 3),
-        lambda p: p.memory.setdefault("sink", 9), lambda p: p.capacities.__delitem__("a"), lambda p: p.sub_batches.__ior__({"left": 0}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [lambda p: p.micro_batches.update(a=1), lambda p: p.placements.__setitem__("left", 3), lambda p: p.micro_batches.clear()])
 def test_what_was_checked_cannot_be_changed(change) -> None:
     plan = ExecutionPlan.from_dict(whole_plan())
     with pytest.raises(PlanError, match=r"Next: dataclasses\.replace"):
         change(plan)
     assert plan == ExecutionPlan.from_dict(whole_plan())
-    assert dataclasses.replace(plan, micro_batches={**plan.micro_batches, "a": 7}).micro_batches["a"] == 7
     plain = plan.to_dict()
     plain["micro_batches"]["a"] = 8
     assert type(plain["micro_batches"]) is dict and ExecutionPlan.from_dict(plain).micro_batches["a"] == 8
@@ -248,10 +203,8 @@ def test_an_estimate_needs_the_plan_and_the_timeline_of_a_run(missing: tuple) ->
 
 @pytest.mark.parametrize("key", ["name", "devices", "placements"])
 def test_a_missing_field_is_named(key: str) -> None:
-    data = whole_plan()
-    del data[key]
     with pytest.raises(PlanError, match=f"without the field '{key}'"):
-        ExecutionPlan.from_dict(data)
+        ExecutionPlan.from_dict({k: v for k, v in whole_plan().items() if k != key})
 
 
 @pytest.mark.parametrize(
@@ -268,21 +221,13 @@ def test_what_is_no_plan_at_all(text: Any, match: str) -> None:
     ("make", "text"),
     [
         (lambda f: ExecutionPlan.temporal(f.graph, ["cpu:0"]), "made for a Workflow, not for"),
-        (lambda f: ExecutionPlan.temporal(f, "cpu:0"), "devices is 'cpu:0'"),
-        (lambda f: ExecutionPlan.temporal(f, None), "devices is None"),
-        (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks=2), "ranks is 2"),
-        (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks={"left": True}), r"ranks\['left'\] is True"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0", "cpu:1"], ranks={"left": 3}), r"ranks\['left'\] is 3.*at most 2 ranks, one for each device"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], ranks={"lefft": 1}), "Did you mean 'left'"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], micro_batchez={}), "Did you mean 'micro_batches'"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], sub_batches=2), "sub_batches is 2"),
-        (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], sub_batches={"left": "x"}), r"sub_batches\['left'\] is 'x'"),
-        (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], micro_batches=None), "micro_batches is None"),
         (lambda f: ExecutionPlan.temporal(f, ["cpu:0"], placements={}), "plan field 'placements'"),
         (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], [0]), r"on is \[0\]"),
         (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], dict.fromkeys(f.workers, 0)), r"on\['source'\] is 0"),
-        (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], {key: ["x"] for key in f.workers}), r"placements\['source'\]\[0\]\[0\] is 'x'"),
-        (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], {key: [0.9] for key in f.workers}), r"is 0.9"),
         (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], {key: [0] for key in f.workers}, micro_batch=2.5), r"micro_batches\['a'\] is 2.5"),
         (lambda f: ExecutionPlan.fused_cells(f, ["cpu:0"]), "no cell to fuse"),
     ],
@@ -383,12 +328,40 @@ def test_names_of_before_are_read_from_files_and_refused_in_code_with_the_new_on
     now = lab.plan(Profile.from_dict({"items": 4, "workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": 2.0}]}}}), 1).best.execution
     now = dataclasses.replace(now, micro_batches={"x": 3})
     before = {{"micro_batches": "chunks"}.get(key, key): value for key, value in now.to_dict().items()}
-    before["origin"] = {{"micro_batches": "chunks"}.get(key, key): value for key, value in now.origin.items()}
-    assert before != now.to_dict()
-    read = ExecutionPlan.from_json(json.dumps(before))
-    assert read == now and read.origin == json.loads(json.dumps(dict(now.origin)))
+    before["origin"] = {"chunks": 4, "tree": ["a", [1], 0, 0]}  # how a search found it, which files said once
+    assert before != now.to_dict() and ExecutionPlan.from_json(json.dumps(before)) == now
     for old in (lambda: dataclasses.replace(now, chunks={}), lambda: lab.plan(1, 1, chunks=2), lambda: lab.testing.Scripted([1], chunk=1)):
         with pytest.raises(ConfigError, match=r"'chunks?' is called 'micro_batch(es)?' now\. Next: "):
             old()
     with pytest.raises(AttributeError, match=r"called micro_batches now\. Next: plan\.micro_batches"):
         _ = now.chunks
+
+
+# --- the hybrid form, and devices on which nobody sits --------------------------------------------------------------
+CHAIN = timed("ab bc", 8, dict.fromkeys("abc", (0.0, 1.0)))[0]
+FOUR = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+
+
+def test_in_a_hybrid_plan_those_who_share_devices_take_turns_and_the_others_stream() -> None:
+    plan = ExecutionPlan.hybrid(CHAIN, FOUR, {"a": [0, 1], "b": [2, 3], "c": [2]}, micro_batch=4)
+    assert plan.micro_batches == {"ab": 4, "bc": 0} and plan.unused_devices == () and (plan.name, plan.placements["b"]) == ("hybrid", ((2,), (3,)))
+
+
+@pytest.mark.parametrize(
+    ("on", "says"),
+    [
+        ({"a": [0], "b": [1], "c": [2]}, r"nobody shares a device\. Next: ExecutionPlan\.spatial"),
+        ({"a": [0], "b": [0, 1], "c": [0]}, r"all do\. Next: ExecutionPlan\.temporal"),
+        ({"a": [0], "b": [0]}, r"no devices for 'c'"),
+    ],
+)
+def test_what_is_no_hybrid_plan_says_which_form_it_is(on: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        ExecutionPlan.hybrid(CHAIN, FOUR, on)
+
+
+def test_devices_on_which_nobody_sits_are_named_with_what_would_use_them() -> None:
+    plan = ExecutionPlan.temporal(CHAIN, FOUR)
+    assert plan.unused_devices == FOUR[1:]
+    assert "3 of 4. Next: ranks={'a': 4}, or lab.plan" in repr(plan) and "unused: cpu:1" in plan._repr_html_()
+    assert "unused" not in repr(ExecutionPlan.temporal(CHAIN, FOUR, dict.fromkeys("abc", 4)))

@@ -17,17 +17,10 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(lab.ExecutionPlan) if f.compare])
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(lab.ExecutionPlan)])
 def test_every_field_is_seen(field: str) -> None:
     changed = dataclasses.replace(PLAIN, **{field: CHANGES[field]})
     assert repr(changed) != repr(PLAIN) and changed._repr_html_() != PLAIN._repr_html_()
-
-
-def test_only_the_origin_is_not_seen_for_it_changes_nothing_that_happens() -> None:
-    """It tells simulations how a search found the plan; executors do not look at it."""
-    assert [f.name for f in dataclasses.fields(lab.ExecutionPlan) if not f.compare] == ["origin"]
-    changed = dataclasses.replace(PLAIN, origin={"micro_batches": 4})
-    assert changed == PLAIN and repr(changed) == repr(PLAIN) and changed._repr_html_() == PLAIN._repr_html_() and changed.diff(PLAIN) == PLAIN.diff(PLAIN)
 
 
 def test_what_is_default_is_not_mentioned() -> None:

@@ -168,6 +168,8 @@ NINE = "workers.a.lengths"
         (BASE, {"workers.a.resource": "host", FIRST + "devices": 0, "workers.a.devices": 2}, r"a\.devices is 2, but a worker on the host takes no device"),
         (BASE, {"workers.b.in_turn": [["x", 1.0]]}, r"workers\.b\.in_turn names x, but b is fed by a\. Next"),
         (BASE, {"workers.b.in_turn": [["a", 1.5]]}, r"workers\.b\.in_turn has the parts \[1\.5\].* whose sum is 1"),
+        (BASE, {"link": {"gib_per_s": 0}}, r"link\.gib_per_s"),
+        (BASE, {"edges.0.item_mib": -1}, r"item_mib"),
         (BASE, {"handovers": [{"worker": "d", "method": "load", "seconds": 1}]}, r"profile\.handovers\[0\]\.worker"),
         (BASE, {"handovers": [{"worker": "a", "method": "load", "seconds": 1, "after": ["x"]}]}, r"profile\.handovers\[0\]\.after"),
         (BASE, {"handovers": [{"worker": "a", "method": "load", "seconds": -1}]}, r"profile\.handovers\[0\]\.seconds is -1 s"),
@@ -185,6 +187,8 @@ NINE = "workers.a.lengths"
         (GENERATION, {NINE + ".tail": 16}, r"2 iterations end later .*: 'a' takes .* s of each\. Next"),
         (CELL, {"cells": [{"members": ["s", "t"]}]}, r"cells\[0\]\.members is \['s', 't'\], which is no cycle .* Next: all members of one: s, p"),
         (CELL, {"cells": [{"members": ["s", "p"]}, {"members": ["p", "s"]}]}, r"cells\[1\]\.members is \['p', 's'\], .* no cycle .* no other entry"),
+        (CELL, {"cells": [{"members": ["s", "p"], "sub_batches": [1, 2], "tokens": 12}]}, r"cells\[0\] has tokens: 12, which go round together .*"),
+        (CELL, {"cells": [{"members": ["s", "p"]}], "edges.1.at_end": True}, r"at_end is True between members of a cell"),
         (BASE, {"cells": [{"members": ["a"]}]}, r"cells\[0\]\.members is \['a'\].* Next: leave it out"),
     ],
 )  # fmt: skip

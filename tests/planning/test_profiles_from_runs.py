@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+from driving import executed
+from timed_flows import Timed, cell, timed
 
+import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.fit.fit import fitted, profile_from_run
 from rlinf_lab.planning.fit.from_trace import profile_from_trace
+from rlinf_lab.planning.fit.habits import Moments
 from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import plan as search
@@ -28,8 +35,6 @@ DEVICES = ["cpu:0", "cpu:1"]
 class Stage(Worker):
     def produce(self, out: Outbox) -> None: ...
     def convert(self, inbox: Inbox, out: Outbox) -> None: ...
-    def collect(self, actions: Inbox, out: Outbox, results: Outbox) -> None: ...
-    def act(self, inbox: Inbox, out: Outbox) -> None: ...
     def train(self, inbox: Inbox) -> None: ...
     def load(self) -> None: ...
 
@@ -49,11 +54,7 @@ def stages() -> Workflow:
     return flow
 
 
-def timeline(flow: Workflow, plan: ExecutionPlan, iterations: int = 3) -> Timeline:
-    return switching(flow, plan, {}, iterations)
-
-
-def switching(flow: Workflow, plan: ExecutionPlan, switch_ns: dict[str, tuple[int, int]], iterations: int = 3) -> Timeline:
+def timeline(flow: Workflow, plan: ExecutionPlan, iterations: int = 3, switch_ns: dict[str, tuple[int, int]] | None = None) -> Timeline:
     """24 items: 2 ms each in a, the last two 10 ms; 5 + 1 n ms in b; 3 n ms in c and 30 ms after the last batch, 6 ms in another call."""
 
     def produce(turn):
@@ -80,7 +81,7 @@ def switching(flow: Workflow, plan: ExecutionPlan, switch_ns: dict[str, tuple[in
         SimCall("c", "train", train, reads=("second",), starts_on_device=False),
         SimCall("c", "load", load),
     ]
-    return Simulator(flow.graph, plan, switch_ns).simulate(calls, iterations)
+    return Simulator(flow.graph, plan, switch_ns or {}).simulate(calls, iterations)
 
 
 def observed(flow: Workflow, **fields) -> Observed:
@@ -102,17 +103,17 @@ def test_samples_are_what_was_simulated() -> None:
 
 
 def test_output_curves_show_the_tail() -> None:
-    (sample,) = fitted([observed(stages())]).workers["a"].samples
+    seen = observed(stages())
+    (sample,) = fitted([seen]).workers["a"].samples
     assert sample.outputs[0] == (pytest.approx(0.002), pytest.approx(1 / 24)) and sample.outputs[-1] == (pytest.approx(0.064), 1.0)
-    assert all(x[0] < y[0] and x[1] < y[1] for x, y in zip(sample.outputs, sample.outputs[1:], strict=False))
-    (sample,) = fitted([observed(stages())], generators={"a": 900.0}).workers["a"].samples
-    profile = fitted([observed(stages())], generators={"a": 900.0})
+    assert all(x[0] < y[0] and x[1] < y[1] for x, y in itertools.pairwise(sample.outputs))
+    profile = fitted([seen], generators={"a": 900.0})
     assert profile.workers["a"].kind == "generation" and profile.weights == "tokens"
-    assert profile.workers["a"].lengths is not None and profile.workers["a"].lengths.completion == sample.outputs
+    assert profile.workers["a"].lengths is not None and profile.workers["a"].lengths.completion == profile.workers["a"].samples[0].outputs
     with pytest.raises(PlanError, match="put its outputs all at once"):
-        fitted([observed(stages())], generators={"b": 900.0})
+        fitted([seen], generators={"b": 900.0})
     with pytest.raises(UnknownNameError, match="generators"):
-        fitted([observed(stages())], generators={"x": 1.0})
+        fitted([seen], generators={"x": 1.0})
 
 
 def test_two_ranks_share_a_batch() -> None:
@@ -125,83 +126,41 @@ def test_two_ranks_share_a_batch() -> None:
 
 
 def test_cells_are_measured_by_the_step() -> None:
-    flow = Workflow("cell")
-    obs, act, results = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("results", whole=True)
-    env, policy, learner = (flow.worker(Stage, name=n) for n in ("env", "policy", "learner"))
-
-    @flow.iteration
-    def iteration() -> None:
-        env.collect(act, obs, results)
-        policy.act(obs, act)
-        learner.train(results)
-
-    def observe(k: int) -> Observed:
-        plan = ExecutionPlan.temporal(flow, DEVICES[:1], sub_batches={"env": k}, micro_batches={"obs": 1})
-
-        def collect(turn):
-            for step in range(20):
-                for slot in range(k):
-                    if step:
-                        yield get("act", 1, slot)
-                    yield run((4 + 8 // k) * MS)
-                    yield put("obs")
-            for slot in range(k):
-                yield get("act", 1, slot)
-                yield put("results")
-
-        def answer(turn):
-            step = 0
-            while n := (yield get("obs")):
-                yield run((2 + 6 * n // k) * MS)
-                for _ in range(n):
-                    yield put("act", 1, step % k)
-                    step += 1
-
-        def train(turn):
-            yield get("results", ALL)
-            yield run(100 * MS)
-
-        calls = [
-            SimCall("env", "collect", collect, reads=("act",), writes=("obs", "results")),
-            SimCall("policy", "act", answer, reads=("obs",), writes=("act",), starts_on_device=False),
-            SimCall("learner", "train", train, reads=("results",), starts_on_device=False),
-        ]
-        return Observed.of(flow.graph, plan, Simulator(flow.graph, plan).simulate(calls, 3))
-
-    profile = fitted([observe(1), observe(2)], items=32)
-    env_, policy_ = profile.workers["env"], profile.workers["policy"]
-    assert (env_.kind, policy_.kind, env_.calls, policy_.calls) == ("simulator", "batch", 20, 20)
-    assert [(s.items, s.seconds) for s in env_.samples] == [(16, pytest.approx(0.008)), (32, pytest.approx(0.012))]
-    assert [(s.items, s.seconds) for s in policy_.samples] == [(16, pytest.approx(0.005)), (32, pytest.approx(0.008))]
-    assert [(e.producer, e.consumer, e.whole) for e in profile.edges] == [("env", "policy", False), ("policy", "env", False), ("env", "learner", True)]
-    # One device, time-shared: 20 (12 + 8) ms and 100 ms of training.
-    assert search(profile, 1).best.candidate.searched == pytest.approx(0.5)
+    """20 steps of 3 ms, and 21 of 4 ms: the last one counts with the others. On one device an iteration takes their sum."""
+    flow, seen = cell(0.004, 0.003, 20), []
+    for tokens in (1, 2):
+        plan = ExecutionPlan.temporal(flow, DEVICES[:1], sub_batches={"sim": tokens}, micro_batches={"obs": 1})
+        seen.append(Observed.of(flow.graph, plan, executed(flow, plan)))
+    profile = fitted(seen, items=32)
+    assert {n: (w.kind, w.calls) for n, w in profile.workers.items()} == {"sim": ("simulator", 20), "policy": ("batch", 20)}
+    for name, seconds in (("sim", 21 * 0.004 / 20), ("policy", 0.003)):
+        assert [(s.items, s.seconds) for s in profile.workers[name].samples] == [(16, pytest.approx(seconds)), (32, pytest.approx(seconds))]
+    assert [(e.producer, e.consumer, e.whole) for e in profile.edges] == [("sim", "policy", False), ("policy", "sim", False)]
+    assert search(profile, 1).best.candidate.searched == pytest.approx(21 * 0.004 + 20 * 0.003)
 
 
-def test_a_finished_run_becomes_a_profile() -> None:
+def test_a_finished_run_becomes_a_profile_with_the_plan_that_was_run_only() -> None:
     flow = stages()
     plan = ExecutionPlan.temporal(flow, DEVICES[:1])
-    profile = profile_from_run(flow, plan, timeline(flow, plan))
+    done = timeline(flow, plan)
+    profile = profile_from_run(flow, plan, done)
     assert "run under temporal" in profile.name and search(profile, 1).best.seconds == pytest.approx(0.064 + 0.029 + 0.18)
     with pytest.raises(PlanError, match="Next: run two iterations"):
         profile_from_run(flow, plan, timeline(flow, plan, 1))
-    other = Workflow("other")
-    a, x, channel = other.worker(Stage, name="a"), other.worker(Stage, name="x"), other.channel("first")
-
-    @other.iteration
-    def iteration() -> None:
-        a.produce(channel)
-        x.train(channel)
-
+    other, _ = timed("ax", 24, {"a": (0, 1), "x": (0, 1)})
     with pytest.raises(PlanError, match="no span of 'x'"):
-        profile_from_run(other, plan, timeline(flow, plan))
+        profile_from_run(other, plan, done)
+    with pytest.raises(PlanError, match=r"a\[0\] worked on cpu:0; plan 'wide' has it on cpu:0, cpu:1\. Next: the plan that was run\."):
+        profile_from_run(flow, ExecutionPlan("wide", DEVICES[:2], {"a": [[0, 1]], "b": [[0]], "c": [[0]]}), done)
+    said = " ".join(profile_from_run(flow, plan, done, items=480).notes)
+    assert "An iteration counts 480 items, as asked; what passed was 48: one of these counts as 10." in said
 
 
 def test_switching_and_memory_of_the_run_are_in_its_profile() -> None:
     """One device that holds one of them: the plan that was run is predicted as it was, coming and leaving included."""
     flow = stages()
     plan = ExecutionPlan.temporal(flow, DEVICES[:1], memory={"a": 3, "b": 2, "c": 4}, device_memory=4)
-    done = switching(flow, plan, {"a": (200 * MS, 100 * MS), "b": (60 * MS, 50 * MS), "c": (30 * MS, 20 * MS)})
+    done = timeline(flow, plan, switch_ns={"a": (200 * MS, 100 * MS), "b": (60 * MS, 50 * MS), "c": (30 * MS, 20 * MS)})
     profile = profile_from_run(flow, plan, done)
     assert {w: (p.memory.resident_gib, p.onload_s, p.offload_s) for w, p in profile.workers.items()} == {
         "a": (3, pytest.approx(0.2), pytest.approx(0.1)), "b": (2, pytest.approx(0.06), pytest.approx(0.05)),
@@ -213,15 +172,6 @@ def test_switching_and_memory_of_the_run_are_in_its_profile() -> None:
     large = dataclasses.replace(plan, device_memory=9)
     stays = profile_from_run(flow, large, timeline(flow, large))
     assert "'a' never left its devices in this run: it is taken to leave as fast as it came (0 s)" in " ".join(stays.notes)
-
-
-def test_items_of_an_iteration_that_did_not_pass_are_said() -> None:
-    flow = stages()
-    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
-    done = timeline(flow, plan)
-    said = " ".join(profile_from_run(flow, plan, done, items=480).notes)
-    assert "An iteration counts 480 items, as asked; what passed was 48: one of these counts as 10." in said
-    assert "as asked" not in " ".join(profile_from_run(flow, plan, done, items=48).notes)
 
 
 def test_time_in_which_nobody_computes_is_said() -> None:
@@ -241,17 +191,223 @@ def test_time_in_which_nobody_computes_is_said() -> None:
     assert any("In 0.06 s of each iteration" in note and "lab.estimate" in note for note in found.notes) and found.workers == calm.workers
 
 
-def test_a_plan_that_was_not_run_is_refused() -> None:
-    flow = stages()
-    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
-    done = timeline(flow, plan)
-    with pytest.raises(PlanError, match=r"a\[0\] worked on cpu:0; plan 'wide' has it on cpu:0, cpu:1\. Next: the plan that was run\."):
-        profile_from_run(flow, ExecutionPlan("wide", DEVICES[:2], {"a": [[0, 1]], "b": [[0]], "c": [[0]]}), done)
-    with pytest.raises(PlanError, match=r"a\[0\] worked on cpu:0; plan 'elsewhere' has it on cpu:1"):
-        profile_from_run(flow, ExecutionPlan("elsewhere", DEVICES[:2], {"a": [[1]], "b": [[0]], "c": [[0]]}), done)
-
-
 def test_a_simulated_timeline_names_its_devices() -> None:
     flow = stages()
     profile = profile_from_trace(timeline(flow, ExecutionPlan.temporal(flow, DEVICES, {"b": 2})), {"b": "convert", "c": "c"}, 24, [("b", "c")], iterations=3)
     assert [profile.workers[w].samples[0].devices for w in "bc"] == [2, 1] and not any("lanes" in n for n in profile.notes)
+
+
+# --- traces of other tools ------------------------------------------------------------------------------------------
+Event = dict[str, Any]
+
+
+def event(name: str, start_s: float, seconds: float, thread: int = 1, **more: Any) -> Event:
+    return {"ph": "X", "name": name, "ts": 1e6 * start_s, "dur": 1e6 * seconds, "pid": 1, "tid": thread, **more}
+
+
+def steps(count: int, first_s: float) -> list[Event]:
+    """Steps of two seconds, as torch's profiler marks them: half of each generates, half trains."""
+    found = []
+    for i in range(count):
+        at = first_s + 2 * i
+        found += [event(f"ProfilerStep#{i}", at, 2, 2, cat="user_annotation"), event("generate", at, 1), event("train", at + 1, 1)]
+    return found
+
+
+def opened_trace(folder: Path, *events: Event) -> Timeline:
+    (folder / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    return Timeline.open(folder / "trace.json")
+
+
+def seconds(profile: lab.Profile) -> dict[str, float]:
+    return {name: worker.samples[0].seconds for name, worker in profile.workers.items()}
+
+
+def test_the_name_of_a_span_is_a_pattern_of_itself(tmp_path: Path) -> None:
+    trace = opened_trace(tmp_path, event("generate[0]", 0, 1), event("kernel<float[4], *>", 1, 2))
+    profile = lab.planning.profile_from_trace(trace, {"a": "generate[0]", "b": "kernel<float[4], *>"}, 8, [("a", "b")])
+    assert seconds(profile) == {"a": 1, "b": 2}
+
+
+def test_what_lies_around_the_marked_steps_is_left_out_and_told(tmp_path: Path) -> None:
+    trace = opened_trace(tmp_path, event("generate", 0, 9), *steps(3, 10), event("train", 20, 4))
+    for iterations in (None, 3):
+        profile = lab.planning.profile_from_trace(trace, {"a": "generate", "b": "train"}, 8, [("a", "b")], iterations=iterations)
+        assert seconds(profile) == {"a": 1, "b": 1}
+        assert {f"{w}: 1 span outside of the iterations that came to their end left out, {s} s." for w, s in (("a", 9), ("b", 4))} <= {*profile.notes}
+    whole = lab.planning.profile_from_trace(trace, {"a": "generate", "b": "train"}, 8, [("a", "b")], iterations=1)  # as asked, all of it
+    assert seconds(whole) == {"a": 12, "b": 7} and not any("left out" in note for note in whole.notes)
+
+
+def test_a_gpu_may_be_behind_the_host_that_marks_the_steps(tmp_path: Path) -> None:
+    on_gpu = {"cat": "kernel", "args": {"device": 0, "stream": 7}}
+    kernels = [event("gemm", 9, 0.5, **on_gpu), *(event("gemm", 11 + 2 * i + 1.5, 1, **on_gpu) for i in range(3))]  # the last one begins after its step
+    profile = lab.planning.profile_from_trace(opened_trace(tmp_path, *steps(3, 10), *kernels), {"a": "gemm"}, 8, [])
+    assert seconds(profile) == {"a": 1}
+    assert "a: 1 span outside of the iterations that came to their end left out, 0.5 s." in profile.notes
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([event("a", 0, 0), event("a", 1, 0), event("b", 0, 1)], r"All 2 spans that match 'a' \(worker 'w'\) last 0 s. Next: "),
+        ([event("b", 0, 0)], "no span that lasts any time, so nothing for worker 'w'. Next: "),
+        ([event("a", 0, 1), *steps(2, 10)], r"All 1 span that match 'a' .* lie outside of the iterations that came to their end. Next: "),
+        ([event("[ab]", 0, 1)], r"Nothing in the timeline matches 'a' .* Spans there: \[ab\]. Next: one of these"),
+    ],
+    ids=["no time", "no spans", "outside", "other names"],
+)
+def test_why_nothing_can_be_fitted(tmp_path: Path, events: list[Event], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        lab.planning.profile_from_trace(opened_trace(tmp_path, *events), {"w": "a"}, 8, [])
+
+
+def test_lanes_are_devices_and_the_slowest_counts(tmp_path: Path) -> None:
+    """Two iterations: two rollout lanes of which one has the tail, a trainer."""
+    lanes = [event("generate_sequences", i, s, lane) for i in range(2) for lane, s in ((1, 0.3), (2, 0.42))]
+    trainer = [event(name, i + at, s, pid=2) for i in range(2) for name, at, s in (("update_actor", 0.42, 0.25), ("inner", 0.43, 0.001))]
+    trace = opened_trace(tmp_path, *lanes, *trainer)
+    profile = lab.planning.profile_from_trace(trace, {"rollout": "generate*", "actor": "update*"}, 512, [("rollout", "actor")], iterations=2)
+    assert [(s.devices, s.items) for s in profile.workers["rollout"].samples] == [(2, 512)]
+    assert seconds(profile) == pytest.approx({"rollout": 0.42, "actor": 0.25}) and lab.plan(profile, 2).best.seconds > 0
+    with pytest.raises(PlanError, match="iterations=0"):
+        lab.planning.profile_from_trace(trace, {}, 512, [], iterations=0)
+
+
+def torch_trace(folder: Path, gpus: int = 1) -> Timeline:
+    """Three steps as torch's profiler writes them: each annotation is on the Python thread, short, and on a stream of each GPU, for as long as it takes."""
+    events = []
+    for at in (0, 10, 20):
+        events.append(event(f"ProfilerStep#{at // 10}", at, 10, 7, cat="user_annotation"))
+        for name, start, took in (("rollout", at, 6), ("train", at + 7, 2.5)):
+            events.append(event(name, start, 1e-4, 7, cat="user_annotation"))
+            events += [event(name, start + 1e-5, took, 7, cat="gpu_user_annotation", pid=-gpu, args={"device": gpu, "stream": 7}) for gpu in range(gpus)]
+    return opened_trace(folder, *events)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_torch_trace_has_as_many_devices_as_gpus_and_the_iterations_that_it_marks(gpus: int, tmp_path: Path) -> None:
+    trace, workers = torch_trace(tmp_path, gpus), {"rollout": "rollout", "train": "train"}
+    profile = lab.planning.profile_from_trace(trace, workers, 64, [("rollout", "train")])
+    assert seconds(profile) == pytest.approx({"rollout": 6.0, "train": 2.5}) and {w.samples[0].devices for w in profile.workers.values()} == {gpus}
+    assert [n for n in profile.notes if "Give devices" in n or "marks" in n] == []
+    other = lab.planning.profile_from_trace(trace, workers, 64, [], iterations=1)
+    assert seconds(other)["train"] == pytest.approx(7.5) and any("marks 3 iterations, 1 were asked for" in n for n in other.notes)
+
+
+@pytest.mark.parametrize(
+    ("spans", "devices", "took"),
+    [
+        ([(0, 0, 6), (1, 10, 16)], 1, 12.0),  # one device, whose spans hop between two lanes
+        ([(0, 0, 6), (1, 10, 16)], 0, 12.0),  # a service on the host
+        ([(0, 0, 6), (1, 10, 16)], 2, 6.0),
+        ([(0, 0, 6), (1, 0, 6), (2, 10, 16), (3, 10, 16)], 2, 12.0),  # two devices, four lanes
+        ([(0, 0, 6), (0, 1, 2), (1, 4, 10)], 1, 10.0),  # both work on it from 4 to 6; a span within another is no second one
+        ([(0, 0, 9), (1, 10, 12), (2, 10, 11)], 2, 9.0),  # no shorter than the busiest lane
+    ],
+)
+def test_spans_of_a_device_may_hop_between_lanes(spans: list[tuple[int, int, int]], devices: int, took: float, tmp_path: Path) -> None:
+    trace = opened_trace(tmp_path, *(event("gen", start, end - start, lane) for lane, start, end in spans))
+    profile = lab.planning.profile_from_trace(trace, {"a": "gen"}, 64, [], devices={"a": devices})
+    assert (profile.workers["a"].samples[0].devices, seconds(profile)["a"]) == (devices, pytest.approx(took))
+
+
+def test_time_does_not_count_for_two_workers(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"Span 'rollout' matches '\*' \(worker 'b'\), and also 'r\*' \(worker 'a'\)"):
+        lab.planning.profile_from_trace(torch_trace(tmp_path), {"a": "r*", "b": "*"}, 64, [])
+    nested = opened_trace(tmp_path, event("step", 0, 9), event("inner", 2, 3), event("after", 9, 5))
+    with pytest.raises(PlanError, match=r"'inner' .*\(worker 'b'\), and lies within 'step', which matches 'step' \(worker 'a'\).*Next: patterns"):
+        lab.planning.profile_from_trace(nested, {"a": "step", "b": "inner"}, 64, [])
+    assert set(lab.planning.profile_from_trace(nested, {"a": "step", "b": "after"}, 64, []).workers) == {"a", "b"}
+
+
+# --- workers that take more while what they took before is in the making --------------------------------------------
+ITEMS, SLOTS, STEP_S = 24, 4, 0.004
+
+
+class Source(Worker):
+    def make(self, asked: Outbox) -> None:
+        asked.put_all([12 if i % 5 == 0 else 5 for i in range(ITEMS)])
+
+
+class Refills(Worker):
+    """Answers of 5 or 12 steps; a slot that becomes free is filled again at once."""
+
+    def generate(self, asked: Inbox, done: Outbox) -> None:
+        wanted, running = asked.get(SLOTS), []
+        while wanted or running:
+            running += wanted
+            self.compute(STEP_S)
+            running = [n - 1 for n in running]
+            for _ in range(running.count(0)):
+                done.put(1)
+            running = [n for n in running if n]
+            free = SLOTS - len(running)
+            wanted = (asked.get_nowait(free) if running else asked.get(free)) if free else []
+
+
+def ran(ranks: int) -> tuple[Workflow, ExecutionPlan, Timeline]:
+    flow = Workflow("refilled")
+    asked, done = flow.channel("asked", capacity=None), flow.channel("done", capacity=None)
+    source, generator = flow.worker(Source, name="source"), flow.worker(Refills, name="generator")
+    learner = flow.worker(Timed, 0, 0.0, 0.002, 1, name="learner")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.make(asked)
+        generator.generate(asked, done)
+        learner.work(done)
+
+    devices = tuple(f"cpu:{i}" for i in range(ranks + 1))
+    places = {"source": ((0,),), "generator": tuple((1 + r,) for r in range(ranks)), "learner": ((0,),)}
+    plan = ExecutionPlan(f"{ranks} ranks", devices, places, micro_batches={"done": 1})
+    return flow, plan, executed(flow, plan)
+
+
+@pytest.fixture(scope="module")
+def one() -> tuple[Workflow, ExecutionPlan, Timeline]:
+    return ran(1)
+
+
+def busy_s(timeline: Timeline, worker: str) -> float:
+    """Of an iteration."""
+    table = timeline.to_pandas().query("kind == 'run' and worker == @worker")
+    return float((table["end_ns"] - table["start_ns"]).sum()) / 3e9
+
+
+def test_all_that_it_takes_is_one_batch_of_the_profile(one: tuple[Workflow, ExecutionPlan, Timeline]) -> None:
+    profile = profile_from_run(*one)
+    (sample,) = profile.workers["generator"].samples
+    assert (sample.items, sample.seconds) == (ITEMS, pytest.approx(busy_s(one[2], "generator")))
+    assert sample.outputs[-1] == (pytest.approx(sample.seconds), 1.0)  # and when its answers came
+    assert [(s.items, s.seconds) for s in profile.workers["learner"].samples] == [(1, pytest.approx(0.002))]
+    assert any("'generator' takes more while" in note for note in profile.notes)
+
+
+def test_an_estimate_of_two_ranks_is_what_two_ranks_take(one: tuple[Workflow, ExecutionPlan, Timeline]) -> None:
+    estimate = lab.estimate(*one)
+    _, plan, timeline = ran(2)
+    assert estimate.iteration_seconds(one[1]) == pytest.approx(one[2].elapsed_ns / 3e9)
+    assert estimate.iteration_seconds(plan) == pytest.approx(timeline.elapsed_ns / 3e9, rel=0.15)  # their tails differ
+
+
+def told(*did: str | int) -> bool:
+    """"run", items that came (above 0), items that went (below 0)."""
+    moments = Moments()
+    for one in did:
+        if isinstance(one, str):
+            moments.computed(1.0)
+        elif one > 0:
+            moments.got("in", one)
+        else:
+            moments.gave("out", -one)
+    return moments.refills()
+
+
+def test_others_are_not_taken_for_it() -> None:
+    assert told(4, "run", -2, 2, "run", -4)
+    assert not told(4, "run", -4, 2, "run", -2)  # batch by batch
+    assert not told(2, 2, "run", -2, -2, 2, "run", -2)  # two batches before it works
+    assert not told(2, "run", 2, "run", -4)  # gives at its end
+    assert not told(2, "run", -1, 2, "run", -1, 2, "run", -1)  # leaves some out: what it has in hand is not known
+    assert not told(2, "run", -4, 2, "run", -4)  # makes two of one

@@ -5,6 +5,7 @@ Expected figures: RLinf (arXiv 2509.15965), Figs. 9, 14, 15, 16a. `docs/history.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -20,19 +21,15 @@ from rlinf_lab.planning.search.plan_tree import SPATIAL, Composed, Leaf
 PROFILES = Path(__file__).parents[2] / "docs" / "profiles"
 
 
-def profile(name: str) -> Profile:
-    return Profile.load(PROFILES / f"{name}.json")
+def profile(name: str, ranks: int = 0) -> Profile:
+    """``ranks``: model-parallel size of the rollout, where it is not published."""
+    given = Profile.load(PROFILES / f"{name}.json")
+    return given.with_worker("rollout", ranks=replace(given.workers["rollout"].ranks, devices_per_rank=ranks)) if ranks else given
 
 
 @cache
 def planned(name: str, devices: int, rule: str = "fitted", micro_batches: int = 64, ranks: int = 0, simulate: bool = True) -> Plans:
-    """``ranks``: model-parallel size of the rollout, where it is not published."""
-    given = profile(name)
-    if ranks:
-        from dataclasses import replace
-
-        given = given.with_worker("rollout", ranks=replace(given.workers["rollout"].ranks, devices_per_rank=ranks))
-    return plan(given, devices, rule=rule, micro_batches=micro_batches, simulate=simulate)
+    return plan(profile(name, ranks), devices, rule=rule, micro_batches=micro_batches, simulate=simulate)
 
 
 def devices(plans: Plans, which: str) -> list[int]:
@@ -66,11 +63,7 @@ def test_case_4_total(ranks: int) -> None:
 @pytest.mark.parametrize("rollout", [40, 42, 44, 46])
 def test_case_4_rollout_interval(rollout: int, ranks: int) -> None:
     """At 16 training devices, whatever the rest is split into: the total does not test the generation model, this does."""
-    from dataclasses import replace
-
-    given = profile("grpo_7b_case4")
-    given = given.with_worker("rollout", ranks=replace(given.workers["rollout"].ranks, devices_per_rank=ranks))
-    setting = Setting.of(given, 64, micro_batches=512)
+    setting = Setting.of(profile("grpo_7b_case4", ranks), 64, micro_batches=512)
     names = [u.name for u in setting.stages]
     counts = {"rollout": rollout, "reward": 0, "logprob": 2, "training": 16}
     leaves = [Leaf(i, (counts[n],), 9) for i, n in enumerate(names)]

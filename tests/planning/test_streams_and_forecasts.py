@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 
 import numpy as np
 import pytest
+from brute_force import best
 from random_profiles import branching, random_profile
 from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.forecast.forecast import forecast, graph_of
+from rlinf_lab.planning.forecast.per_rank import has_a_rest
 from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.forecast.stream_estimate import follow
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.gantt import gantt
 from rlinf_lab.planning.planner.planner import plan
-from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.search.plan_tree import TEMPORAL, Composed, nodes
+from rlinf_lab.planning.search.problem import Problem
 from rlinf_lab.planning.search.solver import Only, solve
 from rlinf_lab.timeline.record.span import SpanKind
 
 
 def placements(profile: Profile, devices: int = 16, micro_batches: int = 16, **options) -> list[tuple[Placement, float]]:
-    """The best plan of each kind of composition, for two arrangements, with the search's seconds."""
-    setting = Setting.of(profile, devices, micro_batches, **options)
+    """The best plan of each kind of composition, for two arrangements, with the search's seconds; none where nothing fits."""
+    try:
+        setting = Setting.of(profile, devices, micro_batches, **options)
+    except PlanError:
+        return []
     found = []
     arrangements = setting.arrangements()
     for arrangement in {arrangements[0]: 0, arrangements[-1]: 0}:
@@ -44,32 +51,30 @@ def never_gives_way(placement: Placement) -> bool:
     return any(isinstance(n, Composed) and n.kind == TEMPORAL and n.grain > 0 and n.leaves & sources for n in nodes(placement.tree))
 
 
-@sweep(10, 25)
-def test_followed_chunks_take_what_the_search_says_on_chains(seeds: range) -> None:
+@sweep(6, 60)
+def test_followed_chunks_take_what_the_search_says(seeds: range) -> None:
+    """On chains to the digit; on branching graphs the search's fill is an upper bound; with generators its two numbers for a stream are an approximation."""
+    faster, off = 0, []
     for seed in seeds:
-        try:
-            plans = placements(random_profile(seed, generators=False, chain=True))
-        except PlanError:
-            continue
-        for placement, seconds in plans:
-            if not never_gives_way(placement):
-                assert follow(placement).seconds == pytest.approx(seconds), seed
-
-
-@sweep(20, 60)
-def test_followed_chunks_are_never_slower_than_the_search_says(seeds: range) -> None:
-    """On branching graphs the search's fill is an upper bound."""
-    faster = 0
-    for seed in seeds:
-        try:
-            plans = placements(random_profile(seed, generators=False))
-        except PlanError:
-            continue
-        for placement, seconds in plans:
+        for placement, seconds in placements(random_profile(seed, generators=False, chain=True)):
+            assert follow(placement).seconds == pytest.approx(seconds) or never_gives_way(placement), seed
+        for placement, seconds in placements(random_profile(seed, generators=False)):
             found = follow(placement).seconds
             faster += found < seconds * 0.999
             assert found <= seconds * (1 + 1e-9) or never_gives_way(placement), seed
-    assert faster
+        off += [follow(p).seconds / s for p, s in placements(random_profile(seed, memory=False, cells=False)) if not never_gives_way(p)]
+    assert faster and np.median(np.abs(np.array(off) - 1)) < 0.01 and min(off) > 0.8 and max(off) < 1.2
+
+
+def test_the_scheduler_in_virtual_time_agrees() -> None:
+    """It may do better than strict turns. Where unlinked workers time-share in a pipeline it may choose another order: worse. With staleness the model is
+    the longer of period and fill / (1 + staleness), and one iteration may fill another's gaps."""
+    plans = [p for seed in range(8) for p, _ in placements(random_profile(seed), 8, 8)]
+    ratios = [forecast(p, 2).iterations()["seconds"].iloc[-1] / follow(p).seconds for p in plans]
+    assert 0.99 < np.median(ratios) < 1.01 and np.quantile(ratios, 0.1) > 0.95 and np.quantile(ratios, 0.85) < 1.05
+    for seed in range(4):
+        for placement, seconds in placements(random_profile(seed, generators=False, chain=True, cells=False), 8, 8, staleness=2):
+            assert 0.6 * seconds < settled(steady(placement), 2)[1] < 1.1 * seconds, (seed, placement.shape)
 
 
 @pytest.mark.parametrize(("made", "devices", "micro_batches"), [
@@ -84,34 +89,6 @@ def test_who_never_waits_takes_its_turn_once(made: Profile, devices: int, micro_
     for placement, searched in found:
         simulated, followed = forecast(placement, 2).iterations()["seconds"].iloc[-1], follow(placement).seconds
         assert followed == pytest.approx(simulated, rel=0.02) and searched < 0.9 * simulated
-
-
-@sweep(20, 60)
-def test_the_search_knows_the_long_tail(seeds: range) -> None:
-    """With generators the search's two numbers for a stream are an approximation: within a few percent of the stream itself."""
-    off = []
-    for seed in seeds:
-        try:
-            plans = placements(random_profile(seed, memory=False, cells=False))
-        except PlanError:
-            continue
-        off += [follow(p).seconds / s for p, s in plans if not never_gives_way(p)]
-    assert np.median(np.abs(np.array(off) - 1)) < 0.01 and min(off) > 0.8 and max(off) < 1.2
-
-
-def test_the_scheduler_in_virtual_time_agrees() -> None:
-    ratios = []
-    for seed in range(20):
-        try:
-            plans = placements(random_profile(seed), 8, 8)
-        except PlanError:
-            continue
-        for placement, _ in plans:
-            simulated = forecast(placement, 2).iterations()["seconds"].iloc[-1]
-            ratios.append(simulated / follow(placement).seconds)
-    assert 0.99 < np.median(ratios) < 1.01 and np.quantile(ratios, 0.1) > 0.95
-    # The scheduler may do better than strict turns. Where unlinked workers time-share in a pipeline it may choose another order: worse.
-    assert np.quantile(ratios, 0.85) < 1.05
 
 
 WORK = WorkerProfile((Sample(4, 64.0, 8.0),), exponent=1.0)
@@ -131,6 +108,8 @@ def test_switches_are_paid_by_those_who_leave() -> None:
     kinds = timeline.spans["kind"]
     assert (kinds == SpanKind.ONLOAD).sum() == 6 and timeline.bubble_sum_error_ns() == 0
     assert timeline.bubbles().set_index("cause")["seconds"]["switch"] == pytest.approx(4 * (2 + 3 + 6 + 6))
+    wild, again, other = (forecast(placement, 3, noise=0.3, seed=s) for s in (1, 1, 2))
+    assert wild.diff(again) == "" and wild.diff(other) != "" and wild.diff(timeline) != ""
 
 
 def test_a_generator_has_a_tail_and_streams() -> None:
@@ -158,12 +137,6 @@ def test_of_two_readers_the_one_of_groups_is_fed_later() -> None:
     assert 0 < first["g_to_a"] < first["g_to_c"] and max(s.end_ns for s in puts) <= 10e9
 
 
-def test_noise_changes_the_forecast_and_a_seed_repeats_it() -> None:
-    (placement, _), *_ = placements(chain(a=WORK, b=WORK), 4)
-    calm, wild, again, other = (forecast(placement, 2, noise=n, seed=s) for n, s in ((0, 0), (0.3, 1), (0.3, 1), (0.3, 2)))
-    assert wild.diff(again) == "" and wild.diff(other) != "" and wild.diff(calm) != ""
-
-
 def test_the_graph_of_a_profile() -> None:
     graph = graph_of(random_profile(6))
     graph.validate()
@@ -174,7 +147,7 @@ def test_the_graph_of_a_profile() -> None:
     assert [forecast(p, 1).iterations()["seconds"][0] for p, _ in placements(profile, 1)][:1] == [8.0]
 
 
-@pytest.mark.parametrize("edges", [("ab", "ba", "bc", "cb"), ("ab", "ba", "ac", "ca"), ("ab", "bc", "ca", "cb"), ("ab", "bc", "ca")], ids="-".join)
+@pytest.mark.parametrize("edges", [("ab", "ba", "bc", "cb"), ("ab", "bc", "ca", "cb")], ids="-".join)
 def test_cells_that_are_no_ring(edges: tuple[str, ...]) -> None:
     three = {n: WorkerProfile((Sample(1, 8.0, seconds),), calls=4) for n, seconds in zip("abc", (1.0, 2.0, 1.5), strict=True)}
     profile = Profile(8, {**three, "d": WORK}, (*(EdgeProfile(p, c) for p, c in edges), EdgeProfile("c", "d")))
@@ -201,13 +174,82 @@ def test_iterations_overlap_with_staleness() -> None:
         assert busy == pytest.approx([6, 4]) and picture.bars[:, 1].max() == pytest.approx(side_by_side)
 
 
-def test_forecasts_with_staleness_are_what_the_model_says_on_chains() -> None:
-    """The model: the longer of period and fill / (1 + staleness). The scheduler can be a little better, where one iteration fills another's gaps."""
-    for seed in range(5):
-        try:
-            plans = placements(random_profile(seed, generators=False, chain=True, cells=False), 8, 8, staleness=2)
-        except PlanError:
-            continue
-        for placement, seconds in plans:
-            _, simulated = settled(steady(placement), 2)
-            assert 0.6 * seconds < simulated < 1.1 * seconds, (seed, placement.shape)
+# --- services on the host, and generators that others feed ----------------------------------------------------------
+def service(seed: int, most: int = 4) -> tuple[Profile, str]:
+    """A branching flow in which one of the first two generates on the host, and its name."""
+    rng = random.Random(seed)
+    names = list("abcd"[: rng.randint(2, most)])
+    workers = {n: WorkerProfile((Sample(8, 256.0, rng.uniform(3, 60)),), exponent=rng.choice([0.6, 1.0]), ranks=RankRule(rng.choice([1, 1, 2]))) for n in names}
+    lengths = Lengths(4096.0, mean_tokens=rng.choice([300.0, 1500.0]), group_correlation=rng.random())
+    sample, name = Sample(0, 256.0, rng.uniform(5, 60)), rng.choice(names[:2])
+    workers[name] = WorkerProfile(
+        (sample,), "generation", rng.choice([1.0, 3.0]), rng.choice([None, 0.6]), resource="host", lengths=lengths, max_running=rng.choice([None, 16])
+    )
+    edges = tuple(EdgeProfile(p, c, rng.choice([1, 8]), rng.random() < 0.1) for p, c in itertools.combinations(names, 2) if rng.random() < 0.7)
+    return Profile(256, workers, edges, weights=rng.choice(["equal", "tokens"])), name
+
+
+def beside(profile: Profile, name: str) -> Profile:
+    """The same with the service on a device of its own."""
+    worker = profile.workers[name]
+    return profile.with_worker(name, resource="device", devices=1, samples=tuple(dataclasses.replace(s, devices=1) for s in worker.samples))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_on_the_host_it_streams_as_on_one_more_device(seed: int) -> None:
+    profile, name = service(seed)
+    host, device = (
+        plan(p, n, micro_batches=16, modes=("spatial",), simulate=False, staleness=seed % 2).best.candidate
+        for p, n in ((profile, 8), (beside(profile, name), 9))
+    )  # fmt: skip
+    assert (host.searched, host.seconds) == (pytest.approx(device.searched), pytest.approx(device.seconds))
+
+
+@pytest.mark.parametrize("resource", ["host", "device"])
+@pytest.mark.parametrize("seed", range(4))
+def test_in_the_middle_of_a_flow_all_its_requests_are_there_before_it_begins(seed: int, resource: str) -> None:
+    """The search, the followed micro-batches and the scheduler in virtual time agree: what is known of its lengths holds for requests that start together.
+
+    To the digit, but where the last call of c has less items than the others: its ranks take what there is by themselves. Of plans that the search prefers
+    that is at most 2 %. Of those that the simulation prefers for it at most 4 %, or one call that a rank without more to do is earlier.
+    """
+    rng = random.Random(seed)
+    first, last = (WorkerProfile((Sample(8, 256.0, rng.uniform(5, 60)),), exponent=1.0) for _ in range(2))
+    sample = Sample(0 if resource == "host" else 8, 256.0, rng.uniform(5, 60))
+    middle = WorkerProfile((sample,), "generation", exponent=0.6, resource=resource, lengths=Lengths(4096.0, mean_tokens=rng.choice([300.0, 1500.0])))
+    profile = Profile(256, {"a": first, "b": middle, "c": last}, (EdgeProfile("a", "b"), EdgeProfile("b", "c")))
+    for made in (*plan(profile, 8, micro_batches=16, simulate=False), *plan(profile, 8, micro_batches=16)):
+        work, timeline = made.candidate.streamed.work, made.timeline.to_pandas().query("iteration == 0 and kind == 'run'")
+        assert work[1].starts[0] >= work[0].ends[-1] * (1 - 1e-9)
+        begun, ended = timeline.query("worker == 'b'")["start_ns"].min(), timeline.query("worker == 'a'")["end_ns"].max()
+        assert begun >= ended - 1
+        followed, simulated = made.candidate.seconds, settled(made.timeline, 0)[1]
+        seat, later = made.candidate.placement.seats["c"], 1e-6 * followed
+        if has_a_rest(made.candidate.placement, seat):
+            later = (0.02 if made.simulated is None else 0.04) * followed
+        call = float(np.max(work[2].ends - work[2].starts)) if later > 1e-6 * followed and made.simulated is not None and seat.micro_batches > 1 else 0.0
+        assert followed - max(later, call) <= simulated <= followed + later, made
+        ranks = made.placement["b"]["ranks"]
+        assert made.execution.micro_batches["a_to_b"] == (0 if ranks == 1 else -(-256 // ranks))
+
+
+def in_milliseconds(problem: Problem) -> Problem:
+    """With whole numbers, of which the enumeration's sums are exact."""
+
+    def whole(seconds: np.ndarray) -> np.ndarray:
+        return np.round(1000 * seconds)
+
+    assert problem.streams is not None
+    streams = problem.streams
+    return dataclasses.replace(
+        problem, table=lambda leaf, context: whole(problem.table(leaf, context)), streams=lambda leaf, context: tuple(map(whole, streams(leaf, context))),
+        onload=tuple(1000 * s for s in problem.onload), offload=tuple(1000 * s for s in problem.offload),
+    )  # fmt: skip
+
+
+def test_no_plan_is_better() -> None:
+    for seed in range(8):
+        setting = Setting.of(service(seed, most=3)[0], 4, 4, staleness=seed % 2)
+        for arrangement in setting.arrangements()[:2]:
+            problem = in_milliseconds(setting.problem(arrangement))
+            assert solve(problem)[0].seconds == best(problem, dominance=True), f"seed {seed}"

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
 import zlib
 from collections import Counter
+from typing import Any
 
+import pytest
+import random_flows
 from random_flows import scenario
 from sweeps import sweep
+from timed_flows import timed
 
 import rlinf_lab as lab
+from rlinf_lab import ExecutionPlan
+from rlinf_lab.errors import DeadlockError, PlanError
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put, run
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -35,35 +43,24 @@ class AtRandom:
     def __init__(self, seed: int, most: int) -> None:
         self.seed, self.most = seed, most
 
-    def put_ns(self, worker: str, rank: int, channel: str, key: int = -1) -> int:
-        return self._ms("put", worker, rank, channel)
+    def put_ns(self, *of: object) -> int:
+        return zlib.crc32(repr((self.seed, "put", of[:3])).encode()) % (self.most + 1) * MS
 
-    def ask_ns(self, worker: str, rank: int, channel: str) -> int:
-        return self._ms("ask", worker, rank, channel)
-
-    def _ms(self, *of: object) -> int:
-        return zlib.crc32(repr((self.seed, of)).encode()) % (self.most + 1) * MS
+    def ask_ns(self, *of: object) -> int:
+        return zlib.crc32(repr((self.seed, "ask", of)).encode()) % (self.most + 1) * MS
 
 
-class Source(lab.Worker):
-    def produce(self, out: lab.Outbox) -> None:
-        out.put(0)
-
-
-class Reader(lab.Worker):
-    def read(self, inbox: lab.Inbox) -> None:
-        inbox.get_all()
-
-
-class Other(lab.Worker):
+class Stage(lab.Worker):
+    def produce(self, out: lab.Outbox) -> None: ...
+    def read(self, inbox: lab.Inbox) -> None: ...
     def work(self) -> None: ...
 
 
 def flow_of(other: bool = False) -> lab.Workflow:
     flow = lab.Workflow("far")
     items = flow.channel("items")
-    source, reader = flow.worker(Source, name="source"), flow.worker(Reader, name="reader")
-    more = flow.worker(Other, name="other") if other else None
+    source, reader = flow.worker(Stage, name="source"), flow.worker(Stage, name="reader")
+    more = flow.worker(Stage, name="other") if other else None
 
     @flow.iteration
     def iteration() -> None:
@@ -121,25 +118,6 @@ def test_who_asks_another_host_stands_in_line_when_the_question_is_there() -> No
     assert ends(timeline, "reader", SpanKind.RUN, rank=1) == [24]
 
 
-def test_a_full_channel_holds_back_what_would_fly_there() -> None:
-    flow = lab.Workflow("narrow")
-    items = flow.channel("items", capacity=1)
-    source, reader = flow.worker(Source, name="source"), flow.worker(Reader, name="reader")
-
-    @flow.iteration
-    def iteration() -> None:
-        source.produce(items)
-        reader.read(items)
-
-    def hasty(turn: Turn):
-        yield put("items", 2)
-        yield run(MS)
-
-    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "reader": [1]}, micro_batch=1)
-    timeline = Simulator(flow, plan, flights=Far({"items": 5})).simulate([SimCall("source", "produce", hasty, writes=("items",)), CALLS[1]])
-    assert sum(s.items for s in timeline.rows() if s.kind == SpanKind.GET) == 2
-
-
 def passed(timeline: Timeline) -> Counter[tuple[int, str, SpanKind]]:
     found: Counter[tuple[int, str, SpanKind]] = Counter()
     for span in timeline.rows():
@@ -152,9 +130,50 @@ def passed(timeline: Timeline) -> Counter[tuple[int, str, SpanKind]]:
 def test_whatever_flies_everything_arrives_once_and_nobody_is_left_waiting(seeds: range) -> None:
     for seed in seeds:
         made = scenario(seed, [])
-        near = Simulator(made.flow.graph, made.plan, made.switch).simulate(made.sim_calls(), 2)
-        nothing = Simulator(made.flow.graph, made.plan, made.switch, flights=AtRandom(seed, 0)).simulate(made.sim_calls(), 2)
+        near, nothing, far = (
+            Simulator(made.flow.graph, made.plan, made.switch, flights=flights).simulate(made.sim_calls(), 2)
+            for flights in (None, AtRandom(seed, 0), AtRandom(seed, 7))
+        )
         assert not (difference := nothing.diff(near)), f"seed {seed}\n{difference}"
-        far = Simulator(made.flow.graph, made.plan, made.switch, flights=AtRandom(seed, 7)).simulate(made.sim_calls(), 2)
         assert passed(far) == passed(near), f"seed {seed}, {made.plan}"
         assert far.bubble_sum_error_ns() == 0
+
+
+# --- micro-batches larger than what circulates, and what stands still -----------------------------------------------
+def test_random_plans_are_refused_with_their_ring_or_go_on() -> None:
+    """Micro-batches and capacities at random, also in cells: what passes ends in the simulator."""
+    refused = 0
+    for seed in range(60):
+        rng, made = random.Random(seed + 10**6), random_flows.scenario(seed, [])
+        graph = made.flow.graph
+        micro_batches = {c: rng.choice((0, 1, 2, 3, 5)) for c in graph.channels_by_name()}
+        capacities = {c.name: rng.choice((1, 2, 3, None)) for c in graph.channels if rng.random() < 0.5 and not c.whole}
+        plan = dataclasses.replace(made.plan, micro_batches=micro_batches, capacities=capacities)
+        made = dataclasses.replace(made, plan=plan)
+        try:
+            plan.validate(graph)
+        except PlanError as error:
+            refused += 1
+            assert "simulator --obs--> policy --act--> simulator" in str(error)
+        else:
+            Simulator(made.flow, plan, made.switch).simulate(made.sim_calls(), 2)
+    assert refused > 5
+
+
+def test_the_simulator_names_the_ring_that_only_counts_can_tell() -> None:
+    """An exact get of more than circulates: how many a worker asks for is not in the graph. (In runs: `runtime/test_standstills`.)"""
+    flow, _ = timed("lr rl", 1, {"r": (0, 0), "l": (0, 0)})
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"l": [0], "r": [1]})
+
+    def ask(turn: Turn) -> Any:
+        yield put("lr")
+        yield get("rl", 1)
+
+    def answer(turn: Turn) -> Any:
+        yield get("lr", 2)
+        yield put("rl")
+
+    calls = [SimCall("r", "work", answer, ("lr",), ("rl",)), SimCall("l", "work", ask, ("rl",), ("lr",))]
+    with pytest.raises(DeadlockError, match=r"any more: (l\[0\] → r\[0\] → l\[0\]|r\[0\] → l\[0\] → r\[0\])\n") as stands:
+        Simulator(flow, plan).simulate(calls)
+    assert {wait.who: wait.on for wait in stands.value.waits} == {"l[0]": ("r",), "r[0]": ("l",)}

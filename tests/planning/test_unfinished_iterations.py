@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,16 +135,6 @@ def test_too_few_that_ended_are_told(stopped: Stopped) -> None:
     run.wait()
     with pytest.raises(PlanError, match=r"2 iterations that came to an end.*Next: replan\(\.\.\.\) after 1 more"):
         lab.replan(run, plan)
-
-
-def test_gains_are_those_of_the_iterations_that_are_over(stopped: Stopped) -> None:
-    """Not a share of what goes on or failed: each whole iteration would be 0.75 s shorter, and where they overlap the first by 6 s."""
-    _, plan, timeline = stopped
-    table = timeline.gains()
-    assert table.attrs["basis"] == "scheduler"
-    wanted = 6 if plan.execution.staleness else 0.75 * LAST
-    assert table.set_index("worker")["seconds"].to_dict() == pytest.approx({"source": wanted, "learner": wanted})
-    assert re.match(rf"PART: iterations? {LAST}\b.* (not ended|failed or w[a-z]+ given up); not counted", table.attrs["note"])
 
 
 def test_a_summary_says_what_has_not_come_to_its_end(stopped: Stopped) -> None:

@@ -11,8 +11,10 @@ from gymnasium import spaces
 from torch import nn
 
 from rlinf_lab.errors import ConfigError
+from rlinf_lab.experiments.storage.folder import from_plain
 from rlinf_lab.policies import Flow, make_policy
 from rlinf_lab.policies.flow import FlowHead
+from rlinf_lab.policies.weights import PolicyWeights
 
 LINE, OBS = spaces.Box(-1, 1, (1,)), spaces.Box(-np.inf, np.inf, (3,))
 MEAN, STD = 0.4, 0.25
@@ -168,6 +170,17 @@ def test_cloning_passes_a_wrapper_that_waits_for_every_gradient(tmp_path):
         dist.destroy_process_group()
     assert policy.head.velocity.end[0].weight.grad.abs().sum() > 0
     assert (policy.head.std_logit.grad == 0).all() and (policy.critic[0].weight.grad == 0).all()
+
+
+def test_weights_of_an_earlier_version_or_another_flow_are_told_apart():
+    before = make_policy(OBS, LINE, flow=Flow(steps=4, noisy_steps=4), net_arch=(8,)).weights()
+    with pytest.raises(ConfigError, match=r"noise in 4 steps, and this one has it in 1\..*Next: Flow\(steps=\.\.\., noisy_steps=4\)"):
+        make_policy(OBS, LINE, flow=Flow(steps=4), net_arch=(8,)).load(before)
+    older = PolicyWeights({name.replace("velocity.end.", "velocity.net."): array for name, array in before.arrays.items()})
+    with pytest.raises(ConfigError, match="an earlier version kept"):
+        make_policy(OBS, LINE, flow=Flow(steps=4), net_arch=(8,)).load(older)
+    kept = {"steps": 4, "std": 0.1, "least_std": 0.02, "most_std": 0.5}  # as a file of that version has it
+    make_policy(OBS, LINE, flow=from_plain({"flow": kept}), net_arch=(8,)).load(before)
 
 
 def test_the_initial_noise_is_what_was_asked_for():

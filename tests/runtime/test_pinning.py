@@ -45,37 +45,22 @@ def game() -> lab.Workflow:
     forth, back = flow.channel("forth"), flow.channel("back")
     one, two = flow.worker(Player, name="one"), flow.worker(Player, name="two")
 
-    @flow.iteration
-    def iteration(turns: int) -> tuple:
-        seen = two.answer(forth, back)
-        return one.play(turns, back, forth), seen
-
+    flow.iteration(lambda turns: (two.answer(forth, back), one.play(turns, back, forth)))
     return flow
 
 
 @pytest.mark.parametrize("device", ["cpu:0", "cpu:1"])
-def test_a_fused_cell_stays_on_the_core_of_its_device(device: str) -> None:
+def test_a_fused_cell_stays_on_the_core_of_its_device_and_another_goes_anywhere(device: str) -> None:
     flow = game()
     core = {CORES[int(device[-1]) % len(CORES)]}
-    with lab.session(flow, lab.ExecutionPlan.fused_cells(flow, [device]), emulate=True) as session:
-        for _ in range(2):
-            (before, ones), twos = session.step(3)
-            assert before == set(CORES)  # what it starts while it is set up may go anywhere
-            assert ones == [core] * 3 and twos == [core] * len(twos) and twos
+    for fused in (True, False):
+        plan = (lab.ExecutionPlan.fused_cells if fused else lab.ExecutionPlan.temporal)(flow, [device])
+        with lab.session(flow, plan, emulate=True) as session:
+            for _ in range(2):
+                twos, (before, ones) = session.step(3)
+                assert before == set(CORES)  # what it starts while it is set up may go anywhere
+                assert {frozenset(cores) for cores in [*ones, *twos]} == {frozenset(core if fused else CORES)} and len(ones) == 3 and twos
     assert os.sched_getaffinity(0) == set(CORES)
-
-
-def test_a_cell_that_is_not_fused_goes_anywhere() -> None:
-    flow = game()
-    with lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])) as session:
-        (_, ones), twos = session.step(3)
-    assert {frozenset(cores) for cores in [*ones, *twos]} == {frozenset(CORES)}
-
-
-def test_torch_with_several_threads_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda: 2))
-    with on_core(CORES[0]):
-        assert os.sched_getaffinity(0) == set(CORES)
 
 
 def test_the_cores_of_devices() -> None:
@@ -100,12 +85,12 @@ def test_who_has_a_core_of_its_own(devices: list[str], places: dict[str, list[in
     assert tuple(has_own_cores(layout, place, f"host{i}", available) for i in range(2)) == own
 
 
-@pytest.mark.parametrize("threads", [1, None])
+@pytest.mark.parametrize("threads", [1, None, 2])
 def test_a_thread_is_kept_on_its_core_also_while_torch_is_being_imported(threads: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None: the module is there, and has nothing in it yet."""
+    """None: the module is there, and has nothing in it yet. Torch with several threads is left alone."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda: threads) if threads else ModuleType("torch"))
     with pytest.raises(KeyError), on_core(CORES[0]):
-        assert os.sched_getaffinity(0) == {CORES[0]}
+        assert os.sched_getaffinity(0) == (set(CORES) if threads == 2 else {CORES[0]})
         raise KeyError
     assert os.sched_getaffinity(0) == set(CORES)
 

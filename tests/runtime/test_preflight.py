@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import threading
 import types
@@ -68,18 +66,14 @@ def test_ranks_that_do_not_divide_are_named_before_anything_starts(monkeypatch: 
     assert not [t for t in started if t.name != "aside"]  # that one asks
 
 
-def test_devices_that_are_not_there_are_named() -> None:
+def test_what_does_not_fit_is_named() -> None:
+    """Devices that are not there, a plan and a profile of another workflow."""
     flow = robot()
     plan = replace(plan_of(flow), devices=("cpu:0", "cpu:998"))
     assert "cpu:998" in lab.check(flow, plan)["devices"].found and lab.check(flow, plan, emulate=True).ok
     elsewhere = replace(plan_of(flow), devices=("cpu:0", "node1/cpu:0"))
     assert "node1/cpu:0" in lab.check(flow, elsewhere)["devices"].found
-
-
-def test_a_plan_for_another_workflow_is_named() -> None:
-    other = lab.Workflow("other")
-    other.iteration(lambda: other.worker(lab.Worker))
-    report = lab.check(robot(), lab.ExecutionPlan("odd", ("cpu:0",), {"nobody": ((0,),)}))
+    report = lab.check(flow, lab.ExecutionPlan("odd", ("cpu:0",), {"nobody": ((0,),)}))
     assert not report.ok and "nobody" in report["plan"].found and [c.name for c in report.checks] == ["plan"]
 
 
@@ -110,75 +104,23 @@ def test_several_processes_are_asked_for_pickling_packages_and_ports() -> None:
     assert "worker 'locked' cannot travel" in report["pickling"].found and not report.ok
 
 
-THREE = """
-from ray.cluster_utils import Cluster
-import rlinf_lab as lab
-
-class Quiet(lab.Worker):
-    def go(self) -> int:
-        return 1
-
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-cluster.add_node(num_cpus=1)
-flow = lab.Workflow("spread")
-a, b = flow.worker(Quiet, name="a"), flow.worker(Quiet, name="b")
-flow.iteration(lambda: (a.go(), b.go()))
-plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0"], {"a": [0], "b": [1]})
-report = lab.check(flow, plan, "ray", address=cluster.address)
-assert report.ok, str(report)
-assert report["ports"].found == "node 0 and 1 other node reach each other" and report["packages of node 1"].status == "ok", report
-far = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node2/cpu:0"], {"a": [0], "b": [1]})
-report = lab.check(flow, far, "ray", address=cluster.address)
-assert not report.ok and "node2/cpu:0" in report["devices"].found, report
-many = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:5"], {"a": [0], "b": [1]})
-assert "node1/cpu:5" in lab.check(flow, many, "ray", address=cluster.address)["devices"].found
-print("done")
-"""
-
-
-@pytest.mark.long
-@pytest.mark.ray
-@pytest.mark.xdist_group("ray")
-def test_every_node_of_a_cluster_is_asked() -> None:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", THREE], capture_output=True, text=True, timeout=150, env=env)
-    assert done.returncode == 0 and "done" in done.stdout, done.stderr[-3000:]
-
-
-# --- ranks that come later -------------------------------------------------------------------------------------------
 def elastic() -> tuple[lab.Workflow, lab.ExecutionPlan]:
     flow = lab.Workflow("elastic")
     items = flow.channel("items")
     source, sink = flow.worker(Numbers, name="source"), flow.worker(Numbers, name="sink")
-
-    @flow.iteration
-    def iteration():
-        source.make(1, items)
-        return sink.count(items)
-
+    flow.iteration(lambda: (source.make(1, items), sink.count(items)))
     return flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "sink": [1, 2]})
 
 
-def test_absent_ranks_are_looked_at_and_told() -> None:
+def test_absent_ranks_are_looked_at_and_what_is_wrong_with_them_is_refused_by_a_session_too() -> None:
     flow, plan = elastic()
     report = lab.check(flow, plan, emulate=True, absent={"sink": [1]})
-    assert report.ok
-    assert report["plan"].found == "3 ranks of 2 workers on 3 devices, sink[1] not there at first"
-
-
-@pytest.mark.parametrize(
-    ("options", "where", "found"),
-    [
-        ({"absent": {"sink": [0]}}, "plan", "rank 0 of 'sink' stays"),
-        ({"absent": {"sink": [5]}}, "plan", "'sink' has no rank 5"),
-    ],
-)
-def test_what_is_wrong_with_them_is_found_and_a_session_refuses_it_too(options: dict, where: str, found: str) -> None:
-    flow, plan = elastic()
-    report = lab.check(flow, plan, emulate=True, **options)
-    assert [c.name for c in report.broken] == [where] and found in report[where].found
-    with pytest.raises(lab.errors.RlinfLabError, match=found.split(":")[0]), lab.session(flow, plan, emulate=True, **options):
-        pass
+    assert report.ok and report["plan"].found == "3 ranks of 2 workers on 3 devices, sink[1] not there at first"
+    for rank, found in ((0, "rank 0 of 'sink' stays"), (5, "'sink' has no rank 5")):
+        report = lab.check(flow, plan, emulate=True, absent={"sink": [rank]})
+        assert [c.name for c in report.broken] == ["plan"] and found in report["plan"].found
+        with pytest.raises(lab.errors.RlinfLabError, match=found), lab.session(flow, plan, emulate=True, absent={"sink": [rank]}):
+            pass
 
 
 def test_a_worker_whose_module_another_process_cannot_import_is_found_before_the_launch() -> None:

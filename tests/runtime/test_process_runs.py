@@ -22,19 +22,17 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from flows import DEVICES, failing_flow
+from flows import DEVICES
 from sessions import until
 
-from rlinf_lab.errors import ExecutorError, PlanError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
+from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.runtime.executors import multi_process
 from rlinf_lab.runtime.executors.child import Child, _answer, _settle
 from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 def started_since(before: set[psutil.Process]) -> list[psutil.Process]:
@@ -72,10 +70,32 @@ class OnlyThere:
         return OnlyThere, (self.home,)
 
 
+class Unreadable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return missing, ()
+
+
+def missing() -> None:
+    raise ModuleNotFoundError("No module named 'elsewhere'", name="elsewhere")
+
+
+class OddError(Exception):
+    """Cannot be pickled, nor rebuilt from its arguments."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"odd {a} {b}")
+        self.lock = threading.Lock()
+
+
 class Maker(Worker):
     def make(self, how: str, out: Outbox) -> Any:
-        if how == "only there":
-            return OnlyThere()
+        match how:
+            case "only there":
+                return OnlyThere()
+            case "error":
+                raise OddError(1, 2)
+            case "exit":
+                raise SystemExit(3)
         out.put_all(range(100))
         if how == "item":
             out.put(threading.Lock())
@@ -105,20 +125,27 @@ def fragile(taker_name: str = "taker") -> tuple[Workflow, ExecutionPlan]:
     return flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], taker_name: [1]})
 
 
+def assert_what_cannot_travel_fails_its_iteration_alone(s: Session) -> None:
+    """By name."""
+    for step, error, told in (
+        (("item",), WorkerError, "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
+        (("value",), WorkerError, "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
+        (("error",), WorkerError, "'maker' rank 0 .*OddError: odd 1 2"),
+        (("exit",), WorkerError, "'maker' rank 0 .*SystemExit: 3"),
+        (("", threading.Lock()), WorkflowError, r"Call of taker.take\(\), argument 2: <unlocked .*Next:"),  # where the call is made
+        (("", Unreadable()), WorkerError, "'taker' rank 0 failed in take.*No module named 'elsewhere'"),  # of the rank that needs it
+        (("only there", False, False), ExecutorError,
+         r"What maker\[0\] returned from make\(\) \(\S*OnlyThere\) cannot be rebuilt in another process: .*no such module here.*Next: install the module"),
+        (("", True), WorkflowError, r"Channel 'items': \d+ of \d+ items put so far are left; taker\[0\].take\(\) read 3. Next: read to the end"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=f"(?s){told}"):
+            s.step(*step)
+        assert s.step() == (5, 100)
+
+
 def test_what_cannot_travel_fails_the_iteration_by_name_and_the_next_one_goes_on() -> None:
     with session(*fragile(), executor="processes") as s:
-        for how in ("item", "value"):
-            with pytest.raises(WorkerError, match="'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"):
-                s.step(how)
-            assert s.step() == (5, 100)
-        with pytest.raises(WorkflowError, match=r"Call of taker.take\(\), argument 2: <unlocked .*Next:"):
-            s.step("", threading.Lock())
-        told = r"What maker\[0\] returned from make\(\) \(\S*OnlyThere\) cannot be rebuilt in another process: .*no such module here.*Next: install the module"
-        with pytest.raises(ExecutorError, match=told):
-            s.step("only there", False, False)
-        with pytest.raises(WorkflowError, match=r"Channel 'items': \d+ of \d+ items put so far are left; taker\[0\].take\(\) read 3. Next: read to the end"):
-            s.step("", True)
-        assert s.step() == (5, 100)
+        assert_what_cannot_travel_fails_its_iteration_alone(s)
 
 
 @pytest.mark.fresh
@@ -128,16 +155,13 @@ def test_a_child_that_dies_in_setup_is_told_by_worker() -> None:
 
 
 class SetUp(Worker):
-    """Waits for a file in setup, or fails there."""
-
-    def __init__(self, wanted: str) -> None:
-        self.wanted = wanted
+    """Fails in its setup, or waits there until it is told not to."""
 
     def setup(self) -> None:
-        if not self.wanted:
+        if self.name == "bad":
             raise ValueError("told at once")
         deadline = time.monotonic() + 60
-        while not Path(self.wanted).exists() and not self.cancelled:
+        while not self.cancelled:
             assert time.monotonic() < deadline, "told too late"
             time.sleep(0.02)
 
@@ -145,9 +169,9 @@ class SetUp(Worker):
         pass
 
 
-def test_a_failure_in_setup_is_told_while_others_are_still_being_set_up(tmp_path: Path) -> None:
+def test_a_failure_in_setup_is_told_while_others_are_still_being_set_up() -> None:
     flow = Workflow("loading")
-    slow, bad = flow.worker(SetUp, str(tmp_path / "never"), name="slow"), flow.worker(SetUp, "", name="bad")
+    slow, bad = flow.worker(SetUp, name="slow"), flow.worker(SetUp, name="bad")
     flow.iteration(lambda: (slow.work(), bad.work()))
     with pytest.raises(WorkerError, match="'bad' rank 0 failed in setup.*told at once"):
         run(flow, ExecutionPlan.spatial(flow, DEVICES, {"slow": [0], "bad": [1]}), 1, "processes").wait(60)
@@ -200,21 +224,11 @@ def test_stopping_ends_a_worker_that_computes_and_leaves_no_process() -> None:
     assert Session(executor).step() == (5, 100)
     assert executor.stop() == Ended() and executor.stop() == Ended()
     assert not any(p.is_running() for p in children)
-
-
-def test_an_interrupted_setup_leaves_nothing() -> None:
     executor = ProcessExecutor(*fragile())
-    executor.stop()
+    executor.stop()  # as an interrupt does while it starts
     with pytest.raises(Exception, match="was stopped while its processes were being set up"):
         executor.start()
     assert not executor._children
-
-
-def test_devices_of_other_nodes_are_refused() -> None:
-    flow = failing_flow()
-    plan = ExecutionPlan.temporal(flow, ["node1/cpu:0"])
-    with pytest.raises(PlanError, match=r"uses node1/cpu:0; the processes executor has this machine only. Next: executor='ray'"):
-        ProcessExecutor(flow, plan)
 
 
 def test_the_death_of_the_driver_ends_its_children_also_when_it_has_forked(tmp_path: Path) -> None:
@@ -261,15 +275,9 @@ def test_transports_are_told_by_edge_and_transfers_are_on_the_timeline() -> None
     flow = Workflow("big")
     items, local = flow.channel("items", capacity=None), flow.channel("local")
     a, b, c = (flow.worker(Big, name=name) for name in "abc")
-
-    @flow.iteration
-    def iteration() -> Any:
-        a.make(items)
-        owns = b.look(items, local)
-        return owns, c.end(local)
-
+    flow.iteration(lambda: (a.make(items), b.look(items, local), c.end(local)))
     started = run(flow, ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1], "c": [1]}), 2, "processes")
-    assert started.wait(60) == [(False, 1)] * 2  # the array was built upon shared memory
+    assert started.wait(60) == [(None, False, 1)] * 2  # the array was built upon shared memory
     rows = {(r["channel"], r["transport"]): r for r in started.transports().to_dict("records")}
     assert set(rows) == {("items", "unix"), ("items", "shared memory"), ("local", "reference")}
     assert rows["items", "unix"]["items"] == 20 and rows["items", "unix"]["messages"] == 2
@@ -279,6 +287,46 @@ def test_transports_are_told_by_edge_and_transfers_are_on_the_timeline() -> None
     assert sum(s.items for s in spans) == 22 and all(s.end_ns >= s.start_ns for s in spans)
     assert sum(s.nbytes for s in spans) == sum(r["bytes"] for r in rows.values())
     assert started.timeline.bubble_sum_error_ns() == 0
+
+
+TRIPS = 40
+
+
+class Talks(Worker):
+    def talk(self, out: Outbox, inbox: Inbox, seen: Path) -> None:
+        """Computes on when everything is said and heard, until it was seen that this is on the timeline."""
+        for i in range(TRIPS):
+            out.put(inbox.take() if self.name == "answers" else i)
+            if self.name == "asks":
+                inbox.take()
+        while not seen.exists() and not self.cancelled:
+            time.sleep(0.01)
+
+
+def test_what_ranks_have_heard_by_themselves_is_told_also_while_they_compute_on(tmp_path: Path) -> None:
+    """All of it, and not only when they wait again."""
+    flow = Workflow("trips")
+    there, back = flow.channel("there"), flow.channel("back")
+    asks, answers = flow.worker(Talks, name="asks"), flow.worker(Talks, name="answers")
+
+    seen = tmp_path / "seen"
+    flow.iteration(lambda: (asks.talk(there, back, seen), answers.talk(back, there, seen)))
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"asks": [0], "answers": [1]}, micro_batches={"there": 1, "back": 1})
+    started = run(flow, plan, 1, "processes")
+
+    def items(to: str) -> list[int]:
+        return [s.items for s in started.timeline.rows() if s.kind == SpanKind.TRANSFER and s.track.worker.endswith(to)]
+
+    try:
+        until(lambda: sum(items("host1")) >= TRIPS or started.error)
+        assert sum(items("host1")) == TRIPS  # the last of them, too, though who took it computes on
+    finally:
+        seen.touch()
+    started.wait(60)
+    rows = {r["channel"]: r for r in started.transports().to_dict("records")}
+    for channel, to in (("there", "host1"), ("back", "host0")):
+        assert sum(items(to)) == rows[channel]["items"] == TRIPS
+        assert len(items(to)) > 1  # how many messages are heard in one go depends on how busy the machine is
 
 
 class Hogs(Worker):
@@ -292,11 +340,7 @@ def hogs_of(entered: Path) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("hogs")
     hogs = flow.worker(Hogs, name="hogs")
     flow.worker(Hogs, name="idle")
-
-    @flow.iteration
-    def iteration() -> Any:
-        return hogs.hog(entered)
-
+    flow.iteration(lambda: hogs.hog(entered))
     return flow, ExecutionPlan("hogs", ("cpu:0", "cpu:1"), {"hogs": ((0,), (1,)), "idle": ((0, 1),)})
 
 

@@ -1,4 +1,4 @@
-"""What `lab.profile` is asked for: refused in a line when it cannot be, and compared with the profile that is in the file."""
+"""What `lab.profile` is asked for: refused in a line when it cannot be, compared with the profile that is in the file; of workers that fail, errors name them."""
 
 from __future__ import annotations
 
@@ -9,37 +9,57 @@ from typing import Any
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.errors import PlanError, RlinfLabError
+from rlinf_lab.errors import PlanError, RlinfLabError, WorkerError
 from rlinf_lab.planning.profile.fingerprint import Fingerprint
 from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.runtime.profiling.request import Request
-from rlinf_lab.runtime.profiling.subject import subject
 
 
 class Source(lab.Worker):
-    def make(self, out: lab.Outbox) -> None:
-        for i in range(4):
-            self.compute(0.001)
+    def __init__(self, fails: str = "", items: int = 4, most: int = 4) -> None:
+        self.fails, self.items, self.most = fails, items, most
+
+    def can_leave(self) -> bool:
+        self.fail("can_leave")
+        return True
+
+    def offload(self) -> None:
+        self.fail("offload")
+
+    def onload(self) -> None:
+        self.fail("onload")
+
+    def fail(self, where: str) -> None:
+        if where == self.fails:
+            raise OSError(f"not in {where}")
+
+    def make(self, times: int, out: lab.Outbox) -> None:
+        if self.ranks > self.most:
+            raise RuntimeError(f"no more than {self.most}")
+        for i in range(self.rank, times * self.items, self.ranks):
+            self.compute(1e-4)
             out.put(i)
 
 
 class Sink(lab.Worker):
     def use(self, inbox: lab.Inbox) -> None:
         for batch in inbox:
-            self.compute(0.001 * len(batch))
+            self.compute(1e-4 * len(batch))
 
 
-def flow(first: str = "a", last: str = "b") -> lab.Workflow:
+DEVICES = ["cpu:0", "cpu:1"]
+
+
+def flow(first: str = "a", last: str = "b", cls: type[Source] = Source, times: int = 1, **of_source: Any) -> lab.Workflow:
     made = lab.Workflow("two")
-    channel = made.channel("items", capacity=None)
-    source, sink = made.worker(Source, name=first), made.worker(Sink, name=last)
-
-    @made.iteration
-    def iteration() -> None:
-        source.make(channel)
-        sink.use(channel)
-
+    channel = made.channel("items", capacity=None, may_be_empty=True)
+    source, sink = made.worker(cls, name=first, **of_source), made.worker(Sink, name=last)
+    made.iteration(lambda n=1: (source.make(n * times, channel), sink.use(channel)))
     return made
+
+
+def profile_of(made: lab.Workflow, devices: list[str] = DEVICES, **asked: Any) -> lab.Profile:
+    return lab.profile(made, devices, **{"iterations": 1, "progress": False, **asked})
 
 
 ODD = (-1, 0, 1.5, float("nan"), True, "x", "", b"x", [], [None], (1, 2), {}, {1: 2}, {"b": 2}, {"b": []}, {"b": [True]}, {"b": "2"}, {"b": [10**30]},
@@ -63,22 +83,17 @@ def test_no_foreign_error_comes_out(name: str) -> None:
     ("given", "says"),
     [
         ({"ranks": {"b": 2}}, r"profile: ranks\['b'\] is 2; the numbers that it may have\. Next: ranks=\{'b': \[1, 2\]\}"),
-        ({"ranks": [1]}, r"profile: ranks is \[1\]; for each worker .* Next: ranks=\{'a': \[1, 2\]\}"),
         ({"ranks": {"b": [3]}}, r"one of ranks\['b'\] is 3; give a whole number, at most 2 \(devices: 2\)\. Next: 2"),
         ({"ranks": {"c": [1]}}, "Unknown worker 'c'"),
         ({"iterations": 0}, r"iterations=\.\.\.\) is 0; give a whole number, at least 1"),
-        ({"items": 0}, r"profile\(items=\.\.\.\) is 0; give a whole number, at least 1\. Next: 1"),
-        ({"iterations": True}, r"profile\(iterations=\.\.\.\) is True"),
         ({"inputs": []}, r"profile\(inputs=\[\]\): at least one argument"),
-        ({"devices": []}, r"profile\(devices=\[\]\): names of at least one device\. Next: devices=lab\.devices\(\)"),
         ({"generators": ["a"]}, r"profile\(generators=\['a'\]\): .* Next: generators=\{'a': 4096\}"),
-        ({"path": 5}, r"profile\(path=5\): no path\. Next"),
         ({"path": "/nowhere/x.json"}, r"is in '/nowhere', which is no folder\. Next"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_measured(given: dict[str, Any], says: str) -> None:
     with pytest.raises(RlinfLabError, match=says):
-        lab.profile(flow(), **{"devices": ["cpu:0", "cpu:1"], "progress": False, **given})
+        profile_of(flow(), **given)
 
 
 def worker(*devices: int, **fields: Any) -> WorkerProfile:
@@ -91,7 +106,7 @@ SEVERAL = KEPT.replace(workers={"a": worker(1), "b": worker(1, 2, ranks=RankRule
 
 def request(made: lab.Workflow, **asked: Any) -> Request:
     nothing = dict.fromkeys(("ranks", "items", "inputs", "generators", "path"))
-    return Request.of(made, **{**nothing, "devices": ["cpu:0", "cpu:1"], "iterations": 1, "executor": "local", **asked})
+    return Request.of(made, **{**nothing, "devices": DEVICES, "iterations": 1, "executor": "local", **asked})
 
 
 @pytest.mark.parametrize(
@@ -124,17 +139,18 @@ def test_why_a_profile_is_not_what_is_asked_for(kept: Profile, asked: dict[str, 
     assert request(flow(), **asked).misses(kept, []) == why
 
 
-def test_the_profile_of_another_workflow_is_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_of_another_workflow_or_machine_is_measured_again_unless_it_was_written_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "profile.json"
     KEPT.save(path)
     assert lab.profile(flow(), ["cpu:0"], path=path) == KEPT  # read, not measured
-    other = lab.profile(flow("x", "y"), ["cpu:0"], iterations=1, path=path, progress=False)
+    other = profile_of(flow("x", "y"), ["cpu:0"], path=path)
     assert "it is of workers a, b, the workflow has x, y): measuring again" in capsys.readouterr().out
     assert list(other.workers) == ["x", "y"] and Profile.load(path) == other
-
-
-def test_what_was_written_by_hand_is_not_written_over(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
+    KEPT.replace(fingerprint=dataclasses.replace(KEPT.fingerprint, cores=999)).save(path)
+    again = profile_of(flow(), ["cpu:0"], path=path)
+    assert "cores were 999" in capsys.readouterr().out and again.fingerprint.cores != 999 and Profile.load(path) == again
+    elsewhere = dataclasses.replace(KEPT.fingerprint, processor="another")
+    assert any("profile is stale: processor was" in note for note in lab.plan(again.replace(fingerprint=elsewhere), 1).notes)
     KEPT.replace(fingerprint=None).save(path)
     before = path.read_text()
     with pytest.raises(PlanError, match=r"was written by hand and is not what is asked for: it is of workers a, b, .* Next: another path"):
@@ -142,75 +158,75 @@ def test_what_was_written_by_hand_is_not_written_over(tmp_path: Path) -> None:
     assert path.read_text() == before
 
 
-class Sleeper(lab.Worker):
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def make(self, n: int, out: lab.Outbox) -> None:
-        for i in range(n):
-            self.compute(self.seconds)
-            out.put(i)
-
-
-def quicker(times: int) -> type[Sleeper]:
-    class Local(Sleeper):
-        def make(self, n: int, out: lab.Outbox) -> None:
-            for i in range(n):
-                self.compute(self.seconds / times)
-                out.put(i)
+def another(seconds: float) -> type[Source]:
+    class Local(Source):
+        def make(self, times: int, out: lab.Outbox) -> None:
+            self.compute(seconds)
+            super().make(times, out)
 
     return Local
-
-
-def sleeping(cls: type[Sleeper] = Sleeper, seconds: float = 0.001, items: int = 4) -> lab.Workflow:
-    made = lab.Workflow("sleeping")
-    channel = made.channel("items", capacity=None)
-    source, sink = made.worker(cls, seconds, name="a"), made.worker(lambda batch: batch, name="b")
-    out = made.channel("out", capacity=None)
-
-    @made.iteration
-    def iteration(n: int = 1) -> None:
-        source.make(n * items, channel)
-        sink(channel, out)
-        out.get_all()
-
-    return made
 
 
 def test_a_profile_is_of_these_inputs_arguments_and_this_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.json"
 
     def measured(made: lab.Workflow, inputs: list[int]) -> tuple[Profile, str]:
-        found = lab.profile(made, ["cpu:0"], inputs=inputs, iterations=1, path=path, progress=False)
+        found = profile_of(made, ["cpu:0"], inputs=inputs, path=path)
         streams = capsys.readouterr()
         return found, streams.out + streams.err
 
-    first, _ = measured(sleeping(), [2])
-    assert first.items == 8 and measured(sleeping(), [2]) == (first, "")
-    more, said = measured(sleeping(), [4])
+    first, _ = measured(flow(fails=object()), [2])
+    assert first.items == 8 and measured(flow(fails=object()), [2]) == (first, ""), "addresses do not count"
+    more, said = measured(flow(fails=object()), [4])
     assert more.items == 16 and "iteration was measured with (2), is (4)" in said
-    _, said = measured(sleeping(seconds=0.002), [4])
-    assert "a was measured with Sleeper(0.001), is Sleeper(0.002)" in said
-    _, said = measured(sleeping(seconds=0.002, items=5), [4])
-    assert "the code of iteration has changed" in said, "what it has from outside counts, too"
-    _, said = measured(sleeping(quicker(2), 0.002, 5), [4])
-    assert "a was measured with Sleeper(0.002), is Local(0.002)" in said
-    assert measured(sleeping(quicker(2), 0.002, 5), [4])[1] == ""
-    _, said = measured(sleeping(quicker(3), 0.002, 5), [4])
-    assert "the code of a has changed" in said
+    for made, why in (
+        (flow(items=5), "is Source(items=5)"),
+        (flow(items=5, times=2), "the code of iteration has changed"),  # what it has from outside counts, too
+        (flow(items=5, times=2, cls=another(1e-4)), "a was measured with Source(items=5), is Local(items=5)"),
+        (flow(items=5, times=2, cls=another(1e-4)), ""),
+        (flow(items=5, times=2, cls=another(2e-4)), "the code of a has changed"),
+    ):
+        said = measured(made, [4])[1]
+        assert why in said and bool(why) == bool(said), said
 
 
-def test_arguments_are_told_apart_without_addresses() -> None:
-    class Thing:
-        def __repr__(self) -> str:
-            raise ValueError("no")
+@pytest.mark.parametrize("method", ["can_leave", "offload", "onload"])
+def test_who_fails_by_itself_is_named(method: str) -> None:
+    with pytest.raises(WorkerError, match=rf"Worker 'a' rank 0 failed in {method}\(\): OSError: not in {method}") as caught:
+        profile_of(flow(fails=method))
+    assert (caught.value.worker, caught.value.method) == ("a", method) and isinstance(caught.value.__cause__, OSError)
 
-    made = [lab.Workflow("w") for _ in range(2)]
-    for flow_ in made:
-        flow_.worker(Sleeper, object(), name="a")
-        flow_.worker(Sleeper, "x" * 500, name="b")
-        flow_.worker(Sleeper, Thing(), name="c")
-        flow_.worker(Sleeper, lambda x: x + 1, name="d")
-        flow_.iteration(lambda: None)
-    one, other = (subject(flow_, (object(),)) for flow_ in made)
-    assert one == other and all(len(line) < 200 for line in one)
+
+def test_plans_give_nobody_more_ranks_than_it_worked_with() -> None:
+    profile = profile_of(flow(most=1), ranks={"a": [1, 2], "b": [1, 2]})
+    assert any(note.startswith("2 ranks: not measured, Worker 'a' rank") for note in profile.notes)
+    for name, worker in profile.workers.items():
+        assert worker.ranks.most == 1
+        assert f"{name}: plans give it at most 1 rank, for the run with 2 failed." in profile.notes
+    for plan in lab.plan(profile, 2):
+        assert all(seat.ranks == 1 for seat in plan.candidate.placement.seats.values())
+
+
+def test_ranks_that_this_machine_has_no_cores_for_are_not_forbidden_and_a_channel_that_nothing_passed_is_told() -> None:
+    many = [f"cpu:{i}" for i in range(1024)]
+    profile, empty = profile_of(flow(), many, ranks={"a": [1, 1024]}), profile_of(flow(items=0))
+    assert any(note.startswith("1024 ranks: not measured, Plan '1024 ranks' uses") for note in profile.notes)
+    assert profile.workers["a"].ranks == RankRule()
+    told = "Nothing passed channel 'items' in the iterations that were measured: what items of it cost is not known."
+    assert told in empty.notes and told not in profile.notes
+
+
+def test_a_run_can_be_asked_about_other_ranks_than_it_had() -> None:
+    made = flow()
+    plan = lab.ExecutionPlan.temporal(made, DEVICES[:1])
+    run = lab.run(made, plan, 3, dashboard=False)
+    run.wait()
+    as_it_was = lab.planning.profile_from_run(made, plan, run.timeline)
+    assert [w.ranks.counts for w in as_it_was.workers.values()] == [(1,), (1,)]
+    other = lab.planning.profile_from_run(made, plan, run.timeline, ranks={"b": [4, 1, 2, 2]})
+    assert [w.ranks.counts for w in other.workers.values()] == [(1,), (1, 2, 4)]
+    assert "or those that were asked for: b (a 1, b 1 or 2 or 4). Next: ranks=" in other.notes[0]
+    assert max(p.candidate.placement.seats["b"].ranks for p in lab.plan(made, DEVICES, other)) == 2
+    for ranks, said in (({"bb": [1]}, "Unknown worker 'bb'. Did you mean 'b'"), ({"b": [1, 0]}, r"ranks\['b'\] is 0; give a whole number, at least 1. Next: 1")):
+        with pytest.raises((PlanError, LookupError), match=said):
+            lab.planning.profile_from_run(made, plan, lab.Timeline(), ranks=ranks)

@@ -81,14 +81,14 @@ def ends(tmp_path: Path) -> Ends:
     return program
 
 
-@pytest.mark.parametrize("last", [*(pytest.param(last, marks=pytest.mark.long) for last in ("", "run.pause(); time.sleep(0.3)", "del run")), "sys.exit(3)"])
+FORKS = "if os.fork() == 0:\n    sys.exit(0)\nassert os.wait()[1] == 0 and not run._stop.is_set()\nsys.exit(3)"
+
+
+@pytest.mark.parametrize("last", ["forks", *(pytest.param(last, marks=pytest.mark.long) for last in ("", "run.pause(); time.sleep(0.3)", "del run"))])
 def test_a_worker_that_computes_in_torch_does_not_take_the_program_down_however_it_ends(last: str, ends: Ends) -> None:
-    assert ends(f"run = main(Computes, 'local')\n{last}") == (3 if "exit" in last else 0, "closed\n", "")
-
-
-def test_a_method_that_does_not_end_is_told_and_not_waited_for(ends: Ends) -> None:
-    code, out, err = ends("from rlinf_lab.runtime.run import at_exit\nat_exit.EXIT_SECONDS = 0.5\nrun = main(Busy, 'local')")
-    assert code == 0 and out == "" and "goes on while the program ends. Next:" in err
+    """Nor does the end of a forked process, which leaves its parent's runs alone."""
+    code, out, err = ends(f"run = main(Computes, 'local')\n{FORKS if last == 'forks' else last}")
+    assert (code, out) == (3 if last == "forks" else 0, "closed\n") and (last == "forks" or err == ""), err
 
 
 LEFT = [
@@ -98,10 +98,14 @@ LEFT = [
 
 
 @pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
-def test_who_did_not_end_is_told_at_the_end_of_the_program_too(executor: str, ends: Ends) -> None:
+def test_who_did_not_end_is_told_at_the_end_of_the_program_too_and_once(executor: str, ends: Ends) -> None:
     """A busy machine may need more than the seconds that a program waits."""
-    code, _, err = ends(f"from rlinf_lab.runtime.run import at_exit\nat_exit.EXIT_SECONDS = 60\nrun = main(Busy, {executor!r})")
-    assert code == 0 and len(re.findall(LEFT[executor != "local"], err)) == 1, err
+    told = "run.stop()\nrun.wait()\nos.remove(ENTERED)\n" if executor == "local" else ""
+    code, _, err = ends(
+        f"from rlinf_lab.runtime.run import at_exit\nat_exit.EXIT_SECONDS = 60\nrun = main(Busy, {executor!r})\n{told}"
+        + (f"again = main(Busy, {executor!r})" if told else "")
+    )
+    assert code == 0 and len(re.findall(LEFT[executor != "local"], err)) == (2 if told else 1), err
 
 
 @pytest.mark.long
@@ -116,21 +120,10 @@ def test_the_program_waits_longer_than_it_takes_to_kill_who_does_not_answer(ends
     assert code == 0 and len(re.findall(r"hogs\[0\](?:, sink\[0\])? did not end in time, and was ended together with its process", err)) == 1, err
 
 
-def test_all_runs_are_told_where_warnings_are_errors(ends: Ends) -> None:
+def test_a_method_that_does_not_end_is_told_and_not_waited_for_also_where_warnings_are_errors(ends: Ends) -> None:
     lines = "import warnings\nwarnings.simplefilter('error', RuntimeWarning)\nfrom rlinf_lab.runtime.run import at_exit\nat_exit.EXIT_SECONDS = 0.1\n"
-    _, _, err = ends(f"{lines}runs = [(main(Busy, 'local'), os.remove(ENTERED)) for _ in range(3)]")
-    assert err.count("RuntimeWarning: Run('goes on'") == 3, err
-
-
-def test_what_was_told_is_not_told_again_when_the_program_ends(ends: Ends) -> None:
-    code, _, err = ends("run = main(Busy, 'local')\nrun.stop()\nrun.wait()")
-    assert code == 0 and len(re.findall(LEFT[0], err)) == 1, err
-
-
-def test_a_forked_process_leaves_its_parents_runs_alone(ends: Ends) -> None:
-    forks = "if os.fork() == 0:\n    sys.exit(0)\nassert os.wait()[1] == 0 and not run._stop.is_set()"
-    code, out, _ = ends(f"run = main(Computes, 'local')\n{forks}\nrun.stop()\nprint(run.state)")
-    assert (code, out) == (0, "closed\nstopped\n")
+    code, out, err = ends(f"{lines}runs = [(main(Busy, 'local'), os.remove(ENTERED)) for _ in range(3)]")
+    assert (code, out) == (0, "") and err.count("RuntimeWarning: Run('goes on'") == err.count("goes on while the program ends. Next:") == 3, err
 
 
 INTERRUPTED = """

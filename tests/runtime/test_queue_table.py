@@ -21,21 +21,13 @@ SHARES = {"x": 6, "endless": None}
 def table() -> Iterator[QueueTable]:
     """Of host "here". Channel x has room for 12, half of it for each of two hosts."""
     spec = ChannelSpec("x", capacity=12)
-    layout: Any = SimpleNamespace(
-        graph=SimpleNamespace(channel=lambda name: spec), capacity={"x": 12}.get, is_shared=lambda name: True
-    )
+    layout: Any = SimpleNamespace(graph=SimpleNamespace(channel=lambda name: spec), capacity={"x": 12}.get, is_shared=lambda name: True)
     router: Any = SimpleNamespace(share=SHARES.get, is_numbered=lambda name: False)
     made = QueueTable(layout, Engine(0), router, "here")
     yield made
     made.retire(99)
-    assert not (
-        made._queues
-        or made._streams
-        or made._by_index
-        or made._abandoned
-        or made._engine.channels
-        or made._engine.streams
-    ), "all is freed"
+    engine = made._engine
+    assert not (made._queues or made._streams or made._by_index or made._abandoned or engine.channels or engine.streams), "all is freed"
 
 
 def name(channel: str = "x", iteration: int = 0, home: str = "here", key: int = -1) -> QueueId:
@@ -49,27 +41,21 @@ def filled(queue: Queue, *counts: int) -> Queue:
     return queue
 
 
-def test_a_queue_is_opened_once_and_those_of_one_stream_share_it(table: QueueTable) -> None:
+def test_a_queue_is_opened_once_and_gone_with_its_iteration(table: QueueTable) -> None:
     one, other = table.queue(name(key=0)), table.queue(name(key=1))
     assert table.queue(name(key=0)) is one and table.of(one.index) is one and table.of(other.index) is other
     assert one.stream == other.stream and table.queue(name(iteration=1)).stream != one.stream
-
-
-def test_a_message_that_comes_after_its_iteration_was_retired_is_too_late(table: QueueTable) -> None:
-    queues = [filled(table.queue(name(iteration=i)), 2) for i in range(3)]
+    last = filled(table.queue(name(iteration=2)), 2)
     assert not table.is_retired(0)
-    table.retire(1)
-    assert [table.is_retired(i) for i in range(3)] == [True, True, False]
-    table.retire(0)  # comes late itself
-    assert table.is_retired(1)
-    assert table.queue(name(iteration=2)) is queues[2] and list(table._engine.channels) == [queues[2].index]
+    for over in (1, 0):  # the second comes late
+        table.retire(over)
+        assert [table.is_retired(i) for i in range(3)] == [True, True, False]
+    assert table.queue(name(iteration=2)) is last and list(table._engine.channels) == [last.index]
     assert [row["iteration"] for row in table.rows()] == [2]
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_what_nobody_reads_is_dropped_whether_its_queue_is_there_already_or_not(
-    table: QueueTable, opened: bool
-) -> None:
+def test_what_nobody_reads_is_dropped_whether_its_queue_is_there_already_or_not(table: QueueTable, opened: bool) -> None:
     other, later, stub = (filled(table.queue(n), 3) for n in (name("endless"), name(iteration=1), name(home="there")))
     if opened:
         filled(table.queue(name()), 2, 3)
@@ -84,25 +70,7 @@ def test_what_nobody_reads_is_dropped_whether_its_queue_is_there_already_or_not(
 
 
 @pytest.mark.parametrize(("channel", "portion"), [("x", 3), ("endless", MOST_TOGETHER)])
-def test_one_half_of_the_room_of_another_host_travels_while_the_other_is_used_up(
-    table: QueueTable, channel: str, portion: int
-) -> None:
+def test_one_half_of_the_room_of_another_host_travels_while_the_other_is_used_up(table: QueueTable, channel: str, portion: int) -> None:
     there, here = table.queue(name(channel, home="there")), table.queue(name(channel))
     assert (there.portion, here.portion, there.share) == (portion, 1, SHARES[channel])
     assert (there.stub, here.stub) == (True, False) and table.at_home(channel, 0) == [here]
-
-
-@pytest.mark.parametrize(("count", "sizes"), [(1, [7]), (2, [3, 4]), (3, [2, 2, 3])])
-def test_everything_is_divided_by_position(table: QueueTable, count: int, sizes: list[int]) -> None:
-    queue = filled(table.queue(name()), 4, 3)
-    parcels = [id(parcel) for parcel in queue.parcels]
-    queue.divide(count)
-    taken = [
-        [f"{id(piece.parcel)}.{i}" for piece in queue.take(n, p) for i in range(piece.lo, piece.hi)]
-        for p, n in enumerate(sizes)
-    ]
-    assert [len(one) for one in taken] == sizes
-    assert [item for one in taken for item in one] == [
-        f"{parcel}.{i}" for parcel, n in zip(parcels, (4, 3), strict=True) for i in range(n)
-    ]
-    assert queue.take(0, 0) == [] and not any(queue.shares)

@@ -23,28 +23,22 @@ def now() -> float:
     return round(sys.getswitchinterval(), 6)
 
 
-def test_it_is_as_before_afterwards_also_after_an_error() -> None:
-    with pytest.raises(KeyError), quick_turns():
-        assert now() == QUICK_SECONDS
-        raise KeyError
-    assert now() == 0.005
-
-
-def test_several_at_a_time_in_any_order() -> None:
+def test_several_at_a_time_in_any_order_also_after_an_error() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def other() -> None:
         with quick_turns():
             begun.set()
-            go_on.wait(10)
+            go_on.wait(60)
 
     thread = threading.Thread(target=other)
-    with quick_turns():
+    with pytest.raises(KeyError), quick_turns():
         thread.start()
-        assert begun.wait(10)
+        assert begun.wait(60)
+        raise KeyError
     assert now() == QUICK_SECONDS  # the other one has not done
     go_on.set()
-    thread.join(10)
+    thread.join(60)
     assert now() == 0.005
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, Fails, cell_flow, cell_plans, failing_flow
 
+from rlinf_lab import ExecutionPlan, Workflow
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.workflow.workflow import Workflow
 
 
 class Meeting:
@@ -120,54 +120,18 @@ def test_a_step_within_a_step_is_refused() -> None:
         assert s.step() == 1
 
 
-def test_a_handle_outlives_its_iteration_by_one_and_says_so() -> None:
-    flow = Workflow("kept")
+def test_only_the_thread_of_the_iteration_may_call_and_wait_while_it_goes_on() -> None:
+    flow = Workflow("threads")
     worker = flow.worker(Fails, name="w")
-    kept: list[Any] = []
+    found: list[str] = []
 
     @flow.iteration
-    def iteration(wait_for: int) -> int:
-        if kept and wait_for >= 0:
-            return kept[wait_for].wait()
-        kept.append(worker.work(5))
-        return kept[-1].wait()
-
-    plan = ExecutionPlan.temporal(flow, ["cpu:0"])
-    kept.clear()  # what the dry run has left there
-    with session(flow, plan) as s:
-        assert s.step(-1) == 5
-        assert kept[0].wait(1) == 5
-        assert s.step(0) == 5
-        with pytest.raises(WorkflowError, match="iteration 0 was forgotten when iteration 1 ended"):
-            kept[0].wait(1)
-        with pytest.raises(WorkflowError, match="iteration 0 was forgotten"):
-            s.step(0)
-
-
-def test_only_the_thread_of_the_iteration_may_wait_while_it_goes_on() -> None:
-    meeting = Meeting(2)
-    worker = meeting.flow.worker(Fails, name="other")
-    found: list[BaseException] = []
-
-    @meeting.flow.iteration
     def iteration() -> int:
         handle = worker.work(4)
-
-        def elsewhere() -> None:
-            for use in (handle.wait, lambda: worker.work(1)):
-                try:
-                    use()
-                except BaseException as error:
-                    found.append(error)
-
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join(20)
+        with ThreadPoolExecutor() as pool:
+            found[:] = [str(pool.submit(use).exception()) for use in (handle.wait, lambda: worker.work(1))]
         return handle.wait()
 
-    plan = ExecutionPlan.temporal(meeting.flow, ["cpu:0"])
-    found.clear()
-    with session(meeting.flow, plan) as s:
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
         assert s.step() == 4
-    assert "by the thread that executes the iteration only" in str(found[0])
-    assert "not into threads that it starts" in str(found[1])
+    assert "by the thread that executes the iteration only" in found[0] and "not into threads that it starts" in found[1]

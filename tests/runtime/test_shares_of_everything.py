@@ -10,12 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import exact, opened
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.planning.engine.state import Channel, Part, Stream
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 class Maker(Worker):
@@ -42,7 +39,7 @@ class Reader(Worker):
         """Rank 0 divides; the others take their shares by weight."""
         if self.rank == 0:
             return [inbox.get_all()]
-        self.compute(1.0)
+        self.compute(0.2)
         return [inbox.get_weight(2), inbox.get(1), inbox.get_all(), inbox.get_all()]
 
     def crosswise(self, inbox: Inbox, late: int) -> list[Any]:
@@ -97,21 +94,20 @@ def shares(items: list[Any], ranks: int) -> list[list[Any]]:
 CHANNELS = st.sampled_from([{"whole": True}, {"capacity": 2}, {"capacity": None}])
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 40), st.integers(2, 4), st.integers(0, 3), CHANNELS, st.sampled_from(["mock", "mesh"]))
-def test_each_rank_gets_its_share_whoever_asks_last(count: int, ranks: int, late: int, channel: dict, kind: str) -> None:
-    flow = flow_of("all", may_be_empty=True, **channel)
-    assert step(kind, flow, plan_of(flow, ranks), count, late) == shares([(0, i) for i in range(count)], ranks)
-
-
-@exact
-@pytest.mark.parametrize("method", ["all", "batches"])
-def test_of_several_producers_everything_comes_once_in_equal_parts(method: str, kind: str) -> None:
-    flow = flow_of(method, whole=True)
-    with opened(kind, flow, plan_of(flow, 4, makers=3)) as s:
-        found = [[i for part in mine for i in part] if method == "batches" else mine for mine in s.step(7)]
-    assert [len(mine) for mine in found] == [5, 5, 5, 6]
-    assert Counter(item for mine in found for item in mine) == Counter((r, i) for r in range(3) for i in range(7))
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 2), st.integers(2, 4), st.integers(0, 3), CHANNELS, st.sampled_from(["all", "batches"]), st.sampled_from(["mock", "mesh"]))
+def test_each_rank_gets_its_share_whoever_asks_last(count: int, makers: int, ranks: int, late: int, channel: dict, method: str, kind: str) -> None:
+    """By position, of several producers everything once."""
+    if method == "batches":
+        channel = {"whole": True}
+    flow = flow_of(method, may_be_empty=True, **channel)
+    with opened(kind, flow, plan_of(flow, ranks, makers)) as s:
+        for _ in range(2):
+            found = [[item for part in mine for item in part] if method == "batches" else mine for mine in s.step(count, late)]
+            everything = [(r, i) for r in range(makers) for i in range(count)]
+            assert [len(mine) for mine in found] == [len(mine) for mine in shares(everything, ranks)]
+            assert Counter(item for mine in found for item in mine) == Counter(everything)
+            assert makers > 1 or found == shares(everything, ranks)
 
 
 def weight(item: tuple[int, int]) -> int:
@@ -177,16 +173,6 @@ def test_who_leaves_takes_its_share_and_who_comes_meanwhile_has_none() -> None:
         assert [len(items) for items in found[:3]] == [20, 20, 20] and not any(found[3:])
         assert sorted(i for items in found for _, i in items) == list(range(60))
         assert [len(items) for items in s.step(60)] == [20, 20, 20] and s.members["reader"] == (0, 2, 3)
-
-
-def test_a_rank_of_another_call_finds_nothing_where_all_was_divided() -> None:
-    """Of the books: a process that has no share meets the end of the stream."""
-    queue = Channel(Stream(None, "items"), stub=False)
-    queue.weigh(3, (5, 6, 7))
-    queue.tail = 3
-    queue.divide(Part(1, 0, 2))
-    assert [(s.head, s.tail, s.weights.total) for s in queue.shares] == [(0, 1, 5), (1, 3, 13)] and queue.depth == 3 and queue.weights.total == 0
-    assert queue.share(Part(1, 1, 2)) is queue.shares[1] and queue.share(Part(2, 0, 2)) is None and queue.share(Part(1, 2, 2)) is None
 
 
 def test_what_comes_after_the_last_iteration_of_a_run_is_told_too() -> None:

@@ -9,11 +9,9 @@ import pytest
 from flows import Numbers
 from sessions import both, opened
 
-from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
+from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.runtime.run.run import run
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 class Maker(Numbers):
@@ -182,15 +180,3 @@ def test_a_run_that_is_stopped_in_the_middle_has_left_nothing() -> None:
         going._ended.wait(0.001)
     going.stop()
     assert going.state == "stopped" and going.error is None
-
-
-@pytest.mark.parametrize(
-    ("flag", "wrong", "words"),
-    [
-        ("discard_unread", "yes", "unread items are discarded"), ("may_be_empty", 1, "may be empty"),
-    ],
-)  # fmt: skip
-def test_what_is_no_flag_is_refused(flag: str, wrong: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"{flag} is {wrong!r}; it must be True or False"):
-        Workflow("w").channel("items", **{flag: wrong})
-    assert words in repr(Workflow("w").channel("items", **{flag: True}))

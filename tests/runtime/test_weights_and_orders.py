@@ -2,98 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import both, executor_of, opened, recorded, session_of
+from sessions import both, executor_of, opened, recorded, session_of, until
 
+from rlinf_lab import ExecutionPlan, Workflow
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator.scripts import get_weight, put, run, weigh
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
 from rlinf_lab.workflow.worker import Collected, Inbox, Outbox, Scripted, Worker
-from rlinf_lab.workflow.workflow import Workflow
-
-DEVICES = ("cpu:0", "cpu:1", "cpu:2")
-
-
-class Maker(Worker):
-    def make(self, items: list[list[Any]], out: Outbox) -> None:
-        """Each of the parts is put together; an item is (name, weight)."""
-        for part in items:
-            self.compute(0.001)
-            if self.name == "teller":
-                for item in part:
-                    out.put(item, weight=item[1])
-            else:
-                out.put_all(part)
-
-
-class Taker(Worker):
-    def by_weight(self, inbox: Inbox, weight: int) -> list[list[Any]]:
-        found = []
-        while batch := inbox.get_weight(weight):
-            found.append(batch)
-            self.compute(0.002)
-        return found
-
-    def all(self, inbox: Inbox, n: int) -> list[Any]:
-        return [item for _ in range(n) for item in inbox.get(1)] + inbox.get_all()
-
-    def after_all(self, inbox: Inbox, go: Inbox) -> list[Any]:
-        """When everything is there."""
-        go.get_all()
-        found = []
-        while batch := inbox.get(1):
-            found += batch
-        return found
-
-
-def weight_of(item: tuple[Any, int]) -> int:
-    return item[1]
-
-
-def weighed(maker: str, capacity: int | None, ranks: int = 1) -> tuple[Workflow, ExecutionPlan]:
-    flow = Workflow("weighed")
-    items = flow.channel("items", may_be_empty=True, capacity=capacity, weight=None if maker == "teller" else weight_of)
-    makes, takes = flow.worker(Maker, name=maker), flow.worker(Taker, name="taker")
-
-    @flow.iteration
-    def iteration(parts: list[list[Any]], weight: int) -> Any:
-        makes.make(parts, items)
-        return takes.by_weight(items, weight)
-
-    return flow, ExecutionPlan("weighed", DEVICES, {maker: ((0,),), "taker": tuple((1 + r,) for r in range(ranks))})
-
-
-def executed(kind: str, flow: Workflow, plan: ExecutionPlan, *args: Any) -> Any:
-    with opened(kind, flow, plan) as s:
-        return s.step(*args)
-
-
-def ordered(order: Any, capacity: int | None = None) -> tuple[Workflow, ExecutionPlan]:
-    flow = Workflow("ordered")
-    items, go = flow.channel("items", capacity=capacity, order=order, may_be_empty=True), flow.channel("go", may_be_empty=True)
-    teller, taker = flow.worker(Teller, name="maker"), flow.worker(Taker, name="taker")
-
-    @flow.iteration
-    def iteration(values: list[Any]) -> Any:
-        teller.tell(values, order == "priority", items, go)
-        return taker.after_all(items, go)
-
-    return flow, ExecutionPlan("ordered", DEVICES, {"maker": ((0,),), "taker": ((1,),)})
-
-
-class Teller(Worker):
-    def tell(self, values: list[Any], priority: bool, out: Outbox, go: Outbox) -> None:
-        for value in values:
-            if priority:
-                out.put(value, priority=value[0])
-            else:
-                out.put_all([value])
 
 
 def negative(item: tuple[float, int]) -> float:
@@ -122,9 +42,9 @@ class Weigher(Worker):
         return found
 
 
-def heavy(order: Any, capacity: int | None, makers: int, takers: int, keyed: bool = False, late: bool = False) -> tuple[Workflow, ExecutionPlan]:
+def heavy(order: Any, capacity: int | None, makers: int, takers: int, keyed: bool = False, late: bool = False, **channel: Any) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("heavy")
-    items = flow.channel("items", capacity=capacity, order=order, keyed=keyed, may_be_empty=True)
+    items = flow.channel("items", capacity=capacity, order=order, keyed=keyed, may_be_empty=True, **channel)
     go = flow.channel("go", may_be_empty=True)
     maker, taker = flow.worker(Weigher, name="maker"), flow.worker(Weigher, name="taker")
 
@@ -142,6 +62,11 @@ SORTS: dict[Any, Any] = {
     "fifo": lambda v: v, "lifo": lambda v: v[::-1], "priority": lambda v: sorted(v, key=lambda i: i[0]), negative: lambda v: sorted(v, key=negative),
 }  # fmt: skip
 every_order = st.sampled_from(["fifo", "lifo", "priority", negative])
+
+
+def executed(kind: str, flow: Workflow, plan: ExecutionPlan, *args: Any) -> Any:
+    with opened(kind, flow, plan) as s:
+        return s.step(*args)
 
 
 def cut(items: list[Any], weight: int) -> list[list[Any]]:
@@ -207,15 +132,13 @@ def test_what_is_no_weight_no_order_and_no_priority_is_named() -> None:
         flow.channel("a", order="random")
     with pytest.raises(ConfigError, match=r"Channel 'b': weight is 3; it must be a function"):
         flow.channel("b", weight=3)  # type: ignore[arg-type]
-    flow, plan = weighed("maker", None)
-    with pytest.raises(WorkerError, match=r"channel 'items': the weight of an item is -1; it must be a whole number"):
-        executed("mock", flow, plan, [[(0, -1)]], 3)
-    flow, plan = weighed("maker", None)
-    with pytest.raises(WorkerError, match=r"get_weight\(0\): a whole number, at least 1"):
-        executed("mock", flow, plan, [[(0, 1)]], 0)
-    flow, plan = ordered(lambda item: "x")
-    with pytest.raises(WorkerError, match=r"the place of an item is 'x'; it must be a number"):
-        executed("mock", flow, plan, [(0, 1)])
+    for options, weight, said in (
+        ({"weight": lambda item: -1}, 3, r"channel 'items': the weight of an item is -1; it must be a whole number"),
+        ({}, 0, r"get_weight\(0\): a whole number, at least 1"),
+        ({"order": lambda item: "x"}, 3, r"the place of an item is 'x'; it must be a number"),
+    ):
+        with pytest.raises(WorkerError, match=said):
+            executed("mock", *heavy(**{"order": "fifo", "capacity": None, "makers": 1, "takers": 1, **options}), [(0, 1, 0)], weight, 0)
 
 
 def test_doubles_for_unit_tests_know_weights() -> None:
@@ -238,6 +161,10 @@ class Full(Worker):
         return len(other.get(1))
 
 
+def rows_of(executor: Any) -> dict[str, Any]:
+    return {row["channel"]: row for row in executor.news.channels()}
+
+
 @both
 def test_who_waits_at_a_channel_is_told(kind: str) -> None:
     flow = Workflow("full")
@@ -250,14 +177,13 @@ def test_who_waits_at_a_channel_is_told(kind: str) -> None:
         a.fill(items)
         looked = b.look(items, other)
         if executor:  # not in the dry run
-            while not (rows := {r["channel"]: r for r in executor[0].news.channels()}) or len(rows) < 2 or not rows["items"]["waiting_putters"]:
-                time.sleep(0.001)
-            seen.append(rows)
+            until(lambda: len(rows := rows_of(executor[0])) == 2 and rows["items"]["waiting_putters"])
+            seen.append(rows_of(executor[0]))
         other.put(1)
         return looked.wait()
 
     executor: list[Any] = []
-    plan = ExecutionPlan("full", DEVICES, {"maker": ((0,),), "taker": ((1,),)}, micro_batches={"items": 1})
+    plan = ExecutionPlan("full", ("cpu:0", "cpu:1"), {"maker": ((0,),), "taker": ((1,),)}, micro_batches={"items": 1})
     executor.append(executor_of(kind, flow, plan))
     with session_of(executor[0]) as s:
         assert s.step() == 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from one_worker import one_worker
+from programs import output_of
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -76,25 +74,24 @@ print("spread done")
 """
 
 
-def run_script(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = folder / "script.py"
-    path.write_text(script)
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-    return subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=240, env=environment)
-
-
 @pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(240)
 def test_large_arrays_between_three_nodes(tmp_path: Path) -> None:
-    done = run_script(tmp_path, SPREAD, "gloo")
-    assert done.returncode == 0 and "spread done" in done.stdout, done.stdout + done.stderr[-3000:]
+    assert "spread done" in output_of(tmp_path, SPREAD, "gloo")
 
 
 @pytest.mark.parametrize("way", ["object_store", None, 3])
-def test_other_ways_are_refused(way: Any) -> None:
-    with pytest.raises(ConfigError, match=r"between_nodes=.*: how items get to another node\. Next: 'stream' or 'gloo'"):
-        run(flow := one_worker(), ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray", between_nodes=way)
+@pytest.mark.parametrize(
+    ("executor", "option", "told"),
+    [
+        ("ray", "between_nodes", r"how items get to another node\. Next: 'stream' or 'gloo'"),
+        ("processes", "between_gpus", r"how tensors on a GPU get to other processes\. Next: 'ipc' or 'nccl' or 'host'"),
+    ],
+)
+def test_other_ways_are_refused(executor: str, option: str, told: str, way: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{option}=.*: {told}"):
+        run(flow := one_worker(), ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor=executor, **{option: way})
 
 
 def test_an_edge_that_used_the_stream_and_another_way_is_named_by_the_other() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import re
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 from one_worker import one_worker
+from programs import output_of
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.device import Device
@@ -21,8 +17,6 @@ from rlinf_lab.runtime.executors.placement_group import SOMETHING, Reservation
 from rlinf_lab.runtime.executors.ray_nodes import Node
 from rlinf_lab.runtime.run.observer import loaded_devices
 from rlinf_lab.runtime.run.run import run
-from rlinf_lab.runtime.transport.links import Link
-from rlinf_lab.runtime.transport.listener import Listener
 
 THREE_NODES = """
 import threading, time
@@ -159,27 +153,52 @@ cluster.shutdown()
 @pytest.mark.ray
 def test_a_node_that_dies_during_setup_is_told_as_such(tmp_path: Path) -> None:
     """Before, the advice was to try the worker's setup() elsewhere."""
-    script, mark = tmp_path / "dies.py", str(tmp_path / "in_setup")
-    script.write_text(NODE_DIES % (mark, mark))
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=environment)
-    said = r"told: Host 'host1' died while its workers were being set up \(its node.* has died.*\); slow\[0\] lived there\. Next: look at that node's memory"
-    assert re.search(said, done.stdout), done.stdout + done.stderr[-3000:]
+    mark = str(tmp_path / "in_setup")
+    told = r"told: Host 'host1' died while its workers were being set up \(its node.* has died.*\); slow\[0\] lived there\. Next: look at that node's memory"
+    assert re.search(told, said := output_of(tmp_path, NODE_DIES % (mark, mark))), said
 
 
 @pytest.mark.long
 @pytest.mark.ray
 def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
-    script = tmp_path / "three_nodes.py"
-    script.write_text(THREE_NODES)
     # A node whose connection is refused five times is dead: asked for each 3 s that takes a quarter of a minute.
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"RAY_health_check_period_ms": "500"}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert "spread over three nodes" in done.stdout
-    assert re.search(r"reserved: Ray could not reserve what the plan needs within 5 s: node 2 \(\S+\): 1 CPU wanted, 0 free\. Next:", done.stdout), done.stdout
-    assert re.search(r"gone: The plan uses node\d/cpu:\d, and that node has left the cluster", done.stdout), done.stdout
-    assert "refused: The plan uses node2/cpu:1, and this Ray has 2 nodes after waiting 1 s. Next: add nodes" in done.stdout
+    said = output_of(tmp_path, THREE_NODES, RAY_health_check_period_ms="500")
+    assert "spread over three nodes" in said
+    assert re.search(r"reserved: Ray could not reserve what the plan needs within 5 s: node 2 \(\S+\): 1 CPU wanted, 0 free\. Next:", said), said
+    assert re.search(r"gone: The plan uses node\d/cpu:\d, and that node has left the cluster", said), said
+    assert "refused: The plan uses node2/cpu:1, and this Ray has 2 nodes after waiting 1 s. Next: add nodes" in said
+
+
+CHECKED = """
+from ray.cluster_utils import Cluster
+import rlinf_lab as lab
+
+class Quiet(lab.Worker):
+    def go(self) -> int:
+        return 1
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+cluster.add_node(num_cpus=1)
+flow = lab.Workflow("spread")
+a, b = flow.worker(Quiet, name="a"), flow.worker(Quiet, name="b")
+flow.iteration(lambda: (a.go(), b.go()))
+plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0"], {"a": [0], "b": [1]})
+report = lab.check(flow, plan, "ray", address=cluster.address)
+assert report.ok, str(report)
+assert report["ports"].found == "node 0 and 1 other node reach each other" and report["packages of node 1"].status == "ok", report
+far = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node2/cpu:0"], {"a": [0], "b": [1]})
+report = lab.check(flow, far, "ray", address=cluster.address)
+assert not report.ok and "node2/cpu:0" in report["devices"].found, report
+many = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:5"], {"a": [0], "b": [1]})
+assert "node1/cpu:5" in lab.check(flow, many, "ray", address=cluster.address)["devices"].found
+print("done")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_every_node_of_a_cluster_is_asked_before_a_launch(tmp_path: Path) -> None:
+    assert "done" in output_of(tmp_path, CHECKED, OMP_NUM_THREADS="1")
 
 
 def test_who_waits_for_a_node_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,52 +241,25 @@ def test_what_is_reserved_of_each_node(monkeypatch: pytest.MonkeyPatch, emulate:
     made.remove()  # nothing is reserved yet: harmless
 
 
-@pytest.mark.parametrize("name", ["cpu:0", "cuda:12", "node3/cuda:1"])
-def test_a_device_name_is_taken_apart_and_put_together(name: str) -> None:
-    assert str(Device.parse(name)) == name
+def test_what_is_a_device_is_taken_apart_and_put_together_and_nothing_else_is_one() -> None:
+    for name in ("cpu:0", "cuda:12", "node3/cuda:1"):
+        assert str(Device.parse(name)) == name
+    for name in ("cpu", "cpu:01", "node0/cpu:0", "node1", "gpu:0", "node1/cpu:-1", "", "NODE1/cpu:0"):
+        assert not Device.is_name(name)
+        with pytest.raises(PlanError, match="is no device. Next"):
+            Device.parse(name)
 
 
-@pytest.mark.parametrize("name", ["cpu", "cpu:01", "node0/cpu:0", "node1", "gpu:0", "node1/cpu:-1", "", "NODE1/cpu:0"])
-def test_what_is_no_device_is_refused(name: str) -> None:
-    assert not Device.is_name(name)
-    with pytest.raises(PlanError, match="is no device. Next"):
-        Device.parse(name)
-
-
-def test_a_rank_lives_on_one_node() -> None:
+def test_a_rank_lives_on_one_node_and_threads_and_processes_on_this_one() -> None:
     flow = one_worker()
     with pytest.raises(PlanError, match=r"placements\['w'\]\[0\] puts a rank on cpu:0, node1/cpu:0, which are on different nodes"):
         ExecutionPlan("wide", ("cpu:0", "node1/cpu:0"), {"w": ((0, 1),)}).validate(flow.graph)
-
-
-def test_threads_do_not_run_on_other_nodes() -> None:
-    flow = one_worker()
-    with pytest.raises(PlanError, match=r"uses node1/cpu:0; the local executor has this process only. Next: executor='ray'"):
-        run(flow, ExecutionPlan("far", ("node1/cpu:0",), {"w": ((0,),)}), 1)
+    for executor, has in (("local", "process"), ("processes", "machine")):
+        with pytest.raises(PlanError, match=rf"uses node1/cpu:0; the {executor} executor has this {has} only. Next: executor='ray'"):
+            run(flow, ExecutionPlan("far", ("node1/cpu:0",), {"w": ((0,),)}), 1, executor)
 
 
 def test_loads_are_told_by_device_and_node() -> None:
     sampled = {"core 3 %": 50.0, "core 1 %": 10.0, "node1/core 0 %": 100.0, "cuda:0 %": 70.0, "node2/cuda:1 %": 30.0, "host MiB": 5.0}
     loads = {device: sampled[name] / 100 for name, device in loaded_devices(sampled).items()}
     assert loads == {"cpu:0": 0.1, "cpu:1": 0.5, "node1/cpu:0": 1.0, "cuda:0": 0.7, "node2/cuda:1": 0.3}
-
-
-def test_another_node_is_reached_over_tcp() -> None:
-    heard: list[object] = []
-    changed = threading.Condition()
-
-    def hear(message: tuple) -> None:
-        with changed:
-            heard.append(message[1])
-            changed.notify_all()
-
-    listener = Listener("there", hear, lambda h: None, lambda h, e: None)
-    link = Link(dataclasses.replace(listener.address, node="elsewhere"), "here")
-    assert link.transport == "tcp"
-    for size in (0, 10, 300_000):
-        link.send(("put", bytearray(size)))
-    with changed:
-        assert changed.wait_for(lambda: len(heard) == 3, 20)
-    assert [len(h) for h in heard] == [0, 10, 300_000]  # type: ignore[arg-type]
-    link.close()
-    listener.close()

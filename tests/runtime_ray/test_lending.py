@@ -6,19 +6,15 @@ CUDA itself: `test_lending_on_a_gpu`. Here host memory stands in for a GPU's, sh
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import logging
 import os
 import pickle
-import queue
 import socket
-import subprocess
 import sys
-import textwrap
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,27 +22,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lent_host_memory import GPU, HostSharing, instead_of_a_gpu
-from one_worker import one_worker
 
-from rlinf_lab.errors import ConfigError, ExecutorError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
+from ends import QUEUE, Ends, once_collected
+from lent_host_memory import GPU, HostSharing, instead_of_a_gpu
+from taker import Taker
+
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
+from rlinf_lab.errors import ExecutorError
 from rlinf_lab.runtime.run.run import run
 from rlinf_lab.runtime.transport import cuda_ipc as lending
 from rlinf_lab.runtime.transport import pickling
 from rlinf_lab.runtime.transport.collectives import Receivers
 from rlinf_lab.runtime.transport.cuda_ipc import ids
 from rlinf_lab.runtime.transport.frames import FrameReader, NotYetThere, Stream
-from rlinf_lab.runtime.transport.links import Link, Ways
-from rlinf_lab.runtime.transport.listener import Listener
+from rlinf_lab.runtime.transport.links import Ways
 from rlinf_lab.runtime.transport.pickling import Packed
-from rlinf_lab.runtime.transport.routing import QueueId
 from rlinf_lab.runtime.transport.shared_memory import GREETING, LENT, SlotViews
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
-QUEUE = QueueId("items", 0, 0, "there", -1)
+SAME_GPU: dict[str, Any] = {"gpus": (GPU,), "process": 0}
 
 
 @pytest.fixture
@@ -57,48 +52,13 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> HostSharing:
     return made
 
 
-class Ends:
-    """A link within this process that takes itself for one between two that see the same GPU."""
-
-    def __init__(self, outlives: bool = False, ways: Ways = Ways(), **address: Any) -> None:  # noqa: B008
-        self.heard: queue.Queue[tuple] = queue.Queue()
-        self.errors: queue.Queue[BaseException] = queue.Queue()
-        self.listener = Listener("there", self.heard.put, lambda h: None, lambda h, e: self.errors.put(e), outlives=outlives)
-        self.link = Link(dataclasses.replace(self.listener.address, **{"gpus": (GPU,), "process": 0, **address}), "here", ways)
-
-    @property
-    def lent(self) -> dict[int, Any]:
-        self.link.reclaim()
-        return self.link._lender._lent
-
-    def put(self, items: list[Any]) -> tuple[Packed, str]:
-        """What arrives of a put, still closed, and by which way."""
-        packed, _ = Packed.of_items(items, "items")
-        self.link.send(("put", QUEUE, len(items), packed, "here", None))
-        del packed
-        kind, _, count, packed, _, _, transit = self.heard.get(timeout=20)
-        assert kind == "put" and count == len(items)
-        return packed, transit.transport
-
-    def close(self) -> None:
-        self.link.close()
-        self.listener.close()
-
-
 @pytest.fixture
 def ends(sharing: HostSharing) -> Iterator[Ends]:
-    made = Ends()
+    """Between two processes that see the same GPU."""
+    made = Ends(**SAME_GPU)
     yield made
     made.close()
-    assert made.errors.empty()
-
-
-def soon(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        gc.collect()  # which takes a while, of all that a process of tests holds
-        time.sleep(0.05)
-    return condition()
+    assert not made.errors
 
 
 def test_a_tensor_is_opened_where_it_lies_and_goes_back_when_its_last_view_dies(ends: Ends, sharing: HostSharing) -> None:
@@ -119,24 +79,7 @@ def test_a_tensor_is_opened_where_it_lies_and_goes_back_when_its_last_view_dies(
     time.sleep(0.05)
     assert len(ends.lent) == 1 and part.sum() == 14  # a view holds it
     del part, block
-    assert soon(lambda: not ends.lent) and not sharing.released and len(sharing.shared) == 1
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(12).reshape(3, 4).T, torch.tensor(3.5), torch.zeros(0, 4), torch.ones(50_000, dtype=torch.bfloat16), torch.ones(3, requires_grad=True),
-        torch.tensor([True, False]), torch.tensor([1 + 2j]).conj(), torch.nn.Parameter(torch.ones(2)), torch.ones(4, 4)[::2, 1:], torch.eye(3).to_sparse(),
-        torch.ones(3, requires_grad=True) * 2,
-    ],
-    ids=lambda t: f"{t.dtype}{tuple(t.shape)}{'grad' * t.requires_grad}",
-)  # fmt: skip
-def test_tensors_of_every_kind(ends: Ends, tensor: torch.Tensor) -> None:
-    got = ends.put([tensor])[0].open()[0]
-    assert type(got) is type(tensor) and got.dtype == tensor.dtype and got.shape == tensor.shape and got.requires_grad == tensor.requires_grad
-    assert torch.equal(got.to_dense() if got.is_sparse else got, tensor.to_dense() if tensor.is_sparse else tensor)
-    del got
-    assert soon(lambda: not ends.lent)
+    assert once_collected(lambda: not ends.lent) and not sharing.released and len(sharing.shared) == 1
 
 
 def test_only_what_a_view_shows_is_kept_and_not_what_it_is_a_view_of(ends: Ends) -> None:
@@ -153,7 +96,7 @@ def test_what_nobody_opens_is_released(ends: Ends, sharing: HostSharing) -> None
     packed, _ = ends.put([torch.ones(5)])
     assert len(ends.lent) == 1
     del packed  # its iteration was given up
-    assert soon(lambda: not ends.lent) and sharing.released == sharing.shared
+    assert once_collected(lambda: not ends.lent) and sharing.released == sharing.shared
 
 
 def test_a_frame_that_comes_in_parts_is_lent_once(ends: Ends, sharing: HostSharing) -> None:
@@ -193,19 +136,18 @@ def test_values_and_items_that_are_passed_on_come_whole(ends: Ends) -> None:
     packed, _ = ends.put([torch.arange(4.0)])
     ends.link.send(("got", [(1, packed)]))  # a rank of a third host has asked for it
     del packed
-    (count, again) = ends.heard.get(timeout=20)[1][0]
+    (count, again) = ends.next()[0]
     assert count == 1 and again.open()[0].tolist() == [0, 1, 2, 3]
     del again
-    ends.link.send(("value", {"loss": torch.tensor(2.0)}))
-    assert float(ends.heard.get(timeout=20)[1]["loss"]) == 2
-    assert soon(lambda: not ends.lent)
+    assert float(ends.send({"loss": torch.tensor(2.0)})["loss"]) == 2
+    assert once_collected(lambda: not ends.lent)
 
 
 def test_who_outlives_the_sender_has_a_copy(sharing: HostSharing) -> None:
-    ends = Ends(outlives=True)
+    ends = Ends(outlives=True, **SAME_GPU)
     packed, way = ends.put([torch.arange(3.0)])
     got = packed.open()[0]
-    assert way == "cuda_ipc" and soon(lambda: not ends.lent)  # at once, though the tensor lives
+    assert way == "cuda_ipc" and once_collected(lambda: not ends.lent)  # at once, though the tensor lives
     assert got.tolist() == [0, 1, 2]
     ends.close()
 
@@ -219,7 +161,7 @@ def test_who_outlives_the_sender_has_a_copy(sharing: HostSharing) -> None:
     ids=["other_gpu", "other_node", "same_process", "asked"],
 )  # fmt: skip
 def test_where_nothing_can_be_lent_copies_are_made_and_told_once(sharing: HostSharing, caplog: Any, settings: dict[str, Any], reason: str) -> None:
-    ends = Ends(**settings)
+    ends = Ends(**{**SAME_GPU, **settings})
     with caplog.at_level(logging.WARNING, "rlinf_lab"):
         for size in (3, 100_000, 1_000_000):
             packed, way = ends.put([torch.ones(size), "text"])
@@ -246,11 +188,7 @@ def test_a_process_that_may_not_open_it_says_so_and_gives_it_back(ends: Ends, sh
     with pytest.raises(ExecutorError, match=r"GPU the-gpu cannot be opened in this process: invalid device context\. .*Next: .*between_gpus='host'"):
         packed.open()
     del packed
-    assert soon(lambda: not ends.lent) and sharing.released == sharing.shared
-
-
-def test_what_is_kept_here_is_the_tensor_itself(sharing: HostSharing) -> None:
-    assert Packed.of({"t": torch.arange(3)}).open()["t"].tolist() == [0, 1, 2]
+    assert once_collected(lambda: not ends.lent) and sharing.released == sharing.shared
 
 
 class Lending(Worker):
@@ -301,81 +239,21 @@ def test_a_run_lends_tensors_and_its_timeline_says_so() -> None:
     assert {s.name for s in going.timeline.rows() if s.kind == SpanKind.TRANSFER and s.channel == "items"} == {"cuda_ipc"}
 
 
-TAKER = """
-    import gc, pickle, sys
-    sys.path.insert(0, {tests!r})
-    from lent_host_memory import GPU, instead_of_a_gpu
-    import dataclasses, threading, time
-    from rlinf_lab.runtime.transport.links import Link
-    from rlinf_lab.runtime.transport.listener import Listener
-    sharing = instead_of_a_gpu()
-    kept, over = [], threading.Event()
-
-    def hear(message):
-        kind, *rest = message
-        if kind == "put":
-            (tensor,) = rest[2].open()
-            tensor += 1  # seen by the lender: the same memory
-            kept.append((rest[2], tensor))
-            print("took", float(tensor[0]), rest[5].transport, flush=True)
-        elif kind == "drop":
-            kept.clear()
-            del message, rest
-            gc.collect()
-            print("dropped", flush=True)
-
-    listener = Listener("taker", hear, lambda h: over.set(), lambda h, e: print("error", e, flush=True))
-    print(pickle.dumps(dataclasses.replace(listener.address, gpus=(GPU,))).hex(), flush=True)
-    over.wait(60)
-"""
-
-
-class Taker:
-    """Another process that opens what it hears and keeps it."""
-
-    def __init__(self) -> None:
-        code = textwrap.dedent(TAKER).format(tests=str(Path(__file__).parent))
-        self.process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        self.link = Link(pickle.loads(bytes.fromhex(self.line())), "lender")
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def put(self, tensor: torch.Tensor) -> str:
-        self.link.send(("put", QUEUE, 1, Packed.of_items([tensor], "items")[0], "lender", None))
-        return self.line()
-
-    @property
-    def lent(self) -> dict[int, Any]:
-        self.link.reclaim()
-        return self.link._lender._lent
-
-
-def test_between_two_processes_the_memory_is_one_and_is_freed(sharing: HostSharing) -> None:
-    taker = Taker()
+def test_between_two_processes_the_memory_is_one_and_is_freed_also_when_the_taker_dies(sharing: HostSharing) -> None:
+    taker, half = Taker(on_a_gpu=False), torch.ones(10, 4, dtype=torch.bfloat16)[::2, 1:]
     for i in range(3):
-        assert taker.put(torch.full((1000,), float(i))) == f"took {i + 1.0} cuda_ipc"
-    blocks = [block.view(torch.float32) for block, _ in taker.lent.values()]
+        assert taker.put(torch.full((1000,), float(i)), half) == f"took cuda_ipc cpu {i + 1.0} torch.bfloat16 15.0 text True"
+    blocks = [block.view(torch.float32) for block, _ in taker.lent.values() if block.numel() == 4000]
     assert [float(b.mean()) for b in blocks] == [1, 2, 3]  # what the taker has written
     del blocks
-    taker.link.send(("drop",))
-    assert taker.line() == "dropped" and soon(lambda: not taker.lent) and not sharing.released
-    taker.link.close()
-    taker.process.kill()
-    taker.process.wait(20)
-
-
-def test_a_taker_that_dies_keeps_nothing(sharing: HostSharing) -> None:
-    taker = Taker()
-    assert taker.put(torch.zeros(10)).startswith("took 1.0")
-    assert taker.put(torch.zeros(10)).startswith("took 1.0")
-    assert len(taker.lent) == 2
-    taker.process.kill()
-    taker.process.wait(20)
-    taker.link.peer_died()
-    assert not taker.lent and len(sharing.released) == 2  # in its place: a process that dies does not count down
-    taker.link.close()
+    taker.drop()
+    assert once_collected(lambda: not taker.lent) and not sharing.released
+    for i in (1, 2):
+        taker.put(torch.zeros(10), half)
+        assert len(taker.lent) == 2 * i
+    taker.die()
+    assert not taker.lent and len(sharing.released) == 4  # in its place: a process that dies does not count down
+    taker.close()
 
 
 @pytest.mark.parametrize(
@@ -391,9 +269,3 @@ def test_which_gpus_a_process_sees(visible: str | None, found: list[str]) -> Non
         nvmlDeviceGetCount=lambda: 3, nvmlDeviceGetHandleByIndex=there.__getitem__, nvmlDeviceGetHandleByUUID=str, nvmlDeviceGetUUID=str,
     )  # fmt: skip
     assert list(ids(nvml, visible)) == found
-
-
-@pytest.mark.parametrize("way", ["nvlink", None])
-def test_other_ways_are_refused(way: Any) -> None:
-    with pytest.raises(ConfigError, match=r"between_gpus=.*: how tensors on a GPU get to other processes\. Next: 'ipc' or 'nccl' or 'host'"):
-        run(flow := one_worker(), ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="processes", between_gpus=way)

@@ -1,4 +1,7 @@
-"""Memory by torch.distributed: Gloo between nodes, and, with Gloo in NCCL's place, between GPUs that do not see each other."""
+"""Memory by torch.distributed: Gloo between nodes, and, with Gloo in NCCL's place, between GPUs that do not see each other.
+
+NCCL itself: `test_lending_on_a_gpu`.
+"""
 
 from __future__ import annotations
 
@@ -7,57 +10,26 @@ import pickle
 import queue
 import subprocess
 import sys
-import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
+from ends import Ends
 from lent_host_memory import HostSharing
+from sessions import until
 
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.run.run import run
 from rlinf_lab.runtime.transport import collectives, cuda_ipc, links, pickling
-from rlinf_lab.runtime.transport.links import Link, Ways
-from rlinf_lab.runtime.transport.listener import Listener
-from rlinf_lab.runtime.transport.pickling import Packed
-from rlinf_lab.runtime.transport.routing import QueueId
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
+from rlinf_lab.runtime.transport.links import Ways
 
-QUEUE = QueueId("items", 0, 0, "there", -1)
 BIG = 1 << 18  # of eight bytes: 2 MiB
-
-
-class Ends:
-    """A link within this process that takes itself for one to another node, or to a process that sees another GPU."""
-
-    def __init__(self, ways: Ways, **address: Any) -> None:
-        import dataclasses
-
-        self.heard: queue.Queue[tuple] = queue.Queue()
-        self.errors: queue.Queue[BaseException] = queue.Queue()
-        self.broken: queue.Queue[str] = queue.Queue()
-        self.listener = Listener("there", self.heard.put, self.broken.put, lambda h, e: self.errors.put(e))
-        self.link = Link(dataclasses.replace(self.listener.address, **address), "here", ways)
-
-    def send(self, value: Any) -> Any:
-        self.link.send(("value", value))
-        return self.heard.get(timeout=30)[1]
-
-    def put(self, items: list[Any]) -> tuple[Packed, str]:
-        """What arrives of a put, still closed, and by which way."""
-        self.link.send(("put", QUEUE, len(items), Packed.of_items(items, "items")[0], "here", None))
-        _, _, _, packed, _, _, transit = self.heard.get(timeout=30)
-        return packed, transit.transport
-
-    def close(self) -> None:
-        self.link.close()
-        self.listener.close()
 
 
 def test_gloo_carries_large_arrays_in_order_and_the_stream_the_rest() -> None:
@@ -68,23 +40,29 @@ def test_gloo_carries_large_arrays_in_order_and_the_stream_the_rest() -> None:
         ends.link.send(("value", {"i": i, "a": array, "t": [torch.full((BIG,), float(i)), "text"], "small": np.arange(3)}))
     array[:] = -1  # the caller is free to
     for i in range(5):
-        got = ends.heard.get(timeout=30)[1]
+        got = ends.next()
         assert got["i"] == i and (got["a"] == i).all() and (got["t"][0] == i).all() and got["t"][1] == "text" and got["small"].tolist() == [0, 1, 2]
         got["a"][0] = got["t"][0][0] = 7  # its own
     packed, way = ends.put([np.ones(BIG), 5])
     assert way == "gloo" and packed.open()[0].sum() == BIG
     assert ends.put([np.ones(10)])[1] == "tcp"
     ends.close()
-    assert ends.errors.empty() and ends.broken.empty()
+    assert not ends.errors and not ends.broken
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Ends:
-    """Host memory in the place of a GPU's, Gloo in that of NCCL."""
+def by_nccl(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ends]:
+    """Host memory in the place of a GPU's."""
     monkeypatch.setattr(pickling, "LENT_DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(cuda_ipc, "SHARING", HostSharing())
+    return lambda *gpus: Ends(Ways(between_gpus="nccl"), gpus=gpus, process=0)
+
+
+@pytest.fixture
+def gpus(by_nccl: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch) -> Ends:
+    """Gloo in the place of NCCL."""
     monkeypatch.setattr(links, "BETWEEN_GPUS", "gloo")
-    return Ends(Ways(between_gpus="nccl"), gpus=("another",), process=0)
+    return by_nccl("another")
 
 
 def test_a_tensor_goes_from_gpu_to_gpu(gpus: Ends, caplog: Any) -> None:
@@ -98,15 +76,13 @@ def test_a_tensor_goes_from_gpu_to_gpu(gpus: Ends, caplog: Any) -> None:
     gpus.put([torch.ones(5)])  # nobody opens it: it holds up nobody
     packed, _ = gpus.put([torch.arange(3.0)])
     gpus.link.send(("got", [(1, packed)]))  # a rank of a third host has asked for it
-    assert gpus.heard.get(timeout=30)[1][0][1].open()[0].tolist() == [0, 1, 2]
+    assert gpus.next()[0][1].open()[0].tolist() == [0, 1, 2]
     assert gpus.send({"w": torch.ones(2, 3)})["w"].sum() == 6
     gpus.close()
-    assert gpus.errors.empty()
+    assert not gpus.errors
 
 
-def test_a_group_that_cannot_be_made_is_told_at_both_ends_and_the_next_tensor_takes_the_other_way(
-    gpus: Ends, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_group_that_cannot_be_made_is_told_and_the_next_tensor_takes_the_other_way(gpus: Ends, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     made = collectives._group
 
     def refuse(backend: str, store: Any, rank: int, address: str) -> Any:
@@ -130,53 +106,45 @@ def test_a_group_that_cannot_be_made_is_told_at_both_ends_and_the_next_tensor_ta
     gpus.close()
 
 
-def test_a_receiver_without_a_gpu_gets_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickling, "LENT_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(cuda_ipc, "SHARING", HostSharing())
-    ends = Ends(Ways(between_gpus="nccl"), gpus=(), process=0)
+def test_a_receiver_without_a_gpu_gets_a_copy(by_nccl: Callable[..., Ends]) -> None:
+    ends = by_nccl()
     packed, way = ends.put([torch.ones(3)])
     assert way == "cuda_host_copy" and packed.open()[0].sum() == 3
     ends.close()
 
 
 SENDER = """
-    import pickle, sys, time
-    sys.path.insert(0, {tests!r})
-    from lent_host_memory import instead_of_a_gpu
-    import dataclasses
-    import torch
-    from rlinf_lab.runtime.transport import links
-    from rlinf_lab.runtime.transport import collectives
-    from rlinf_lab.runtime.transport.links import Link, Ways
-    from rlinf_lab.runtime.transport.pickling import Packed
-    from rlinf_lab.runtime.transport.routing import QueueId
-    instead_of_a_gpu()
-    links.BETWEEN_GPUS = "gloo"
-    address = dataclasses.replace(pickle.loads(bytes.fromhex(sys.argv[1])), gpus=("another",))
-    link = Link(address, "sender", Ways(between_gpus="nccl"))
-    send = lambda x: link.send(("put", QueueId("items", 0, 0, "there", -1), 1, Packed.of_items([x], "items")[0], "sender", None))
-    send(torch.ones(3))
-    time.sleep(1)
-    collectives.Sender.place = lambda self, block: collectives.HEAD.pack(len(self._described)) + self._described  # told, and never sent
-    send(torch.ones(3))
-    time.sleep(60)
+import dataclasses, pickle, sys, time
+sys.path.insert(0, sys.argv[2])
+from lent_host_memory import instead_of_a_gpu
+import torch
+from rlinf_lab.runtime.transport import collectives, links
+from rlinf_lab.runtime.transport.pickling import Packed
+from rlinf_lab.runtime.transport.routing import QueueId
+instead_of_a_gpu()
+links.BETWEEN_GPUS = "gloo"
+address = dataclasses.replace(pickle.loads(bytes.fromhex(sys.argv[1])), gpus=("another",))
+link = links.Link(address, "sender", links.Ways(between_gpus="nccl"))
+send = lambda x: link.send(("put", QueueId("items", 0, 0, "there", -1), 1, Packed.of_items([x], "items")[0], "sender", None))
+send(torch.ones(3))
+time.sleep(1)
+collectives.Sender.place = lambda self, block: collectives.HEAD.pack(len(self._described)) + self._described  # told, and never sent
+send(torch.ones(3))
+time.sleep(600)
 """
 
 
 def test_a_sender_that_dies_does_not_leave_its_taker_waiting() -> None:
-    heard: queue.Queue[tuple] = queue.Queue()
-    broken: queue.Queue[str] = queue.Queue()
-    listener = Listener("there", heard.put, broken.put, lambda h, e: None)
-    code = textwrap.dedent(SENDER).format(tests=str(Path(__file__).parent))
-    child = subprocess.Popen([sys.executable, "-c", code, pickle.dumps(listener.address).hex()])
-    first, second = (heard.get(timeout=60)[3] for _ in range(2))
+    ends = Ends()
+    child = subprocess.Popen([sys.executable, "-c", SENDER, pickle.dumps(ends.listener.address).hex(), str(Path(__file__).parent)])
+    first, second = (ends.heard.get(timeout=60)[3] for _ in range(2))
     assert first.open()[0].sum() == 3
     threading.Timer(0.3, child.kill).start()
     with pytest.raises(ExecutorError, match=r"did not arrive by torch\.distributed"):
         second.open()
-    assert broken.get(timeout=20) == "sender"
-    child.wait(20)
-    listener.close()
+    until(lambda: ends.broken == ["sender"])
+    child.wait(60)
+    ends.close()
 
 
 class SilentNCCL:
@@ -200,12 +168,10 @@ class SilentNCCL:
         self.aborted.set()
 
 
-def test_what_is_on_its_way_to_a_taker_that_dies_is_aborted(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(pickling, "LENT_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(cuda_ipc, "SHARING", HostSharing())
+def test_what_is_on_its_way_to_a_taker_that_dies_is_aborted(by_nccl: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setattr(collectives, "_group", SilentNCCL)
     monkeypatch.setattr(collectives.Receivers, "_work", lambda *_: None)  # it is dead
-    ends = Ends(Ways(between_gpus="nccl"), gpus=("another",), process=0)
+    ends = by_nccl("another")
     assert ends.put([torch.ones(3)])[1] == "nccl"
     sender = ends.link._senders._by_source["cpu"]
     group = SilentNCCL.made.get(timeout=30)
@@ -216,34 +182,3 @@ def test_what_is_on_its_way_to_a_taker_that_dies_is_aborted(monkeypatch: pytest.
     assert group.aborted.is_set() and not sender._thread.is_alive() and not caplog.records
     assert ends.put([torch.ones(3)])[1] == "cuda_host_copy"
     ends.close()
-
-
-class Maker(Worker):
-    def make(self, out: Outbox) -> None:
-        for i in range(4):
-            out.put({"i": i, "x": torch.full((1 << 20,), float(i), device=self.device)})
-
-
-class Taking(Worker):
-    def take(self, inbox: Inbox) -> list[tuple[int, float, str]]:
-        return [(item["i"], float(item["x"].mean()), str(item["x"].device)) for chunk in inbox for item in chunk]
-
-
-@pytest.mark.gpu
-def test_from_gpu_to_gpu_through_nccl() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    flow = Workflow("pair")
-    items = flow.channel("items")
-    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taking, name="taker")
-
-    @flow.iteration
-    def iteration() -> Any:
-        maker.make(items)
-        return taker.take(items)
-
-    going = run(flow, ExecutionPlan.spatial(flow, ["cuda:0", "cuda:1"], {"maker": [0], "taker": [1]}), 2, "processes", between_gpus="nccl")
-    for taken in going.wait(120):
-        assert sorted(taken) == [(i, float(i), "cuda:0") for i in range(4)]  # the first of the process: the plan's cuda:1
-    rows = going.transports()
-    assert set(rows[rows["channel"] == "items"]["transport"]) == {"nccl"}

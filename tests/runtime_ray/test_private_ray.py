@@ -13,30 +13,21 @@ from typing import Any
 
 import psutil
 import pytest
+from one_worker import one_worker
 
+from rlinf_lab import ExecutionPlan, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, PlanError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors import ray_executor, ray_start
 from rlinf_lab.runtime.executors.ray_executor import RayExecutor
 from rlinf_lab.runtime.machine.ray_library import load_ray
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.worker import Worker
-from rlinf_lab.workflow.workflow import Workflow
-
-
-class One(Worker):
-    def one(self) -> int:
-        return 1
 
 
 def test_devices_of_nodes_that_cannot_come_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_executor, "ensure_ray", lambda _: None)
     monkeypatch.setattr(ray_executor, "is_private", lambda: True)
     monkeypatch.setattr(ray_executor, "wait_for_nodes", lambda *_, **__: pytest.fail("nobody can join"))
-    flow = Workflow("far")
-    worker = flow.worker(One, name="w")
-    flow.iteration(lambda: worker.one())
-    executor = RayExecutor(flow, ExecutionPlan("far", ("node1/cpu:0",), {"w": ((0,),)}))
+    executor = RayExecutor(one_worker(), ExecutionPlan("far", ("node1/cpu:0",), {"w": ((0,),)}))
     with pytest.raises(PlanError, match=r"The plan uses node1/cpu:0, and the Ray of this run is a private one.*Next: the address= of a cluster"):
         executor._prepare()
 

@@ -5,153 +5,40 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
+from programs import output_of
 
-from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
+from sessions import until
+from test_process_runs import assert_what_cannot_travel_fails_its_iteration_alone, fragile
+
+from rlinf_lab import ExecutionPlan, Worker, Workflow
+from rlinf_lab.errors import ExecutorError
 from rlinf_lab.runtime.executors import ray_nodes
 from rlinf_lab.runtime.executors.ray_executor import RayExecutor
 from rlinf_lab.runtime.executors.ray_start import ensure_ray, shutdown
 from rlinf_lab.runtime.machine.ray_library import load_ray
-from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.run.run import Run, run, session
 from rlinf_lab.runtime.session.session import Ended, Session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 pytestmark = pytest.mark.ray
 
-DEVICES = ["cpu:0", "cpu:1"]
 
-
-class OddError(Exception):
-    """Cannot be pickled, nor rebuilt from its arguments."""
-
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__(f"odd {a} {b}")
-        self.lock = threading.Lock()
-
-
-class Maker(Worker):
-    def make(self, how: str, out: Outbox) -> Any:
-        out.put(1)
-        if how == "item":
-            out.put(threading.Lock())
-        if how == "error":
-            raise OddError(1, 2)
-        if how == "exit":
-            raise SystemExit(3)
-        return threading.Lock() if how == "value" else 5
-
-
-class Taker(Worker):
-    def take(self, inbox: Inbox, extra: object) -> int:
-        return sum(len(batch) for batch in inbox)
-
-
-def fragile_flow() -> Workflow:
-    flow = Workflow("fragile")
-    items = flow.channel("items")
-    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
-
-    @flow.iteration
-    def iteration(how: str = "", extra: object = None) -> tuple[int, int]:
-        made = maker.make(how, items)
-        taken = taker.take(items, extra)
-        return made.wait(), taken.wait()
-
-    return flow
-
-
-@pytest.fixture(scope="module")
-def fragile() -> Iterator[Session]:
-    flow = fragile_flow()
-    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], "taker": [1]}), executor="ray") as s:
-        yield s
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("item", "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
-        ("value", "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
-        ("error", "OddError: odd 1 2"),
-        ("exit", "SystemExit: 3"),
-    ],
-)
-def test_what_cannot_travel_back_fails_the_iteration_by_name(fragile: Session, how: str, message: str) -> None:
-    with pytest.raises(WorkerError, match=message) as caught:
-        fragile.step(how)
-    assert caught.value.worker == "maker"
-    assert fragile.step() == (5, 1)
-
-
-def test_an_argument_that_cannot_travel_is_named_where_the_call_is_made(fragile: Session) -> None:
-    with pytest.raises(WorkflowError, match=r"Call of taker.take\(\), argument 2: <unlocked .*Next:"):
-        fragile.step("", threading.Lock())
-    assert fragile.step() == (5, 1)
-
-
-class Unreadable:
-    def __reduce__(self) -> tuple:
-        return missing, ()
-
-
-def missing() -> None:
-    raise ModuleNotFoundError("No module named 'elsewhere'", name="elsewhere")
-
-
-def test_an_argument_that_cannot_be_read_is_the_error_of_the_rank_that_needs_it(fragile: Session) -> None:
-    with pytest.raises(WorkerError, match="'taker' rank 0 failed in take.*No module named 'elsewhere'"):
-        fragile.step("", Unreadable())
-    assert fragile.step() == (5, 1)
-
-
-class Pair(Worker):
-    """Both send before they read, more than a socket holds."""
-
-    def swap(self, inbox: Inbox, out: Outbox, n: int) -> int:
-        received = 0
-        for _ in range(n):
-            out.put_all(np.zeros(200_000) for _ in range(3))
-            received += sum(inbox.take().size > 0 for _ in range(3))
-        return received
-
-
-@pytest.mark.long
-def test_large_items_in_both_directions_at_once() -> None:
-    flow = Workflow("swap")
-    a, b = flow.channel("a", capacity=4), flow.channel("b", capacity=4)
-    left, right = flow.worker(Pair, name="left"), flow.worker(Pair, name="right")
-
-    @flow.iteration
-    def iteration(n: int = 1) -> tuple[int, int]:
-        x, y = left.swap(a, b, n), right.swap(b, a, n)
-        return x.wait(), y.wait()
-
-    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"left": [0], "right": [1]}), executor="ray") as s:
-        assert s.step(40) == (120, 120)
-
-
-def test_nothing_of_a_stopped_executor_is_left() -> None:
-    flow = fragile_flow()
-    executor = RayExecutor(flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], "taker": [1]}))
+def test_what_cannot_travel_fails_the_iteration_by_name_and_nothing_of_a_stopped_executor_is_left() -> None:
+    executor = RayExecutor(*fragile())
     before = set(threading.enumerate())
     executor.start()
     hosts = [psutil.Process(pid) for pid in executor.driver.pids.values()]
     assert len(hosts) == 2 and [p.cpu_affinity() for p in hosts] == [[c] for c in sorted(os.sched_getaffinity(0))[:2]]
-    assert Session(executor).step() == (5, 1)
+    assert_what_cannot_travel_fails_its_iteration_alone(Session(executor))
     assert executor.stop() == Ended() and executor.stop() == Ended()
     _, alive = psutil.wait_procs(hosts, timeout=20)
     assert not alive
@@ -161,18 +48,10 @@ def test_nothing_of_a_stopped_executor_is_left() -> None:
     assert not [t for t in links if t.is_alive()]
 
 
-def run_script(tmp_path: Path, body: str) -> list[str]:
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(body))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.strip().split("\n")
-
-
 @pytest.fixture(scope="module")
 def said_in_main(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Of a program with a private Ray of its own: workers from its main module, an interrupt, then a control service that is suspended for a while."""
-    return run_script(
+    said = output_of(
         tmp_path_factory.mktemp("main"),
         """
         import os, signal, sys, threading, time
@@ -242,6 +121,7 @@ def said_in_main(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         shutdown()
         """,
     )
+    return said.split("\n")
 
 
 @pytest.mark.long
@@ -258,7 +138,7 @@ def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(said_in_main: list[s
 
 @pytest.mark.long
 def test_gpus_are_called_what_torch_calls_them_in_that_process_and_too_few_are_refused(tmp_path: Path) -> None:
-    lines = run_script(
+    lines = output_of(
         tmp_path,
         """
         import os
@@ -291,136 +171,63 @@ def test_gpus_are_called_what_torch_calls_them_in_that_process_and_too_few_are_r
             print(error)
         ray.shutdown()
         """,
-    )
+    ).split("\n")
     assert lines[0] == "cuda:0 cuda:0 ['0', '1']"
     assert "uses 3 GPUs (cuda:0, cuda:1, cuda:2), and this Ray has 2 on that node. Next:" in lines[1]
 
 
-class Fragile(Worker):
-    def work(self, seconds: float) -> float:
-        time.sleep(seconds)
-        return seconds
-
-    def die_with_a_child(self, pid_file: str) -> None:
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))  # longer than a test may last
-        child.start()
-        Path(pid_file).write_text(str(child.pid))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def onload(self) -> None:
-        if self.name == "heavy":
-            raise MemoryError("does not fit")
+class Forks(Worker):
+    def work(self, dies_after: str) -> int:
+        if dies_after:
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))  # longer than a test may last
+            child.start()
+            Path(dies_after).write_text(str(child.pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1
 
 
 @pytest.mark.long
 def test_a_forked_child_does_not_hide_the_death_of_its_host(tmp_path: Path) -> None:
     pid_file = tmp_path / "child"
     flow = Workflow("child")
-    a, b = flow.worker(Fragile, name="a"), flow.worker(Fragile, name="b")
-
-    @flow.iteration
-    def iteration(dies: bool) -> Any:
-        if dies:
-            a.die_with_a_child(str(pid_file))
-        return a.work(0.0), b.work(0.0)
-
-    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1]}), executor="ray") as s:
-        assert s.step(False) == (0.0, 0.0)
-        for dies in (True, False):
+    worker = flow.worker(Forks, name="w")
+    flow.iteration(lambda dies_after="": worker.work(dies_after).wait())
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), executor="ray") as s:
+        assert s.step() == 1
+        for dies_after in (str(pid_file), ""):
             with pytest.raises(ExecutorError, match=r"Host 'host0' died"):
-                s.step(dies)
+                s.step(dies_after)
     psutil.Process(int(pid_file.read_text())).kill()  # it has lived on
 
 
-@pytest.mark.long
-def test_done_becomes_true_and_what_onload_raises_arrives() -> None:
-    flow = Workflow("heavy")
-    a, b = flow.worker(Fragile, name="light"), flow.worker(Fragile, name="heavy")
+class SetUp(Worker):
+    """Takes longer than a test may last, or dies."""
 
-    @flow.iteration
-    def iteration(both: bool) -> Any:
-        call = a.work(0.1)
-        while not call.done():
-            time.sleep(0.01)
-        return b.work(0.0) if both else 1
+    def setup(self) -> None:
+        time.sleep(600) if self.name == "slow" else os._exit(3)
 
-    plan = ExecutionPlan.temporal(flow, ["cpu:0"], memory={"light": 1, "heavy": 1}, device_memory=1)
-    with session(flow, plan, executor="ray") as s:
-        assert s.step(False) == 1
-        with pytest.raises(WorkerError, match=r"'heavy' rank 0 failed in onload\(\): MemoryError: does not fit"):
-            s.step(True)
+    def go(self) -> int:
+        return 1
+
+
+def set_up(name: str) -> Run:
+    flow = Workflow("sets up")
+    worker = flow.worker(SetUp, name=name)
+    flow.iteration(lambda: worker.go())
+    return run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray")
 
 
 def test_stopping_a_run_that_is_being_set_up() -> None:
-    flow = Workflow("slow")
-    worker = flow.worker(SlowSetup, name="w")
-
-    @flow.iteration
-    def iteration() -> Any:
-        return worker.go()
-
-    starting = run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray")
-    while not starting._executor.driver.links:  # type: ignore[attr-defined]
-        time.sleep(0.05)
+    starting = set_up("slow")
+    until(lambda: starting._executor.driver.links)  # type: ignore[attr-defined]
     with warnings.catch_warnings(action="ignore"):  # that it was left behind, if it had begun
         starting.stop()
     assert starting.state == "stopped" and starting.error is None
 
 
-class SlowSetup(Worker):
-    def setup(self) -> None:
-        time.sleep(600)  # longer than a test may last
-
-    def go(self) -> int:
-        return 1
-
-
-class DiesInSetup(Worker):
-    def setup(self) -> None:
-        os._exit(3)
-
-    def go(self) -> int:
-        return 1
-
-
 def test_a_process_that_dies_in_setup_is_told_by_worker() -> None:
-    flow = Workflow("dies")
-    worker = flow.worker(DiesInSetup, name="w")
-
-    @flow.iteration
-    def iteration() -> Any:
-        return worker.go()
-
     with pytest.raises(ExecutorError, match=r"Host 'host0' died while its workers were being set up .*; w\[0\] lived there"):
-        run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray").wait(60)
-
-
-@pytest.mark.slow
-def test_a_ray_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
-    said = run_script(
-        tmp_path,
-        """
-        import psutil
-        from rlinf_lab.errors import ExecutorError
-        from rlinf_lab.runtime.executors import ray_nodes
-        from rlinf_lab.runtime.executors.ray_start import ensure_ray, shutdown
-        ensure_ray(None)
-        service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
-        service.kill()
-        service.wait()
-        ray_nodes.ANSWER_SECONDS = (1e6,)  # whoever asks waits for ever
-        try:
-            ray_nodes.nodes()
-        except ExecutorError as error:
-            print(error)
-        ray_nodes.ANSWER_SECONDS = (20.0,)
-        shutdown()
-        ensure_ray(None)
-        print(len(ray_nodes.nodes()))
-        shutdown()
-        """,
-    )
-    assert "is gone" in said[0] and "Next: rlinf_lab.shutdown()" in said[0] and said[1] == "1"
+        set_up("w").wait(60)
 
 
 def test_a_question_without_an_answer_is_asked_again() -> None:
@@ -449,9 +256,8 @@ def test_a_question_without_an_answer_is_asked_again() -> None:
 
 def test_shutdown_ends_the_private_ray() -> None:
     """The last test here that uses the Ray of this process, lest another one is started after it."""
-    flow = fragile_flow()
-    with session(flow, ExecutionPlan.temporal(flow, DEVICES), executor="ray") as s:
-        assert s.step() == (5, 1)
+    with session(*fragile(), executor="ray") as s:
+        assert s.step() == (5, 100)
     session_name = load_ray()._private.worker._global_node.session_name  # others may have a Ray of their own in this process' children
     running = psutil.process_iter(["name", "cmdline"])  # passes over what ends meanwhile
     services = [p for p in running if p.info["name"] in ("raylet", "gcs_server") and session_name in " ".join(p.info["cmdline"] or ())]
@@ -464,7 +270,7 @@ def test_shutdown_ends_the_private_ray() -> None:
 @pytest.mark.slow
 def test_an_unanswered_question_leaves_nothing_that_ends_the_process(tmp_path: Path) -> None:
     """Ray ends a process in which something still asks a service that is gone, by default after a minute."""
-    said = run_script(
+    said = output_of(
         tmp_path,
         """
         import os, time
@@ -491,5 +297,5 @@ def test_an_unanswered_question_leaves_nothing_that_ends_the_process(tmp_path: P
         print(len(ray_nodes.nodes()))
         shutdown()
         """,
-    )
+    ).split("\n")
     assert "did not answer 2 times" in said[0] and said[1] == "1"

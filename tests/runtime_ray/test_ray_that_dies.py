@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import pytest
+from programs import output_of
 
 SCRIPT = """
 import json, os, sys, time
 import psutil
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.ray_start import shutdown
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 class Makes(Worker):
     def make(self, count: int, out: Outbox[int]) -> None:
@@ -81,11 +77,7 @@ print(json.dumps(said))
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One private Ray after the other loses a part: what a session, the next one and the one after `shutdown` did."""
-    script = tmp_path_factory.mktemp("dies") / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run([sys.executable, str(script), "raylet", "gcs_server"], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().split("\n")[-1])
+    return json.loads(output_of(tmp_path_factory.mktemp("dies"), SCRIPT, "raylet", "gcs_server").split("\n")[-1])
 
 
 @pytest.mark.long

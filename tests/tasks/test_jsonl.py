@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
 import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.recipes.grpo import GRPOConfig
 from rlinf_lab.tasks import Jsonl
 
 GOOD = {"prompt": "1+1=", "answer": 2, "level": 2, "source": "book"}
@@ -62,3 +64,33 @@ def test_problems_and_their_verifier(tmp_path):
     path.write_text("\n")
     with pytest.raises(ConfigError, match="no problem in it"):
         Jsonl(path)
+
+
+@pytest.mark.parametrize("field", ["prompt", "answer"])
+def test_half_of_a_character_is_refused_where_it_is_read(tmp_path, field):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n" + json.dumps({**GOOD, field: "ab\ud83d"}) + "\n")
+    with pytest.raises(ConfigError, match=rf"line 2: '{field}' has half of a character, '\\ud83d' at 2"):
+        Jsonl(path)
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_named_by_its_line(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n\n" + json.dumps({**GOOD, "prompt": "1" * 200_000}) + "\n")
+    with pytest.raises(ConfigError, match=r"problems\.jsonl, line 3: the prompt has 200,000 tokens, .* 512 together") as raised:
+        GRPOConfig(env=str(path))
+    expression = str(raised.value).partition("such lines out: ")[2][:-1]
+    with pytest.warns(UserWarning, match=r"line 3: 'prompt' has 200,000 characters, and max_prompt is 511"):
+        task = eval(expression, {"lab": lab})
+    assert GRPOConfig(env=task).task().lines == [1]
+    Jsonl(path).check_fits(512, tokens=lambda text: len(text) // 1000)  # as the tokenizer of a large model counts
+
+
+def test_the_source_is_the_file_as_it_was_read(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n")
+    task = Jsonl(path)
+    path.write_text(json.dumps({**GOOD, "answer": 3}) + "\n")
+    assert task.source["problems"] == 1 and task.source["blake2b"] != Jsonl(path).source["blake2b"]
+    path.write_text(json.dumps(GOOD) + "\n")
+    assert pickle.loads(pickle.dumps(task)).source == Jsonl(path).source

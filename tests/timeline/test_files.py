@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,8 @@ def timeline_of(rows: list[tuple[int, int, int, int]], devices: tuple[str, ...] 
 overlapping = st.lists(st.tuples(st.integers(0, 2), st.integers(0, len(SpanKind) - 1), st.integers(1, 60), st.integers(0, 30)), min_size=1, max_size=40)
 
 
-times = st.one_of(
-    st.integers(1, 60), st.integers(-(10**15), 10**15), st.integers(-(1 << 62), 1 << 62), st.integers(1_699_999_999_999_999_990, 1_700_000_000_000_000_010)
-)
-lengths = st.one_of(st.integers(0, 30), st.integers(0, 10**17))
+times = st.one_of(st.integers(1, 60), st.integers(-(10**14), 10**15))
+lengths = st.one_of(st.integers(0, 30), st.integers(0, 10**15))
 odd = st.sampled_from(
     ["cpu:0", "a, b", "a", "b", "no device", "", ", ", "x: y", ": ", "fe80: :1", "w[1] (2)", "w[1]", "counters", "0123456789abcdef01", "rlinf_lab ", "a\nb"]
 ) | st.text(max_size=6)
@@ -51,14 +50,13 @@ def no_json(constant: str) -> None:
     raise AssertionError(f"{constant} is no JSON")
 
 
-@example(ONE, [(0, 0, 0, 0)], [(4_611_686_018_427_386_501, 1.5)], [])
-@example(ONE, [(0, 0, -(1 << 62), 10**17), (0, 0, 1 << 62, 10**17)], [], ["cpu:9"])
-@given(tracks, rows_of_tracks, st.lists(st.tuples(times, values), max_size=4), st.lists(odd, max_size=2))
+@example(ONE, [(0, 0, -(1 << 62), 10**17), (0, 0, (1 << 62) - 10**15, 10**17)], [(1 << 61, math.nan)], ["cpu:9"], 0, False)
+@given(tracks, rows_of_tracks, st.lists(st.tuples(times, values), max_size=4), st.lists(odd, max_size=2), st.sampled_from([0, 1_700_000_000 * 10**9]), st.just(True))
 @settings(max_examples=80, deadline=None)
 def test_whatever_names_and_times_there_are_files_come_back_equal(
-    tmp_path_factory: pytest.TempPathFactory, tracks: list, rows: list, samples: list[tuple[int, float]], devices: list[str]
+    tmp_path_factory: pytest.TempPathFactory, tracks: list, rows: list, samples: list[tuple[int, float]], devices: list[str], zero: int, days: bool
 ) -> None:
-    """Spans that overlap, that lie years apart or before zero, and samples of counters that JSON has no number for."""
+    """Spans that overlap, or lie before zero, and samples of counters that JSON has no number for. Parquet also what lies more than ``days`` apart."""
     made, folder = Timeline(devices), tmp_path_factory.mktemp("any")
     for number, (worker, rank, on, host) in enumerate(tracks):
         recorder = Recorder(host)
@@ -66,28 +64,18 @@ def test_whatever_names_and_times_there_are_files_come_back_equal(
         for i, (which, kind, start, length) in enumerate(rows):
             if which % len(tracks) == number:
                 moved = (3, 100, channel, i) if kind in (SpanKind.GET, SpanKind.PUT) else (0, 0, -1, -1)
-                recorder.add(track, kind, names[i % 2], start, start + length, i % 4 - 1, *moved)
-        for time, value in samples if not number else ():
-            recorder.counter("load %", time, value)
+                recorder.add(track, kind, names[i % 2], zero + start, zero + start + length, i % 4 - 1, *moved)
+        for time, value in samples if rows and not number else ():
+            recorder.counter("load %", zero + time, value)
         made.extend(recorder.drain())
-    for path in (made.to_perfetto(folder / "t.json"), made.to_perfetto(folder / "t.json.gz"), made.to_parquet(folder / "t.parquet")):
+    for path in (made.to_perfetto(folder / "t.json"), made.to_perfetto(folder / "t.json.gz"), made.to_parquet(folder / "t.parquet"))[2 - 2 * days :]:
         back = Timeline.open(path)
         assert made.diff(back) == "" and (back.tracks, back.devices) == (made.tracks, made.devices), path.name
         assert (back.start_ns, back.end_ns) == (made.start_ns, made.end_ns), path.name
-        assert back.counter_samples["time"].tolist() == made.counter_samples["time"].tolist(), path.name
-        assert np.array_equal(back.counter_samples["value"], made.counter_samples["value"], equal_nan=True), path.name
-        assert back.counters()["name"].astype(str).tolist() == made.counters()["name"].astype(str).tolist(), path.name
+        told, kept = made.counters(), back.counters()
+        told = told if path.suffix == ".parquet" else told[np.isfinite(told["value"])]
+        assert kept.astype({"name": str}).equals(told.astype({"name": str}).reset_index(drop=True)), path.name
     json.loads((folder / "t.json").read_text(), parse_constant=no_json)
-
-
-def test_a_trace_of_another_tool_comes_back_equal(tmp_path: Path) -> None:
-    named = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in enumerate(["python, main: x", "no device"])]
-    events = [*named, *({"ph": "X", "name": "f", "pid": pid, "tid": 1, "ts": pid, "dur": 5} for pid in range(2))]
-    (tmp_path / "foreign.json").write_text(json.dumps(events))
-    made = Timeline.open(tmp_path / "foreign.json")
-    assert made.devices == ["no device", "python, main: x"]
-    back = Timeline.open(made.to_perfetto(tmp_path / "t.json"))
-    assert made.diff(back) == "" and back.devices == made.devices and back.busy().equals(made.busy())
 
 
 @given(overlapping)
@@ -95,10 +83,13 @@ def test_a_trace_of_another_tool_comes_back_equal(tmp_path: Path) -> None:
 def test_in_viewers_every_span_ends_within_the_one_around_it(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int, int]]) -> None:
     made, folder = timeline_of(rows), tmp_path_factory.mktemp("nested")
     lanes: dict[int, list[tuple[int, int]]] = {}
-    for event in json.loads(made.to_perfetto(folder / "t.json").read_text())["traceEvents"]:
+    events = json.loads(made.to_perfetto(folder / "t.json").read_text())["traceEvents"]
+    for event in events:
         if event["ph"] == "X":
             start = round(event["ts"] * 1000)
             lanes.setdefault(event["tid"], []).append((start, start + round(event["dur"] * 1000)))
+    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert len(set(named.values())) == len(named) >= len(lanes) and all(re.fullmatch(r"w \[1\]\[\d\]( \(\d+\))?", name) for name in named.values())
     for lane in lanes.values():
         open_ends: list[int] = []
         for start, end in sorted(lane, key=lambda span: (span[0], -span[1])):
@@ -106,14 +97,6 @@ def test_in_viewers_every_span_ends_within_the_one_around_it(tmp_path_factory: p
                 open_ends.pop()
             assert not open_ends or end <= open_ends[-1]
             open_ends.append(end)
-
-
-def test_spans_of_one_rank_that_overlap_get_lanes_of_their_own(tmp_path: Path) -> None:
-    made = timeline_of([(0, SpanKind.RUN, 1, 10), (0, SpanKind.RUN, 5, 10), (0, SpanKind.RUN, 6, 3), (1, SpanKind.RUN, 1, 10)])
-    events = json.loads(made.to_perfetto(tmp_path / "t.json").read_text())["traceEvents"]
-    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert lanes == {1: "w [1][0]", 2: "w [1][1]", 3: "w [1][2]", 4: "w [1][0] (2)"}
-    assert sorted(lanes[e["tid"]] for e in events if e["ph"] == "X") == ["w [1][0]", "w [1][0]", "w [1][0] (2)", "w [1][1]"]
 
 
 def test_half_a_character_is_written_as_an_escape(tmp_path: Path) -> None:
@@ -138,9 +121,8 @@ def test_half_a_character_is_written_as_an_escape(tmp_path: Path) -> None:
 def test_what_is_missing_and_how_far_clocks_can_be_trusted_comes_back(tmp_path: Path) -> None:
     made = timeline_of(WHOLE)
     made.dropped, made.dropped_samples, made.clock_errors, made.clock_jumps = 3, 4, {"far": 500}, {"far": 2}
-    for path in (made.to_perfetto(tmp_path / "t.json"), made.to_parquet(tmp_path / "t.parquet")):
-        back = Timeline.open(path)
-        assert (back.dropped, back.dropped_samples, back.clock_errors, back.clock_jumps) == (3, 4, {"far": 500}, {"far": 2}), path.name
+    back = Timeline.open(made.to_parquet(tmp_path / "t.parquet"))
+    assert (back.dropped, back.dropped_samples, back.clock_errors, back.clock_jumps) == (3, 4, {"far": 500}, {"far": 2})
     assert "clocks that JUMPED: far, 3 spans DROPPED, 4 counter samples DROPPED" in repr(back)
     told = str(back.summary())
     assert "3 spans were DROPPED" in told and "4 samples of counters were DROPPED" in told and "clock of far: was set or stood still 2 times" in told
@@ -158,41 +140,27 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, ending: str, damage: 
     whole = path.read_bytes()
     middle = len(whole) // 2
     path.write_bytes({"cut": whole[:middle], "zeros": whole[: middle // 2] + bytes(middle) + whole[middle + middle // 2 :], "empty": b""}[damage])
+    if ending == "json" and damage != "empty":
+        with pytest.warns(UserWarning, match="cut off, or damaged|are no JSON"):
+            assert 100 < len(Timeline.open(path)) < len(made)
+        return
     with pytest.raises(TimelineError, match=rf"t\.{ending}.*Next: "):
         Timeline.open(path)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["[1, 2]", '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": [{"ph": "X", "ts": "abc", "name": 3}]}', "\x1f", "{}",
-     '{"otherData": {"start_ns": 1, "devices": ["x"]}, "traceEvents": [{"ph": "X", "ts": 1, "args": {}}]}'],
+    ['[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1e300, "dur": 1}]', '[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 9.3e15, "dur": 1}]',
+     pytest.param('[{"ph": "C", "name": "a", "pid": 1, "ts": 1, "args": {"n": ' + "9" * 400 + "}}]", id="counter"), pytest.param("[" * 200_000, id="deep"), "[1, 2]", '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": [{"ph": "X", "ts": "abc", "name": 3}]}', "\x1f", "{}",
+     '[{"ph": "X", "ts": 1, "cat": "run", "args": {"call": [], "iteration": 0, "items": 0, "bytes": 0, "channel": "", "flow": "a"}}]'],
 )  # fmt: skip
 def test_a_foreign_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "foreign.json").write_text(text)
     with pytest.raises(TimelineError, match=r"foreign\.json.*Next: "):
         Timeline.open(tmp_path / "foreign.json")
-
-
-def test_old_names_and_perfettos_protobuf_say_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(AttributeError, match="'to_chrome' is called 'to_perfetto' now"):
-        timeline_of(WHOLE).to_chrome(tmp_path / "t.json")
-    (tmp_path / "t.pftrace").write_bytes(b"\n\x85\x01" + bytes(200))
+    (tmp_path / "t.pftrace").write_bytes(b"\n\x85\x01" + text[:200].encode())
     with pytest.raises(TimelineError, match=r"t\.pftrace.*protobuf.*Next: .*traceconv json"):
         Timeline.open(tmp_path / "t.pftrace")
-
-
-@pytest.mark.parametrize("who", ["to_perfetto", "to_parquet", "to_svg", "to_png", "open", "from_chrome"])
-def test_half_a_character_is_no_name_of_a_file(who: str) -> None:
-    with pytest.raises(TimelineError, match=r"\(.*ud800.*: no file of this system can be called so\. Next: "):
-        getattr(Timeline(["cpu:0"]), who)("a\ud800.svg")
-
-
-def test_what_is_not_there_or_no_path(tmp_path: Path) -> None:
-    for who in (Timeline.open, Timeline.from_parquet, Timeline.from_chrome):
-        with pytest.raises(TimelineError, match="nowhere.*Next: "):
-            who(tmp_path / "nowhere")
-        with pytest.raises(TimelineError, match=r"\(3\): the path of a file. Next"):
-            who(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("who", ["to_parquet", "to_perfetto", "to_png", "to_svg", "html"])
@@ -207,30 +175,11 @@ def test_what_cannot_be_written(tmp_path: Path, who: str) -> None:
         write(3)
 
 
-@pytest.mark.parametrize("options", [{"scale": 0}, {"scale": -1}, {"scale": "a"}, {"scale": 1000}, {"width": 0}, {"width": "a"}, {"width": 10**9}])
-def test_a_picture_of_no_size(tmp_path: Path, options: dict[str, Any]) -> None:
-    (name,) = options
-    with pytest.raises(TimelineError, match=rf"{name}=.*Next: "):
-        timeline_of(WHOLE).to_png(tmp_path / "t.png", **options)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ['[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1e300, "dur": 1}]', '[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 9.3e15, "dur": 1}]',
-     '[{"ph": "C", "name": "a", "pid": 1, "ts": 1, "args": {"n": ' + "9" * 400 + "}}]", "[" * 200_000],
-    ids=["float", "ns", "counter", "deep"],
-)  # fmt: skip
-def test_numbers_and_depths_beyond_all_bounds(tmp_path: Path, text: str) -> None:
-    (tmp_path / "big.json").write_text(text)
-    with pytest.raises(TimelineError, match=r"big\.json.*Next: "):
-        Timeline.open(tmp_path / "big.json")
-
-
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
         (lambda made: Timeline.open("/dev/zero"), "'/dev/zero' is a device and no file"),
-        (lambda made: Timeline.open("a" * 5000), "There is no 'aaa"), (lambda made: Timeline.open("a\0b"), r"open\('a\\x00b'\): a path has no null"),
+        (lambda made: Timeline.open("a" * 5000), "There is no 'aaa"), (lambda made: Timeline.open("a\0b"), r"open\('a\\x00b'\): no file of this system"),
         (lambda made: Timeline.from_chrome("a" * 5000), r"from_chrome\('aaa"), (lambda made: made.to_perfetto("a" * 5000), r"to_perfetto\('aaa.*too long"),
         (lambda made: made.bubbles([]), r"bubbles\(by=\[\]\): no name"), (lambda made: made.bubbles(["cause", "cause"]), "comes twice"),
         (lambda made: made.bubbles(5), r"bubbles\(by=5\)"), (lambda made: made.bubbles(b"cause"), "b'cause'"),
@@ -238,6 +187,12 @@ def test_numbers_and_depths_beyond_all_bounds(tmp_path: Path, text: str) -> None
         (lambda made: made.critical_path(5), r"critical_path\(by=5\)"),
         (lambda made: made.gains(by=5), r"gains\(by=5\)"), (lambda made: made.gains(by=[]), r"gains\(by=\[\]\)"),
         (lambda made: made.gains(by=None), r"gains\(by=None\)"), (lambda made: made.gains(by=("rank", "rank")), "comes twice"),
+        *((lambda made, who=who: getattr(made, who)("a\ud800.svg"), r"ud800.*: no file of this system can be called so") for who in
+          ("to_perfetto", "to_parquet", "to_svg", "to_png", "open", "from_chrome")),
+        *((lambda made, who=who: who("nowhere"), "nowhere") for who in (Timeline.open, Timeline.from_parquet, Timeline.from_chrome)),
+        *((lambda made, who=who: who(3), r"\(3\): the path of a file") for who in (Timeline.open, Timeline.from_parquet, Timeline.from_chrome)),
+        *((lambda made, o=o: made.to_png("t.png", **o), f"{next(iter(o))}=") for o in
+          ({"scale": 0}, {"scale": -1}, {"scale": "a"}, {"scale": 1000}, {"width": 0}, {"width": "a"}, {"width": 10**9})),
         (lambda made: made.extend(5), r"extend\(5"), (lambda made: made.extend(None), r"extend\(None"),
         (lambda made: made.extend(Recorder().drain(), 0.5), r"offset_ns=0\.5"),
     ],

@@ -59,12 +59,9 @@ def measured(micro_batch: int, lengths: list[int], sampler: float = 1.0, learner
     return done.timeline
 
 
-def answers(timeline: Timeline, times: float = 2.0) -> list[pd.Series[float]]:
-    """Seconds by worker: of the run done again, and of its spans alone, as if they came from a file."""
-    again, spans = timeline.gains(times), gains.gains(timeline.snapshot(), times)
-    assert again.attrs["basis"] == gains.SCHEDULER or not len(again), again.attrs["note"]
-    assert spans.attrs["basis"] == gains.SPANS
-    return [table.set_index("worker")["seconds"] for table in (again, spans)]
+def told(timeline: Timeline, times: float = 2.0) -> pd.Series[float]:
+    """Seconds by worker."""
+    return timeline.gains(times).set_index("worker")["seconds"]
 
 
 @pytest.mark.parametrize("micro_batch", [1, 4, 16])
@@ -72,15 +69,13 @@ def answers(timeline: Timeline, times: float = 2.0) -> list[pd.Series[float]]:
 def test_what_a_faster_learner_gains_is_what_a_run_with_it_gains(micro_batch: int, order: int) -> None:
     lengths = sorted(LENGTHS)[::order]
     before, after = measured(micro_batch, lengths), measured(micro_batch, lengths, learner=2.0)
-    for table in answers(before):
-        assert table["learner"] == pytest.approx((before.elapsed_ns - after.elapsed_ns) / 1e9, rel=1e-6)
+    assert told(before)["learner"] == pytest.approx((before.elapsed_ns - after.elapsed_ns) / 1e9, rel=1e-6)
 
 
 @pytest.mark.parametrize("times", [1.5, 2.0, 8.0])
 def test_what_a_faster_lone_sampler_gains(times: float) -> None:
     before, after = measured(4, LENGTHS, samplers=1), measured(4, LENGTHS, sampler=times, samplers=1)
-    for table in answers(before, times):
-        assert table["sampler"] == pytest.approx((before.elapsed_ns - after.elapsed_ns) / 1e9, rel=1e-6)
+    assert told(before, times)["sampler"] == pytest.approx((before.elapsed_ns - after.elapsed_ns) / 1e9, rel=1e-6)
 
 
 @given(st.data())
@@ -163,6 +158,24 @@ def test_the_clock_may_begin_anywhere() -> None:
     first.extend(batches[0])
     second.extend(batches[1])
     assert list(first.gains()["seconds"]) == list(second.gains()["seconds"]) and (first.gains()["seconds"] > 0).all()
+
+
+def test_groups_side_by_side_are_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline = measured(4, LENGTHS)
+    at_once = timeline.gains(by=["worker", "rank"])
+    monkeypatch.setattr(gains, "_MAX_NUMBERS", 1)
+    assert timeline.gains(by=["worker", "rank"]).equals(at_once)
+
+
+def test_what_is_brought_to_a_device_is_no_faster() -> None:
+    recorder = Recorder("here")
+    for worker, start in (("a", 0), ("b", 14)):
+        track = recorder.track(worker, 0, ("cpu:0",))
+        recorder.add(track, SpanKind.ONLOAD, recorder.name("onload"), start, start + 10, 0)
+        recorder.add(track, SpanKind.RUN, recorder.name("work"), start + 10, start + 14, 0)
+    timeline = Timeline()
+    timeline.extend(recorder.drain())
+    assert (timeline.gains(2)["seconds"] * 1e9).tolist() == [2, 2]
 
 
 def one_after_another(recorder: Recorder, count: int) -> None:

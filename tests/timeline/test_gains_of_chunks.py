@@ -1,6 +1,4 @@
-"""What a faster worker of a chain would bring, before and behind bounded channels, also where micro-batches are larger than these: told from a timeline, and
-compared with the run in which it is faster.
-"""
+"""What a faster worker of a chain would bring: told from a timeline, and compared with the run in which it is faster. And which gets a put cuts short."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 import rlinf_lab as lab
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.critical.gains import gains
 from rlinf_lab.timeline.critical.short_gets import cut_short
 
 
@@ -40,14 +37,14 @@ class Link(lab.Worker):
         self.compute(self.seconds[-1])
 
 
-Chain = tuple[list[list[int]], list[int | None], list[int]]
+Chain = tuple[list[list[int]], list[int]]
 
 
 def ran(of: Chain, faster: int = -1) -> Timeline:
-    """Workers w0 → w1 → …, each on a device of its own. ``of``: ms of each worker and item, then of each channel what it holds and its micro-batch."""
-    steps, capacities, micro_batches = of
+    """Workers w0 → w1 → …, each on a device of its own. ``of``: ms of each worker and item, then the micro-batch of each channel."""
+    steps, micro_batches = of
     flow, count = lab.Workflow("chain"), len(steps)
-    channels = [flow.channel(f"c{i}", capacity=capacity) for i, capacity in enumerate(capacities)]
+    channels = [flow.channel(f"c{i}") for i in range(count - 1)]
     links = [flow.worker(Link, [0.001 * n / (2 if i == faster else 1) for n in row], name=f"w{i}") for i, row in enumerate(steps)]
 
     @flow.iteration
@@ -68,31 +65,21 @@ def chains() -> st.SearchStrategy[Chain]:
     def of(size: tuple[int, int]) -> st.SearchStrategy[Chain]:
         workers, items = size
         rows = st.lists(st.lists(st.integers(0, 30), min_size=items, max_size=items), min_size=workers, max_size=workers)
-        holds = st.lists(st.sampled_from([1, 1, 2, 3, None]), min_size=workers - 1, max_size=workers - 1)
-        return st.tuples(rows, holds, st.lists(st.integers(1, 4), min_size=workers - 1, max_size=workers - 1))
+        return st.tuples(rows, st.lists(st.integers(1, 4), min_size=workers - 1, max_size=workers - 1))
 
     return st.tuples(st.integers(2, 4), st.integers(3, 9)).flatmap(of)
 
 
 @given(chains())
-@example(([[90, 20, 54, 82, 2, 0], [24, 72, 48, 24, 66, 0], [70, 28, 6, 12, 56, 0]], [3, 1], [1, 1]))
-@example(([[13, 24, 12, 14, 17, 26, 4], [3, 3, 3, 3, 3, 3, 3]], [2], [4]))
-@example(([[3, 1, 4, 1, 5, 30], [9, 2, 6, 5, 3, 20], [1, 1, 1, 1, 1, 9]], [None, None], [2, 3]))
-@example(([[5, 9, 4, 7, 12, 3], [10, 10, 1, 10, 30, 2], [20, 1, 20, 1, 20, 9]], [1, 2], [3, 3]))
-# The same examples each time: where workers take no time, what ties is told wrongly now and then. One such chain: steps of [0, 0, 2], [0, 1, 0], [0, 0, 0] and
-# [0, 0, 0] ms, bounds 1, 2, 1 and chunks 1, 3, 1 (0.001 s told, 0.002 gained).
-@settings(max_examples=30, deadline=None, derandomize=True)
+@example(([[3, 1, 4, 1, 5, 30], [9, 2, 6, 5, 3, 20], [1, 1, 1, 1, 1, 9]], [2, 3]))
+# The same examples each time: where workers take no time, what ties is told wrongly now and then.
+@settings(max_examples=20, deadline=None, derandomize=True)
 def test_what_a_faster_worker_gains(chain: Chain) -> None:
     before = ran(chain)
-    again, told = before.gains(2), gains(before.snapshot()).set_index("worker")["seconds"]
-    sure, of_run = not again.attrs["note"], again.set_index("worker")["seconds"]
-    assert again.attrs["basis"] == "scheduler" or not len(again)
+    told = before.gains(2).set_index("worker")["seconds"]
     for worker in range(len(chain[0])):
         gained = (before.elapsed_ns - ran(chain, worker).elapsed_ns) / 1e9
-        if sure:  # else batches are made up otherwise, of items of which only the sum is known
-            assert of_run.get(f"w{worker}", 0.0) == pytest.approx(gained, abs=1e-7)
-        if not any(chain[1]):
-            assert told.get(f"w{worker}", 0.0) == pytest.approx(gained, abs=1e-7)
+        assert told.get(f"w{worker}", 0.0) == pytest.approx(gained, abs=1e-7)
 
 
 def handed(puts: list[tuple[int, int]], gets: list[tuple[int, int, int]]) -> list[tuple[int, int]]:

@@ -112,17 +112,3 @@ def test_a_byte_order_mark_and_numbers_beyond_64_bits(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("\ufeff" + json.dumps([event]))
     timeline = Timeline.open(tmp_path / "t.json")
     assert timeline.to_pandas()["worker"].tolist() == [f"stream {10**30}"] and "1 span of" in str(timeline.summary())
-
-
-@pytest.mark.parametrize("told", [{"dropped_spans": "many"}, {"dropped_samples": None}, {"clock_errors": [1]}, {"clock_jumps": {"a": "b"}}])
-def test_what_a_file_says_beside_its_spans_is_checked(tmp_path: Path, told: dict[str, Any]) -> None:
-    path = made(3).to_perfetto(tmp_path / "t.json")
-    trace = json.loads(path.read_text())
-    trace["otherData"] |= told
-    path.write_text(json.dumps(trace))
-    with pytest.raises(TimelineError, match=r"t\.json.*Next: "):
-        Timeline.open(path)
-
-
-def test_a_title_that_no_file_can_hold(tmp_path: Path) -> None:
-    assert "<title>a\\udcff</title>" in timeline_html(made(3), tmp_path / "t.html", title="a\udcff").read_text()

@@ -139,15 +139,16 @@ class Everybodys(Elsewhere):
         return np.array([self.worlds[self.world]]), 0.0, False, False, {}
 
 
-@pytest.mark.parametrize(("cls", "why"), [(Elsewhere, "went on differently"), (Handle, "cannot be saved: TypeError"), (Everybodys, "went on differently")])
+@pytest.mark.parametrize(("cls", "why"), [(Elsewhere, "went on differently"), (Handle, "TypeError: "), (Everybodys, "went on differently")])
 def test_what_cannot_be_copied_says_so(cls, why: str) -> None:
     name = f"elsewhere/{cls.__name__}-v0"
     gymnasium.register(name, entry_point=cls, max_episode_steps=LIMIT, disable_env_checker=True)
     try:
         env = make_vec(f"gymnasium/{name}", 2)
         assert why in cannot_leave(env), cannot_leave(env)
-        with pytest.raises(EnvError, match=rf"gymnasium/{name} cannot be saved: .*Next: "):
+        with pytest.raises(EnvError, match=rf"gymnasium/{name} cannot be saved: .*Next: ") as raised:
             env.save_state()
+        assert str(raised.value).count("cannot be saved") == 1
     finally:
         gymnasium.registry.pop(name)
 

@@ -14,7 +14,7 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
-from rlinf_lab.vecenv import LoopVecEnv, make_vec
+from rlinf_lab.vecenv import LoopVecEnv, environment, make_vec
 from rlinf_lab.vecenv import runners as module
 from rlinf_lab.vecenv.processes import ProcessVecEnv
 from rlinf_lab.vecenv.spaces import sampled
@@ -43,7 +43,8 @@ def test_the_faster_one_is_taken_and_said(memory: Path) -> None:
     env = make_vec("CartPole-v1", 64)
     rates = env.spec.runner.rates  # whichever it is on a busy machine
     assert set(rates) == {"numpy", "loop"} and env.spec.runner.name == max(rates, key=rates.__getitem__)
-    assert f"runner {env.spec.runner.name} (measured: {env.spec.runner.name}" in repr(env)
+    assert f"runner {env.spec.runner.name} (measured)" in repr(env) and f"{env.spec.runner.name} (measured: {env.spec.runner.name} " in repr(env.spec.runner)
+    assert repr(environment("CartPole-v1").for_run(64)) == f"EnvFactory('gymnasium/CartPole-v1', steps by {env.spec.runner.name})"
     (rates,) = json.loads(memory.read_text()).values()
     assert rates == env.spec.runner.rates
     with pytest.raises(EnvError, match="before reset"):  # what was tried was another vector

@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics
 
 from rlinf_lab.errors import ConfigError, EnvError
+from rlinf_lab.recipes.ppo import PPOConfig
 from rlinf_lab.records import Action, Trajectory
 from rlinf_lab.trees import leaves
 from rlinf_lab.vecenv import environment, make_vec
@@ -132,13 +133,37 @@ def test_a_vector_of_processes_is_refused_and_stays_as_it_was(make: Any, why: st
 def test_running_statistics_are_refused_unless_they_are_frozen(wrapper: Any) -> None:
     env = wrapper(gymnasium.make_vec("CartPole-v1", N, vectorization_mode="sync"))
     outer = RecordEpisodeStatistics(env)
-    with pytest.raises(ConfigError, match=rf"{wrapper.__name__} keeps running statistics, which copies would not share.*normalize_obs=True"):
+    with pytest.raises(ConfigError, match=rf"{wrapper.__name__} keeps running statistics, which no two vectors share.*normalize_obs=True"):
         environment(outer).for_run(N)
     env.update_running_mean = False
     assert environment(outer).for_run(N).runner is not None
     single = SyncVectorEnv([lambda: gymnasium.wrappers.NormalizeReward(Count())] * N)
     with pytest.raises(ConfigError, match="NormalizeReward keeps running statistics"):
         environment(single).for_run(N)
+
+
+def test_running_statistics_of_what_a_function_makes_are_refused_too() -> None:
+    def frozen() -> Any:
+        env = gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1"))
+        env.update_running_mean = False
+        return env
+
+    for function in (
+        lambda num_envs: NormalizeObservation(gymnasium.make_vec("CartPole-v1", num_envs)),
+        lambda: RecordEpisodeStatistics(NormalizeObservation(gymnasium.make_vec("CartPole-v1", 1))),
+        lambda: gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1")),
+    ):
+        with pytest.raises(ConfigError, match="NormalizeObservation keeps running statistics, .*normalize_obs=True"):
+            PPOConfig(env=function).spec  # noqa: B018
+        assert environment(function)(1).reset(seed=0) is not None, "by itself it is anybody's own affair"
+    assert PPOConfig(env=frozen).spec.max_episode_steps == 500
+
+
+def test_a_vector_that_was_made_is_asked_for_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"a vector that has been made, .* Next: 'gymnasium/CartPole-v1'\.$"):
+        environment(make_vec("CartPole-v1", N))
+    with pytest.raises(ConfigError, match="Next: the class or function that it was made from"):
+        environment(make_vec(Count, N))
 
 
 class NoPicture(Count):

@@ -18,8 +18,6 @@ from PIL import Image
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning import cancellation
-from rlinf_lab.planning.adapt.sensitivity import Asked
-from rlinf_lab.planning.adapt.sensitivity import sensitivity as ranges_of
 from rlinf_lab.planning.adapt.whatif import Question
 from rlinf_lab.planning.planner.gantt import gantt
 from rlinf_lab.planning.planner.planner import plan
@@ -118,75 +116,6 @@ def test_messages_that_make_no_sense_change_nothing() -> None:
     page.explorer._receive(None, "text", None)
 
 
-def test_sensitivity_comes_entry_by_entry_until_something_else_is_asked() -> None:
-    page = Page()
-    page.tell(type="sensitivity")
-    until(lambda: page.heard[-1][0].get("running") is False)
-    rows = [told["sensitivity"] for told, _ in page.heard if "sensitivity" in told]
-    assert sorted({len(r) for r in rows}) == list(range(7)) and sorted(rows, key=len) == rows
-    rows = [next(r for r in rows if len(r) == n) for n in (0, 1, 2, 6)]
-    assert {(r["owner"], r["entry"]) for r in rows[2]} == {("a", "seconds"), ("b", "seconds")}
-    assert {(r["owner"], r["entry"]) for r in rows[-1]} == {(w, entry) for w in "ab" for entry in ("seconds", "memory", "switching")}
-    assert all(r["low"] <= 1 <= r["high"] for r in rows[-1])
-    assert page.ask(1, items=0)["sensitivity"] is None, "the ranges of another question"
-    assert {(r.owner, r.entry) for r in page.explorer.sensitivity().ranges} == {("a", "seconds"), ("b", "seconds")} and page.heard[-1][0]["running"] is False
-
-
-def test_a_search_for_ranges_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_lab.widgets.explorer.TOLD_EVERY_S", 0.0)
-    page = Page()
-    page.tell(type="sensitivity")
-    until(lambda: page.heard[-1][0].get("running") is False)
-    told = [t["progress"] for t, _ in page.heard if "progress" in t]
-    assert told[-1] is None and [(t["done"], t["of"]) for t in told[:2]] == [(0, 0), (0, 6)]
-    far = [t["done"] + t["part"] for t in told[1:-1]]
-    assert far == sorted(far) and max(far) > 5.4 and all(0 <= t["part"] <= 1 for t in told[:-1])
-    assert {round(t["part"], 2) for t in told[:-1]} >= {0.0, 0.56}, "also within an entry"
-    assert [t["looks"] for t in told[1:-1]][-1] >= 24 and any(t["what"] == "b seconds × 4" for t in told[:-1])
-    only = [t for t, _ in page.heard if "progress" in t and "sensitivity" not in t]
-    assert only and all("answer" not in t for t in only), "a few bytes each"
-
-
-@pytest.mark.timeout(60)
-def test_a_search_for_ranges_is_cancelled_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    page, endless, ranges = Page(), Endless(), Asked.range
-    monkeypatch.setattr(Asked, "range", lambda self, entry: endless() if (entry.owner, entry.kind) == ("a", "memory") else ranges(self, entry))
-    page.tell(type="sensitivity")
-    assert endless.begun.wait(30)
-    told = page.tell(type="cancel")
-    assert endless.ended.wait(5) and told["running"] is False and told["progress"]["cancelled"] is True
-    assert (told["progress"]["done"], told["progress"]["of"]) == (2, 6)
-    assert {(r["owner"], r["entry"]) for r in told["sensitivity"]} == {("a", "seconds"), ("b", "seconds")}
-    heard = len(page.heard)
-    page.tell(type="cancel")
-    assert len(page.heard) == heard, "nothing is left to cancel"
-    looked = list[tuple[str, str]]()
-    monkeypatch.setattr(Asked, "range", lambda self, entry: looked.append((entry.owner, entry.kind)) or ranges(self, entry))
-    page.tell(type="sensitivity")
-    until(lambda: page.heard[-1][0].get("running") is False)
-    assert looked == [(w, kind) for kind in ("memory", "switching") for w in "ab"], "what was found is not looked for again"
-    found = {(r["owner"], r["entry"]): (r["low"], r["high"]) for r in page.heard[-1][0]["sensitivity"]}
-    assert found == {(r.owner, r.entry): (r.low, r.high) for r in ranges_of(page.explorer.plans, "all").ranges}
-
-
-@pytest.mark.timeout(60)
-def test_what_was_found_before_is_of_no_use_for_other_plans(simulation: Endless, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelled, asked something else, and asked to go on before that is answered."""
-    page, endless = Page(), Endless()
-    with monkeypatch.context() as patched:
-        patched.setattr(Asked, "range", endless)
-        page.tell(type="sensitivity")
-        assert endless.begun.wait(30)
-        page.explorer._ranges = [{"owner": "a", "entry": "seconds", "low": 0.5, "high": 2.0, "below": "", "above": "", "step": 0.0}]
-        page.tell(type="cancel")
-    page.post(1, devices=page.slider("devices.").index(4))
-    page.tell(type="sensitivity")
-    until(lambda: page.heard[-1][0].get("running") is False)
-    assert 1 in page.answered() and len(page.heard[-1][0]["sensitivity"]) == 6
-    mine = next(r for r in page.heard[-1][0]["sensitivity"] if (r["owner"], r["entry"]) == ("a", "seconds"))
-    assert (mine["low"], mine["high"]) != (0.5, 2.0)
-
-
 @pytest.mark.timeout(60)
 def test_plans_that_are_shown_are_simulated_before_others_are_searched(simulation: Endless) -> None:
     """The best one first; the question is answered only by what `lab.plan` finds."""
@@ -239,32 +168,6 @@ def test_a_simulation_is_given_up_for_a_newer_question(simulation: Endless) -> N
     page.post(3, simulate=True, devices=first)
     assert page.explorer.ask(simulate=False, items=32).devices == {"": 4}, "a cell goes on from what is shown"
     assert page.answered()[-1] > 3, "the page does not wait for its own question any more"
-
-
-@pytest.mark.timeout(60)
-def test_ranges_are_given_up_for_a_newer_question_and_wait_for_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    page, endless = Page(), Endless()
-    monkeypatch.setattr(Asked, "range", endless)
-    page.tell(type="sensitivity")
-    assert endless.begun.wait(30)
-    told = page.ask(1, devices=page.slider("devices.").index(16))
-    assert endless.ended.wait(30) and told["sensitivity"] is None and told["running"] is False
-    monkeypatch.undo()
-    page.post(2, devices=page.slider("devices.").index(4))
-    page.tell(type="sensitivity")
-    until(lambda: page.heard[-1][0].get("running") is False)
-    assert 2 in page.answered() and {r["owner"] for r in page.heard[-1][0]["sensitivity"]} == {"a", "b"}
-    assert page.tell(type="history")["sensitivity"] == page.heard[-2][0]["sensitivity"]
-
-
-@pytest.mark.slow
-def test_ranges_that_were_asked_before_the_simulation_are_found_after_it() -> None:
-    page, at = Page(), Page().slider("devices.").index(16)
-    page.post(1, devices=at)
-    page.tell(type="sensitivity")
-    page.post(2, simulate=True, devices=at)
-    until(lambda: page.heard[-1][0].get("running") is False)
-    assert page.explorer.plans.best.simulated is not None and {r["owner"] for r in page.heard[-1][0]["sensitivity"]} == {"a", "b"}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

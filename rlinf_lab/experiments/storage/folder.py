@@ -123,12 +123,15 @@ class RunFolder:
 
     # --- whose it is --------------------------------------------------------------------------------------
     def run_id(self) -> str:
-        """Of the run in it, which whoever resumes it goes on with; a new one where there is none."""
+        """The id of the run in it; a new one where there is none. Whoever resumes the run goes on with it."""
         about = self.read_json("run.json") if (self.path / "run.json").exists() else {}
         return str(about.get("run_id") or uuid.uuid4().hex)
 
     def check_saves(self, run_id: str, own: RunFolder | None) -> None:
-        """`ConfigError` where a run is in it: neither a copy that the run of this id saved, nor its ``own`` folder."""
+        """`ConfigError` where another run is in it.
+
+        Neither a copy that the run of this id saved, nor its ``own`` folder.
+        """
         if not (self.path / "run.json").exists() or (own is not None and own.path.resolve() == self.path.resolve()):
             return
         about = self.read_json("run.json")
@@ -291,7 +294,10 @@ def versions() -> dict[str, str]:
 
 # --- settings as JSON -----------------------------------------------------------------------------------------
 def to_plain(config: Any) -> dict[str, Any]:
-    """A configuration as JSON can hold it. What it cannot hold (a class, a function) as {"object": its name}."""
+    """A configuration as JSON can hold it.
+
+    What it cannot hold (a class, a function) as {"object": its name, "again": how a program may say it}.
+    """
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
@@ -312,7 +318,7 @@ def _plain(value: Any) -> Any:
         return {"policy_of": {"algorithm": value.algorithm, "config": to_plain(value.config)}}
     if isinstance(value, gymnasium.Env) and (id := registered_as(value)):
         return id
-    return {"object": named(value)}
+    return {"object": named(value), "again": expression(value)}
 
 
 def registered_as(env: gymnasium.Env) -> str | None:
@@ -332,6 +338,17 @@ def named(value: Any) -> str:
     return getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
 
 
+def expression(value: Any) -> str:
+    """How a program may say it again; "" where that is not known."""
+    spec = getattr(value, "spec", None)
+    if isinstance(value, gymnasium.vector.VectorEnv):
+        return "" if spec is None else f"gymnasium.make_vec({spec.id!r}, num_envs={value.num_envs})"
+    if isinstance(value, gymnasium.Env) and spec is not None:
+        return f"gymnasium.make({spec.id!r}, ...)"
+    name = named(value).rpartition(".")[2]
+    return "" if not name.isidentifier() else name if name == getattr(value, "__name__", None) else f"{name}(...)"
+
+
 def env_name(config: Any) -> str:
     """What the environment of a run is called."""
     return str(config.factory.id)
@@ -343,7 +360,8 @@ def from_plain(value: Any) -> Any:
         if isinstance(value, dict) and set(value) == {"linear"}:
             return linear(*value["linear"])
         if isinstance(value, dict) and set(value) == {"flow"}:
-            return Flow(**value["flow"])
+            flow = value["flow"]  # of before ``noisy_steps``: all steps had noise
+            return Flow(**({"noisy_steps": flow["steps"]} if "steps" in flow else {}) | flow)
     except TypeError as error:
         raise ConfigError(f"A setting in config.json is {shown(value)}: {error}. Next: give it by name.") from error
     return tuple(from_plain(v) for v in value) if isinstance(value, list) else value

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
+
 from rlinf_lab.errors import PlanError, UnknownNameError, refuse_old_names, shown
-from rlinf_lab.planning.adapt.perturb import longer
+from rlinf_lab.planning.costs import GenerationModel, fit_worker
 from rlinf_lab.planning.forecast.forecast import graph_of
 from rlinf_lab.planning.placement.budget import Budget
 from rlinf_lab.planning.placement.infeasible import Unplaceable
@@ -141,7 +143,7 @@ class Question:
         )  # fmt: skip
         for name, worker in base.workers.items():
             if worker.lengths is not None and (self.length, self.tail) != (1, 1):
-                changed = longer(changed, name, self.length, self.tail)
+                changed = _longer(changed, name, self.length, self.tail)
         for name, factor in self.speed.items():
             changed = changed.scaled(name, 1 / factor)
         return changed
@@ -167,6 +169,44 @@ class Question:
         known = replace(like.best.known, alone=_devices_of(setting) == _devices_of(before))
         names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
         return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, known=known)
+
+
+def _longer(profile: Profile, generator: str, length: float = 1.0, tail: float = 1.0) -> Profile:
+    """A profile with a generator's responses so many times as long. Their ratio to the median length is taken to the
+    power ``tail`` (`profile.Lengths.factor`, `.tail`). Where tokens are weights, whoever works on them has more to do
+    (`_slower_with`)."""
+    lengths = profile.workers[generator].lengths
+    assert lengths is not None  # checked by the profile
+    changed = profile.with_worker(
+        generator, lengths=replace(lengths, factor=lengths.factor * length, tail=lengths.tail * tail)
+    )
+    others = _slower_with(profile, generator) - {generator}
+    if others:
+        before, after = (_mean_length(p, generator) for p in (profile, changed))
+        for name in others:
+            changed = changed.scaled(name, after / before)
+    return changed
+
+
+def _slower_with(profile: Profile, generator: str) -> frozenset[str]:
+    """Workers whose seconds depend on the length of a generator's responses: itself, and batch work on them where
+    tokens are weights.
+    """
+    reached, open_ = set[str](), [generator] if profile.weights == "tokens" else []
+    while open_:
+        here = open_.pop()
+        for edge in profile.edges:
+            if edge.producer == here and edge.consumer not in reached and edge.consumer != generator:
+                reached.add(edge.consumer)
+                open_.append(edge.consumer)
+    return frozenset({generator, *(name for name in reached if profile.workers[name].kind == "batch")})
+
+
+def _mean_length(profile: Profile, generator: str) -> float:
+    """In tokens."""
+    model = fit_worker(profile.workers[generator])
+    assert isinstance(model, GenerationModel)
+    return float(np.mean(model.asked))
 
 
 def _with_known(setting: Setting, before: Setting) -> Setting:

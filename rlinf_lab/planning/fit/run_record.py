@@ -34,14 +34,10 @@ Switches = dict[str, tuple[int | None, int | None]]
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one rank did in one call. ``firsts``: beside each operation, the number of its first item in its queue; -1
-    where it has none.
-    """
+    """What one rank did in one call."""
 
     operations: tuple[Operation, ...]
     iteration: int = -1
-    rank: int = -1
-    firsts: tuple[int, ...] = ()
 
     def runs(self) -> int:
         return sum(op[3] for op in self.operations)
@@ -88,7 +84,7 @@ def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | Non
             "The timeline has one iteration at most to look at, and the first one warms up. Next: run two iterations "
             "or more."
         )
-    found = _records(graph, spans, warm, switch_ns(graph, timeline), silent=False)
+    found = _records(graph, spans, warm, switch_ns(graph, timeline))
     for number, step in enumerate(graph.program):
         if not found.calls[number]:
             raise PlanError(
@@ -99,41 +95,7 @@ def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | Non
     return found
 
 
-def read_all(graph: WorkflowGraph, timeline: SpanStore, wanted: Collection[int]) -> Records:
-    """All of the wanted iterations, the first as well. A call that left no span took no time. Raises `PlanError` as
-    `read` does.
-    """
-    rows = (
-        row for row in rows_of(timeline, np.isin(timeline.spans["iteration"], sorted(wanted))) if row.kind in _KINDS
-    )
-    return _records(
-        graph,
-        _numbered([s for row in rows for s in _one_by_one(row)]),
-        set(wanted),
-        switch_ns(graph, timeline),
-        silent=True,
-    )
-
-
-def _numbered(spans: list[Span]) -> list[Span]:
-    """Between processes not every span says which items it moved: those are the ones that are left, in the order of the
-    ends of puts, and of gets.
-    """
-    moved = [s for s in spans if s.kind in (SpanKind.PUT, SpanKind.GET) and s.items]
-    known = {(s.kind, s.iteration, s.channel, s.flow + i) for s in moved if s.flow >= 0 for i in range(s.items)}
-    following: dict[tuple[SpanKind, int, str], int] = {}
-    found = {}
-    for span in sorted((s for s in moved if s.flow < 0), key=lambda s: s.end_ns):
-        where = span.kind, span.iteration, span.channel
-        first = following.get(where, 0)
-        while any((*where, first + i) in known for i in range(span.items)):
-            first += 1
-        found[id(span)], following[where] = first, first + span.items
-    return [dataclasses.replace(s, flow=found[id(s)]) if id(s) in found else s for s in spans]
-
-
-def _records(graph: WorkflowGraph, spans: Sequence[Span], warm: set[int], switches: Switches, silent: bool) -> Records:
-    """``silent``: calls may have left no span."""
+def _records(graph: WorkflowGraph, spans: Sequence[Span], warm: set[int], switches: Switches) -> Records:
     groups: dict[tuple[int, str, int], list[Span]] = {}
     for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns)):
         if span.iteration in warm:
@@ -145,11 +107,11 @@ def _records(graph: WorkflowGraph, spans: Sequence[Span], warm: set[int], switch
                 found.passed[iteration, span.channel] = found.passed.get((iteration, span.channel), 0) + span.items
         if worker != DRIVER:
             calls = [(number, step) for number, step in enumerate(graph.program) if step.worker == worker]
-            for number, part in _calls(calls, members, f"{worker}[{rank}] in iteration {iteration}", silent):
+            for number, part in _calls(calls, members, f"{worker}[{rank}] in iteration {iteration}"):
                 operations = tuple(
                     (s.kind, s.channel, s.items, s.end_ns - s.start_ns if s.kind == SpanKind.RUN else 0) for s in part
                 )
-                found.calls[number].append(Recorded(operations, iteration, rank, tuple(s.flow for s in part)))
+                found.calls[number].append(Recorded(operations, iteration))
     found.loop.extend(
         _loop(graph, [s for s in groups.get((i, DRIVER, 0), []) if s.kind in (SpanKind.GET, SpanKind.PUT)])
         for i in sorted(warm)
@@ -174,21 +136,10 @@ def switch_ns(graph: WorkflowGraph, timeline: SpanStore) -> Switches:
 
 
 # --- calls -------------------------------------------------------------------------------------------------------
-def _calls(
-    calls: Sequence[Numbered], spans: Sequence[Span], who: str, silent: bool
-) -> Iterator[tuple[int, list[Span]]]:
-    """The spans of each call, in order, without waits for values. ``silent``: a call may have left none."""
+def _calls(calls: Sequence[Numbered], spans: Sequence[Span], who: str) -> Iterator[tuple[int, list[Span]]]:
+    """The spans of each call, in order, without waits for values."""
     expected = [(name, list(members)) for name, members in itertools.groupby(calls, key=lambda c: c[1].call.method)]
     seen = [(name, list(members)) for name, members in itertools.groupby(spans, key=lambda s: s.name)]
-    if silent:
-        order = iter(name for name, _ in seen)
-        following = next(order, "")
-        heard = []
-        for group in expected:
-            if group[0] == following:
-                heard.append(group)
-                following = next(order, "")
-        expected = heard
     if [name for name, _ in expected] != [name for name, _ in seen]:
         did, should = (listing([f"{name}()" for name, _ in part]) for part in (seen, expected))
         raise PlanError(

@@ -1,24 +1,18 @@
-"""Why a plan won or lost, in a line, and where its seconds rest on what is not known.
-
-Where a plan's seconds rest on ranks of a worker going on together, as data-parallel ones do: ranks that take items by
-themselves may take another time. And where the search knows less than the simulation.
-"""
+"""Why a plan won or lost, in a line, who takes its devices twice, and why there is no plan of a mode."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlinf_lab.planning.costs.base import of_a_rank
-from rlinf_lab.planning.forecast.per_rank import by_rank
 from rlinf_lab.planning.placement.budget import Stage
 from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Forms, allowed
 from rlinf_lab.planning.placement.infeasible import on_each
-from rlinf_lab.planning.placement.placement import Placement, Seat
+from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.candidates import Candidate
 from rlinf_lab.planning.planner.lower_bound import Bound
@@ -27,117 +21,27 @@ from rlinf_lab.planning.profile.memory import ROUNDING
 from rlinf_lab.planning.search.plan_tree import TEMPORAL
 from rlinf_lab.timeline.timeline import Timeline
 
-WORTH_SHARE = 0.02  # of a worker's seconds: less is not worth a word
+SHOWN_SHARE = 0.02  # share of a bubble's cause that is worth a word
+AS_FAST_FACTOR = 1.0005  # 0.0 % slower
 
 
-def caveats(placement: Placement) -> tuple[str, ...]:
-    """One sentence for each worker that it matters to."""
-    found, simulated = [], by_rank(placement)
+def early(placement: Placement) -> tuple[str, ...]:
+    """A sentence for each worker that takes devices of others before its input is there."""
+    setting, found = placement.setting, []
     for name, seat in placement.seats.items():
-        setting = placement.setting
-        stage = setting.stages[setting.home[name]].members
-        alone = len(stage) == 1
-        if setting.profile.workers[name].in_turn:
-            order = " and then ".join(producer for producer, _ in setting.profile.workers[name].in_turn)
-            found.append(
-                f"{name} takes all of {order}: plans are simulated so, but looked for as if it took a batch of each at "
-                "a time; where one of those it waits for "
-                f"time-shares with another, a run may be faster than said"
-            )
+        cell = setting.stages[setting.home[name]].members
         # who begins a cycle waits for nobody's items
-        fed = any(e.consumer == name and e.producer not in stage for e in setting.profile.edges)
-        if (
-            setting.profile.workers[name].starts_on_device
-            and fed
-            and not seat.stays
-            and (others := _on_its_devices(placement, seat, stage))
-        ):
+        fed = any(e.consumer == name and e.producer not in cell for e in setting.profile.edges)
+        others = [n for n, o in placement.seats.items() if n not in cell and set(o.devices) & set(seat.devices)]
+        if setting.profile.workers[name].starts_on_device and fed and not seat.stays and others:
             # In a cycle somebody has to put before it reads, so only who is in none is told to read first.
-            advice = ". Next: read the inbox first, and compute then" if alone else ""
+            advice = ". Next: read the inbox first, and compute then" if len(cell) == 1 else ""
             found.append(
                 f"{name} computes, or may compute, before its first get, so it takes its devices from "
                 f"{' and '.join(others)} before its input is there, and "
                 f"once more when it is: plans are simulated so, but looked for as if it came once{advice}"
             )
-        if seat.ranks > 1 and name in simulated and (said := _one_by_one(placement, seat)):
-            found.append(f"{name}: {said}")
-        # whose ranks stream in the forecast too
-        if seat.ranks > 1 and alone and name not in simulated and setting.profile.workers[name].kind != "generation":
-            found += [
-                f"{name}: {said}" for said in (_uneven(placement, name, seat), _staggered(placement, seat)) if said
-            ]
     return tuple(found)
-
-
-def _on_its_devices(placement: Placement, seat: Seat, stage: Sequence[str]) -> list[str]:
-    """Others, outside its cell, that use some of the devices of a worker."""
-    return [n for n, other in placement.seats.items() if n not in stage and set(other.devices) & set(seat.devices)]
-
-
-def _uneven(placement: Placement, name: str, seat: Seat) -> str:
-    """Items that do not divide by the ranks: in each batch the rank with most items decides, in all of them together,
-    or in all iterations, it need not.
-    """
-    setting, ranks = placement.setting, np.array([seat.ranks])
-    if name in setting.sources:  # who has most is counted, in an iteration
-        return ""
-    items, group_size = setting.profile.items, setting.profile.group_size(name)
-    alone = float(of_a_rank(items, ranks, group_size)[0])
-    if name in setting.in_whole_calls:  # whose calls are as in a run: only iterations that overlap are not
-        less = 1 - items / seat.ranks / alone
-        if not setting.overlap or less < WORTH_SHARE:
-            return ""
-        what = f"{items / group_size:.3g} groups" if group_size > 1 else f"{items:.4g} items"
-        return (
-            f"{what} of an iteration do not divide by {seat.ranks} ranks, and each iteration is counted with the rank "
-            "that has most; where iterations overlap "
-            f"another one may have most in the next, and the worker needs up to {100 * less:.0f} % less"
-        )
-    together = float(seat.micro_batches * of_a_rank(items / seat.micro_batches, ranks, group_size)[0])
-    less = 1 - alone / together
-    if less < WORTH_SHARE:
-        return ""
-    return (
-        f"micro-batches of {items / seat.micro_batches:.3g} items do not divide by {seat.ranks} ranks, which are "
-        "counted as going on together, micro-batch by "
-        "micro-batch; ranks that "
-        f"take items by themselves may need up to {100 * less:.0f} % less"
-    )
-
-
-def _one_by_one(placement: Placement, seat: Seat) -> str:
-    """Ranks that time-share with a source, and begin with what it hands over while it goes on."""
-    setting, devices = placement.setting, set(seat.devices)
-    fed = {setting.home[e.consumer] for e in setting.profile.edges}
-    calls = placement.number_of_calls(seat) * seat.ranks
-    for name in (
-        e.producer for e in setting.profile.edges if e.consumer == seat.worker and setting.home[e.producer] not in fed
-    ):
-        source = placement.seats[name]
-        if source.micro_batches < calls and devices & set(source.devices) and devices - set(source.devices):
-            how = "everything at once" if source.micro_batches == 1 else f"{source.micro_batches} parts"
-            return (
-                f"its ranks begin with what {name} hands over, which is counted as {how}; "
-                f"where it puts items one by one, ranks on other devices begin earlier, in another order"
-            )
-    return ""
-
-
-def _staggered(placement: Placement, seat: Seat) -> str:
-    """Devices that are taken over from several workers, each on some of them."""
-    own = set(seat.devices)
-    there = {n: own & set(s.devices) for n, s in placement.seats.items() if n != seat.worker and own & set(s.devices)}
-    several = [n for n, some in there.items() if some != own and any(not some & other for other in there.values())]
-    if not several:
-        return ""
-    return (
-        f"time-shares with {' and '.join(several)}, each on some of its devices; counted as beginning when all are "
-        "free, where ranks may begin one by one"
-    )
-
-
-SHOWN_SHARE = 0.02  # share of a bubble's cause that is worth a word
-AS_FAST_FACTOR = 1.0005  # 0.0 % slower
 
 
 def reason(candidate: Candidate, seconds: float, best: float, timeline: Timeline | None, bound: Bound | None) -> str:

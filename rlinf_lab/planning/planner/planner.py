@@ -23,7 +23,7 @@ from rlinf_lab.planning.placement.search_space import DEFAULT_MICRO_BATCHES, Set
 from rlinf_lab.planning.placement.to_execution_plan import execution_plan, same_workers
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.candidates import NOTHING, Candidate, Known
-from rlinf_lab.planning.planner.explain import WORTH_SHARE, caveats, reason, why_no
+from rlinf_lab.planning.planner.explain import early, reason, why_no
 from rlinf_lab.planning.planner.feasible import MAX_GIB, MODES, Wish, limited, nearest, of_modes, why_none
 from rlinf_lab.planning.planner.given_plan import as_given
 from rlinf_lab.planning.planner.lower_bound import Bound, lower_bound
@@ -38,6 +38,7 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
+WORTH_SHARE = 0.02  # of an iteration: less is not worth a word
 MAX_FACTOR = 100.0  # an estimate that is off by more says nothing
 ABOUT = "~ followed micro-batch by micro-batch, not simulated"
 
@@ -101,13 +102,12 @@ class Planned:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """Where its seconds rest on ranks going on together. Ranks that take items by themselves may take another time;
-        and who may have one rank only."""
+        """Who takes its devices before its input is there, and who may have one rank only."""
         placement = self.candidate.placement
         told = [
             s for s in splits(placement.setting.profile, self.graph) if s.sure or placement.seats[s.worker].ranks > 1
         ]
-        return (*caveats(placement), *(f"{split}. Next: {split.advice}" for split in told))
+        return (*early(placement), *(f"{split}. Next: {split.advice}" for split in told))
 
     @cached_property
     def _one_by_one(self) -> tuple[str, ...]:

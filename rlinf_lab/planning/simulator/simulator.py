@@ -25,7 +25,7 @@ from rlinf_lab.planning.simulator.scripts import (
     run,
     wait,
 )
-from rlinf_lab.planning.simulator.virtual_host import Stored, VirtualHost
+from rlinf_lab.planning.simulator.virtual_host import VirtualHost
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
@@ -57,13 +57,11 @@ class Simulator:
         calls: Sequence[SimCall],
         iterations: int = 1,
         loop: Callable[[Turn], Script] | None = None,
-        stored: Stored | None = None,
     ) -> Timeline:
         """``iterations`` times the calls of one iteration. As many of them overlap as the plan's ``staleness`` allows.
 
         ``loop``: the script of the iteration function itself: `call` for each position in ``calls``, `wait` for one of
-        them, `put` and `get` at channels of its own. Default: all calls, in order, at once. ``stored``: see
-        `VirtualHost`.
+        them, `put` and `get` at channels of its own. Default: all calls, in order, at once.
 
         Raises `DeadlockError`; `PlanError` for a loop that feeds or reads a channel, without its script.
         """
@@ -77,7 +75,7 @@ class Simulator:
             self._refuse_silent_loop()
         host = VirtualHost(
             self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve,
-            self._flights, stored, self._shared,
+            self._flights, self._shared,
         )  # fmt: skip
         timeline = Timeline(self.layout.plan.devices)
         timeline.extend(host.run(iterations))

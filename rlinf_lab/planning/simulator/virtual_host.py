@@ -61,22 +61,18 @@ _KIND_RUN, _KIND_GET, _KIND_PUT, _KIND_LOCK = (
     int(SpanKind.LOCK),
 )
 
-Stored = Callable[[str, int, int], None]
-
 
 class VirtualHost:
     """All ranks of a plan in one virtual time. ``loop``: the user's. ``flights``: of messages between hosts.
-    ``stored(worker, rank, number)``: told when an item of that rank's put has entered its queue, with its number there.
     The rest: as `Simulator` has it."""
 
     def __init__(
         self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script],
         switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
-        flights: Flights | None = None,
-        stored: Stored | None = None, shared: Sequence[Mapping[str, float]] = (),
+        flights: Flights | None = None, shared: Sequence[Mapping[str, float]] = (),
     ) -> None:  # fmt: skip
         state = self.state = State(layout, calls)
-        self._stored, self._relieve = stored, relieve
+        self._relieve = relieve
         self.relieved = 0
         self._round = 0
         self._switches = Switches(state, switch_ns, shared)
@@ -118,7 +114,7 @@ class VirtualHost:
         due = now + 1 << BITS  # timers below it are due
         limit = 2 * len(ranks)  # the timers of ranks are below, that of all messages is here
         flies = self._under_way.flies if self._under_way is not None else None
-        in_a_row = PutsInARow(state).done if self._stored is None else None
+        in_a_row = PutsInARow(state).done
         discarded, in_vain = state.discarded, self._unwanted.ends
         wanted = wanted_now()  # `cancellation.check`, without its calls
         while True:
@@ -199,7 +195,7 @@ class VirtualHost:
                         state.wake(ranks[slot >> 1])
             elif pending:
                 puts = pending[0][1] == _EVENT_PUT and (len(pending) == 1 or all(e[1] == _EVENT_PUT for e in pending))
-                if puts and in_a_row and not discarded and in_a_row(now):
+                if puts and not discarded and in_a_row(now):
                     continue
                 events = pending.copy()
                 pending.clear()
@@ -257,8 +253,6 @@ class VirtualHost:
                     ready.append(p)
             elif do == _DO_STORE:
                 p.first = b
-                if self._stored is not None:
-                    self._stored(p.worker, p.rank, b)
             elif do == _DO_BOUND:
                 p.bound_ns = p.lock_from = now
                 p.bound_round = this

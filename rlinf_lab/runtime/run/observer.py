@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError, DeadlockError, UnknownNameError, shown
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.replay.rerun import Rerun
 from rlinf_lab.runtime.host.liveness.wait_graph import Standstill, Wait, WaitGraph
 from rlinf_lab.runtime.run.metrics import MetricTable
 from rlinf_lab.runtime.run.samples import SampleTable
@@ -63,7 +62,6 @@ class Observer:
         afterwards: Callable[[], None] = lambda: None,
     ) -> None:
         self.timeline = Timeline(executor.layout.plan.devices)
-        self.timeline.rerun = Rerun(executor.layout)
         self.table = MetricTable()
         self.samples = SampleTable()
         self.problem: BaseException | None = None

@@ -38,7 +38,7 @@ import numpy as np
 
 from rlinf_lab.errors import TimelineError, counted
 from rlinf_lab.timeline.account.stretch import BUBBLE_DTYPE, CAUSES, Placement, Spans, Stretch
-from rlinf_lab.timeline.account.windows import WINDOW_DTYPE, Ints, Windows, WindowTracker
+from rlinf_lab.timeline.account.windows import WINDOW_DTYPE, Ints, WindowTracker, between
 from rlinf_lab.timeline.record.batch import SpanArray, stacked
 from rlinf_lab.timeline.record.store import ITERATION, Growing, SpanStore
 
@@ -123,21 +123,21 @@ class _Settled:
     end_ns: int
     busy: Ints
     _bubbles: SpanArray | _Kept
-    _windows: Windows | _Kept
+    _windows: SpanArray | _Kept
 
     @property
     def bubbles(self) -> SpanArray:
         return self._bubbles.view if isinstance(self._bubbles, _Kept) else self._bubbles
 
     @property
-    def windows(self) -> Windows:
-        return Windows.of(self._windows.view) if isinstance(self._windows, _Kept) else self._windows
+    def windows(self) -> SpanArray:
+        return self._windows.view if isinstance(self._windows, _Kept) else self._windows
 
     def kept(self, bubbles: Growing, windows: Growing) -> _Settled:
         """The same, with its rows in these."""
         if isinstance(self._bubbles, _Kept):
             return self
-        return replace(self, _bubbles=_Kept.of(bubbles, self.bubbles), _windows=_Kept.of(windows, self.windows.rows()))
+        return replace(self, _bubbles=_Kept.of(bubbles, self.bubbles), _windows=_Kept.of(windows, self.windows))
 
 
 class Ledger:
@@ -205,16 +205,17 @@ class Ledger:
         self._tables, before, self._placement = tables, self._placement, Placement.of(store.tracks, store.devices)
         return before.same_pairs(self._placement)
 
-    def _drop_changed(self, windows: Windows, low: int) -> None:
+    def _drop_changed(self, windows: SpanArray, low: int) -> None:
         """Keep the stretches that end before any new span begins and in which the iterations are as they were."""
         kept = 0
         for stretch in self._stretches[:-1]:  # the last one is open: time after it belonged to nobody yet
-            if stretch.end_ns > low or not stretch.windows.equals(windows.between(stretch.start_ns, stretch.end_ns)):
+            now = between(windows, stretch.start_ns, stretch.end_ns)
+            if stretch.end_ns > low or stretch.windows.tobytes() != now.tobytes():
                 break
             kept += 1
         del self._stretches[kept:]
 
-    def _settle(self, store: SpanStore, numbers: Ints, windows: Windows, cut: int) -> None:
+    def _settle(self, store: SpanStore, numbers: Ints, windows: SpanArray, cut: int) -> None:
         """Compute from ``cut`` to the end, in stretches of some iterations each. Each iteration that is open is one of
         its own, and the one before them.
 
@@ -224,12 +225,12 @@ class Ledger:
         ends = rows["end"][numbers]
         here = numbers[ends > cut]
         spans = Spans.of(rows, here[rows["start"][here].argsort(kind="stable")])
-        apart = min(_MAX_OPEN_ITERATIONS, 1 + self._tracker.open_iterations)
-        edges, seams = _edges(spans.start, windows.starts[windows.starts > cut], cut, store.end_ns, apart)
+        apart, begin = min(_MAX_OPEN_ITERATIONS, 1 + self._tracker.open_iterations), windows["start"]
+        edges, seams = _edges(spans.start, begin[begin > cut], cut, store.end_ns, apart)
         begun, overhang = 0, spans[:0]
         for start, end in itertools.pairwise(edges):
             inside = overhang + spans[begun : (begun := int(spans.start.searchsorted(end)))]
-            part = windows.between(start, end)
+            part = between(windows, start, end)
             stretch = Stretch(inside, self._placement, part, start, end)
             self._stretches += _cut(
                 _Settled(start, end, stretch.busy, stretch.bubbles, part), [s for s in seams if start < s < end]
@@ -248,9 +249,7 @@ class Ledger:
             old.append(stretch)
             while len(old) > 1 and len(old[-2].bubbles) <= min(2 * len(old[-1].bubbles), _ENOUGH_ROWS):
                 a, b = old[-2:]
-                iterations = Windows(
-                    *(np.concatenate(pair) for pair in zip(a.windows.columns(), b.windows.columns(), strict=True))
-                )
+                iterations = stacked([a.windows, b.windows])
                 old[-2:] = [_Settled(a.start_ns, b.end_ns, a.busy + b.busy, _joined([a, b]), iterations)]
         self._stretches = [
             stretch.kept(*self._long) if len(stretch.bubbles) > _ENOUGH_ROWS else stretch for stretch in old
@@ -296,12 +295,12 @@ def _cut(whole: _Settled, seams: Sequence[int]) -> list[_Settled]:
         np.maximum(rows["start"], end, out=rows["start"])
         worked = np.full(busy.size, end - start)
         np.subtract.at(worked, own["device"], own["end"] - own["start"])
-        parts.append(_Settled(start, end, worked, own, windows.between(start, end)))
+        parts.append(_Settled(start, end, worked, own, between(windows, start, end)))
         busy = busy - worked
     if not parts:
         return [whole]
     start = parts[-1].end_ns
-    return [*parts, _Settled(start, whole.end_ns, busy, rows, windows.between(start, whole.end_ns))]
+    return [*parts, _Settled(start, whole.end_ns, busy, rows, between(windows, start, whole.end_ns))]
 
 
 def account(store: SpanStore) -> Accounting:

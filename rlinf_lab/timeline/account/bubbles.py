@@ -28,6 +28,14 @@ _FIELDS = {key: (key,) for key in COLUMNS} | {
 }
 
 
+#: By the kind of the explaining span: what it waited for, and the same of a channel, before its name.
+_WAITED_FOR: dict[int, tuple[str, str]] = {
+    SpanKind.GET: ("input", "channel"), SpanKind.PUT: ("room", "room in channel"),
+    SpanKind.TRANSFER: ("bytes", "bytes of channel"), SpanKind.LOCK: ("the device", ""), SpanKind.SETUP: ("setup", ""),
+    SpanKind.ONLOAD: ("onload", ""), SpanKind.OFFLOAD: ("offload", ""), SpanKind.WAIT: ("the value of a call", ""),
+}  # fmt: skip
+
+
 def busy(accounting: Accounting) -> pd.DataFrame:
     """One row per device: device, ns, seconds, share of the elapsed time."""
     import pandas as pd
@@ -66,14 +74,14 @@ def bubbles(store: SpanStore, accounting: Accounting, by: str | Sequence[str] | 
 
 def _column(store: SpanStore, devices: list[str], rows: Rows, key: str) -> pd.Categorical | np.ndarray:
     tracks, names = store.tracks, store.names
-    if key == "cause":
-        return _category([str(cause) for cause in CAUSES], rows["cause"])
-    if key == "device":
-        return _category(devices, rows["device"])
-    if key == "worker":
-        return _category([*(t.worker for t in tracks), ""], rows["track"])
-    if key == "channel":
-        return _category([*names, ""], rows["channel"])
+    labels = {
+        "cause": [str(cause) for cause in CAUSES],
+        "device": devices,
+        "worker": [*(t.worker for t in tracks), ""],
+        "channel": [*names, ""],
+    }
+    if key in labels:
+        return _category(labels[key], rows[_FIELDS[key][0]])
     if key == "rank":
         return np.array([*(t.rank for t in tracks), -1], np.int64)[rows["track"]]
     if key == "waiting_for":
@@ -97,21 +105,6 @@ def _waiting_for(rows: Rows, names: list[str]) -> pd.Categorical:
     labels = []
     for number in distinct.tolist():
         kind, channel = divmod(number, len(names) + 1)
-        labels.append(_phrase(SpanKind(kind - 1) if kind else None, names[channel - 1] if channel else ""))
+        what, whose = _WAITED_FOR.get(kind - 1, ("", ""))
+        labels.append(f"{whose} {names[channel - 1]}" if whose and channel else what)
     return _category(labels, inverse)
-
-
-def _phrase(kind: SpanKind | None, channel: str) -> str:
-    if kind is SpanKind.GET:
-        return f"channel {channel}" if channel else "input"
-    if kind is SpanKind.PUT:
-        return f"room in channel {channel}" if channel else "room"
-    if kind is SpanKind.TRANSFER:
-        return f"bytes of channel {channel}" if channel else "bytes"
-    return {
-        SpanKind.LOCK: "the device",
-        SpanKind.SETUP: "setup",
-        SpanKind.ONLOAD: "onload",
-        SpanKind.OFFLOAD: "offload",
-        SpanKind.WAIT: "the value of a call",
-    }.get(kind, "") if kind is not None else ""  # fmt: skip

@@ -17,7 +17,7 @@ def sql(frames: Mapping[str, Callable[[], pd.DataFrame]], query: str) -> pd.Data
     query, or one that DuckDB refuses.
     """
     ask = f"Next: ask the tables {', '.join(frames)}; their columns: timeline.sql('describe spans')."
-    if not isinstance(query, str) or not _encodes(query):
+    if not isinstance(query, str):
         raise TimelineError(f"sql({shown(query)}): the text of a query. {ask}")
     try:
         import duckdb
@@ -34,14 +34,5 @@ def sql(frames: Mapping[str, Callable[[], pd.DataFrame]], query: str) -> pd.Data
             if answer is None:  # nothing but blanks, comments or semicolons
                 raise TimelineError(f"sql({shown(query)}): there is no query in this text. {ask}")
             return answer.df()
-        except duckdb.Error as error:
-            raise TimelineError(f"{error} {ask}") from error
-
-
-def _encodes(text: str) -> bool:
-    """Whether it is text for other programs, too: half of a character is not."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        except (duckdb.Error, RuntimeError) as error:  # the latter of half a character, which is no text of its own
+            raise TimelineError(f"sql({shown(query)}): {error} {ask}") from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.timeline.account.windows import Ints, Windows
+from rlinf_lab.timeline.account.windows import Ints
 from rlinf_lab.timeline.record.batch import SpanArray, stacked
 from rlinf_lab.timeline.record.span import Cause, SpanKind, Track
 
@@ -132,7 +132,7 @@ class Stretch:
     and none of them may reach over its end.
     """
 
-    def __init__(self, spans: Spans, place: Placement, windows: Windows, start_ns: int, end_ns: int) -> None:
+    def __init__(self, spans: Spans, place: Placement, windows: SpanArray, start_ns: int, end_ns: int) -> None:
         self.start_ns, self.end_ns = start_ns, end_ns
         self._place, self._windows = place, windows
         self._length = end_ns - start_ns
@@ -184,7 +184,7 @@ class Stretch:
             mine = slice(None) if high - low == place.workers else (worker >= low) & (worker < high)
             start, end, _, _ = self._lay(spans, run[mine], worker[mine] - low, high - low)
             lane = np.arange(high - low)[:, None] * self._stride - self.start_ns
-            last[low:high] = _last_end(start, end, windows.starts + lane, windows.ends + lane) - lane
+            last[low:high] = _last_end(start, end, windows["start"] + lane, windows["end"] + lane) - lane
         np.maximum.at(ends, place.pairs[0], last[place.pairs[1]])
         return ends
 
@@ -219,7 +219,7 @@ class Stretch:
         used[self._place.pairs[0]] = True
         used = used[slice(*portion)]
         lane = np.arange(portion[1] - portion[0])[:, None] * self._stride - self.start_ns
-        starts, ends = self._windows.starts + lane, self._windows.ends + lane
+        starts, ends = self._windows["start"] + lane, self._windows["end"] + lane
         group = np.where(used[:, None], group_end[slice(*portion)] + lane, starts)
         begin = _first_start(*runs, starts, ends)
         last = _last_end(*runs, starts, ends)
@@ -232,7 +232,7 @@ class Stretch:
         # first wraps.
         causes, iterations = np.full(edges.size + 1, _OFF, np.uint8), np.full(edges.size + 1, -1, np.int32)
         causes[:-1].reshape(shape)[used] = [_FILL, _STARVED, _TAIL, _DRAIN, _OFF]
-        iterations[:-1].reshape(shape)[..., :4] = self._windows.iterations[:, None]
+        iterations[:-1].reshape(shape)[..., :4] = self._windows["iteration"][:, None]
         return _Zones(edges.ravel(), causes, iterations)
 
     def _idle(

@@ -123,11 +123,9 @@ class Standing:
     arriving: tuple[int, ...]
 
     @classmethod
-    def of(cls, store: SpanStore, iterations: NDArray[np.integer] | None = None) -> Standing:
-        """``iterations``: of the spans that one asks about, with repetitions, -1 for none; without it those of all.
-        ``store``: a snapshot.
-        """
-        marks, held = store.marks(), store.spans["iteration"] if iterations is None else iterations
+    def of(cls, store: SpanStore) -> Standing:
+        """``store``: a snapshot."""
+        marks, held = store.marks(), store.spans["iteration"]
         held = np.unique(held[np.append(True, held[1:] != held[:-1])[: len(held)]])  # mostly one after the other
         ended, failed = marks["iteration"], marks["iteration"][_failed(store, marks)]
         unended, arriving = (

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.timeline.record.batch import SpanArray
+from rlinf_lab.timeline.record.batch import SpanArray, stacked
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.record.store import Growing
 
@@ -16,40 +14,9 @@ Ints = NDArray[np.int64]
 WINDOW_DTYPE = np.dtype([("start", "<i8"), ("end", "<i8"), ("iteration", "<i8")])
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Iterations as disjoint half-open intervals, by start."""
-
-    starts: Ints
-    ends: Ints
-    iterations: Ints
-
-    @classmethod
-    def of(cls, rows: SpanArray) -> Windows:
-        """From rows of `WINDOW_DTYPE`."""
-        return cls(rows["start"], rows["end"], rows["iteration"])
-
-    def rows(self) -> SpanArray:
-        """As rows of `WINDOW_DTYPE`."""
-        rows = np.empty(len(self), WINDOW_DTYPE)
-        rows["start"], rows["end"], rows["iteration"] = self.columns()
-        return rows
-
-    def __len__(self) -> int:
-        return self.starts.size
-
-    def between(self, start_ns: int, end_ns: int) -> Windows:
-        """Those that begin in [start_ns, end_ns)."""
-        part = slice(*self.starts.searchsorted([start_ns, end_ns]).tolist())
-        return Windows(self.starts[part], self.ends[part], self.iterations[part])
-
-    def columns(self) -> tuple[Ints, Ints, Ints]:
-        return self.starts, self.ends, self.iterations
-
-    def equals(self, other: Windows) -> bool:
-        return len(self) == len(other) and all(
-            (ours == theirs).all() for ours, theirs in zip(self.columns(), other.columns(), strict=True)
-        )
+def between(windows: SpanArray, start_ns: int, end_ns: int) -> SpanArray:
+    """Those of some windows, by start, that begin in [start_ns, end_ns)."""
+    return windows[slice(*windows["start"].searchsorted([start_ns, end_ns]).tolist())]
 
 
 class WindowTracker:
@@ -63,12 +30,9 @@ class WindowTracker:
         """Take note of new spans. ``mark_name``: the number of the name that iteration marks have."""
         kind, iteration = rows["kind"], rows["iteration"]
         mark = kind == SpanKind.MARK
-        marks = (mark & (rows["name"] == mark_name)).nonzero()[0]
-        if marks.size:
-            ours = self._marks.reserve(marks.size)
-            for field in ("start", "end", "iteration"):
-                ours[field] = rows[field][marks]
-            self._marks.commit(marks.size)
+        marks = rows[mark & (rows["name"] == mark_name)]
+        if len(marks):
+            self._marks.append(marks[list(WINDOW_DTYPE.names or ())])
         own = ((iteration >= 0) & ~mark).nonzero()[0]
         if not own.size:
             return
@@ -86,21 +50,17 @@ class WindowTracker:
         """How many have no mark yet, as of the last `windows`."""
         return len(self._reach)
 
-    def windows(self, start_ns: int, end_ns: int) -> Windows:
-        """The iterations of a timeline with these bounds."""
-        start, end, number = Windows.of(self._marks.view).columns()
-        for done in [
-            i for i, marked in zip(self._reach, np.isin(list(self._reach), number).tolist(), strict=True) if marked
-        ]:
+    def windows(self, start_ns: int, end_ns: int) -> SpanArray:
+        """The iterations of a timeline with these bounds: rows of `WINDOW_DTYPE`, disjoint, by start."""
+        rows = self._marks.view
+        marked = np.isin(list(self._reach), rows["iteration"]).tolist()
+        for done in [i for i, is_marked in zip(self._reach, marked, strict=True) if is_marked]:
             del self._reach[done]  # comes back with the next late span, and is dropped again here
         if self._reach:
-            unmarked = np.array([(*reach, i) for i, reach in self._reach.items()], np.int64)
-            start, end, number = (np.append(a, b) for a, b in zip((start, end, number), unmarked.T, strict=True))
-        if not number.size:
-            start, end, number = np.array([start_ns]), np.array([end_ns]), np.array([-1])
-        order = np.lexsort((number, start))
-        start, number = start[order], number[order]
-        end = np.maximum.accumulate(end[order])
-        end[:-1] = np.minimum(end[:-1], start[1:])
-        real = end > start
-        return Windows(start[real], end[real], number[real])
+            rows = stacked([rows, np.array([(*reach, i) for i, reach in self._reach.items()], WINDOW_DTYPE)])
+        if not len(rows):
+            rows = np.array([(start_ns, end_ns, -1)], WINDOW_DTYPE)
+        rows = rows[np.lexsort((rows["iteration"], rows["start"]))]
+        rows["end"] = np.maximum.accumulate(rows["end"])
+        rows["end"][:-1] = np.minimum(rows["end"][:-1], rows["start"][1:])
+        return rows[rows["end"] > rows["start"]]

@@ -13,24 +13,21 @@ The replay keeps what each rank did, in its order, and who waited for whom; only
 With ``times`` 1 every span ends when it did. Orders do not change, so a schedule that decides anew may gain more or
 less. A channel that was never full is taken for one that never fills: where it would, the gain told is too large.
 
-So all this is for timelines of which nothing but the spans is known (files, other tools). Whose run is known has a
-`Rerun`: the run once more in virtual time, under its plan, by the scheduler itself. Each answer says which of the two
-it rests on, ``attrs["basis"]``. What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
+What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import RlinfLabError, TimelineError, shown
+from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.account.group_by import grouped_by
-from rlinf_lab.timeline.account.tables import Standing, whole_iterations
 from rlinf_lab.timeline.critical.causal_order import in_causal_order
 from rlinf_lab.timeline.critical.flows import arrows
 from rlinf_lab.timeline.critical.short_gets import cut_short, takes_the_rest
@@ -44,178 +41,41 @@ if TYPE_CHECKING:
 COLUMNS = ("worker", "rank", "name")
 #: Spans that are replayed: of a longer timeline the last iterations, as many as fit.
 MAX_REPLAYED_SPANS = 60_000
-#: Spans of all the runs that are done again for one answer, a few seconds; where that is not enough for every row,
-#: those that gain most by the spans are.
-MAX_RERUN_SPANS = 500_000
-#: What an answer rests on: the run done again by its scheduler, or the recorded spans in their recorded orders.
-SCHEDULER, SPANS = "scheduler", "spans"
-TOLERANCE_SHARE = 0.1  # of the recorded time: a run that takes otherwise when it is done again was not understood
-Times = Callable[[str, int, str], float]
-"""for worker, rank and call: how many times as fast its RUN spans are"""
 _MAX_NUMBERS = 1 << 24  # numbers in memory at a time
 _NOBODYS = 1 << 40  # the number of no group
 _EVER = -(1 << 63)  # before all times
 _WORK = (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.TRANSFER, SpanKind.SETUP)
 
 
-class Again(Protocol):
-    """Some iterations of a run, to be done again."""
-
-    def __call__(self, times: Times) -> int:
-        """What they take, ns, when RUN spans are so many times as fast."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What was assumed so far."""
-
-
-Rerun = Callable[[SpanStore, Sequence[int]], Again]
-"""For a timeline and some of its finished iterations. Raises `RlinfLabError` where they cannot be done again.
-`rlinf_lab.planning.replay.rerun` does it: the scheduler is above this floor."""
-
-
-def gains(
-    store: SpanStore,
-    times: float = 2.0,
-    by: str | Sequence[str] = "worker",
-    rerun: Rerun | None = None,
-    most: int | None = None,
-) -> pd.DataFrame:
+def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
     """One row for each worker (``by``: `COLUMNS`, one or several), largest gain first.
 
     Columns after those of ``by``: run_seconds (in RUN spans), seconds (by which the timeline would be shorter if these
-    spans were ``times`` as fast), share of the elapsed time. ``attrs``: ``basis``, `SCHEDULER` or `SPANS`;
-    ``replayed_spans``, how many spans the answer rests on, ``spans``, how many there are, and ``note``, which says in
-    words what makes the answer uncertain ("" for nothing): a part that is taken for the whole in proportion to their
-    times, why a run that is known could not be done again, or for which rows it was not. ``most``: rows for which it is
-    (default: see `MAX_RERUN_SPANS`).
+    spans were ``times`` as fast), share of the elapsed time. ``attrs``: ``replayed_spans``, how many spans the answer
+    rests on, ``spans``, how many there are, and ``note``, which says where a part is taken for the whole, in proportion
+    to their times ("" otherwise).
     """
     import pandas as pd
 
     if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0:
         raise TimelineError(f"gains(times={shown(times)}): how many times as fast, a positive number. Next: gains(2).")
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise TimelineError(
-            f"gains(most={shown(most)}): for how many rows the run is done again, a whole number from 1. Next: "
-            "gains(most=100)."
-        )
     keys = grouped_by("gains", "gains", by, COLUMNS)
     spans, count = _last_iterations(store)
     runs = spans["kind"] == SpanKind.RUN
     groups = {label: mine & runs for label, mine in _groups(store, spans, keys).items() if (mine & runs).any()}
-    told = _answer(store, spans, count, groups, [_times_of(keys, label, times) for label in groups], times, rerun, most)
+    elapsed_ns, faster_ns = _Replay(store, spans).finish(list(groups.values()), times)
+    whole_ns = elapsed_ns if len(spans) == count else _extent_of_iterations(store)
     rows = []
-    for (label, mine), saved in zip(groups.items(), told.saved_ns, strict=True):
+    for (label, mine), takes_ns in zip(groups.items(), faster_ns, strict=True):
         seconds = float((spans["end"][mine] - spans["start"][mine]).sum()) / 1e9
-        rows.append((*label, seconds, saved / 1e9, saved / max(store.elapsed_ns, 1)))
+        saved_ns = (elapsed_ns - takes_ns) * whole_ns / max(elapsed_ns, 1)  # the rest is as what was replayed
+        rows.append((*label, seconds, saved_ns / 1e9, saved_ns / max(store.elapsed_ns, 1)))
     frame = pd.DataFrame(rows, columns=[*keys, "run_seconds", "seconds", "share"])
     frame = frame.sort_values("seconds", ascending=False, kind="stable", ignore_index=True)
-    frame.attrs |= {"basis": told.basis, "replayed_spans": len(spans), "spans": count, "note": told.note}
-    if len(spans) < count:
-        part = f"the last {len(spans):,} of {count:,} spans, {told.elapsed_ns / 1e9:.3g} of {told.whole_ns / 1e9:.3g} s"
-        extrapolated = f"EXTRAPOLATED: replayed are {part}; the gain is taken as the same share of the rest."
-        frame.attrs["note"] = " ".join(filter(None, [told.note, extrapolated]))
+    part = f"the last {len(spans):,} of {count:,} spans, {elapsed_ns / 1e9:.3g} of {whole_ns / 1e9:.3g} s"
+    note = f"EXTRAPOLATED: replayed are {part}; the gain is taken as the same share of the rest."
+    frame.attrs |= {"replayed_spans": len(spans), "spans": count, "note": note if len(spans) < count else ""}
     return frame
-
-
-class _Told(NamedTuple):
-    """What was replayed takes ``elapsed_ns``, what it stands for ``whole_ns``; ``saved_ns``: of that, by group."""
-
-    basis: str
-    note: str
-    elapsed_ns: int
-    whole_ns: int
-    saved_ns: list[float]
-
-    @classmethod
-    def of(cls, basis: str, note: str, elapsed_ns: int, whole_ns: int, faster_ns: Iterable[int]) -> _Told:
-        """The rest is as what was replayed."""
-        return cls(
-            basis, note, elapsed_ns, whole_ns, [(elapsed_ns - ns) * whole_ns / max(elapsed_ns, 1) for ns in faster_ns]
-        )
-
-
-def _answer(
-    store: SpanStore, spans: SpanArray, count: int, groups: Mapping[tuple, NDArray[np.bool_]], faster: Sequence[Times],
-    times: float, rerun: Rerun | None,
-    most: int | None,
-) -> _Told:  # fmt: skip
-    def by_spans(why: str = "") -> _Told:
-        whole_ns = _extent(spans) if len(spans) == count else _extent_of_iterations(store)
-        return _Told.of(SPANS, why, *_replayed(store, spans, whole_ns, list(groups.values()), times))
-
-    if rerun is None or not groups:
-        return by_spans()
-    try:
-        return _by_scheduler(store, spans, rerun, faster, most, by_spans)
-    except RlinfLabError as error:
-        return by_spans(f"ABOUT: orders are taken as recorded, for the run could not be done again: {error}")
-
-
-def _replayed(
-    store: SpanStore, spans: SpanArray, whole_ns: int, groups: Sequence[NDArray[np.bool_]], times: float
-) -> tuple[int, int, list[int]]:
-    elapsed, faster = _Replay(store, spans).finish(groups, times)
-    return elapsed, whole_ns, faster
-
-
-def _by_scheduler(
-    store: SpanStore,
-    spans: SpanArray,
-    rerun: Rerun,
-    faster: Sequence[Times],
-    most: int | None,
-    by_spans: Callable[[], _Told],
-) -> _Told:
-    """Of as many groups as there is time for, the others by the spans. Raises `RlinfLabError` where the run, done
-    again, is not as recorded.
-    """
-    marks = _over(store)
-    whole_ns = _extent(marks)
-    marks = marks[np.isin(marks["iteration"], spans["iteration"]) & (marks["start"] >= spans["start"].min())]
-    if not len(marks):
-        raise TimelineError("no iteration has come to its end")
-    measured = _extent(marks)
-    again = rerun(store, sorted(marks["iteration"].tolist()))
-    was = again(lambda worker, rank, name: 1.0)
-    if abs(was - measured) > TOLERANCE_SHARE * measured:
-        raise TimelineError(f"it takes {was / 1e9:.4g} s in virtual time, {measured / 1e9:.4g} s were recorded")
-    words = Standing.of(store, spans["iteration"]).words
-    notes = [f"PART: {words}; not counted."] if words else []
-    allowed = max(1, MAX_RERUN_SPANS // len(spans)) if most is None else most
-    if allowed >= len(faster):
-        found = _Told.of(SCHEDULER, "", was, whole_ns, map(again, faster))
-    else:
-        saved = by_spans().saved_ns
-        ranked = sorted(range(len(faster)), key=lambda i: -saved[i])
-        for i in ranked[:allowed]:
-            saved[i] = (was - again(faster[i])) * whole_ns / max(was, 1)
-        found = _Told(SCHEDULER, "", was, whole_ns, saved)
-        notes.append(
-            f"PART: the run was done again for {allowed} of {len(faster)} rows, those that gain most by the spans; "
-            "what the others gain is what the spans "
-            f"tell, {max(saved[i] for i in ranked[allowed:]) / 1e9:.3g} s at most. Next: gains(most={len(faster)})."
-        )
-    return found._replace(note=" ".join([*notes, *([f"ABOUT: {'; '.join(again.notes)}."] if again.notes else [])]))
-
-
-def _times_of(keys: Sequence[str], label: tuple, times: float) -> Times:
-    """How many times as fast a call's RUN spans are, when those of one row are."""
-    wanted = dict(zip(keys, label, strict=True))
-
-    def of(worker: str, rank: int, name: str) -> float:
-        values = {"worker": worker, "rank": rank, "name": name}
-        return times if all(values[key] == value for key, value in wanted.items()) else 1.0
-
-    return of
-
-
-def _over(store: SpanStore) -> SpanArray:
-    """The marks of iterations that came to their end: one that goes on, or failed, holds a part of its work and tells
-    of no gain.
-    """
-    marks = store.marks()
-    return marks[np.isin(marks["iteration"], sorted(whole_iterations(store) or ()))]
 
 
 def _extent(rows: SpanArray) -> int:

@@ -89,7 +89,7 @@ class Summary:
             ("Devices", self.devices, ["device"]), ("Bubbles, share of all devices' time", self.bubbles, ["cause"]),
             ("Lanes, share of time in RUN spans", self.lanes, ["lane", "devices", "spans"]),
             ("Critical path", self.critical_path, ["worker", "name", "kind"]),
-            (f"Gained if twice as fast, by the {self.gains.attrs.get('basis', 'spans')}", self.gains, ["worker"]),
+            ("Gained if twice as fast", self.gains, ["worker"]),
         ):  # fmt: skip
             if len(frame):
                 lines += [

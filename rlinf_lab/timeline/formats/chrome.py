@@ -19,8 +19,6 @@ from rlinf_lab.timeline.record.store import SpanStore
 
 LEVEL = 4  # of compression: a tenth of the size for a third more time
 COUNTERS = "counters"  # the process that holds the counter tracks
-# 25 days: below, µs with three decimals are told apart by a double, which is what JSON's readers make of them
-_DOUBLE_NS = 1000 << 41
 
 
 def process_of(track: Track) -> str:
@@ -33,16 +31,11 @@ def process_of(track: Track) -> str:
 def write_chrome(store: SpanStore, path: Path, compressed: bool) -> None:
     """Write the trace. Times are µs (with three decimals, so whole ns) since the timeline's start.
 
-    Labels of lanes are for people; for `Timeline.from_chrome` ``otherData`` has the tracks themselves, and each lane
-    the number of its track; times that are 25 days and more from the start are there once more, in ns.
+    Labels of lanes are for people; for `Timeline.from_chrome` each lane has its track, too, and ``otherData`` the
+    devices. Exact within 25 days: a double, which readers make of a time, tells no more ns apart.
     """
     with gzip.open(path, "wt", LEVEL, encoding="utf-8") if compressed else path.open("w", encoding="utf-8") as file:
-        other = {
-            "start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices,
-            "clock_errors": store.clock_errors,
-            "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps,
-            "tracks": [track.as_json() for track in store.tracks],
-        }  # fmt: skip
+        other = {"start_ns": store.start_ns, "devices": store.devices, "dropped_spans": store.dropped}
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(other) + ',"traceEvents":[\n')
         separator = ""
         for event in _events(store):
@@ -63,7 +56,8 @@ def _events(store: SpanStore) -> Iterator[str]:
     tids[order] += lanes * len(tracks)
     for tid in sorted({*range(1, len(tracks) + 1), *np.unique(tids).tolist()}):
         lane, number = divmod(tid - 1, len(tracks))
-        name = {"name": lane_name(tracks[number].worker, tracks[number].rank, lane), "track": number}
+        track = tracks[number]
+        name = {"name": lane_name(track.worker, track.rank, lane), "track": track.as_json()}
         yield json.dumps({"ph": "M", "name": "thread_name", "pid": pids[number], "tid": tid, "args": name})
     yield from _spans(store, pids, order, tids)
     yield from _arrows(store, pids, tids)
@@ -72,10 +66,9 @@ def _events(store: SpanStore) -> Iterator[str]:
     if len(store.counter_samples):
         yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": COUNTERS}})
     for name, time, value in store.counter_samples.tolist():
-        # JSON has no number for the others: a gap for viewers, and what it was for `Timeline.from_chrome`.
-        args = f'{{"value":{json.dumps(value)}}}' if np.isfinite(value) else f'{{"value":null}},"not_finite":"{value}"'
-        exact = f',"time_ns":{time}' if abs(time - zero) >= _DOUBLE_NS else ""
-        yield f'{{"ph":"C","name":{texts[name]},"pid":{pid},"tid":0,"ts":{_us(time - zero)},"args":{args}{exact}}}'
+        told = json.dumps(value) if np.isfinite(value) else "null"  # JSON has no number for the others: a gap
+        ts = _us(time - zero)
+        yield f'{{"ph":"C","name":{texts[name]},"pid":{pid},"tid":0,"ts":{ts},"args":{{"value":{told}}}}}'
 
 
 def _spans(store: SpanStore, pids: list[int], order: np.ndarray, tids: np.ndarray) -> Iterator[str]:
@@ -84,12 +77,11 @@ def _spans(store: SpanStore, pids: list[int], order: np.ndarray, tids: np.ndarra
     kinds = [kind.name.lower() for kind in SpanKind]
     for row, tid in zip(spans[order].tolist(), tids[order].tolist(), strict=True):
         start, end, nbytes, flow, track, name, channel, iteration, items, kind = row
-        exact = f',"start_ns":{start},"end_ns":{end}' if end - zero >= _DOUBLE_NS else ""
         title = texts[name] if kind in (SpanKind.RUN, SpanKind.LABEL, SpanKind.MARK) else f'"{kinds[kind]}"'
         yield (
             f'{{"ph":"X","name":{title},"cat":"{kinds[kind]}","pid":{pids[track]},"tid":{tid},'
             f'"ts":{_us(start - zero)},"dur":{_us(end - start)},"args":{{"call":{texts[name]},"iteration":{iteration},'
-            f'"items":{items},"bytes":{nbytes},"channel":{texts[channel]},"flow":{flow}{exact}}}}}'
+            f'"items":{items},"bytes":{nbytes},"channel":{texts[channel]},"flow":{flow}}}}}'
         )
 
 

@@ -6,7 +6,8 @@ what kind of time it was are in `_KINDS`; everything else ran. An instant (i) is
 lies within the time of the others, or there are no others; those of a whole process or recording (`s` is p or g) if
 their thread has others, too. An event with a field that the format does not have there is left out, and a warning
 counts them and names the first. Arrows (phases s, t, f) are from any span to any other one, ours from a put to a get:
-they are counted (``Timeline.foreign_arrows``). Our own export comes back as it was, or not at all.
+they are counted (``Timeline.foreign_arrows``). What our own export says beside that of its lanes and spans (channels,
+iterations, items) is read, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.errors import TimelineError, shown
-from rlinf_lab.timeline.formats.chrome_text import Event, is_ours, load
+from rlinf_lab.timeline.formats.chrome_text import Event, Loaded, load
 from rlinf_lab.timeline.formats.joined import joined
 from rlinf_lab.timeline.record.batch import COUNTER_DTYPE, SPAN_DTYPE
 from rlinf_lab.timeline.record.span import SpanKind, Track, writable
@@ -40,6 +41,9 @@ _KINDS = {
     "worker_idle": SpanKind.GET,
     "ray.get": SpanKind.WAIT, "ray.wait": SpanKind.WAIT,
 }  # fmt: skip
+#: Kind by category, and what the arguments say, of spans of our own export.
+_OUR_KINDS = {kind.name.lower(): kind for kind in SpanKind}
+_OUR_ARGUMENTS = frozenset(("call", "iteration", "items", "bytes", "channel", "flow"))
 _NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d{1,3})?")
 _TIMED = frozenset("XBEbeCiI")
 _INSTANT = ("i", "I")
@@ -54,10 +58,16 @@ _LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{8,}")  # Ray's worker ids: the beg
 def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
     """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a file that holds no trace."""
     with _uncollected():
-        events, other, _ = _load(Path(path))
-        reader = _OwnReader(other) if is_ours(other) else _Reader()
-        reader.read(events)
-        return reader.devices(), reader.content()
+        found = _load(Path(path))
+        reader = _Reader()
+        reader.read(found.events)
+        content, zero, devices = reader.content(), found.other.get("start_ns"), found.other.get("devices")
+        if not isinstance(zero, int) or not isinstance(devices, list):  # not ours
+            return _devices(content["tracks"]), content
+        content["spans"]["start"] += zero
+        content["spans"]["end"] += zero
+        content["counters"]["time"] += zero
+        return devices, content
 
 
 @contextmanager
@@ -84,26 +94,23 @@ def read_ranks(paths: Sequence[Path]) -> tuple[list[str], dict[str, Any]]:
     parts: list[tuple[str, dict[str, Any]]] = []
     with _uncollected():
         for number, path in enumerate(paths):
-            events, other, rank = _load(path)
-            if is_ours(other):
-                raise TimelineError(
-                    f"{str(path)!r} is an export of a whole run, with all its ranks. Next: "
-                    f"Timeline.open({str(path)!r})."
-                )
-            reader = _Reader()
-            reader.read(events)
-            parts.append((f"rank{number if rank is None else rank}", reader.content()))
+            found, reader = _load(path), _Reader()
+            reader.read(found.events)
+            parts.append((f"rank{number if found.rank is None else found.rank}", reader.content()))
     if len({name for name, _ in parts}) < len(parts):
         names = ", ".join(f"{path.name!r} of {name}" for path, (name, _) in zip(paths, parts, strict=True))
         raise TimelineError(f"Two of these traces are of the same rank: {names}. Next: name each rank's file once.")
     content = joined(parts)
-    return sorted(
-        {d for track in content["tracks"] for d in track.devices}, key=lambda d: ("cuda:" not in d, d)
-    ), content
+    return _devices(content["tracks"]), content
 
 
-def _load(path: Path) -> tuple[list[Event], Event, int | None]:
-    """The events, what the file says beside them, and of which rank it is. Warnings say what was left out."""
+def _devices(tracks: Iterable[Track]) -> list[str]:
+    """GPUs first."""
+    return sorted({device for track in tracks for device in track.devices}, key=lambda d: ("cuda:" not in d, d))
+
+
+def _load(path: Path) -> Loaded:
+    """What the file holds. Warnings say what was left out."""
     found = load(path)
     if found.odd:
         warnings.warn(
@@ -117,7 +124,7 @@ def _load(path: Path) -> tuple[list[Event], Event, int | None]:
             "the rest is missing.",
             stacklevel=4,
         )
-    return found.events, found.other, found.rank
+    return found
 
 
 class _Reader:
@@ -185,7 +192,7 @@ class _Reader:
         for event in kept:
             if event["ph"] == "C":
                 self._sample(event)
-            elif event["ph"] in ("t", "f"):  # where it leads to; one may have several
+            elif event["ph"] in ("t", "f") and event.get("cat") != "channel":  # where it leads to; one may have several
                 self._arrows += 1
         first, last = (
             min((row[0] for row in self._rows), default=-_MAX_US * 1000),
@@ -202,6 +209,10 @@ class _Reader:
             self._processes[event.get("pid")] = _LONG_ID.sub(r"\1", text)
         elif event.get("name") == "thread_name":
             self._threads[event.get("pid"), event.get("tid")] = _LONG_ID.sub(r"\1", text)
+            if isinstance(said := _args(event).get("track"), list):  # of ours: exactly
+                track = Track.from_json(said)
+                lane = self._tracks.setdefault(track, len(self._tracks))
+                self._lanes[event.get("pid"), event.get("tid"), ""] = lane
 
     def _name(self, text: str) -> int:
         return self._names.setdefault(text, len(self._names))
@@ -245,6 +256,13 @@ class _Reader:
         end = start + _ns(event["dur"]) if "dur" in event else start
         if end < start:
             self._backwards, end = self._backwards + 1, start
+        args = _args(event)
+        if category in _OUR_KINDS and args.keys() >= _OUR_ARGUMENTS:
+            call, channel = self._name(args["call"]), self._name(args["channel"]) if args["channel"] else -1
+            moved, kind = (args["iteration"], args["items"]), _OUR_KINDS[category]
+            track = self._track(event)
+            self._rows.append((start, end, args["bytes"], args["flow"], track, call, channel, *moved, kind))
+            return
         step = _STEP.fullmatch(name)
         if step:
             if category != "gpu_user_annotation":
@@ -303,70 +321,11 @@ class _Reader:
         self._lost += sum(map(len, begun.values()))
 
     # --- the result ------------------------------------------------------------------------------------
-    def devices(self) -> list[str]:
-        return sorted(
-            {d for track in self._tracks for d in track.devices}, key=lambda d: (not d.startswith("cuda:"), d)
-        )
-
     def content(self) -> dict[str, Any]:
         return {
             "spans": np.array(self._rows, SPAN_DTYPE), "tracks": list(self._tracks), "names": list(self._names),
             "counters": np.array(self._samples, COUNTER_DTYPE), "dropped": 0, "foreign_arrows": self._arrows,
         }  # fmt: skip
-
-
-class _OwnReader(_Reader):
-    """What `rlinf_lab.timeline.formats.chrome` wrote: exact, from the arguments of its events. One that is odd was
-    changed by hand.
-    """
-
-    def __init__(self, other: Event) -> None:
-        super().__init__()
-        self._other = other
-        self._said = [Track.from_json(said) for said in other["tracks"]]
-
-    def _leave_out_odd(self, kept: list[Event]) -> None:
-        raise ValueError(next(filter(None, map(_problem, kept)), "an event has not what to_perfetto() writes"))
-
-    def _track(self, event: Event) -> int:
-        return self._lanes[event.get("pid"), event.get("tid")]
-
-    def _describe(self, event: Event) -> None:
-        if event.get("name") == "thread_name":  # those without spans, too, in their order
-            track = self._said[event["args"]["track"]]
-            self._lanes[event.get("pid"), event.get("tid")] = self._tracks.setdefault(track, len(self._tracks))
-
-    def _add(self, event: Event) -> None:
-        zero, args = self._other["start_ns"], event["args"]
-        # Where ns are given, microseconds are not looked at: as a double they may be beyond what 64 bits hold.
-        start = args["start_ns"] if "start_ns" in args else zero + _ns(event["ts"])
-        end = args["end_ns"] if "end_ns" in args else start + _ns(event["dur"])
-        channel = self._name(args["channel"]) if args["channel"] else -1
-        self._rows.append((
-            start, end, args["bytes"], args["flow"], self._track(event), self._name(args["call"]), channel,
-            args["iteration"], args["items"], SpanKind[event["cat"].upper()],
-        ))  # fmt: skip
-
-    def _sample(self, event: Event) -> None:
-        value = event["args"]["value"]
-        number = float(event.get("not_finite", "nan") if value is None else value)
-        time = event["time_ns"] if "time_ns" in event else self._other["start_ns"] + _ns(event["ts"])
-        self._samples.append((self._name(event["name"]), time, number))
-
-    def devices(self) -> list[str]:
-        return list(self._other["devices"])
-
-    def content(self) -> dict[str, Any]:
-        told = {
-            "foreign_arrows": 0,
-            "dropped": int(self._other.get("dropped_spans", 0)),
-            "dropped_samples": int(self._other.get("dropped_samples", 0)),
-        }
-        clocks = {
-            key: {_text(host): int(ns) for host, ns in self._other.get(key, {}).items()}
-            for key in ("clock_errors", "clock_jumps")
-        }
-        return super().content() | told | clocks
 
 
 def _with_numbers(event: Event) -> Event:

@@ -47,28 +47,16 @@ def load(path: Path) -> Loaded:
     text = _text_of(path)
     found = _whole(text) or _by_event(text)
     if found is None and text.startswith(_BEGINS):
-        raise cut_off(path, text)
+        raise TimelineError(
+            f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end "
+            f"with {text[-40:]!r}. Next: let the program that writes it end, or copy it again."
+        )
     if found is None:
         raise TimelineError(
             f"{str(path)!r} holds no Chrome trace: it begins with {text[:40]!r}."
             " Next: export with torch's prof.export_chrome_trace, `ray timeline` or Timeline.to_perfetto."
         )
-    if (found.is_cut or found.odd) and is_ours(found.other):
-        raise cut_off(path, text)
     return found
-
-
-def cut_off(path: Path, text: str) -> TimelineError:
-    return TimelineError(
-        f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end with "
-        f"{text[-40:]!r}."
-        " Next: let the program that writes it end, or copy it again."
-    )
-
-
-def is_ours(other: Event) -> bool:
-    """Whether `Timeline.to_perfetto` wrote the file: it comes back as it was, or not at all."""
-    return "start_ns" in other and "devices" in other
 
 
 def _text_of(path: Path) -> str:
@@ -127,7 +115,7 @@ def _by_event(text: str) -> Loaded | None:
         return None
     decode, events, odd = json.JSONDecoder(strict=False).raw_decode, list[Event](), list[str]()
     at = events_of.end() if events_of else int(text.startswith("["))
-    while (at := _next(text, at)) < len(text) and text[at] != "]":
+    while (at := _GAP.match(text, at).end()) < len(text) and text[at] != "]":  # type: ignore[union-attr]
         try:
             event, at = decode(text, at)
         except ValueError:
@@ -147,14 +135,8 @@ def _by_event(text: str) -> Loaded | None:
     if not events or not (is_whole or text[at] in "{]"):
         return None
     ended = at < len(text) and text[at] == "]" and (events_of is None or text.endswith("}"))
-    before = text[: events_of.start()] if events_of else ""
-    return Loaded(
-        events,
-        _said(before, _other) or {},
-        not ended and (bool(events_of) or not is_whole),
-        tuple(odd),
-        _said(before, _rank),
-    )
+    head = _head(text[: events_of.start()]) if events_of else {}
+    return Loaded(events, _other(head), not ended and (bool(events_of) or not is_whole), tuple(odd), _rank(head))
 
 
 def _mended(text: str, at: int) -> tuple[Event | None, int | None]:
@@ -188,15 +170,10 @@ def _is_event(text: str, at: int) -> bool:
     return isinstance(event, dict) and "ph" in event
 
 
-def _said(before: str, what: Any) -> Any:
-    """What an object says beside its events, where it says so before them. None where that cannot be read."""
+def _head(before: str) -> Event:
+    """What an object says beside its events, where it says so before them. Nothing where that cannot be read."""
     try:
-        return what(json.loads(before.rstrip().rstrip(",") + "}", strict=False)) if before else None
+        found = json.loads(before.rstrip().rstrip(",") + "}", strict=False)
     except ValueError:
-        return None
-
-
-def _next(text: str, at: int) -> int:
-    """Where the next event begins."""
-    gap = _GAP.match(text, at)
-    return gap.end() if gap else at
+        return {}
+    return found if isinstance(found, dict) else {}

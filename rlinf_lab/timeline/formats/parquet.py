@@ -71,20 +71,14 @@ def read_parquet(path: str | Path) -> tuple[list[str], dict[str, Any]]:
 
 
 def _spans(table: pa.Table, names: list[str]) -> SpanArray:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     spans = np.zeros(table.num_rows, SPAN_DTYPE)
     columns = {"start": "start_ns", "end": "end_ns"}
     for field in ("start", "end", "nbytes", "flow", "track", "iteration", "items"):
         spans[field] = table.column(columns.get(field, field)).to_numpy()
     for field, labels in (("kind", KIND_LABELS), ("name", names), ("channel", names)):
-        spans[field] = _codes(table.column(field), labels)
+        codes = pc.index_in(table.column(field).cast(pa.string()), value_set=pa.array(labels, pa.string()))
+        spans[field] = codes.fill_null(-1).to_numpy()
     return spans
-
-
-def _codes(column: pa.ChunkedArray, labels: list[str]) -> np.ndarray:
-    """The number of each text in ``labels``; -1 for null."""
-    number = {label: i for i, label in enumerate(labels)}
-    parts = [np.empty(0, np.int64)]
-    for chunk in column.dictionary_encode().chunks:
-        own = np.array([*(number[text] for text in chunk.dictionary.to_pylist()), -1], np.int64)
-        parts.append(own[chunk.indices.fill_null(len(own) - 1).to_numpy()])
-    return np.concatenate(parts)

@@ -10,7 +10,7 @@ import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,25 +28,15 @@ def path_of(who: str, path: object) -> Path:
     """Raises `TimelineError` for what is no path."""
     if not isinstance(path, str | os.PathLike) or not str(path):
         raise TimelineError(f"{who}({shown(path)}): the path of a file. Next: {who}('timeline').")
-    if "\0" in str(path):  # no system's file can be called so
-        raise TimelineError(f"{who}({shown(path)}): a path has no null character. Next: {who}('timeline').")
     try:
-        os.fsencode(path)
-    except UnicodeEncodeError as error:  # half of a character
+        Path(path).stat()
+    except ValueError as error:  # a null character, half of a character
         raise TimelineError(
             f"{who}({shown(path)}): no file of this system can be called so. Next: {who}('timeline')."
         ) from error
-    return Path(path)
-
-
-def holds(question: Callable[[], bool]) -> bool:
-    """The answer of ``Path.exists`` or ``Path.is_dir``, which raise for a name that is too long: nothing is
-    called so.
-    """
-    try:
-        return question()
     except OSError:
-        return False
+        pass  # there is none yet, or it may not be looked at: whoever opens it tells
+    return Path(path)
 
 
 @contextmanager
@@ -90,12 +80,13 @@ def writing(who: str, path: object) -> Iterator[Path]:
             yield part
     except OSError as error:
         folder = target.parent
-        missing = not holds(folder.is_dir) and error.errno != errno.ENAMETOOLONG
+        # not Path.is_dir, which raises for a name that is too long
+        missing = not os.path.isdir(folder) and error.errno != errno.ENAMETOOLONG  # noqa: PTH112
         why = (
             f"there is no folder {str(folder)!r}"
             if missing
             else "that is a folder"
-            if holds(target.is_dir)
+            if os.path.isdir(target)  # noqa: PTH112
             else error.strerror or str(error)
         )
         step = f"mkdir -p {str(folder)!r}" if missing else "name a file that can be written"

@@ -6,12 +6,10 @@ curves says half of what happened, and a recorder is all that a sampler needs.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -115,8 +113,8 @@ class UtilisationSampler:
             return list
         if handles is None:
             self._cannot(
-                "the GPUs are unlike, and CUDA's driver does not say which one it numbers how: "
-                "CUDA_DEVICE_ORDER=PCI_BUS_ID would"
+                "the GPUs are unlike, and CUDA numbers them otherwise than NVML: CUDA_DEVICE_ORDER=PCI_BUS_ID makes "
+                "both the same"
             )
             return list
         names = [f"cuda:{i}" for i in range(len(handles))] if self._names is None else self._names
@@ -159,38 +157,15 @@ def missing_gpu_curves() -> str:
 
 
 def gpus_of_cuda(nvml: Any, listed: str | None, order: str | None) -> list[Any] | None:
-    """As `visible_gpus`, also where GPUs are unlike: CUDA then begins with the fastest. None where their order cannot
-    be known. Raises ``NVMLError``.
+    """As `visible_gpus`. None where GPUs are unlike and listed by numbers: CUDA then begins with the fastest, and does
+    not say which that is. Raises ``NVMLError``.
 
     ``order``: CUDA_DEVICE_ORDER.
     """
-    in_order = visible_gpus(nvml, listed)
-    if order == "PCI_BUS_ID" or (listed is not None and not any(e.strip().isdecimal() for e in listed.split(","))):
-        return in_order
     every = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    if len(every) < 2 or len({nvml.nvmlDeviceGetName(handle) for handle in every}) == 1:
-        return in_order
-    ids = ids_of_cuda()
-    return None if ids is None else [nvml.nvmlDeviceGetHandleByUUID(each) for each in ids]
-
-
-def ids_of_cuda() -> list[str] | None:
-    """The UUIDs of the GPUs that this process sees, in CUDA's order. From its driver, without a context; None where
-    that does not answer.
-    """
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-        count, found = ctypes.c_int(), list[str]()
-        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-            return None
-        for i in range(count.value):
-            device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
-            if driver.cuDeviceGet(ctypes.byref(device), i) or driver.cuDeviceGetUuid(raw, device):
-                return None
-            found.append(f"GPU-{uuid.UUID(bytes=bytes(raw))}")
-    except (OSError, AttributeError):
-        return None
-    return found
+    by_id = listed is not None and not any(e.strip().isdecimal() for e in listed.split(","))
+    alike = len({nvml.nvmlDeviceGetName(handle) for handle in every}) < 2
+    return visible_gpus(nvml, listed) if order == "PCI_BUS_ID" or by_id or alike else None
 
 
 def visible_gpus(nvml: Any, listed: str | None) -> list[Any]:

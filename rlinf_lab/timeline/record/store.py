@@ -33,10 +33,6 @@ from rlinf_lab.timeline.record.span import SpanKind, Track, writable
 ITERATION = "iteration"  # the name of the MARK spans that say where an iteration begins and ends
 # what stands as channel in the mark of an iteration that failed, or was given up because another one did
 FAILED = "failed"
-#: Where track, name and channel are in a row of `SPAN_DTYPE`, in units of four bytes.
-_NUMBERS = slice(SPAN_DTYPE.fields["track"][1] // 4, SPAN_DTYPE.fields["channel"][1] // 4 + 1)  # type: ignore[index]
-# added to them as unsigned numbers: -1 is 0 then, and any other negative one is too large
-_NONE_IS_LEAST = np.array([0, 1, 1], np.uint32)
 #: Bytes of spans that a timeline keeps in memory; a longer one is in a file that the system maps, and pages out as it
 #: likes.
 MEMORY_BYTES = 64 << 20
@@ -121,25 +117,6 @@ class Growing:
         return True
 
 
-def _refuse_numbers(source: str, numbers: NDArray[np.int32], tracks: int, names: int) -> None:
-    """Say which number of a track, a name or a channel there is not."""
-    bounds = zip(
-        ("track", "name", "channel"),
-        numbers.min(axis=0).tolist(),
-        numbers.max(axis=0).tolist(),
-        (0, -1, -1),
-        (tracks, names, names),
-        strict=True,
-    )
-    for field, smallest, largest, low, size in bounds:
-        for strange in (smallest, largest):
-            if not low <= strange < size:
-                raise TimelineError(
-                    f"A span of {source!r} has {field} {strange}, of which there are {size}. Next: pass Recorder.add "
-                    f"what Recorder.{field}() returned."
-                )
-
-
 class _Source:
     """What is known of one recorder: the next batch's number, and its numbers translated to ours."""
 
@@ -166,21 +143,21 @@ class _Source:
             )
         if spans_are_right or not len(batch.spans):
             return
+        rows = batch.spans.astype(SPAN_DTYPE, copy=False)
         tracks, names = len(self.tracks) - 1 + len(batch.tracks), len(self.names) - 1 + len(batch.names)
-        # Asked many times a second, with cold caches: few calls, and what is wrong is looked for only where something
-        # is.
-        rows = np.ascontiguousarray(batch.spans.astype(SPAN_DTYPE, copy=False))
-        numbers = rows.view(np.uint32).reshape(len(rows), -1)[:, _NUMBERS]
-        track, name, channel = np.maximum.reduce(numbers + _NONE_IS_LEAST, axis=0).tolist()
-        if track >= tracks or name > names or channel > names:
-            _refuse_numbers(batch.source, numbers.view(np.int32), tracks, names)
-        if max(rows["kind"].tobytes()) >= len(SpanKind):
+        for field, least, size in (("track", 0, tracks), ("name", -1, names), ("channel", -1, names)):
+            strange = rows[field][(rows[field] < least) | (rows[field] >= size)]
+            if len(strange):
+                raise TimelineError(
+                    f"A span of {batch.source!r} has {field} {strange[0]}, of which there are {size}. Next: pass "
+                    f"Recorder.add what Recorder.{field}() returned."
+                )
+        if rows["kind"].max() >= len(SpanKind):
             raise TimelineError(
                 f"A span of {batch.source!r} has kind {rows['kind'].max()}. Next: pass Recorder.add a SpanKind."
             )
-        backwards = rows["end"] < rows["start"]
-        if True in backwards.tobytes():
-            wrong = np.flatnonzero(backwards)
+        wrong = np.flatnonzero(rows["end"] < rows["start"])
+        if len(wrong):
             row = rows[wrong[0]]
             raise TimelineError(
                 f"{len(wrong)} spans of {batch.source!r} end before they start; the first: track {row['track']},"

@@ -4,13 +4,12 @@ import { GanttCard, hasSwitching } from "./gantt.js";
 
 const MODES = ["temporal", "spatial", "hybrid", "alone"];
 const REST = 150; // ms that a quick answer stands until it is simulated
-const WIDEST = 4; // times as much, or as little, on the scale of the sensitivity
 
 /** What the kernel has told so far. */
 class Told {
   constructor() { this.reset(); }
 
-  reset() { this.answer = null; this.error = ""; this.ranges = null; this.answered = 0; this.bars = []; this.positions = {}; this.running = false; this.progress = null; }
+  reset() { this.answer = null; this.error = ""; this.answered = 0; this.bars = []; this.positions = {}; }
 
   apply(message, parts) {
     if (message.answered !== undefined) this.answered = message.answered;
@@ -20,8 +19,6 @@ class Told {
       this.answer = message.answer;
       this.bars = this.answer.charts.map((_, i) => floats(parts[`bars${i}`]));
     }
-    if (message.sensitivity !== undefined) { this.ranges = message.sensitivity; this.running = message.running; }
-    if (message.progress !== undefined) this.progress = message.progress;
   }
 }
 
@@ -83,18 +80,11 @@ class ExplorerView {
     this.table = make("table.ranked", {}, make("thead", {}, make("tr", {}, ...["plan", "seconds", "", "shape", "devices"].map((h) => make("th", {}, h)))), this.rows);
     this.why = make("section.panel.why", {}, make("header", {}, make("h3", {}, "Why not this one?")), make("div.whybody"));
     this.whyBody = this.why.lastChild;
-    const tell = (type) => () => { if (!tellKernel(model, { type })) { told.error = GONE; this.refresh(); } };
-    this.measure = make("button.tool", { onclick: tell("sensitivity"), title: "plan again with each entry of the profile off by eight factors" }, "Compute");
-    this.part = make("i");
-    this.looking = make("span.muted");
-    const far = make("div.progress", { role: "progressbar", "aria-label": "entries looked at", "aria-valuemin": 0, "aria-valuemax": 100 }, this.part);
-    this.search = make("div.finding", {}, far, make("button.tool", { onclick: tell("cancel"), title: "look no further: ranges that were found stay" }, "Cancel"), this.looking);
-    this.ranges = make("div.ranges");
     this.notes = make("ul.notes", { "aria-label": "what the figures rest on" });
-    const sensitivity = make("section.panel.sensitive", {}, make("header", {}, make("h3", {}, "How far off may the profile be?"), this.measure), this.search, this.ranges, this.notes);
+    const resting = make("section.panel.resting", {}, make("header", {}, make("h3", {}, "What do the figures rest on?")), this.notes);
     this.gantts = make("div.gantts");
     this.key = make("div.legend");
-    const main = make("div.answers", {}, this.key, this.gantts, make("div.tablestage", {}, this.table), make("div.below", {}, this.why, sensitivity));
+    const main = make("div.answers", {}, this.key, this.gantts, make("div.tablestage", {}, this.table), make("div.below", {}, this.why, resting));
     // Arrow keys move the sliders, not JupyterLab's cells.
     this.root = make("div.explorer", {}, make("header.top", {}, make("h2", { title: model.get("title") }, model.get("title")), this.chip, this.head, this.note, make("span.buttons", {}, this.pin, this.reset)), this.problem,
       make("div.halves", {}, make("aside.sliders", {}, ...this.sliders.filter((s) => !isSpeed(s)).map((s) => this.slider(s)), this.speeds()), main));
@@ -192,7 +182,6 @@ class ExplorerView {
     this.notes.replaceChildren(...answer.notes.map((note) => make("li", {}, note)));
     this.list(plans, answer.refused, best);
     this.explain(plans);
-    this.sensitivity();
     for (const card of this.cards.values()) card.draw(this.colours, this.numbers);
   }
 
@@ -238,33 +227,6 @@ class ExplorerView {
       make("span.key", {}, make("i", { style: `background:${this.colours.causes[cause]}` }), `${cause} ${(100 * share).toFixed(0)} %`))));
     this.whyBody.replaceChildren(...parts);
   }
-
-  /** Only how far the search for ranges is: told a few times a second, while somebody may be clicking on what is drawn. */
-  advance() {
-    const { progress, running } = this.told;
-    this.search.hidden = !running || !progress;
-    if (this.search.hidden) return;
-    const { done, of, part, what, looks } = progress, percent = of ? Math.floor((100 * (done + part)) / of) : 0;
-    this.part.style.width = `${percent}%`;
-    this.part.parentNode.setAttribute("aria-valuenow", percent);
-    this.looking.textContent = of ? `${percent} %, ${done} of ${of} entries: ${what}` : this.asker.open === "rough" ? "waits for the search for better plans" : "beginning";
-    this.looking.title = of ? `looked ${looks} times` : "";
-  }
-
-  sensitivity() {
-    const { ranges, running, progress } = this.told, cancelled = progress && progress.cancelled;
-    this.measure.disabled = running;
-    this.measure.textContent = running ? "Searching…" : cancelled ? "Go on" : "Compute";
-    this.advance();
-    if (!ranges) { this.ranges.replaceChildren(make("p.muted", {}, "Over which range of error in each entry of the profile does the choice stand?")); return; }
-    const x = (f) => 50 + (50 * Math.log(f)) / Math.log(WIDEST), percent = (f) => `${f < 1 ? "−" : "+"}${Math.abs(100 * (f - 1)).toFixed(0)} %`;
-    const matters = (r) => r.entry === "seconds" || r.below || r.above, named = (r) => `${r.owner} ${r.entry}`, others = ranges.filter((r) => !matters(r)).map(named);
-    const rows = ranges.filter(matters).map((r) => make("div.range", {}, make("span", { title: named(r) }, r.owner, " ", make("small.muted", {}, r.entry)),
-      make("div.scale", { title: `below: ${r.below || "not looked further"}; above: ${r.above || "not looked further"}` }, make("i", { style: `left:${x(r.low)}%;width:${x(r.high) - x(r.low)}%` }), make("u")),
-      make("span.muted", {}, `${r.below ? percent(r.low) : "< −75 %"} … ${r.above ? percent(r.high) : "> +300 %"}`)));
-    const notes = [...(cancelled ? [`cancelled: ${progress.of ? `${progress.done} of ${progress.of}` : "no"} entries were looked at`] : []), ...(ranges.length ? ["bar: the choice stands; line: the profile's value; scale: a quarter to four times"] : []), ...(others.length ? [`stands all the way: ${others.join(", ")}`] : [])];
-    this.ranges.replaceChildren(...rows, ...notes.map((text) => make("p.muted", {}, text)));
-  }
 }
 
 function bestOf({ plans }) { return { seconds: plans[0].seconds, shape: plans[0].shape }; }
@@ -287,8 +249,7 @@ export default () => {
         reset: () => told.reset(),
         apply: (message, parts) => {
           told.apply(message, parts);
-          const only = message.progress && message.sensitivity === undefined && !message.answer;
-          views.forEach((view) => (only ? view.advance() : view.heard()));
+          views.forEach((view) => view.heard());
         },
       });
     },

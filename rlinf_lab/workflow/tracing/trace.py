@@ -12,6 +12,7 @@ import linecache
 import pathlib
 import sys
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -194,18 +195,10 @@ def _variants(flow: FlowBuilder) -> list[list[inspect.Parameter]]:
     return [required] if len(free) == len(required) else [required, free]
 
 
-def _arguments(tracer: Tracer, parameters: list[inspect.Parameter]) -> tuple[list[Any], dict[str, Any]]:
-    by_name = {
-        p.name: Symbol(tracer, f"argument {p.name!r}")
-        for p in parameters
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
-    positional = [Symbol(tracer, f"argument {p.name!r}") for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    rest = [p for p in parameters if p.kind is p.VAR_POSITIONAL]
-    if rest:  # then everything before it is positional, too
-        before = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        positional += [by_name.pop(name) for name in before] + [Symbol(tracer, f"argument *{rest[0].name}")]
-    return positional, by_name
+def _arguments(tracer: Tracer, parameters: list[inspect.Parameter]) -> inspect.BoundArguments:
+    made = {p.name: Symbol(tracer, f"argument {p.name!r}") for p in parameters}
+    several = {p.name: (made[p.name],) for p in parameters if p.kind is p.VAR_POSITIONAL}
+    return inspect.BoundArguments(inspect.signature(tracer.flow.body), OrderedDict(made | several))
 
 
 def _explore(
@@ -246,10 +239,10 @@ def _explore(
 
 def _once(body: Callable[..., Any], tracer: Tracer, parameters: list[inspect.Parameter]) -> Exception | None:
     """One dry iteration; what it raised."""
-    positional, keywords = _arguments(tracer, parameters)
+    given = _arguments(tracer, parameters)
     try:
         with tracer.flow.dispatching(tracer):
-            body(*positional, **keywords)
+            body(*given.args, **given.kwargs)
     except Exception as error:
         return error
     finally:
