@@ -16,7 +16,6 @@ import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.fit.fit import fitted, profile_from_run
 from rlinf_lab.planning.fit.from_trace import profile_from_trace
-from rlinf_lab.planning.fit.habits import Moments
 from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import plan as search
@@ -389,25 +388,3 @@ def test_an_estimate_of_two_ranks_is_what_two_ranks_take(one: tuple[Workflow, Ex
     _, plan, timeline = ran(2)
     assert estimate.iteration_seconds(one[1]) == pytest.approx(one[2].elapsed_ns / 3e9)
     assert estimate.iteration_seconds(plan) == pytest.approx(timeline.elapsed_ns / 3e9, rel=0.15)  # their tails differ
-
-
-def told(*did: str | int) -> bool:
-    """"run", items that came (above 0), items that went (below 0)."""
-    moments = Moments()
-    for one in did:
-        if isinstance(one, str):
-            moments.computed(1.0)
-        elif one > 0:
-            moments.got("in", one)
-        else:
-            moments.gave("out", -one)
-    return moments.refills()
-
-
-def test_others_are_not_taken_for_it() -> None:
-    assert told(4, "run", -2, 2, "run", -4)
-    assert not told(4, "run", -4, 2, "run", -2)  # batch by batch
-    assert not told(2, 2, "run", -2, -2, 2, "run", -2)  # two batches before it works
-    assert not told(2, "run", 2, "run", -4)  # gives at its end
-    assert not told(2, "run", -1, 2, "run", -1, 2, "run", -1)  # leaves some out: what it has in hand is not known
-    assert not told(2, "run", -4, 2, "run", -4)  # makes two of one

@@ -153,7 +153,7 @@ def test_channels_hold_what_is_taken_at_once_and_no_bound_is_changed_without_nee
     assert not any(p.execution.capacities for p in roomy.plans(*roomy.made())) and not any(p.execution.capacities for p in kept(apart)[1])
 
 
-@pytest.mark.parametrize("groups, group, ranks", [(16, 4, 5), (21, 4, 4), (14, 1, 4), (22, 1, 3), (9, 2, 2)])
+@pytest.mark.parametrize("groups, group, ranks", [(16, 4, 5), (14, 1, 4), (9, 2, 2)])
 @pytest.mark.parametrize("micro_batches", [1, 16])
 def test_ranks_of_a_source_make_whole_groups_by_themselves(groups: int, group: int, ranks: int, micro_batches: int) -> None:
     """So many ranks are asked for: 16 groups take five ranks as long as four, and then four are chosen."""
@@ -294,16 +294,6 @@ def test_a_rank_works_on_the_tokens_of_the_items_that_it_has(factor: float) -> N
     assert weights == sorted(weights) and weights[2] > 2 * weights[0], "responses that are ready later are longer"
     assert [(first, items) for first, items, _ in shares] == [(first, items) for first, items, _ in even] == [(0, 352), (352, 352), (704, 320)]
     assert [work / same for (*_, work), (*_, same) in zip(shares, even, strict=True)] == pytest.approx(weights, rel=1e-6)
-
-
-@pytest.mark.parametrize("factor", [1.0, 1.127])
-def test_ranks_of_a_generator_that_are_ready_together_are_so_to_the_nanosecond(factor: float) -> None:
-    """Rounded step by step they drifted apart, by 14 ns, and who was first was chance."""
-    timeline = of_shape(lab.plan(generating(factor, "tokens"), 6, micro_batches=4), "a > b").timeline
-    spans, ranks = timeline.spans, [i for i, track in enumerate(timeline.tracks) if track.worker == "a"]
-    puts = spans[(spans["kind"] == SpanKind.PUT) & (spans["iteration"] == 1) & np.isin(spans["track"], ranks)]
-    moments, together = np.unique(puts["start"], return_inverse=True)
-    assert np.diff(moments).min() > 1000 and set(puts["track"][together == 0]) == set(ranks), "the first groups are ready together"
 
 
 def generating(factor: float, weights: str) -> Profile:

@@ -82,13 +82,13 @@ def test_no_plan_is_better(name: str, seeds: range, monkeypatch: pytest.MonkeyPa
 
 
 def test_pruning_changes_nothing_on_larger_graphs() -> None:
-    for seed in range(12):
+    for seed in range(8):
         problem = random_problem(seed, leaves=(4, 6), devices=(20, 40), ticks=100)
         unpruned = min((f.seconds for f in _Solver(problem, np.inf, Only()).plans()), default=float("inf"))
         assert seconds(problem) == unpruned, f"seed {seed}"
 
 
-@sweep(20, 100)
+@sweep(12, 100)
 def test_pruning_changes_nothing_in_streams_or_turns_alone(seeds: range) -> None:
     """Of streams alone more is known: everybody else has devices beside a part, and nobody time-shares."""
     for seed in seeds:
@@ -101,7 +101,7 @@ def test_pruning_changes_nothing_in_streams_or_turns_alone(seeds: range) -> None
 
 def test_no_plan_of_a_large_graph_is_faster() -> None:
     """As `benchmarks/planner_optimality.py` asks of a hundred: the enumeration leaves out what is slower than the plan that was found, and finds the same."""
-    for seed in (2, 4, 14):
+    for seed in (4, 14):
         problem = random_problem(seed, leaves=(5, 8), devices=(17, 64), ticks=1000)
         found = seconds(problem)
         assert best(problem, dominance=True, most=found) == found, f"seed {seed}"
@@ -118,7 +118,7 @@ def test_the_enumeration_within_a_limit_is_the_one_without(seeds: range) -> None
 
 def test_fronts_keep_what_is_better_in_something() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(50):
+    for _ in range(25):
         size = int(rng.integers(1, 3000))
         code, fill, period = (rng.integers(0, k, size) for k in (6, 500, 500))
         period = 1000 - fill + period // 8  # otherwise few points survive
@@ -135,7 +135,7 @@ def test_fronts_keep_what_is_better_in_something() -> None:
 
 def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(6):
+    for _ in range(3):
         devices, count = int(rng.integers(200, 400)), int(rng.integers(2, 5))
         n = np.arange(devices + 1, dtype=float)
         with np.errstate(divide="ignore"):
