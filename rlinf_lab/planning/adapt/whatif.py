@@ -161,7 +161,7 @@ class Question:
             setting = Setting.of(profile, self.devices, self.micro_batches, self.rule, self.staleness)
         except Unplaceable as error:
             wish = Wish(profile, self.devices, self.micro_batches, self.rule, self.staleness, MODES)
-            raise PlanError(error.refusal.said + nearest(wish, error.refusal.gib, error.refusal.devices)) from None
+            raise PlanError(error.said + nearest(wish)) from None
         if like is None:
             return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
         before = like.best.candidate.placement.setting

@@ -320,11 +320,6 @@ def _most(setting: Setting, name: str, there: int) -> int:
     return int(devices[allowed(setting.profile.workers[name], devices)].max(initial=0))
 
 
-def fewest_apart(setting: Setting) -> int:
-    """The fewest devices on which all could sit on devices of their own."""
-    return sum(_fewest(setting, i) for i in range(len(setting.stages)))
-
-
 def _fewest(setting: Setting, stage: int) -> int:
     """Devices that a stage needs at least, in any of its forms, alone there."""
     forms = [TOGETHER, APART] if len(setting.stages[stage].members) > 1 else [SINGLE]

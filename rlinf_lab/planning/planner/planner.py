@@ -400,7 +400,7 @@ def plan(
         setting = Setting.of(profile, counts, micro_batches, rule, staleness)
     except Unplaceable as error:
         wish = Wish(profile, error.devices, micro_batches, rule, staleness, tuple(modes))
-        raise PlanError(error.refusal.said + nearest(wish, error.refusal.gib, error.refusal.devices)) from None
+        raise PlanError(error.said + nearest(wish)) from None
     return searched(setting, graph, names, tuple(modes), simulate, quick)
 
 
@@ -434,16 +434,10 @@ def planned(
         profile = limited(profile, memory_gib)
     try:
         candidate, names = as_given(profile, graph, plan, counts, rule)
-    except Unplaceable as error:  # the plan has its devices: only memory can be asked for
-        gib, wanted = error.refusal.gib, error.refusal.devices
-        advice = (
-            f"memory_gib={gib}"
-            if gib is not None
-            else f"a plan on {counted(wanted, 'device')}"
-            if wanted
-            else "a plan for this profile"
-        )
-        raise PlanError(f"{error.refusal.said} Next: {advice}.") from None
+    except Unplaceable as error:
+        raise PlanError(
+            f"{error.said} Next: more memory on a device (memory_gib=), or a plan on more devices."
+        ) from None
     timeline = steady(candidate.placement, names)
     _, seconds = settled(timeline, plan.staleness)
     made = Planned(plan.name, candidate, seconds, "as it was given", graph, names)
