@@ -9,7 +9,6 @@ from timed_flows import Timed, timed
 
 import rlinf_lab as lab
 from rlinf_lab.planning.costs import BatchModel
-from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.placement.calls import Calls
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
@@ -70,29 +69,3 @@ def test_many_more_batches_than_planned_are_told() -> None:
     assert not any(d.sustained for d in found[0].drifts) and not found[1].notes
     assert "b got 8 batches of 'ab' an iteration instead of 2, which takes 6 s more" in found[0].notes[0] and "Next: more room" in found[0].notes[0]
     assert "9.68 s with the batches of the plan; with those that came they take up to 15.68 s" in found[0].notes[1]
-
-
-# --- sources that put items one by one ------------------------------------------------------------------------------
-def overlapping() -> tuple[lab.Workflow, Profile]:
-    return timed("ab bc", 64, {"a": (0, 0.01), "b": (0.01, 0.005), "c": (0, 0.005)})
-
-
-def test_a_plan_says_what_items_that_come_one_by_one_would_change() -> None:
-    flow, profile = overlapping()
-    plans = lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, micro_batches=1, staleness=1)
-    plan = next(p for p in plans if p.shape == "a | (b > c)")
-    ran = between_ends(run(flow, plan, 14))
-    assert ran > 1.1 * plan.seconds
-    (note,) = (n for n in plan.notes if "one by one" in n)
-    assert note.endswith(f"an iteration takes about {ran:.4g} s")
-    _, simulated = settled(steady(plan.candidate.placement, plan.devices, one_by_one=True), 1)
-    assert simulated == pytest.approx(ran)
-
-
-def test_nothing_is_said_where_it_changes_nothing_or_iterations_do_not_overlap() -> None:
-    flow, profile = overlapping()
-    devices = [f"cpu:{i}" for i in range(4)]
-    apart = next(p for p in lab.plan(flow, devices, profile, micro_batches=1, staleness=1) if p.mode == "spatial")
-    assert between_ends(run(flow, apart, 14)) == pytest.approx(apart.seconds, rel=0.02)
-    for plan in (apart, *lab.plan(flow, devices, profile, micro_batches=1)):
-        assert not any("one by one" in n or "simulated as handing over" in n for n in plan.notes)

@@ -237,8 +237,7 @@ def replan(
     onload = max((w.onload_s + w.offload_s for w in profile.workers.values()), default=0.0)
     restart = _setup_seconds(timeline) if restart_s is None else restart_s
     proposal = _proposed(best, now, plan)
-    # nothing that is yet to be simulated
-    found = replace(found, notes=(*found.notes, *(f"{proposal.shape}: {note}" for note in proposal.assumed)))
+    found = replace(found, notes=(*found.notes, *(f"{proposal.shape}: {note}" for note in proposal.notes)))
     return replace(
         found, proposal=proposal, now=now.seconds[worst], then=best.seconds[worst], switching=onload + restart
     )

@@ -373,10 +373,11 @@ def _memories(profile: Profile, question: Question, now: float | None) -> tuple[
     return tuple(sorted(usual | ({now} if now is not None else set())))
 
 
-def described(plans: Plans, in_haste: bool = False) -> dict[str, Any]:
+def described(plans: Plans) -> dict[str, Any]:
     """`Plans.to_dict` with, for each plan, the causes of its bubbles where it was simulated: [cause, share of device
-    time]. ``in_haste``: without notes for which something would have to be simulated."""
-    data = plans.to_dict(plans.assumed if in_haste else None)
+    time].
+    """
+    data = plans.to_dict()
     for made, entry in zip(plans, data["plans"], strict=True):
         if made.simulated is not None:
             bubbles = made.timeline.bubbles()
