@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -133,12 +132,10 @@ def why_no(setting: Setting, kind: str) -> str:
         return "two that time-share or stream are no mixture; it takes three."
     elif kind == "temporal" and split is not None:
         return (
-            f"{_all(split)} cannot sit on the same devices{_no_number(setting, split)}, and apart they stream to each "
+            f"{_all(split)} cannot sit on the same devices, and apart they stream to each "
             "other."
         )
-    elif not _somebody_shares(setting, kind):
-        return "no two have room on the same devices: " + shortage(setting).said
-    elif kind == "temporal" and shortage(setting).gib > min(map(setting.cap, setting.kinds)):
+    elif shortage(setting).gib > min(map(setting.cap, setting.kinds)):
         return "who stays on the devices leaves too little memory for the others: " + shortage(setting).said
     return ("no mixture" if kind == "hybrid" else "none") + " was found that is different from the others."
 
@@ -162,33 +159,6 @@ def _together(setting: Setting, stage: int) -> bool:
         return True
     forms = Forms(tuple(TOGETHER if i == stage else SINGLE for i in range(len(setting.stages))))
     return bool(np.isfinite(setting.tables.of(stage, 0, forms)).any())
-
-
-def _no_number(setting: Setting, stage: Stage) -> str:
-    """Of a cell whose members cannot share devices: whether that is because of how many each may have."""
-    devices = np.arange(1, max(setting.counts) + 1)
-    workers = [setting.profile.workers[m] for m in stage.members]
-    common = np.all([allowed(w, devices) for w in workers if w.resource == "device"], axis=0)
-    return "" if np.any(common) else " (no number of devices suits all of them)"
-
-
-def _somebody_shares(setting: Setting, kind: str) -> bool:
-    """Whether any two stages on devices may time-share on the same ones, one of them perhaps leaving."""
-    forms = [f for f in {a.forms for a in setting.arrangements()} if kind == "hybrid" or APART not in f.of]
-    stays = [any(not setting.profile.workers[m].offloadable for m in u.members) for u in setting.stages]
-    on_devices = [
-        i
-        for i, u in enumerate(setting.stages)
-        if any(setting.profile.workers[m].resource == "device" for m in u.members)
-    ]
-
-    def fits(stage: int, beside: int) -> bool:
-        """Beside a cell whose members sit apart, perhaps on the devices of one of them only."""
-        some = [replace(f, meeting=frozenset()) if f[beside] == APART or f[stage] == APART else f for f in forms]
-        return any(np.isfinite(setting.tables.of(stage, 1 << beside if stays[beside] else 0, f)).any() for f in some)
-
-    pairs = list(itertools.combinations(on_devices, 2))
-    return not pairs or any(fits(i, j) and fits(j, i) for i, j in pairs)
 
 
 @dataclass(frozen=True)
