@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def choose_renderer() -> str | None:
-    """How MuJoCo can draw without a screen here: EGL on a GPU, OSMesa in software, None when neither is there. Set once, before MuJoCo loads."""
+    """How MuJoCo can draw without a screen here.
+
+    EGL on a GPU, OSMesa in software, None when neither is there. Set once, before MuJoCo loads.
+    """
     if os.environ.get("MUJOCO_GL"):
         return os.environ["MUJOCO_GL"]
     if Path("/dev/nvidia0").exists() and find_library("EGL"):

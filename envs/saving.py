@@ -1,4 +1,6 @@
-"""The state of a gymnasium environment as bytes: what its Python objects hold and, if it has one, MuJoCo's model and data.
+"""The state of a gymnasium environment as bytes.
+
+What its Python objects hold and, if it has one, MuJoCo's model and data.
 
 What a new environment of the same task has by itself stays out: the objects of the simulator and of its renderer are named where they occur,
 and meshes and textures (20 MB of a Meta-World task) are left where they are. Everything else is copied, MuJoCo's derived quantities too: after a
@@ -73,7 +75,7 @@ class _Writer(pickle.Pickler):
         return self._names.get(id(thing))
 
     def _place(self, array: NDArray[Any]) -> tuple[str, str, int] | None:
-        """In which field of the model or the data an array lies, and how many bytes behind its beginning."""
+        """In which field of the model or the data an array lies. With the number of bytes behind its beginning."""
         address = array.__array_interface__["data"][0]
         return next(((owner, name, address - first) for owner, name, first, last in self._memory if first <= address < last), None)
 

@@ -1,4 +1,6 @@
-"""rlinf_lab: build RL workflows in a notebook, see their schedule, run them on Ray, watch them live.
+"""Build RL workflows in a notebook, see their schedule, run them on Ray.
+
+Runs are watched live.
 
     import rlinf_lab as lab
 

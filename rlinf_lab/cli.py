@@ -35,12 +35,15 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Demo(DemoConfig):
-    """Train a robot arm under a plan that it finds by itself, with a live view; leaves runs/demo-<time>/."""
+    """Train a robot arm under a plan that it finds by itself. With a live view; leaves runs/demo-<time>/."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Where the time of a run went, from its file: ours (Parquet, Arrow, Chrome JSON), or Chrome trace JSON of torch's profiler, Ray or RLinf."""
+    """Where the time of a run went, from its file.
+
+    One of ours (Parquet, Arrow, Chrome JSON), or Chrome trace JSON of torch's profiler, Ray or RLinf.
+    """
 
     file: Annotated[Path, tyro.conf.Positional]
     """a file, a run's folder, or that of a recorder that was killed"""
@@ -146,14 +149,14 @@ def _next(arguments: Sequence[str]) -> str:
 
 
 def _whose_options(name: str, arguments: Sequence[str]) -> list[str]:
-    """The algorithm or the folder that options of ``name`` depend on; what was typed, where it was."""
+    """The algorithm or the folder that options of ``name`` depend on. What was typed, where it was typed."""
     if name not in ("train", "resume"):
         return []
     return words(arguments[1:])[:1] or EXAMPLES[name].split()[2:3]
 
 
 def print_anything() -> None:
-    """Names and signs that the terminal's encoding lacks (ASCII under cron and ssh) are printed as escapes."""
+    """Print signs that the terminal's encoding lacks as escapes. ASCII under cron and ssh lacks many names."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,6 @@
-"""The demo: a robot arm learns a task under a plan that the run finds by itself, ``lab.train(..., plan="auto")`` with a view in the terminal.
+"""The demo: a robot arm learns a task under ``plan="auto"``.
+
+The run finds the plan by itself, with a view in the terminal.
 
 1. Evaluate the untrained policy.
 2. Train: the first iterations run on one core and are measured; where a plan on more devices pays, the run changes to it.
@@ -159,7 +161,7 @@ class Demo:
 
 
 def with_plans(training: TrainingRun) -> pd.DataFrame:
-    """The metrics of a run, with the name of the plan of each iteration as column ``plan``."""
+    """The metrics of a run, with each iteration's plan as column ``plan``."""
     rows = training.metrics
     names = [(first, phase.plan.name) for first, phase in zip(training.phase_firsts, training.phases, strict=True)]
     return rows.assign(plan=[next(name for first, name in reversed(names) if iteration > first) for iteration in rows["iteration"]])

@@ -45,7 +45,7 @@ def article(noun: str) -> str:
 
 
 def renamed(**names: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Decorator: an argument by the name that it had before is refused, and the new name said. ``names``: old to new."""
+    """Decorator: refuse an argument by its name of before, and say the new one. ``names``: old to new."""
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(function)
@@ -68,7 +68,10 @@ def refuse_old_names(who: str, given: Iterable[str], names: Mapping[str, str]) -
 
 
 def with_old_names(renamed: Mapping[str, str]) -> Callable[[_C], _C]:
-    """Class decorator: constructing with an old name, or reading it, raises `RenamedError` in one line with the new one."""
+    """Class decorator: an old name raises `RenamedError` with the new one.
+
+    In one line, where the class is constructed with the old name, or it is read.
+    """
 
     def decorated(cls: _C) -> _C:
         construct = cls.__init__  # type: ignore[misc]
@@ -110,7 +113,11 @@ class UnknownNameError(RlinfLabError, LookupError):
 
     @classmethod
     def of(cls, what: str, name: object, known: Iterable[str], hint: str = "", alike: float = 0.4) -> UnknownNameError:
-        """Build the message: ``what`` is the kind of thing, ``known`` the names that would work, ``alike`` (0 to 1) how near one must be to be meant."""
+        """Build the message.
+
+        ``what`` is the kind of thing, ``known`` the names that would work, ``alike`` (0 to 1) how near one must be to
+        be meant.
+        """
         names = sorted(str(k) for k in known)
         small = {one.lower(): one for one in reversed(names)}
         near = difflib.get_close_matches(str(name).lower(), small, n=1, cutoff=alike)
@@ -133,7 +140,7 @@ class RenamedError(ConfigError, TypeError, AttributeError):
 
 
 class WorkflowError(RlinfLabError, ValueError):
-    """The workflow itself is wrong: a channel without a consumer, a call with the wrong arguments."""
+    """The workflow itself is wrong. A channel without a consumer, a call with the wrong arguments."""
 
 
 class PlanError(RlinfLabError, ValueError):
@@ -182,7 +189,10 @@ class ExecutorError(RlinfLabError, RuntimeError):
 
 
 class TimelineError(RlinfLabError, ValueError):
-    """Spans do not fit together: a batch is missing, a span ends before it starts, a file is not a timeline."""
+    """Spans do not fit together, or a file is not a timeline.
+
+    A batch is missing, say, or a span ends before it starts.
+    """
 
 
 class WorkerError(RlinfLabError, RuntimeError):

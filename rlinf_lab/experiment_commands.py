@@ -37,7 +37,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run from its folder: ``rlinf-lab resume runs/cartpole --total-timesteps 200000``; its flags are those of ``train``."""
+    """Go on with a run from its folder.
+
+    ``rlinf-lab resume runs/cartpole --total-timesteps 200000``; its flags are those of ``train``.
+    """
 
     folder: Annotated[Path, tyro.conf.Positional]
     """of the run"""
@@ -131,7 +134,7 @@ def _is_number(text: str) -> bool:
 
 
 def words_first(arguments: Sequence[str]) -> list[str]:
-    """The same arguments with `words` before all options, as a list of folders must stand together."""
+    """The same arguments with `words` before all options. A list of folders must stand together."""
     first, rest = words(arguments), list(arguments)
     for word in first:
         rest.remove(word)
@@ -205,7 +208,10 @@ _SAID = r"('[^']*'|[^\s,;()]*[^\s,;.()])"
 
 
 def in_shell(said: str) -> str:
-    """What an error says to whoever programs, in the words of a shell: ``lab.runs()`` is ``rlinf-lab runs``, ``gamma=0.9`` is ``--gamma 0.9``."""
+    """What an error says of Python, in the words of a shell.
+
+    ``lab.runs()`` is ``rlinf-lab runs``, ``gamma=0.9`` is ``--gamma 0.9``.
+    """
     said = re.sub(rf"^train\((\w+)={_SAID}\)", lambda found: _as_flag(*found.groups()), said)
     said = re.sub(r"\b[A-Z]\w*Config\.(\w+)(?= is )", lambda found: _as_flag(found[1]), said)
     said = _CALL.sub(lambda found: _command(*found.groups()) or found[0], said)
@@ -228,7 +234,10 @@ def _as_flag(name: str, value: str = "") -> str:
 
 
 def flags_of(recipe: Any, anew: bool = True) -> type[Any]:
-    """A dataclass with a flag for each setting; None: as the recipe, or its preset for the environment, has it. ``anew``: of a run that begins."""
+    """A dataclass with a flag for each setting.
+
+    None: as the recipe, or its preset for the environment, has it. ``anew``: of a run that begins.
+    """
     from rlinf_lab.experiments.options import Options
 
     env: Any = ("env", Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="an environment's id, such as CartPole-v1")])
@@ -262,7 +271,12 @@ def _flag(name: str, kind: Any, text: str, default: str) -> tuple[str, Any, Any]
 
 
 def flag_type(hint: Any) -> Any:
-    """What a flag can hold of a setting: a plain type, a tuple of them, or text where a number may be a schedule. None: it cannot be said in a shell."""
+    """What a flag can hold of a setting; None: no flag can.
+
+    A plain type, a tuple of them, or text where a number may be a schedule.
+
+    A plain type, a tuple of them, or text where a number may be a schedule.
+    """
     options = [h for h in typing.get_args(hint) if h is not type(None)] if typing.get_origin(hint) in (typing.Union, type(int | None)) else [hint]
     if any(typing.get_origin(h) is tuple for h in options):
         found = next(h for h in options if typing.get_origin(h) is tuple)

@@ -1,4 +1,7 @@
-"""Where a run meets the notebook: the live dashboard, fed from the background while the cell (or the next one) is busy."""
+"""Where a run meets the notebook: the live dashboard.
+
+It is fed from the background while the cell (or the next one) is busy.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,9 @@ def show(
     charts: Iterable[str] = ("success_rate", "return|reward", "value_loss|loss"),
     controls: Mapping[str, Callable[[], object]] | None = None,
 ) -> Any:
-    """Display the live dashboard of a run, a training or a session, also of one that has ended. Returns the `Dashboard`.
+    """Display the live dashboard of a run, a training or a session.
+
+    Also of one that has ended. Returns the `Dashboard`.
 
     ``charts``: which metrics to plot; those that the run does not have are left out. "a|b" is b where the run has no a.
     ``controls``: what the buttons "pause", "resume" and "stop" do, where that is not the run's own.
@@ -194,7 +199,10 @@ class _Feeder:
                 self._board.renew(self._handle)  # the stored picture is then that of the end
 
     def glances(self) -> bool:
-        """Whether the thread that sends comes for the spans, or nobody wants them, for the user has closed the dashboard."""
+        """Whether the thread that sends comes for the spans, or nobody wants them.
+
+        The user may have closed the dashboard.
+        """
         return self._board.is_closed or (self._beat is not None and self._beat.goes_on())
 
     def _have_glances(self, run: Run | ObservedSession) -> None:
@@ -215,14 +223,20 @@ class _Feeder:
         return True
 
     def account(self, _run: Run | ObservedSession) -> None:
-        """Device time and bubbles, and the stored picture: when the spans have left, for it takes longer and is looked at later."""
+        """Device time and bubbles, and the stored picture.
+
+        After the spans have left, for it takes longer and is looked at later.
+        """
         if not self._closed and not self._board.is_closed:
             if self._handle is not None and (time.monotonic() >= self._keep_due or self._state == PAUSED != self._kept_state):
                 self._keep()
             self._board.account()
 
     def _keep(self) -> None:
-        """The stored picture as it is now: soon after the start, and then as often as the time that it takes allows; at once when it is paused."""
+        """The stored picture as it is now.
+
+        Soon after the start, and then as often as the time that it takes allows; at once when it is paused.
+        """
         began = time.thread_time()
         if self._board.keep():
             self._kept, self._kept_state = self._kept + 1, self._state
@@ -241,7 +255,7 @@ class _Feeder:
 
 
 def utilisation(run: Run | ObservedSession) -> dict[str, float]:
-    """The latest load of each of the plan's devices, 0 to 1, as the sampler saw it."""
+    """The latest load of each of the plan's devices, 0 to 1. As the sampler saw it."""
     latest = run.counters
     found = {}
     for device in run.plan.devices:

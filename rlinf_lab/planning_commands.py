@@ -24,7 +24,7 @@ Writer = Callable[[Timeline, Path], None]
 
 @dataclass(frozen=True)
 class PlanCommand:
-    """Search for plans from a profile: which placement for so many devices, will it fit, where will the time go."""
+    """Search for plans from a profile. Which placement for so many devices, will it fit, where will the time go."""
 
     profile: Path
     """profile as JSON (docs/profile.md)"""
@@ -66,7 +66,10 @@ class PlanCommand:
 
 @dataclass(frozen=True)
 class SimulateCommand(PlanCommand):
-    """Run a plan through the scheduler in virtual time: seconds of each iteration, what the devices do, the timeline as a file."""
+    """Run a plan through the scheduler in virtual time.
+
+    Seconds of each iteration, what the devices do, the timeline as a file.
+    """
 
     devices: str = ""
     """how many devices: 64, or of several kinds h100=32,a100=16; of a plan in a file as many as it has"""
@@ -155,7 +158,7 @@ def counts(text: str) -> int | Mapping[str, int]:
 
 
 def in_flags(said: str) -> str:
-    """What an error says of keywords of `plan`, in the words of the command line: ``memory_gib=90`` is ``--memory-gib 90``."""
+    """What an error says of keywords of `plan`, as flags. ``memory_gib=90`` is ``--memory-gib 90``."""
     said = re.sub(r"\bplans\[('[^']*')\]", lambda found: f"--plan {shlex.quote(found[1][1:-1])}", said)
     said = _KEYWORD.sub(lambda found: f"{_flag(found[1])} {_plain(found[2])}", said)
     said = re.sub(r"^devices\['([^']*)'\] is", r"--devices: \1 is", said)

@@ -1,4 +1,6 @@
-"""Every form that a record takes on its way: environment -> policy -> environment -> trajectory -> learner.
+"""Every form that a record takes on its way.
+
+Environment -> policy -> environment -> trajectory -> learner.
 
 Plain numpy in frozen dataclasses; a record knows its policy version and nothing about time. Observations and actions are trees (`trees`): an array
 where the space is a leaf, such as a Box; dicts and tuples of arrays where it is a Dict or a Tuple.
@@ -160,7 +162,10 @@ class Trajectory:
         return (self.chunk_reward_TNK * powers_K).sum(-1), gamma**self.chunk_steps_TN
 
     def next_values(self, value_TN: NDArray, last_value_N: NDArray, end_value_E: NDArray) -> NDArray:
-        """Value of the observation each step led to: the row below, except where an episode ended. See `algorithms.gae`."""
+        """Value of the observation that each step led to.
+
+        That of the row below, except where an episode ended. See `algorithms.gae`.
+        """
         next_TN = np.concatenate([value_TN[1:], last_value_N[None]])
         next_TN[self.end_E2[:, 0], self.end_E2[:, 1]] = end_value_E
         return next_TN

@@ -1,4 +1,7 @@
-"""Trees of arrays: an array for a leaf, a dict for gymnasium's Dict, a tuple for its Tuple, nested. A plain array is a tree, and costs nothing extra."""
+"""Trees of arrays: an array, a dict or a tuple, nested.
+
+A dict for gymnasium's Dict, a tuple for its Tuple. A plain array is a tree, and costs nothing extra.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Each leaf with its place as Python would index it: ``["camera"][0]``; "" where the tree is a leaf itself."""
+    """Each leaf with its place as Python would index it.
+
+    Such as ``["camera"][0]``; "" where the tree is a leaf itself.
+    """
     if isinstance(tree, (dict, tuple)):
         for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from named_leaves(part, f"{name}[{key!r}]")

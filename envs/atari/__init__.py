@@ -1,4 +1,6 @@
-"""Atari 2600 games through the Arcade Learning Environment, such as "atari/Breakout-v5": ALE's own vectors in C++, with the usual preprocessing.
+"""Atari 2600 games through the Arcade Learning Environment, such as "atari/Breakout-v5".
+
+ALE's own vectors in C++, with the usual preprocessing.
 
 Observation: the last 4 frames in grey, 84×84, uint8. A step is 4 frames with the same action (the two last ones maximised), an episode begins with up to 30
 frames without one, and ends when the game does. Rewards are the game's own. Episodes are cut after 27,000 steps (108,000 frames). Options are those of

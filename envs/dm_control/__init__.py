@@ -1,4 +1,6 @@
-"""DeepMind's Control Suite, such as "dm_control/cheetah-run": MuJoCo bodies, rewards in [0, 1] a step, episodes of 1,000 steps that nothing ends early.
+"""DeepMind's Control Suite, such as "dm_control/cheetah-run".
+
+MuJoCo bodies, rewards in [0, 1] a step, episodes of 1,000 steps that nothing ends early.
 
 Observations are a dict of the task's own parts (positions, velocities, touch ...); pictures come from its first camera.
 """

@@ -119,7 +119,7 @@ class EnvPoolVecEnv:
 
 
 def _described(task: str, options: dict[str, Any]) -> tuple[EnvSpec, Native]:
-    """What is true of its environments, without making one, and how actions are mapped to its own."""
+    """What is true of its environments, without making one. Maps actions to its own, too."""
     id = f"envpool/{task}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

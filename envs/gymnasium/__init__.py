@@ -89,7 +89,10 @@ class Maker:
 
 
 def _render_mode(make: Any) -> dict[str, str]:
-    """The argument with which an environment gives pictures, if it takes it; drawing itself begins when somebody asks for one."""
+    """The argument with which an environment gives pictures, if it takes it.
+
+    Drawing itself begins when somebody asks for one.
+    """
     if "rgb_array" not in (getattr(make, "metadata", None) or {}).get("render_modes", ()):
         return {}
     with contextlib.suppress(TypeError, ValueError):  # written in C
@@ -168,7 +171,10 @@ class GymnasiumEnv:
             raise EnvError(f"{self._maker.id}: step() gave {shown(told, 200)}; one number and two truth values are needed. {said(error)}.") from error
 
     def render(self) -> NDArray[np.uint8] | None:
-        """A picture; None, and a warning the first time, where this machine cannot draw: training goes on without."""
+        """A picture; None where this machine cannot draw.
+
+        Then with a warning the first time: training goes on without.
+        """
         if not self._draws:
             return None
         try:
@@ -179,7 +185,10 @@ class GymnasiumEnv:
         return picture if isinstance(picture, np.ndarray) else None
 
     def cannot_leave(self) -> str:
-        """Tried out, once for each task: whether all that an environment depends on can be copied is known to itself only."""
+        """Why it cannot leave: tried out, once for each task.
+
+        Whether all that an environment depends on can be copied is known to itself only.
+        """
         return _why_it_cannot_leave(self._maker)
 
     def save_state(self) -> dict[str, Any]:
@@ -205,7 +214,10 @@ def make(task: str, num_envs: int, max_episode_steps: int | None = None, **optio
 
 
 def runners(task: str, options: dict[str, Any]) -> dict[str, bool]:
-    """``numpy`` and ``mujoco`` for tasks that have them, with the loop's numbers; see `classic_control` and `mujoco_batch`."""
+    """``numpy`` and ``mujoco`` for tasks that have them.
+
+    With the loop's numbers; see `classic_control` and `mujoco_batch`.
+    """
     if task in classic_control.TASKS and not options:
         return {"numpy": False, "loop": False}
     if task in RULES and not options.keys() & {"xml_file", "frame_skip", "render_mode"}:
@@ -260,7 +272,10 @@ def _why_it_cannot_leave(maker: Maker) -> str:
 
 
 def _try_leaving(maker: Maker) -> str:
-    """Two environments are made for it: the second shall go on where the first was, through the beginning of an episode."""
+    """Two environments: the second shall go on where the first was.
+
+    Through the beginning of an episode. Both are made for it.
+    """
     first, second = GymnasiumEnv(maker), GymnasiumEnv(maker)
     actions_T = Native(first.env.action_space)(sampled(first.action_space, np.random.default_rng(0), 3 * TRIED))
     try:

@@ -1,4 +1,6 @@
-"""CartPole, Pendulum, MountainCar and Acrobot as rows of one array: gymnasium's own arithmetic, all environments of a vector at once.
+"""CartPole, Pendulum, MountainCar and Acrobot as rows of one array.
+
+gymnasium's own arithmetic, all environments of a vector at once.
 
 The operations are those of gymnasium's classes in their order, in float64, so that observations and rewards are the same to the last bit where numpy
 gives one number and many the same sines. Environment ``i`` has a generator of its own with the numbers that gymnasium draws from the same seed.
@@ -107,7 +109,10 @@ class ClassicVecEnv:
         return EnvStep(obs_N, reward_N, terminated_N, truncated_N, None, final_N)
 
     def _is_plain(self, action_N: Any) -> bool:
-        """Whether nothing needs to be said about these choices, nor changed: one look at them, for `checked_actions` takes as long as the arithmetic."""
+        """Whether nothing needs to be said about these choices, nor changed.
+
+        One look at them, for `checked_actions` takes as long as the arithmetic.
+        """
         if self._choices is None or not self._started or type(action_N) is not np.ndarray or action_N.dtype != np.int64:
             return False
         return action_N.shape == (self.num_envs,) and bool(action_N.view(np.uint64).max() < self._choices)  # negative ones are large there
@@ -300,7 +305,7 @@ class Acrobot(ClassicVecEnv):
         return np.where(terminated_N, np.float32(0.0), np.float32(-1.0)), terminated_N
 
     def _slope(self, state_SN: NDArray, torque_N: NDArray) -> NDArray:
-        """Of the state, by the second; both links have the same mass, length, centre and inertia."""
+        """Of the state, by the second. Both links have the same mass, length, centre and inertia."""
         m, length, centre, inertia, g = self.MASS, self.LENGTH, self.CENTRE, self.INERTIA, self.GRAVITY
         angle_N, bend_N, speed_N, bending_N = state_SN
         cos_N, sin_N = np.cos(bend_N), np.sin(bend_N)

@@ -1,4 +1,6 @@
-"""Gymnasium's MuJoCo tasks as a batch: one model, a state for each environment, observations and rewards of all at once.
+"""Gymnasium's MuJoCo tasks as a batch.
+
+One model, a state for each environment, observations and rewards of all at once.
 
 An environment of gymnasium is made once; its parameters, its model and its way of beginning an episode are used as they are. What is left out
 is what a step costs in Python (wrappers, a record of details for each environment) and forces that a task does not look at. Physics

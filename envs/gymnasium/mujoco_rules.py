@@ -1,4 +1,6 @@
-"""What gymnasium's MuJoCo tasks (version 5) look at and reward, for all environments of a batch at once.
+"""What gymnasium's MuJoCo tasks (version 5) look at and reward.
+
+For all environments of a batch at once.
 
 Each rule repeats the operations of gymnasium's class in their order and types; parameters are read from an environment of that class.
 

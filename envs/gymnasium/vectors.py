@@ -1,4 +1,6 @@
-"""A `gymnasium.vector.VectorEnv` in the socket: its own ways of beginning new episodes are converted, and final observations kept.
+"""A `gymnasium.vector.VectorEnv` in the socket.
+
+Its own ways of beginning new episodes are converted, and final observations kept.
 
     SAME_STEP  obs is the new episode's first, infos["final_obs"] the old one's last
     DISABLED   reset(options={"reset_mask": ...}) for those that ended

@@ -65,7 +65,11 @@ def _package() -> Path:
 
 
 def _answer_its_question() -> None:
-    """Its import asks where data sets shall lie, unless there is a file of settings: the one that it writes itself when one answers "N"."""
+    """Write the settings that its import would ask for.
+
+    It asks where data sets shall lie, unless there is a file of settings: the one that it writes itself when one
+    answers "N".
+    """
     folder = Path(os.environ.get("LIBERO_CONFIG_PATH", Path.home() / ".libero"))
     if not (folder / "config.yaml").exists():
         package = _package()

@@ -53,7 +53,7 @@ def _unattended() -> Iterator[io.StringIO]:
 
 
 def _simulator() -> tuple[Any, dict[str, Any]]:
-    """gymnasium and ManiSkill's table of tasks, imported so that a missing rendering device does no harm."""
+    """gymnasium and ManiSkill's table of tasks. Imported so that a missing rendering device does no harm."""
     try:
         import sapien  # noqa: F401
     except ImportError as error:
@@ -70,7 +70,10 @@ def _simulator() -> tuple[Any, dict[str, Any]]:
 
 
 def tasks() -> list[str]:
-    """Names of all registered tasks but the empty scene, which resets nothing; some need assets that ManiSkill downloads."""
+    """Names of all registered tasks but the empty scene.
+
+    That one resets nothing; some need assets that ManiSkill downloads.
+    """
     return sorted(set(_simulator()[1]) - {"Empty-v1"})
 
 

@@ -1,4 +1,6 @@
-"""N stock scenes stepped through SAPIEN's own handles, with observations, rewards and success computed for all of them at once.
+"""N stock scenes stepped through SAPIEN's own handles.
+
+With observations, rewards and success computed for all of them at once.
 
     stock environments (built and reset by ManiSkill) ──handles──> drive targets, physics, poses ──rows──> a `Rule` in numpy
 
@@ -81,13 +83,13 @@ class BatchedVecEnv:
         self._scenes[i].advance(target_J, self._substeps)
 
     def _begin(self, which: list[int]) -> NDArray[np.float32]:
-        """New episodes in these environments, the ones that ManiSkill would begin; a fiftieth of its time."""
+        """New episodes in these environments, the ones that ManiSkill would begin. In a fiftieth of its time."""
         for i in which:
             self._scenes[i].begin(self._envs[i].begins())
         return self._observe([self._scenes[i] for i in which], begun=True)[0]
 
     def _targets(self, scenes: Sequence[Scene], action_N: NDArray) -> list[list[float]]:
-        """Joint positions to drive to: the arm's from where it is, both fingers to the last number of the action."""
+        """Joint positions to drive to. The arm's from where it is, both fingers to the last number of the action."""
         target_NJ = np.array([scene.robot.qpos for scene in scenes])
         target_NJ[:, :-2] += self._arm_middle + self._arm_half * action_N[:, :-1]
         target_NJ[:, -2:] = self._grip_middle + self._grip_half * action_N[:, -1:]
@@ -100,7 +102,10 @@ class BatchedVecEnv:
         return obs_N, *self._rule.judge(state)
 
     def _observe(self, scenes: Sequence[Scene], begun: bool = False) -> tuple[NDArray, State]:
-        """``begun``: contacts are still those of the last step of the episode before, and ManiSkill looks at them."""
+        """Observations of all scenes.
+
+        ``begun``: contacts are still those of the last step of the episode before, and ManiSkill looks at them.
+        """
         tcp_N7, cube_N7 = _poses([s.tcp.entity_pose for s in scenes]), _poses([s.cube.pose for s in scenes])
         grasped_N = np.zeros(len(scenes), bool)
         if self._rule.grasps:

@@ -1,4 +1,6 @@
-"""ManiSkill's own batched mode: all environments in one PhysX scene on a GPU, observations, rewards and ends as tensors that stay there.
+"""ManiSkill's own batched mode, in one PhysX scene on a GPU.
+
+All environments; observations, rewards and ends as tensors that stay there.
 
 Needs a file that no wheel brings: `missing_library` names it. Actions are in [-1, 1]; an episode goes on after success, to its limit of steps, as on
 cores. ManiSkill draws the beginnings of all environments from one generator: a beginning depends on the seeds of the others, too.
@@ -23,7 +25,7 @@ LIBRARY = "libPhysXGpu_64.so"
 
 
 def missing_library() -> str:
-    """Where SAPIEN looks for PhysX's GPU part and does not find it, and where it is from; "" where it is."""
+    """Where SAPIEN misses PhysX's GPU part; "" where it is there. Where it looks for it, and where that is from."""
     from sapien import physx
 
     path = Path.home() / ".sapien" / "physx" / physx.version() / LIBRARY
@@ -32,7 +34,10 @@ def missing_library() -> str:
 
 
 def check(task: str, device: Any) -> None:
-    """`ConfigError` for a device that is none, `MissingDependencyError` for a file that is missing, which SAPIEN would try to fetch."""
+    """`ConfigError` for a device that is none; a missing file is named.
+
+    `MissingDependencyError` for one that SAPIEN would try to fetch.
+    """
     import torch
 
     if not isinstance(device, str) or not device.startswith("cuda"):

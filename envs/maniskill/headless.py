@@ -1,4 +1,6 @@
-"""ManiSkill without a Vulkan device: state observations need no picture, but building a task asks for render materials.
+"""ManiSkill without a Vulkan device.
+
+State observations need no picture, but building a task asks for render materials.
 
 SAPIEN's render material is replaced by a plain holder of attributes and the builders' visuals are left out, before ManiSkill is imported.
 Physics is untouched.

@@ -1,4 +1,6 @@
-"""The cube tasks' observations, rewards and success over the rows of N scenes, in numpy, and how their episodes begin.
+"""The cube tasks' rules over the rows of N scenes, in numpy.
+
+Observations, rewards and success, and how their episodes begin.
 
 The same formulas as ManiSkill 3.0.1's tasks (`mani_skill/envs/tasks/tabletop/`), in the same order and in float32; what is drawn comes from the same
 generators in the same order. A test holds both to the stock environments. Legend: N environments; a pose is position and quaternion (7 numbers),
@@ -173,7 +175,7 @@ class _InFront:
 
 
 class _Draws:
-    """What ManiSkill draws from torch's generator after it has seeded it, from a generator of our own."""
+    """What ManiSkill draws from torch's generator after seeding it. From a generator of our own."""
 
     def __init__(self, number: int) -> None:
         self._generator = torch.Generator().manual_seed(number)
@@ -196,7 +198,10 @@ def _arm_at_rest(stock: Any, number: int) -> NDArray:
 
 
 def upright(angle: torch.Tensor) -> NDArray[np.float32]:
-    """The quaternion of a turn around z, with the roundings of ManiSkill's way from angles to a matrix to a quaternion (its better of two formulas)."""
+    """The quaternion of a turn around z.
+
+    With the roundings of ManiSkill's way from angles to a matrix to a quaternion (its better of two formulas).
+    """
     cosine, twice_sine, one = torch.cos(angle).numpy()[()], (2 * torch.sin(angle)).numpy(), np.float32(1)
     square_2 = torch.tensor([one + cosine + cosine + one, one - cosine - cosine + one])
     real, along_z = torch.sqrt(square_2).numpy()  # numpy rounds the last bit otherwise

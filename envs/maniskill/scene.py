@@ -1,4 +1,7 @@
-"""One stock environment's scene through SAPIEN's own handles: stepped, looked at, and begun anew without ManiSkill's work on tensors of one row."""
+"""One stock environment's scene through SAPIEN's own handles.
+
+Stepped, looked at, and begun anew without ManiSkill's work on tensors of one row.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Scene:
             step()
 
     def begin(self, number: int) -> None:
-        """A new episode, the one that the stock environment begins with the seed ``number``: its calls of SAPIEN, in its order."""
+        """A new episode, as the stock environment begins with seed ``number``. Its calls of SAPIEN, in its order."""
         beginning, robot, still_J = self._rule.begin(number), self.robot, np.zeros(len(self._drives), np.float32)
         body, none_3 = self._cube_body, np.zeros(3, np.float32)
         body.linear_velocity = body.angular_velocity = none_3

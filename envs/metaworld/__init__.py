@@ -1,4 +1,6 @@
-"""Meta-World's manipulation tasks (MT1, version 3): a Sawyer arm on MuJoCo, state observations of 39 numbers.
+"""Meta-World's manipulation tasks (MT1, version 3).
+
+A Sawyer arm on MuJoCo, state observations of 39 numbers.
 
 Observation: hand position and gripper opening, object positions and quaternions, of this and the last step, and the goal. Action: hand
 displacement and gripper effort in [-1, 1]. Every episode draws one of the task's 50 object and goal positions. Success is the
@@ -91,7 +93,10 @@ class MetaWorldEnv:
 
 @functools.cache
 def _positions(task: str, seed: int) -> tuple[Any, ...]:
-    """Drawn once: that takes longer than making an environment, and a simulator that returns to its device makes them anew."""
+    """Positions of objects and goals, drawn once.
+
+    That takes longer than making an environment, and a simulator that returns to its device makes them anew.
+    """
     metaworld, _ = _simulator()
     return tuple(metaworld.MT1(task, seed=seed).train_tasks)
 
@@ -117,7 +122,10 @@ def spec(task: str, max_episode_steps: int | None = None, draws: bool = False) -
 
 
 class Expert:
-    """Meta-World's own scripted policy of a task, from observations (N, 39) to actions (N, 4) in [-1, 1]; it keeps nothing between steps."""
+    """Meta-World's own scripted policy of a task.
+
+    From observations (N, 39) to actions (N, 4) in [-1, 1]; it keeps nothing between steps.
+    """
 
     def __init__(self, task: str) -> None:
         from metaworld.policies import ENV_POLICY_MAP

@@ -1,4 +1,6 @@
-"""Meta-World's task classes without most of what a step costs in Python: physics was a quarter of it. Observations, rewards and success stay the same.
+"""Meta-World's task classes without most of a step's cost in Python.
+
+Physics was a quarter of it. Observations, rewards and success stay the same.
 
 A class is derived from each task's own. Two things happen to it:
 
@@ -167,7 +169,7 @@ class _Quaternion:
 
 
 class Rotation:
-    """scipy's, as far as tasks use it: the quaternion (x, y, z, w) of one orthogonal matrix."""
+    """scipy's, as far as tasks use it. The quaternion (x, y, z, w) of one orthogonal matrix."""
 
     @staticmethod
     def from_matrix(matrix: NDArray) -> Any:
@@ -202,7 +204,7 @@ def _helpers() -> dict[str, Any]:
 
 
 def _with_helpers(function: types.FunctionType) -> types.FunctionType:
-    """The same code, which finds the helpers of this module where it names numpy's, scipy's and metaworld's."""
+    """The same code with the helpers of this module. It finds them where it names numpy's, scipy's and metaworld's."""
     inner = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)).get("func")
     if inner is not None and isinstance(inner.cell_contents, types.FunctionType):  # metaworld's check that a task was set: the adapter does set one
         return _with_helpers(inner.cell_contents)

@@ -1,4 +1,6 @@
-"""mjlab's tasks on MuJoCo Warp, such as "mjlab/Mjlab-Lift-Cube-Yam": what its registry has, with torch tensors on the GPU.
+"""mjlab's tasks on MuJoCo Warp, such as "mjlab/Mjlab-Lift-Cube-Yam".
+
+What its registry has, with torch tensors on the GPU.
 
 Observations are what mjlab shows to its policies (all groups but "critic"), as it disturbs them. An episode that ends is begun again within the step, and
 its last observation is kept, which mjlab itself throws away. Success is the command's own signal where the task has one.

@@ -1,4 +1,6 @@
-"""Tasks in numpy alone, for machines without a simulator, for tests and for first steps in a notebook.
+"""Tasks in numpy alone, for machines without a simulator.
+
+Also for tests and for first steps in a notebook.
 
 ``ReachArm-v0``: a planar arm of two links (each 0.5 long) shall bring its fingertip to a target within its reach and keep it there.
 Observation (8): cos and sin of both joint angles, both joint velocities / 4, vector from fingertip to target. Action (2): joint torques in
@@ -37,7 +39,7 @@ def has(task: str) -> bool:
 
 
 class ReachArm:
-    """N arms as rows of one array: a step of a thousand costs little more than a step of one."""
+    """N arms as rows of one array. A step of a thousand costs little more than a step of one."""
 
     def __init__(self, num_envs: int, max_episode_steps: int) -> None:
         self.num_envs = num_envs

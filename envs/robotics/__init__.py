@@ -21,7 +21,10 @@ NEEDS = "rlinf-lab[robotics]"
 
 
 def _registered() -> list[str]:
-    """Of gymnasium's registry, those on MuJoCo's own bindings: not on mujoco-py, which also the walkers need that gymnasium gave away."""
+    """Of gymnasium's registry, those on MuJoCo's own bindings.
+
+    Not on mujoco-py, which also the walkers need that gymnasium gave away.
+    """
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # it greets
             import gymnasium_robotics
@@ -49,7 +52,10 @@ def has(task: str) -> bool:
 
 
 class AsNew(gymnasium.Wrapper):
-    """An episode begins with MuJoCo's data as new: the hands with objects keep controls and warm starts of the one before."""
+    """An episode begins with MuJoCo's data as new.
+
+    The hands with objects keep controls and warm starts of the one before.
+    """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         import mujoco

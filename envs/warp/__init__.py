@@ -1,4 +1,6 @@
-"""Tasks of a robot arm on MuJoCo Warp, thousands of environments on one GPU: "warp/ArmReach-v0", "warp/ArmPush-v0", "warp/ArmLift-v0".
+"""Tasks of a robot arm on MuJoCo Warp, on one GPU.
+
+Thousands of environments: "warp/ArmReach-v0", "warp/ArmPush-v0", "warp/ArmLift-v0".
 
 Observations, rewards and resets are torch tensors that never leave the GPU (``env.spec.device``); a step is one CUDA graph. The same tasks run on MuJoCo
 in C, on cores, with numpy arrays (``engine="mujoco"``): the rules are the same lines, so what is learnt about a task there holds. The default is Warp where
@@ -45,7 +47,7 @@ def has(task: str) -> bool:
 
 
 def runners(task: str, options: dict[str, Any]) -> dict[str, bool]:
-    """See `vecenv.registry.Adapter`: the engine, which is no matter of speed alone, for one of them hands over tensors."""
+    """The engine, see `vecenv.registry.Adapter`. It is no matter of speed alone, for one of them hands over tensors."""
     engine = _engine(options.get("engine"), options.get("device"))
     return {engine: engine == "mujoco"}
 

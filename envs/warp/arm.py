@@ -1,4 +1,6 @@
-"""The arm as a MuJoCo model: I2RT's YAM, six joints and a gripper, whose description comes in the wheel of mjlab, on a floor, with a cube where a task has one.
+"""The arm as a MuJoCo model, on a floor.
+
+I2RT's YAM, six joints and a gripper, whose description comes in the wheel of mjlab, with a cube where a task has one.
 
 Gains are those of its maker as mjlab has them, four times as stiff: a step of ours is 40 ms, and the arm should be where it is told to be by its end.
 """

@@ -1,4 +1,6 @@
-"""Random numbers that belong to an environment and an episode: the same on every device, however environments are grouped, without a state.
+"""Random numbers that belong to an environment and an episode.
+
+The same on every device, however environments are grouped, without a state.
 
 Source: Steele, Lea, Flood, Fast Splittable Pseudorandom Number Generators (OOPSLA 2014), the mixing function of SplitMix64. Legend: N environments, K numbers.
 """

@@ -1,4 +1,6 @@
-"""Two simulators of the same model: MuJoCo Warp, all environments at once on a GPU, and MuJoCo itself, one after another on cores.
+"""Two simulators of the same model.
+
+MuJoCo Warp, all environments at once on a GPU, and MuJoCo itself, one after another on cores.
 
 Both keep positions, velocities, controls and the place of the hand in tensors of N rows, which those who write to them and read them share with the simulator
 (Warp) or which are copied (MuJoCo). Legend: N environments, Q positions, V velocities, U controls.
@@ -34,7 +36,7 @@ class Physics(Protocol):
     hand_N3: Tensor
 
     def advance(self) -> None:
-        """`SUBSTEPS` steps with the controls as they are; then all tensors are those of the new state."""
+        """`SUBSTEPS` steps with the controls as they are. Then all tensors are those of the new state."""
         ...
 
     def look(self) -> None:
@@ -99,7 +101,10 @@ class WarpPhysics:
 
     @contextlib.contextmanager
     def _on_torchs_stream(self) -> Iterator[None]:
-        """In the order of torch's own work: whoever calls writes to the tensors before and reads them after, and nobody waits for the GPU."""
+        """In the order of torch's own work.
+
+        Whoever calls writes to the tensors before and reads them after, and nobody waits for the GPU.
+        """
         if self.device.type == "cpu":
             with self._warp.ScopedDevice(self._place):
                 yield

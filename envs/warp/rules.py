@@ -71,7 +71,10 @@ class Reach:
         return home_NQ, torch.stack([0.2 + 0.25 * x, 0.5 * y - 0.25, 0.05 + 0.3 * z], 1)
 
     def observe(self, state: State) -> Tensor:
-        """(N, O): the arm, its hand, the goal, how far targets are ahead, the action before, and what the task adds."""
+        """The observations, (N, O).
+
+        The arm, its hand, the goal, how far targets are ahead, the action before, and what the task adds.
+        """
         arm_N = state.qpos_NQ[:, :POSITIONS], 0.1 * state.qvel_NV[:, :VELOCITIES]
         ahead_NJ = state.target_NJ - state.qpos_NQ[:, :JOINTS]
         return torch.cat([*arm_N, state.hand_N3, state.goal_N3, ahead_NJ, state.last_NA, *self._shown(state)], 1).clamp(-BOUND, BOUND)

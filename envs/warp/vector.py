@@ -82,7 +82,10 @@ class ArmVecEnv:
         return action_N.to(self._physics.device, torch.float32).clamp(-1, 1)
 
     def _control(self, action_NA: Tensor) -> None:
-        """Joints are told to move by a step, from where they were told to be; the gripper where to be."""
+        """Tell joints and gripper where to move.
+
+        Joints by a step, from where they were told to be; the gripper where to be.
+        """
         angle_NJ = self._physics.qpos_NQ[:, :JOINTS]
         wanted_NJ = torch.minimum(torch.maximum(self.target_NJ + STEP_RAD * action_NA[:, :JOINTS], self._low_J), self._high_J)
         self.target_NJ = torch.minimum(torch.maximum(wanted_NJ, angle_NJ - LEAD_RAD), angle_NJ + LEAD_RAD)
@@ -98,7 +101,7 @@ class ArmVecEnv:
         return lost_N
 
     def _begin(self, ended_N: Tensor) -> None:
-        """New episodes where one ended, by `torch.where` over all: which ones is known on the device only."""
+        """New episodes where one ended, by `torch.where` over all. Which ones is known on the device only."""
         begun_NQ, goal_N3 = self._task.begin(uniform(self.seed_N, self.episode_N, RANDOM))
         ended_N1 = ended_N[:, None]
         physics = self._physics

@@ -1,4 +1,6 @@
-"""Advantages of steps: generalised advantage estimation and V-trace, with the two ends of an episode kept apart.
+"""Advantages of steps: generalised advantage estimation and V-trace.
+
+The two ends of an episode, terminated and truncated, are kept apart.
 
 *Terminated*: the task is over, the value of what follows is 0. *Truncated*: the clock ran out, the episode would have
 gone on, so the value of the final observation is bootstrapped. Both stop the sum over later steps. Taking one for the

@@ -1,4 +1,6 @@
-"""Advantages of whole responses: each is compared with others to the same prompt, without a critic.
+"""Advantages of whole responses, from comparing those to the same prompt.
+
+There is no critic.
 
 Legend: P prompts, G responses to each. Rewards and advantages are of a response; every one of its tokens gets the same.
 """
@@ -17,7 +19,9 @@ BoolArray = NDArray[np.bool_]
 
 @advantage("grpo")
 def grpo(reward_PG: FloatArray, *, epsilon: float = 1e-6) -> FloatArray:
-    """Reward minus the group's mean, over the group's standard deviation (of a sample, G − 1).
+    """Reward minus the group's mean, over the group's standard deviation.
+
+    The deviation is that of a sample, over G − 1.
 
     A group of equal rewards gives zeros. Source: Shao et al., DeepSeekMath (arXiv 2402.03300), section 4.1.2.
     """
@@ -39,7 +43,9 @@ def dr_grpo(reward_PG: FloatArray) -> FloatArray:
 
 @advantage("rloo")
 def rloo(reward_PG: FloatArray) -> FloatArray:
-    """Reward minus the mean of the *other* responses, so the baseline does not depend on the response.
+    """Reward minus the mean of the *other* responses.
+
+    So the baseline does not depend on the response.
 
     Source: Ahmadian et al., Back to Basics (arXiv 2402.14740), the leave-one-out estimator.
     """
@@ -76,7 +82,9 @@ def informative(reward_PG: FloatArray) -> BoolArray:
 
 
 def overlong_penalty(length: NDArray[np.integer], *, max_length: int, buffer: int) -> FloatArray:
-    """What is added to the reward of long responses: from 0 down to −1 over the last ``buffer`` tokens.
+    """What is added to the reward of long responses.
+
+    It falls from 0 to −1 over the last ``buffer`` tokens.
 
     ``length``: tokens of each response, any shape. Source: DAPO (arXiv 2503.14476), equation 13, soft overlong
     punishment. Raises `ConfigError` unless ``0 < buffer <= max_length``.

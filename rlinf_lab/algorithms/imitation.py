@@ -40,7 +40,9 @@ def dagger_beta(iteration: int, *, decay: float = 0.0) -> float:
 
 
 def dagger_mix(learner_BA: NDArray, expert_BA: NDArray, beta: float, rng: np.random.Generator) -> tuple[NDArray, NDArray[np.bool_]]:
-    """The actions to take, and which of them are the expert's (shape B): each row by its own coin. Experimental.
+    """The actions to take, and which of them are the expert's (shape B).
+
+    Each row tosses a coin of its own. Experimental.
 
     The *labels* are the expert's actions for all rows, whoever acted. Source: Ross et al. (arXiv 1011.0686).
     """

@@ -47,7 +47,9 @@ def exceeds_target_kl(kl: float, target: float | None, *, tolerance: float = 1.5
 
 
 def adapted_kl_coefficient(coefficient: float, kl: float, target: float) -> float:
-    """The weight of a KL penalty in the next update: halved below two thirds of the target, doubled above 1.5 times.
+    """The weight of a KL penalty in the next update.
+
+    It is halved where the divergence was below two thirds of the target, and doubled where it was above 1.5 times.
 
     Source: Schulman et al., Proximal Policy Optimization (arXiv 1707.06347), section 4.
     """

@@ -1,4 +1,6 @@
-"""Running mean and variance that can be merged in any order: batches of one process, or whole histories of several ranks.
+"""Running mean and variance that can be merged in any order.
+
+Of batches of one process, or of whole histories of several ranks.
 
 Source: Chan, Golub, LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (1979), equation 2.1.
 """

@@ -24,7 +24,9 @@ def sac_target(
     *,
     subset: Tensor | None = None,
 ) -> Tensor:
-    """Soft value target, shape B: ``r + discount · (min_k Q − α · log π)``, without a gradient.
+    """Soft value target of SAC, shape B, without a gradient.
+
+    ``r + discount · (min_k Q − α · log π)``.
 
     ``subset``: indices of the critics over which the minimum goes (REDQ, arXiv 2101.05982, as RLPD uses it).
     Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications (arXiv 1812.05905), equations 3 and 5.
@@ -54,7 +56,9 @@ def sac_actor_loss(q_KB: Tensor, log_prob_B: Tensor, alpha: Tensor | float, *, a
 
 
 def temperature_loss(log_alpha: Tensor, log_prob_B: Tensor, target_entropy: float) -> Tensor:
-    """``−mean(log α · (log π + target_entropy))``: α rises while the entropy is below its target.
+    """``−mean(log α · (log π + target_entropy))``, the loss of SAC's temperature.
+
+    α rises while the entropy is below its target.
 
     Source: Haarnoja et al. (arXiv 1812.05905), equation 18, with log α in the place of α as in the authors' code.
     ``target_entropy`` in nats; the usual choice is minus the number of action dimensions.

@@ -1,4 +1,6 @@
-"""The clipped surrogate of PPO and what came of it: one loss for steps of environments and tokens of responses.
+"""The clipped surrogate of PPO and what came of it.
+
+One loss serves steps of environments and tokens of responses.
 
 Source: Schulman et al., Proximal Policy Optimization Algorithms (arXiv 1707.06347), equations 7 and 9. The value loss
 is not clipped unless asked for: Andrychowicz et al. (arXiv 2006.05990, section 3.2) found that it hurts. Legend: B batch.
@@ -126,7 +128,9 @@ def decoupled_policy_loss(
     weight_cap: float = 5.0,
     **options: object,
 ) -> PolicyLoss:
-    """PPO for stale data: clipped around a recent policy, weighted back to the one that acted. Experimental.
+    """PPO for stale data. Experimental.
+
+    It clips around a recent policy, and weights back to the one that acted.
 
     ``proximal_log_prob``: of the weights before this update (the default: the current ones, without a gradient).
     The weight ``π_proximal / π_behaviour`` is truncated at ``weight_cap``. Sources: Hilton et al. (arXiv 2110.00641);

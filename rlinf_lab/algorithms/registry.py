@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 
 class Registry(Generic[F]):
-    """Functions of one kind by name: call it with a name to register, `get` one, iterate over the names."""
+    """Functions of one kind by name. Call it with a name to register one, `get` one, or iterate over the names."""
 
     def __init__(self, kind: str, takes: dict[str, str]) -> None:
         self.kind = kind

@@ -52,19 +52,21 @@ def median(scores: ArrayLike) -> float:
 
 
 def interquartile_mean(scores: ArrayLike) -> float:
-    """Mean of the middle half of all runs on all tasks: a quarter is cut off at each end (rounded down)."""
+    """Mean of the middle half of all runs on all tasks. A quarter, rounded down, is cut off at each end."""
     ordered = np.sort(scores_of(scores), axis=None)
     cut = len(ordered) // 4
     return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def optimality_gap(scores: ArrayLike, target: float = 1.0) -> float:
-    """By how much runs fall short of ``target``, on average: what is above it does not make up for others."""
+    """By how much runs fall short of ``target``, on average. What is above it does not make up for others."""
     return float(target - np.minimum(scores_of(scores), target).mean())
 
 
 def probability_of_improvement(scores: ArrayLike, other: ArrayLike) -> float:
-    """Probability that a run of ``scores`` beats a run of ``other`` on a task drawn at random; ties count one half.
+    """Probability that a run of ``scores`` beats one of ``other``.
+
+    On a task drawn at random; ties count one half.
 
     The Mann-Whitney statistic of each task, averaged. The numbers of runs may differ, the tasks may not.
     """

@@ -1,4 +1,7 @@
-"""Recorded episodes: LeRobotDataset v3 and Minari in both directions, minibatches from more data than memory holds."""
+"""Recorded episodes: LeRobotDataset v3 and Minari, in both directions.
+
+Minibatches come from more data than memory holds.
+"""
 
 from rlinf_lab.datasets.episodes import DataSpec, Episode, EpisodeList, EpisodeSource
 from rlinf_lab.datasets.lerobot import read_lerobot, write_lerobot

@@ -1,4 +1,4 @@
-"""Recorded episodes: what one is, and what a set of them is, in memory or on disk.
+"""Recorded episodes: one, and a set of them in memory or on disk.
 
 Legend: T steps of an episode; leading axis of every leaf.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """One episode: row ``t`` holds an observation, the action taken on it and what came of it."""
+    """One episode, a row for each step. Row ``t`` holds an observation, the action taken on it and what came of it."""
 
     obs_T: Tree
     """what was acted on"""
@@ -117,7 +117,9 @@ class DataSpec:
 
 
 class EpisodeSource(ABC, Sequence[Episode]):
-    """Episodes one after another: ``data[3]`` reads the fourth, ``data[:10]`` is the first ten of them, read when they are asked for.
+    """Episodes one after another, read when they are asked for.
+
+    ``data[3]`` reads the fourth, ``data[:10]`` is the first ten of them.
 
     Raises `IndexError` beyond the end, as a list does. Pickles as what it is made of: a folder's name, not its contents.
     """
@@ -154,20 +156,25 @@ class EpisodeSource(ABC, Sequence[Episode]):
         return int(self.lengths_E.sum())
 
     def where(self, wanted: Any) -> EpisodeSource:
-        """Those for which ``wanted(episode)`` is true, such as ``lambda e: e.success``; each is read once now."""
+        """Those for which ``wanted(episode)`` is true, such as ``lambda e: e.success``. Each is read once now."""
         if not callable(wanted):
             raise ConfigError(f"where({shown(wanted)}): a function of an Episode. Next: data.where(lambda episode: episode.success).")
         return EpisodeSlice(self, tuple(i for i, episode in enumerate(self) if wanted(episode)))
 
     def to_pandas(self) -> pd.DataFrame:
-        """A row for each episode: ``length``, ``return``, ``success`` (None where there is no signal), ``seed``, ``task``. Reads all of them."""
+        """A row for each episode; reads all of them.
+
+        Columns: ``length``, ``return``, ``success`` (None where there is no signal), ``seed``, ``task``.
+        """
         import pandas as pd
 
         rows = [{"length": len(e), "return": e.return_, "success": e.success, "seed": e.seed, "task": e.task} for e in self]
         return pd.DataFrame(rows, columns=["length", "return", "success", "seed", "task"])
 
     def replay(self, index: int, env: Any = None) -> Episode:
-        """Play the actions of an episode again, from its seed; ``env``: again, where it was no id but an object.
+        """Play the actions of an episode again, from its seed.
+
+        ``env``: again, where it was no id but an object.
 
         ``data.replay(3).differences(data[3])`` is "" where the simulator does the same twice. Raises `ConfigError` where the environment or the seed is
         not known.

@@ -153,5 +153,8 @@ def _numpy(space: Any, tree: Any) -> Any:
 
 
 def read_minari(name: str) -> MinariData:
-    """The episodes of a data set of Minari's on this machine, read when they are asked for. `UnknownNameError` with the nearest name."""
+    """The episodes of a Minari data set that is on this machine.
+
+    They are read when they are asked for. `UnknownNameError` with the nearest name.
+    """
     return MinariData(name)

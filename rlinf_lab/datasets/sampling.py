@@ -1,4 +1,6 @@
-"""Minibatches of observations and the chunks of actions that followed, from more data than memory holds.
+"""Minibatches of observations and the chunks of actions that followed.
+
+From more data than memory holds.
 
     episodes in random order ──> window of at most ``memory`` bytes ──> rows drawn from it with replacement
 

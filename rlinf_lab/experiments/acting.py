@@ -1,4 +1,7 @@
-"""A trained policy by itself: observations of the environment in, actions for it out, normalisation inside."""
+"""A trained policy by itself: observations in, actions out.
+
+Both as the environment has them; normalisation is inside.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +71,9 @@ class TrainedPolicy:
         return self.module.executed(action_N) if hasattr(self.module, "executed") else action_N
 
     def predict(self, obs: Any, deterministic: bool = True) -> tuple[Any, None]:
-        """As stable-baselines3 has it: greedy actions for ``env.step`` of gymnasium's own environment, in its bounds,
-        and no state.
+        """Greedy actions for gymnasium's own ``env.step``, and no state.
+
+        As stable-baselines3 has it: in the bounds of the environment.
 
         Of a chunk the first action: whoever steps one by one asks again for each step.
         """

@@ -1,4 +1,4 @@
-"""A trained language model by itself: prompts in, answers out, and what its task's verifier says of them."""
+"""A trained language model by itself: prompts in, answers out. With what its task's verifier says of them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ class TrainedModel:
         torch.set_num_threads(threads)  # a worker has one core, which this is none of
 
     def answer(self, prompts: str | Sequence[str], temperature: float | None = None, seed: int = 0) -> Any:
-        """The answer to a prompt, or a list of answers; ``temperature``: of sampling, 0 is greedy; None: as in
-        training. `ConfigError` for a prompt that cannot be answered, such as one longer than the context.
+        """The answer to a prompt, or a list of answers.
+
+        ``temperature``: of sampling, 0 is greedy; None: as in training. `ConfigError` for a prompt that cannot be
+        answered, such as one longer than the context.
         """
         one = isinstance(prompts, str)
         asked = [prompts] if isinstance(prompts, str) else list(prompts) if isinstance(prompts, Iterable) else []
@@ -60,8 +62,9 @@ class TrainedModel:
         return found[0] if one else found
 
     def evaluate(self, episodes: int = 1000, seed: int | None = None) -> Evaluation:
-        """Answer ``episodes`` problems of the test split, sampled as in training: ``return`` is the reward, ``length``
-        in tokens.
+        """Answer ``episodes`` problems of the test split, sampled as in training.
+
+        ``return`` is the reward, ``length`` is in tokens.
 
         ``seed``: of problems and sampling; None: the run's. ``success_rate``: of answers with the full reward.
         """
@@ -87,7 +90,7 @@ class TrainedModel:
         return SamplingParams(max_tokens=self.config.max_tokens, temperature=temperature, seed=seed)
 
     def _answers(self, problems: Sequence[Problem], temperature: float | None, seed: int) -> list[Response]:
-        """In their order, as an evaluation of the recipe's own has them; tools are called here."""
+        """In their order, as an evaluation of the recipe's own has them. Tools are called here."""
         self._worker.sample_with(self._sampled(temperature, seed))
         asked, found = Scripted([Asked(p, EVALUATION, i, 0) for i, p in enumerate(problems)]), Collected[Response]()
         if isinstance(self._worker, AgentGenerator):

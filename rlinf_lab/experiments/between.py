@@ -1,5 +1,6 @@
-"""What happens between the iterations of a run: who asks for the newest weights gets them, evaluations, checkpoints,
-goals.
+"""What happens between the iterations of a run.
+
+Who asks for the newest weights gets them; evaluations, checkpoints and goals have their turn.
 
     requests() ──"train" | "checkpoint" | "state"──▶ iteration function ──metrics, state──▶ harvest() ──▶ row, snapshot
 
@@ -58,8 +59,9 @@ class Between:
 
     # --- asked by others, from any thread -----------------------------------------------------------------
     def snapshot(self, timeout: float | None = None) -> Snapshot:
-        """The newest state: at once when nothing has been trained since, else at the end of the iteration that begins
-        next.
+        """The newest state of the learner.
+
+        At once when nothing has been trained since, else at the end of the iteration that begins next.
         """
         with self._changed:
             if threading.current_thread() is self._thread and not self.is_over:
@@ -101,7 +103,7 @@ class Between:
             self._changed.notify_all()
 
     def cut(self) -> None:
-        """The iteration that goes on is the last of this phase: the run goes on in another one (`attach`)."""
+        """The iteration that goes on is the last of this phase. The run goes on in another one (`attach`)."""
         with self._changed:
             self._cut = True
 
@@ -240,7 +242,7 @@ class Between:
                 self.end()
 
     def _take_rows(self, run: Run) -> None:
-        """Seconds, and what workers logged: that may come a little later, and before the results of its iteration."""
+        """Seconds, and what workers logged. That may come a little later, and before the results of its iteration."""
         fresh, self._version = run.metrics_since(self._version)
         self._told |= {int(row["iteration"]): row for row in fresh}
         for number in list(self._told):
@@ -257,7 +259,7 @@ class Between:
 
     # --- looking, from any thread -----------------------------------------------------------------------------
     def rows_since(self, version: int) -> tuple[list[Row], int]:
-        """Rows that are new or have changed since ``version`` (0: all of them), and the version of now."""
+        """Rows that are new or have changed, and the version of now. Since ``version``; 0: all of them."""
         now = self._change
         fresh = (
             sorted(i for i, change in self._changes.copy().items() if version < change <= now)

@@ -1,4 +1,6 @@
-"""A trained policy as a file for other programs: torch.export, or ONNX where it is installed. Normalisation is inside.
+"""A trained policy as a file for other programs.
+
+torch.export, or ONNX where it is installed. Normalisation is inside.
 """
 
 from __future__ import annotations

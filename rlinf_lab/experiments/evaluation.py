@@ -128,7 +128,7 @@ def student_t95(freedom: int) -> float:
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
-    """95 % interval of a rate (Wilson 1927): inside [0, 1], and no point where all or none succeeded."""
+    """95 % interval of a rate (Wilson 1927). Inside [0, 1], and no point where all or none succeeded."""
     z2 = NORMAL_95**2
     centre, spread = successes + z2 / 2, NORMAL_95 * math.sqrt(successes * (n - successes) / n + z2 / 4)
     return max(0.0, (centre - spread) / (n + z2)), min(1.0, (centre + spread) / (n + z2))
@@ -186,7 +186,7 @@ class _Ended(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A step or a chunk of a vector, as far as an evaluation looks at it."""
+    """A step or a chunk of a vector, as an evaluation sees it."""
 
     obs_N: Any
     reward_N: np.ndarray

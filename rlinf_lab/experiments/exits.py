@@ -43,12 +43,12 @@ def wait_at_exit(run: Waits) -> None:
 
 
 def told(run: Waits) -> None:
-    """Why the run failed has been raised where somebody waited: the exit does not say it again."""
+    """The exit does not say again why the run failed. It has been raised where somebody waited."""
     _STARTED.discard(run)
 
 
 def stop_all() -> None:
-    """End the runs that a script has begun, and do not wait for them at its exit: it was interrupted."""
+    """End the runs that a script has begun: it was interrupted. Its exit does not wait for them."""
     for run in list(_STARTED):
         _STARTED.discard(run)
         with contextlib.suppress(Exception):  # of one that was interrupted while it was made

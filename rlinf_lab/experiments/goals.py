@@ -1,4 +1,4 @@
-"""When a run is done before its last time step: a return, a success rate, hours, patience."""
+"""When a run is done before its last time step. A return, a success rate, hours, patience."""
 
 from __future__ import annotations
 
@@ -89,8 +89,9 @@ class Watch:
         return self._since >= self.goals["patience"]
 
     def _value(self, row: Mapping[str, float], name: str) -> float | None:
-        """Of the evaluation where there are any, else the mean of the latest iterations of training that ended
-        episodes.
+        """The value that a goal is about.
+
+        Of the evaluation where there are any, else the mean of the latest iterations of training that ended episodes.
         """
         if self.evaluates:
             return row.get(f"eval_{name}")

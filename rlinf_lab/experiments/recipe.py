@@ -170,7 +170,7 @@ def _of_variant(config: Any, name: str, env: Any, **changes: Any) -> Any:
 
 
 def _is_environment(env: Any) -> bool:
-    """And no task of language, which is a `Task` or goes by a name of its own."""
+    """Whether this is an environment. A task of language, which is a `Task` or has a name of its own, is none."""
     if is_task(env):
         return False
     try:

@@ -1,4 +1,4 @@
-"""From the words of `train` to a recipe's configuration: unknown ones suggest the nearest, old ones name the new."""
+"""From the words of `train` to a recipe's configuration. Unknown words suggest the nearest, old ones name the new."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ POLICIES_OF_SB3 = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "MlpLstmPolicy"
 
 
 def configured(recipe: Recipe, env: Any, total_timesteps: int | None, given: Mapping[str, Any]) -> Any:
-    """The configuration for ``env``: a preset of the recipe where it has one, changed by ``given``.
+    """The configuration for ``env``, changed by ``given``.
+
+    A preset of the recipe where it has one.
 
     Raises `UnknownNameError` for a setting that the recipe does not have, `ConfigError` for a value that cannot work.
     """

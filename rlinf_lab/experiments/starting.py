@@ -148,7 +148,7 @@ def resume(
 
 
 def check_ended(kept: RunFolder, about: dict[str, Any]) -> None:
-    """`ConfigError` where a run still writes into a folder, in this process or another that lives on this machine."""
+    """`ConfigError` where a run still writes into a folder. In this process or another that lives on this machine."""
     from rlinf_lab.experiments.storage.shelf import GOING_ON, state_of
 
     goes_on = about.get("host") == socket.gethostname() and state_of(about) in GOING_ON
@@ -206,7 +206,10 @@ def auto_plan(
 
 
 def env_id(config: Any) -> str | None:
-    """Of an environment that is known by name: one of those may be made to see what it imports. None for others."""
+    """The id of an environment that is known by name; None for others.
+
+    One of those may be made to see what it imports.
+    """
     env = getattr(config, "env", None)
     return env if isinstance(env, str) else None
 
@@ -217,8 +220,9 @@ def all_devices() -> list[str]:
 
 
 def home_of(config: Any) -> list[str] | None:
-    """The GPU of a simulator that steps on one: all workers stay there, and nothing is copied. None for others: the
-    cores of this machine.
+    """The GPU of a simulator that steps on one.
+
+    All workers stay there, and nothing is copied. None for others: the cores of this machine.
     """
     there = getattr(getattr(config, "spec", None), "device", None)
     return [there] if there is not None and there.startswith("cuda") else None

@@ -1,4 +1,4 @@
-"""SIGTERM, for a script that asks for it: a cluster's time limit ends a run with its state written."""
+"""SIGTERM, for a script that asks for it. A cluster's time limit ends a run with its state written."""
 
 from __future__ import annotations
 

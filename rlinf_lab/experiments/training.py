@@ -1,4 +1,4 @@
-"""A training that goes on in the background, and all that can be asked of it."""
+"""A training in the background, and all that can be asked of it."""
 
 from __future__ import annotations
 
@@ -161,8 +161,9 @@ class TrainingRun:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, …; what evaluations found
-        begins with ``eval_``.
+        """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, ….
+
+        What evaluations found begins with ``eval_``.
         """
         import pandas as pd
 
@@ -176,11 +177,10 @@ class TrainingRun:
 
     @property
     def samples(self) -> pd.DataFrame:
-        """One row for each of the latest ten thousand completions: prompt, text, reward, versions, what was discarded
-        and why.
+        """One row for each of the latest ten thousand completions.
 
-        Of all phases, and of the run that this one goes on from. ``attrs["total"]``: how many there were. Kept in the
-        run's folder.
+        Prompt, text, reward, versions, what was discarded and why, of all phases and of the run that this one goes on
+        from. ``attrs["total"]``: how many there were. Kept in the run's folder.
         """
         return joined([self._earlier, *(phase.samples for phase in self.phases)])
 
@@ -203,9 +203,7 @@ class TrainingRun:
         return self._watch.reason or ("stopped by the user" if self._stopped else "")
 
     def show(self) -> Any:
-        """Display the live dashboard, with the numbers of evaluations and of `Options.on_iteration`. A run that changes
-        its plan goes on in it.
-        """
+        """Display the live dashboard. A run that changes its plan goes on in it."""
         self._shown.append(self._displayed(None))
         return self._shown[-1].board
 
@@ -388,8 +386,9 @@ class TrainingRun:
         return [row["seconds"] for row in rows if "seconds" in row]
 
     def _changes_phase(self) -> bool:
-        """A phase has ended, or has failed on a GPU: go on under the plan that `AutoPlan` says, from the newest state.
-        False: the run ends here.
+        """Whether the run goes on where a phase has ended.
+
+        Also where it has failed on a GPU. It does under the plan that `AutoPlan` says, from the newest state.
         """
         if self.auto is None or self.run.state not in ("finished", "failed"):
             return False

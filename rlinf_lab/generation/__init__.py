@@ -1,4 +1,7 @@
-"""Answers from language models, token by token: one protocol for vLLM, transformers and an own engine, and what a trainer needs of them."""
+"""Answers from language models, token by token.
+
+One protocol for vLLM, transformers and an own engine, and what a trainer needs of them.
+"""
 
 from __future__ import annotations
 

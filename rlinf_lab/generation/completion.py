@@ -1,4 +1,6 @@
-"""What goes into a generator and what comes out: requests and completions, in token ids that are never made from text again.
+"""Requests, which go into a generator, and completions, which come out.
+
+Both in token ids, which are never made from text again.
 
 Legend: P tokens of a prompt, T tokens of an answer.
 """

@@ -1,4 +1,6 @@
-"""The forward pass of a Llama-like decoder on a static cache: Llama, Qwen2 and Qwen3 weights in Hugging Face's names.
+"""The forward pass of a Llama-like decoder on a static cache.
+
+For weights of Llama, Qwen2 and Qwen3 in Hugging Face's names.
 
 It computes what transformers' modules compute, with the projections of one input put together, keys stored transposed and no object made per
 step, so that a CUDA graph can hold a step. No gradients, one device.
@@ -133,7 +135,7 @@ class Decoder:
         return qk[..., : self.heads, :], qk[..., self.heads :, :], v
 
     def _rest(self, layer: int, x: Tensor, mixed: Tensor) -> Tensor:
-        """What follows attention in a layer: output projection and the gated MLP, both added to ``x``."""
+        """What follows attention in a layer. Output projection and the gated MLP, both added to ``x``."""
         fused, at = self.fused, f"{layer}."
         x = x + F.linear(mixed, fused[at + "out"], fused.get(at + "out_bias"))
         gate, up = F.linear(self._norm(x, at + "norm_mlp"), fused[at + "gate_up"]).chunk(2, -1)
@@ -158,7 +160,10 @@ def _check(config: Any) -> None:
 
 
 def _rotation(model: nn.Module, places_L: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (L, D) of the rotary embedding, from the model's own module: it knows about scaled variants."""
+    """Cosines and sines (L, D) of the rotary embedding.
+
+    From the model's own module, which knows about scaled variants.
+    """
     rotary: Any = next((m for name, m in model.named_modules() if name.endswith("rotary_emb")), None)
     if rotary is None:
         raise ConfigError(f"{type(model).__name__} has no rotary embedding. Next: the generator 'transformers'.")

@@ -33,7 +33,9 @@ _REFILL_SHARE = 16
 
 
 class Engine(Generator):
-    """Continuous batching in ``slots`` slots of ``max_length`` tokens (prompt and answer; None: the model's own context, at most 4,096).
+    """Continuous batching in ``slots`` slots of ``max_length`` tokens.
+
+    Prompt and answer together; None: the model's own context, at most 4,096.
 
     ``model`` is a `LanguageModel` or a transformers module of the Llama, Qwen2 or Qwen3 family; its weights are copied. Raises
     `UnknownNameError` for another family and `ConfigError` for numbers that cannot work.

@@ -1,4 +1,6 @@
-"""What every generator does, whatever runs the model: take requests, give completions as they finish, stop, go on, change weights.
+"""What every generator does, whatever runs the model.
+
+Take requests, give completions as they finish, stop, go on, change weights.
 
 A generator moves by `Generator.step`: one more token for everything that runs. Whoever drives it does between two steps what it likes: takes
 new requests, breaks some off, loads weights. `Generator.sample` is the loop for who has nothing else to do.
@@ -56,7 +58,7 @@ class Generator(ABC):
         """Replace the weights, in place."""
 
     def offload(self) -> None:
-        """Leave the device: nothing is on its way there any more (what ran must be aborted before)."""
+        """Leave the device: nothing is on its way there any more. What ran must be aborted before."""
         self._must_be_idle("offload")
 
     def onload(self) -> None:  # noqa: B027  (nothing to do where nothing was moved)
@@ -97,7 +99,9 @@ class Generator(ABC):
             self.abort(mine & self._at_work)
 
     def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
-        """Break off these requests (None: all) and return what there is of them, to go on with later (`Completion.resumed`).
+        """Break off these requests (None: all) and return what there is.
+
+        To go on with later, see `Completion.resumed`.
 
         Ids of requests that have finished meanwhile are left out without a word: nobody can know that in time.
         """

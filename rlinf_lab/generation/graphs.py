@@ -1,4 +1,7 @@
-"""A decoding step as a CUDA graph for each (rows, length) bucket: one launch instead of some hundred. On a CPU the step itself."""
+"""A decoding step as a CUDA graph for each (rows, length) bucket.
+
+One launch instead of some hundred. On a CPU it is the step itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The only module that imports transformers, tokenizers and peft, and only when it is used: models and tokenizers from and to files.
+"""Models and tokenizers from and to files.
+
+The only module that imports transformers, tokenizers and peft, and only when it is used.
 
 Everything here is offline: a path is a folder on this machine.
 """
@@ -68,7 +70,10 @@ class LanguageModel:
         return np.asarray(ids, np.int64)
 
     def encode_prompt(self, text: str) -> NDArray[np.int64]:
-        """Token ids of what the model is to go on from: `encode`, or with ``chat`` the user's turn and the beginning of the answer."""
+        """Token ids of what the model is to go on from.
+
+        `encode`, or with ``chat`` the user's turn and the beginning of the answer.
+        """
         if not self.chat or not text:
             return self.encode(text)
         turns = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
@@ -160,7 +165,7 @@ def new_model(kind: str, *, seed: int, **config: Any) -> nn.Module:
 
 
 def context_of(folder: Path) -> int | None:
-    """Tokens that prompt and answer have together in a folder's model; None where its config.json does not say."""
+    """Tokens that prompt and answer have together in a folder's model. None where its config.json does not say."""
     try:
         length = json.loads((folder / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
     except (OSError, ValueError, LookupError, TypeError):  # whoever loads the model says what is wrong with it
@@ -169,7 +174,10 @@ def context_of(folder: Path) -> int | None:
 
 
 def counts_tokens(folder: Path) -> Callable[[str], int]:
-    """A function that counts a text's tokens, by a folder's tokenizer, which is loaded when it is first asked."""
+    """A function that counts a text's tokens, by a folder's tokenizer.
+
+    The tokenizer is loaded when it is first asked.
+    """
 
     @functools.cache
     def tokenizer() -> Any:
@@ -179,7 +187,10 @@ def counts_tokens(folder: Path) -> Callable[[str], int]:
 
 
 def character_tokenizer(alphabet: Sequence[str]) -> Any:
-    """A tokenizer with one token for each character, after padding (0) and the end of a text (1). Raises `ConfigError` for a bad alphabet."""
+    """A tokenizer with one token for each character.
+
+    Before them come padding (0) and the end of a text (1). Raises `ConfigError` for a bad alphabet.
+    """
     transformers = _transformers("A tokenizer")
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -237,7 +248,7 @@ def load_model(
 
 @contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
-    """Without a bar of progress: each evaluation of a run loads the model, and the run has a line of its own."""
+    """Without a bar of progress. Each evaluation of a run loads the model, and the run has a line of its own."""
     logging = transformers.utils.logging
     shown_before = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -260,7 +271,7 @@ def _with_lora(module: Any, rank: int) -> Any:
 
 
 def _merged(module: Any) -> dict[str, Tensor]:
-    """The plain state of a model with LoRA, W + scale · B A, without touching the model."""
+    """The plain state of a model with LoRA, W + scale · B A. The model is not touched."""
     state: dict[str, Tensor] = {}
     layers = {name: layer for name, layer in module.get_base_model().named_modules() if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")}
     for name, tensor in module.get_base_model().state_dict().items():

@@ -1,4 +1,6 @@
-"""Real models by name: where their weights are, what they look like, and how much memory they take. Nothing is downloaded.
+"""Real models by name: where they are, how they look, what they take.
+
+Memory is told for weights and for training. Nothing is downloaded.
 
 >>> known_model("SmolLM2-135M")
 KnownModel(HuggingFaceTB/SmolLM2-135M-Instruct: llama, 135 M parameters; GiB: weights 0.25, training 1, with LoRA 0.32)
@@ -125,7 +127,10 @@ def known_model(name: str) -> KnownModel:
 
 
 def known_models(lora: int = 16) -> pd.DataFrame:
-    """A row for each: hub, family, parameters, context in tokens, GiB of weights, of training all, and of training low-rank parts."""
+    """A row for each known model.
+
+    Hub, family, parameters, context in tokens, GiB of weights, of training all, and of training low-rank parts.
+    """
     import pandas as pd
 
     rows = {

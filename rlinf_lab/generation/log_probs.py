@@ -23,7 +23,7 @@ from rlinf_lab.generation.generator import module_of
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
-    """B completions in R rows of tokens, ready for a model, and what their sampler said about each answer token."""
+    """B completions in R rows of tokens, ready for a model. With what their sampler said about each answer token."""
 
     ids_RC: Tensor
     """int64; padding on the right"""
@@ -58,7 +58,9 @@ class TokenBatch:
 
 
 def token_batch(completions: Sequence[Completion], *, pad_id: int = 0, row_tokens: int | None = None) -> TokenBatch:
-    """Put completions into rows of ``row_tokens``, longest first, each into the first row with room (first-fit decreasing).
+    """Put completions into rows of ``row_tokens``, longest first.
+
+    Each goes into the first row with room (first-fit decreasing).
 
     ``row_tokens`` None: as long as the longest text. Raises `ConfigError` for no completions, one without tokens, or one longer than a row.
     """
@@ -97,7 +99,7 @@ def token_log_probs(model: Any, batch: TokenBatch, *, temperature: float = 1.0) 
 
 
 def token_log_probs_and_entropy(model: Any, batch: TokenBatch, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """As `token_log_probs`, and the entropy (B, T) of each token's distribution in nats, from the same pass."""
+    """As `token_log_probs`, with the entropy (B, T) of each token's distribution. In nats, from the same pass."""
     every_NV = _answer_logits(model, batch, temperature).log_softmax(-1)
     log_prob_N = every_NV.gather(-1, batch.token_BT[batch.mask_BT][:, None]).squeeze(-1)
     entropy_N = -(every_NV.exp() * every_NV).sum(-1)

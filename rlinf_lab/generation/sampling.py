@@ -1,4 +1,6 @@
-"""Choosing tokens with noise that depends on the request and the position alone: not on the batch, the slot, the process or what ran before.
+"""Choosing tokens with noise of the request and the position alone.
+
+It depends neither on the batch nor on the slot, the process or what ran before.
 
 The noise is the counter-based generator SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), so a
 request that moves to another instance in the middle of its answer goes on with the very numbers it would have had.
@@ -19,7 +21,7 @@ _BITS = 23  # a float32 below 1 times a sum about 1 then stays below that sum
 
 
 def uniform(key_R: Tensor, position_R: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1) with 23 bits, float32: one for each (key, position), both int64."""
+    """Uniform numbers in [0, 1) with 23 bits, float32. One for each (key, position), both int64."""
     z = key_R + (position_R + 1) * _GOLDEN
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
@@ -49,7 +51,9 @@ class Choice:
 
 
 def choose(logits_RV: Tensor, choice: Choice, position_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (R, int64) and their log-probabilities (R, float32, nats) under the distribution that they were drawn from.
+    """Tokens (R, int64) and their log-probabilities (R, float32, nats).
+
+    Under the distribution that they were drawn from.
 
     ``position_R`` counts the tokens before, prompt included. A row of temperature 0 takes the likeliest token, with the model's own log-probability.
     """
@@ -67,7 +71,10 @@ def choose(logits_RV: Tensor, choice: Choice, position_R: Tensor) -> tuple[Tenso
 
 
 def truncated(log_prob_RV: Tensor, top_p_R: Tensor, top_k_R: Tensor) -> Tensor:
-    """Log-probabilities with only the likeliest tokens left: first top-k, then top-p of what that leaves; renormalised."""
+    """Log-probabilities with only the likeliest tokens left, renormalised.
+
+    First top-k, then top-p of what that leaves.
+    """
     sorted_RV, order_RV = log_prob_RV.sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(log_prob_RV.shape[-1], device=log_prob_RV.device)
     sorted_RV = sorted_RV.masked_fill((top_k_R > 0)[:, None] & (rank_V >= top_k_R[:, None]), -torch.inf).log_softmax(-1)

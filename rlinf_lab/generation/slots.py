@@ -1,4 +1,6 @@
-"""The books of the own engine: which request is in which slot and what it has so far. Plain numpy, a column per field.
+"""The books of the own engine.
+
+Which request is in which slot and what it has so far: plain numpy, a column per field.
 
 Occupied slots are 0 to ``used`` − 1, always: where one becomes free, the last one moves there. A step then works on the first rows of
 everything, and each of its costs follows the number of requests that run.

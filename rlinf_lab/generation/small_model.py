@@ -1,4 +1,6 @@
-"""A small language model made here: a character tokenizer, two layers in Qwen2's shape, and supervised training on worked examples.
+"""A small language model made here.
+
+A character tokenizer, two layers in Qwen2's shape, and supervised training on worked examples.
 
 Legend: B examples, L tokens of the longest.
 """
@@ -22,7 +24,9 @@ def small_model(
     alphabet: str, *, hidden: int = 64, layers: int = 2, heads: int = 2, kv_heads: int | None = None, seed: int = 0, max_length: int = 512,
     tied: bool = True, kind: str = "qwen2",
 ) -> LanguageModel:  # fmt: skip
-    """A language model over the characters of ``alphabet`` with random weights: about 109,000 parameters as it stands, float32.
+    """A language model over the characters of ``alphabet`` with random weights.
+
+    About 109,000 parameters as it stands, in float32.
 
     ``kv_heads`` (None: as many as ``heads``) share keys and values between heads, ``max_length`` is its context in tokens, ``kind`` its family
     ("llama", "qwen2", "qwen3"), ``tied`` whether input and output share an embedding. The seed alone fixes the weights. Heads of 32 are the
@@ -73,7 +77,7 @@ def warm_up(
 
 
 def _batch(model: LanguageModel, pairs: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-    """Padded on the right: under a causal mask nothing real looks at padding, so no mask is needed."""
+    """Padded on the right, without a mask. Under a causal mask nothing real looks at padding."""
     rows = [(model.encode(prompt), model.encode(answer)) for prompt, answer in pairs]
     longest = max(len(p) + len(a) + 1 for p, a in rows)
     ids_BL = np.full((len(rows), longest), model.pad_id, np.int64)

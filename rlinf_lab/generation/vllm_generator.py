@@ -49,7 +49,9 @@ class _Running:
 
 
 class VLLMGenerator(Generator):
-    """vLLM's engine for a `LanguageModel` or a folder in Hugging Face's format, ``slots`` requests at a time.
+    """vLLM's engine for a `LanguageModel` or a folder in Hugging Face's format.
+
+    ``slots`` requests at a time.
 
     ``engine`` goes to ``vllm.EngineArgs``. Seeded by (request, position of its beginning): the same tokens come again in the same batches, which is
     less than what `Engine` promises. Raises `MissingDependencyError` where vLLM is not installed. Makes vLLM run without compilation on a CPU, by

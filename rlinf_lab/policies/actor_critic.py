@@ -1,4 +1,6 @@
-"""A policy with a value net for any space: encoder, two multilayer perceptrons, a head of actions.
+"""A policy with a value net, for any space.
+
+Encoder, two multilayer perceptrons, a head of actions.
 
     observation ──preprocess──> float32 ──encoder──> features ──actor──> parameters ──head──> action, log-probability
                                         ──encoder──> features ──critic─> value
@@ -56,7 +58,9 @@ class Policy(nn.Module):
         return self.head.draw_clone_noise(rng, n)
 
     def executed(self, action: Any) -> Any:
-        """Of what `act` returned, the part that environments get: all of it, but of a flow's chain the last point.
+        """The part of what `act` returned that environments get.
+
+        All of it, but of a flow's chain the last point.
 
         What is learned from is what `act` returned.
         """
@@ -268,7 +272,7 @@ class ActorCritic(Actor):
         return log_prob_B, entropy_B, value_B
 
     def clone_loss(self, obs: Any, executed: Any, rng: np.random.Generator) -> Tensor:
-        """How far the policy is from what an expert did, (B): minus a log-probability, or the error of a flow."""
+        """How far the policy is from what an expert did, (B). Minus a log-probability, or the error of a flow."""
         noise = self.draw_clone_noise(rng, len(flatten(self.head.space, executed)[0]))
         trees = self._tensors(self.preprocess.space, obs), self._tensors(self.head.space, executed)
         loss_B: Tensor = self(*trees, torch.from_numpy(noise).to(self.device))[0]

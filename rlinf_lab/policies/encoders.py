@@ -1,5 +1,6 @@
-"""From a prepared observation to one row of features: flat leaves as they are, images through a small convolutional
-net.
+"""From a prepared observation to one row of features.
+
+Flat leaves as they are, images through a small convolutional net.
 
 Legend: B batch, C channels, H height, W width, X features.
 """
@@ -19,7 +20,9 @@ NATURE_PIXELS = 36  # the smallest image that passes through the three layers of
 
 
 class CombinedEncoder(nn.Module):
-    """Every leaf of the observation in one row: images through a net of their own, all others as they are.
+    """Every leaf of the observation in one row.
+
+    Images through a net of their own, all others as they are.
 
     The net of an image of at least 36 pixels a side is that of Mnih et al., Human-level control through deep
     reinforcement learning (Nature 518, 2015, Methods); smaller ones have two layers with a stride of 2. Without images
@@ -63,7 +66,9 @@ class FirstConvolution(nn.Conv2d):
 
 
 def in_blocks(x_BCHW: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-    """What `torch.nn.functional.conv2d` gives for a square kernel that is a multiple of its ``stride``, itself a multiple of 4.
+    """What `torch.nn.functional.conv2d` gives for some square kernels.
+
+    Those that are a multiple of their ``stride``, itself a multiple of 4.
 
     Squares of ``stride`` pixels become the channels of one, and the stride 1 (Shi et al., arXiv 1609.05158, backwards). Without a gradient for the picture.
     """

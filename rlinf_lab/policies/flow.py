@@ -1,4 +1,6 @@
-"""Actions by flow matching: a velocity field carries noise to actions, for cloning and for reinforcement learning.
+"""Actions by flow matching: a velocity field carries noise to actions.
+
+For cloning and for reinforcement learning.
 
     x_0 ~ N(0, 1) ──v(x_0, 0)──> x_1 ──v(x_1, 1/S)──> ... ──> x_S: the action (or chunk of actions) that is executed
 
@@ -68,7 +70,7 @@ class Flow:
 
 
 def towards(end_BD: Any, x_BD: Any, t: Any) -> Any:
-    """The velocity that leads from x at time t < 1 to ``end_BD`` at time 1.
+    """The velocity from x at time t < 1 to ``end_BD`` at time 1.
 
     A net that gives the velocity itself must first learn to subtract its input, most exactly near the end; one that
     gives the end need not (Li and He, Back to Basics: Let Denoising Generative Models Denoise, arXiv 2511.13720).
@@ -78,7 +80,10 @@ def towards(end_BD: Any, x_BD: Any, t: Any) -> Any:
 
 
 class VelocityMLP(nn.Module):
-    """``v(x, t, features)`` `towards` what a multilayer perceptron says, of all of them in one row. Runs in numpy too."""
+    """``v(x, t, features)`` `towards` what a multilayer perceptron says.
+
+    It reads all of them in one row. Runs in numpy too.
+    """
 
     def __init__(
         self, size: int, features: int, net_arch: tuple[int, ...], activation: str, generator: torch.Generator
@@ -130,7 +135,10 @@ class FlowHead(Head):
         self.acts_in_numpy = isinstance(velocity, VelocityMLP)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        """As torch has it; `ConfigError` for the weights of an earlier version, or of a flow with other steps."""
+        """As torch has it, but `ConfigError` for weights of another flow.
+
+        Of an earlier version, or of one with other steps.
+        """
         if any(name.startswith(f"{prefix}velocity.net.") for name in state_dict):
             raise ConfigError(
                 "These weights are of a flow policy that an earlier version kept: its net gave the velocity, and nets give the end of the flow now. "
@@ -148,7 +156,7 @@ class FlowHead(Head):
         return rng.standard_normal((n, self.noise_size), dtype=np.float32)
 
     def log_std(self) -> Tensor:
-        """Of the noise in each step that has some, (N, D): between the bounds, on a logarithmic scale."""
+        """Of the noise in each step that has some, (N, D). Between the bounds, on a logarithmic scale."""
         low, high = math.log(self.flow.least_std), math.log(self.flow.most_std)
         return low + (high - low) * torch.sigmoid(self.std_logit)
 

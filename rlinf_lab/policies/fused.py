@@ -24,22 +24,41 @@ Layer = tuple[Tensor, Tensor]
 
 
 def applies(x: Tensor) -> bool:
-    """Whether these are the better way now: not under autocast, nor where torch compiles and fuses the layers itself."""
+    """Whether these are the better way now.
+
+    Not under autocast, nor where torch compiles and fuses the layers itself.
+    """
     return not torch.is_autocast_enabled(x.device.type) and not torch.compiler.is_compiling()
 
 
 # --- perceptrons --------------------------------------------------------------------------------------------------
+class Room:
+    """Memory by name, taken again and again. Nets that are not needed at the same time may share one."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Memory of that ``shape`` and of the type of ``like``, with whatever is in it."""
+        held = self._held.get(name)
+        if held is None or held.shape != shape or held.dtype != like.dtype:
+            held = self._held[name] = like.new_empty(shape)
+        return held
+
+
 class Perceptron:
     """Affine layers with relu (or ``activation="tanh"``) between them, without autograd. ``gradients``: where those of each layer are written.
 
     ``norms``: factors and offsets, (K, 1, U), of an ensemble whose hidden layers are normalised before relu; ``norm_gradients`` likewise.
+    ``room``: what hidden layers give is written there, over what the last call of its shape wrote: at usual sizes the system takes longer to give
+    memory than a core to fill it. Without one memory is new.
     """
 
     def __init__(
         self, layers: Sequence[Layer], gradients: Sequence[Layer] = (), norms: Sequence[Layer] = (), norm_gradients: Sequence[Layer] = (),
-        activation: str = "relu",
+        activation: str = "relu", room: Room | None = None,
     ) -> None:  # fmt: skip
-        self.is_tanh = activation == "tanh"
+        self.is_tanh, self._room = activation == "tanh", room
         self.layers, self.gradients, self.norms, self.norm_gradients = layers, gradients, norms, norm_gradients
         self.is_ensemble = layers[0][0].dim() == 3
 
@@ -48,9 +67,11 @@ class Perceptron:
         if self.is_ensemble and x.dim() == 2:
             x = x.expand(self.layers[0][0].shape[0], -1, -1)
         inputs, normal = [x], list[Tensor]()
+        last = len(self.layers) - 1
         for i, (weight, bias) in enumerate(self.layers):
-            x = torch.baddbmm(bias, x, weight) if self.is_ensemble else torch.addmm(bias, x, weight.t())
-            if i == len(self.layers) - 1:
+            out = self._out(f"forward {i}", x, bias.shape[-1]) if i < last else None
+            x = torch.baddbmm(bias, x, weight, out=out) if self.is_ensemble else torch.addmm(bias, x, weight.t(), out=out)
+            if i == last:
                 break
             if self.norms:
                 factor, offset = self.norms[i]
@@ -61,7 +82,7 @@ class Perceptron:
         return x, inputs + normal
 
     def backward(self, gradient: Tensor, inputs: list[Tensor], *, of_weights: bool = True, of_input: bool = False) -> Tensor | None:
-        """From the outputs' ``gradient`` to that of the inputs, (B, I) or (K, B, I), if it is wanted."""
+        """From the outputs' ``gradient`` to that of the inputs. (B, I) or (K, B, I), if it is wanted."""
         for i in range(len(self.layers) - 1, -1, -1):
             x, weight = inputs[i], self.layers[i][0]
             if of_weights:
@@ -74,7 +95,11 @@ class Perceptron:
                     torch.sum(gradient, 0, out=of_bias)
             if not i and not of_input:
                 return None
-            gradient = torch.bmm(gradient, weight.transpose(1, 2)) if self.is_ensemble else torch.mm(gradient, weight)
+            out = self._out(f"backward {i}", x, x.shape[-1]) if i else None
+            if self.is_ensemble:
+                gradient = torch.bmm(gradient, weight.transpose(1, 2), out=out)
+            else:
+                gradient = torch.mm(gradient, weight, out=out)
             if i:  # in place: nobody else has it
                 if self.is_tanh:
                     torch.ops.aten.tanh_backward.grad_input(gradient, x, grad_input=gradient)
@@ -84,6 +109,9 @@ class Perceptron:
                     unit, scale = inputs[len(self.layers) + 2 * (i - 1) :][:2]
                     gradient = self._through_norm(i - 1, gradient, unit, scale, of_weights)
         return gradient
+
+    def _out(self, name: str, x: Tensor, units: int) -> Tensor | None:
+        return None if self._room is None else self._room.take(name, (*x.shape[:-1], units), x)
 
     def _through_norm(self, i: int, gradient: Tensor, unit: Tensor, scale: Tensor, of_weights: bool) -> Tensor:
         """From behind a normalisation to before it. Source: Ba et al., Layer Normalization (arXiv 1607.06450), equation 4."""
@@ -153,7 +181,7 @@ class Squashed(NamedTuple):
 
 
 def squashed_sample(mean_BA: Tensor, log_std_BA: Tensor, noise_BA: Tensor, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """Action and log-density of each component, both (B, A), of `Squashed`, as one step of autograd."""
+    """Action and log-density of each component of `Squashed`, both (B, A). As one step of autograd."""
     found: tuple[Tensor, Tensor] = _SquashedSample.apply(mean_BA, log_std_BA, noise_BA, bounds)
     return found
 

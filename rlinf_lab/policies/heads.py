@@ -73,12 +73,15 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def executed(self, action: Any) -> Any:
-        """Of what `act` returned, the part that an environment gets: all of it, unless the head says otherwise."""
+        """The part of what `act` returned that an environment gets. All of it, unless the head says otherwise."""
         return action
 
     @property
     def executed_shape(self) -> tuple[int, ...] | None:
-        """Of what an environment gets of one action, of a chunk with its actions first; None: a tree of several."""
+        """The shape of what an environment gets of one action.
+
+        Of a chunk with its actions first; None: a tree of several.
+        """
         return self.space.shape
 
     def sample(self, params_BP: Tensor, noise_BK: Tensor) -> tuple[Any, Tensor]:
@@ -183,7 +186,9 @@ class GaussianHead(Head):
 
 
 class SquashedGaussianHead(GaussianHead):
-    """``action = centre + reach · tanh(u)``, ``u ~ Normal(mean, exp(log_std))``: never outside of the space's range.
+    """A Gaussian that is squashed into the space's range.
+
+    ``action = centre + reach · tanh(u)``, ``u ~ Normal(mean, exp(log_std))``: never outside.
 
     The log-density is exactly that of the action as it is returned, in single precision, so that acting and learning
     agree to rounding also where tanh saturates. Source: Haarnoja et al., Soft Actor-Critic (arXiv 1801.01290), appendix
@@ -392,9 +397,7 @@ class BernoulliHead(Head):
 
 
 class MixedHead(Head):
-    """A head for each entry of a Dict or Tuple of actions: log-probabilities and entropies
-    add up.
-    """
+    """A head for each entry of a Dict or Tuple of actions. Log-probabilities and entropies add up."""
 
     def __init__(self, space: spaces.Dict | spaces.Tuple, heads: Sequence[Head]) -> None:
         super().__init__()

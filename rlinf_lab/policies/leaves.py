@@ -1,4 +1,6 @@
-"""The leaves of a space of observations: what kind each is, and the trees of arrays that belong to it.
+"""The leaves of a space of observations.
+
+What kind each is, and the trees of arrays that belong to it.
 
 A tree has the form of its space: an array for a leaf, a dict for `gymnasium.spaces.Dict`, a tuple for
 `gymnasium.spaces.Tuple`, nested.
@@ -53,7 +55,7 @@ class Leaf:
 
     @cached_property
     def prepared_shape(self) -> tuple[int, ...]:
-        """Of one observation, as an encoder gets it: images channels first, categories one-hot in one row."""
+        """Of one observation, as an encoder gets it. Images channels first, categories one-hot in one row."""
         if self.kind is Kind.CATEGORIES:
             return (int(choices(self.space).sum()),)
         if self.kind is Kind.IMAGE:

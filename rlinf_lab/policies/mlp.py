@@ -1,4 +1,6 @@
-"""Multilayer perceptrons: made from a seed, and run by numpy on the memory of their tensors.
+"""Multilayer perceptrons, made from a seed.
+
+numpy runs them on the memory of their tensors.
 
 At the batch sizes of a few environments torch's dispatch costs several times the arithmetic
 (``benchmarks/policy_inference.py``). Legend: B batch, I inputs, U outputs of a layer.

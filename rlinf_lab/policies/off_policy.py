@@ -33,7 +33,7 @@ NORMS = ("layer", "batch")
 
 
 class LinearEnsemble(nn.Module):
-    """K linear layers side by side: (K, B, I) or (B, I) to (K, B, U)."""
+    """K linear layers side by side. (K, B, I) or (B, I) to (K, B, U)."""
 
     def __init__(self, critics: int, inputs: int, outputs: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class LinearEnsemble(nn.Module):
 
 
 class NormEnsemble(nn.Module):
-    """K normalisations side by side of (K, B, U): over the features of a row, or over the rows of a batch."""
+    """K normalisations side by side of (K, B, U). Over the features of a row, or over the rows of a batch."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -78,7 +78,9 @@ class NormEnsemble(nn.Module):
 
 
 class QEnsemble(nn.Module):
-    """K values of observations and actions: ``q(obs, action)`` is (K, B), of trees of tensors (B, ...).
+    """K values of observations and actions.
+
+    ``q(obs, action)`` is (K, B), of trees of tensors (B, ...).
 
     Actions enter in units of their range where they have bounds. A target is ``copy.deepcopy(q)``, moved by
     `rlinf_lab.algorithms.polyak_update`. With batch normalisation ``train()`` uses the batch's statistics, ``eval()``
@@ -128,7 +130,9 @@ def make_actor(
     encoder: Encoder | None = None,
     seed: int = 0,
 ) -> Actor:
-    """An actor without a value net, its actions in a bounded Box: what SAC and TD3 train.
+    """An actor without a value net, as SAC and TD3 train it.
+
+    Its actions are in a bounded Box.
 
     A squashed Gaussian whose mean and standard deviation depend on the observation (SAC), or ``deterministic`` with
     ``exploration_std`` of noise, in units of half the range (TD3). All else as in `make_policy`. Called as a module,

@@ -42,7 +42,9 @@ class PPOByHand:
 
     @staticmethod
     def works_for(policy: Any) -> bool:
-        """Whether all that is learnt are affine layers with tanh or relu between them, and perhaps a deviation.
+        """Whether only affine layers are learnt, with tanh or relu between them.
+
+        A deviation may be learnt besides.
 
         Actor and critic share nothing.
         """
@@ -64,7 +66,9 @@ class PPOByHand:
     def of_rows(
         self, trees: list[Any], numbers: list[Tensor], prepared: Callable[[Tensor], Tensor], **factors: float
     ) -> Callable[[Tensor], dict[str, Tensor]]:
-        """`step` of some rows of all samples: ``trees`` of observations and actions, ``numbers`` as in `Minibatch`.
+        """`step` of some rows of all samples.
+
+        ``trees`` of observations and actions, ``numbers`` as in `Minibatch`.
 
         ``prepared``: what becomes of the rows' advantages.
         """

@@ -1,4 +1,6 @@
-"""From an observation as the environment gives it to what an encoder reads: float32, normalised, scaled, one-hot.
+"""From an environment's observation to what an encoder reads.
+
+float32, normalised, scaled, one-hot.
 
 Legend: B batch, F numbers that are normalised, X features in one row.
 """
@@ -109,7 +111,10 @@ class Preprocess(nn.Module):
 
     # --- statistics -----------------------------------------------------------------------------------------
     def numbers(self, tree: Any) -> Any:
-        """Those that are normalised, (..., F), for leaves of shape (..., *shape): what statistics are made of. Tensors stay where they are."""
+        """Those that are normalised, (..., F): what statistics are made of.
+
+        For leaves of shape (..., *shape). Tensors stay where they are.
+        """
         arrays = [as_given(x) for x in flatten(self.space, tree, "observation")]
         first = arrays[0]
         batch = first.shape[: first.ndim - len(self.leaves[0].shape)]

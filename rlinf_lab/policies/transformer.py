@@ -1,4 +1,6 @@
-"""A chunk of actions from images, proprioception and an instruction: the shape of a vision-language-action model.
+"""A chunk of actions from images, proprioception and an instruction.
+
+The shape of a vision-language-action model.
 
     images ──convolutions──> patches ─┐
     proprioception ──linear──> token ─┼─> encoder ──> memory ──> decoder, a query for each action ──> means or
@@ -34,7 +36,7 @@ PATCHES = 8  # along the shorter side of an image, about
 
 
 class ImageTokens(nn.Module):
-    """An image (B, C, H, W) as tokens (B, L, W): convolutions of stride 2 until about 8 × 8 patches are left."""
+    """An image (B, C, H, W) as tokens (B, L, W). Convolutions of stride 2 until about 8 × 8 patches are left."""
 
     def __init__(self, leaf: Leaf, width: int) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ TOKENS: dict[Kind, type[nn.Module]] = {
 
 
 class ObservationTransformer(nn.Module):
-    """A prepared observation as memory (B, L, W): a token for the value, and those of every leaf."""
+    """A prepared observation as memory (B, L, W). A token for the value, and those of every leaf."""
 
     def __init__(self, space: Space, width: int, heads: int, depth: int) -> None:
         super().__init__()
@@ -112,7 +114,7 @@ class ObservationTransformer(nn.Module):
 
 
 class ChunkDecoder(nn.Module):
-    """Queries for K actions that attend to each other and to the memory: (B, K, W) and (B, L, W) to (B, K·A)."""
+    """Queries for K actions that attend to each other and to the memory. (B, K, W) and (B, L, W) to (B, K·A)."""
 
     def __init__(self, chunk: int, action_size: int, width: int, heads: int, depth: int, last_gain: float) -> None:
         super().__init__()
@@ -132,7 +134,10 @@ class ChunkDecoder(nn.Module):
 
 
 class ChunkVelocity(nn.Module):
-    """The velocity of a chunk, `towards` what a `ChunkDecoder` says that also reads the noised actions and the time."""
+    """The velocity of a chunk, `towards` what a `ChunkDecoder` says.
+
+    The decoder also reads the noised actions and the time.
+    """
 
     def __init__(self, chunk: int, action_size: int, width: int, heads: int, depth: int) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""One readable file per experiment: a configuration, and a function that builds the workflow from it."""
+"""One readable file per experiment. A configuration, and a function that builds the workflow from it."""

@@ -1,4 +1,6 @@
-"""Behaviour cloning: a policy that does what recorded episodes did, as a workflow of two workers.
+"""Behaviour cloning, a policy that does what recorded episodes did.
+
+A workflow of two workers.
 
       data ──── minibatches (whole iteration) ────▶ learner
 

@@ -1,4 +1,4 @@
-"""What the settings of all recipes have in common: fields, checks, and what an iteration's request may be."""
+"""What the settings of all recipes have in common. Fields, checks, and what an iteration's request may be."""
 
 from __future__ import annotations
 
@@ -160,7 +160,9 @@ class SimulatedConfig(RecipeConfig):
         return self.factory.spec(self.max_episode_steps)
 
     def simulating(self, n_steps: int, taken: int, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Arguments of a worker that steps the environments ``n_steps`` times an iteration, ``taken`` steps after the run's beginning.
+        """Arguments of a worker that steps the environments ``n_steps`` times an iteration.
+
+        It begins ``taken`` steps after the run's beginning.
 
         ``state``: of an earlier run; they go on where they stood in it.
         """
@@ -172,7 +174,7 @@ class SimulatedConfig(RecipeConfig):
         }  # fmt: skip
 
     def shares(self) -> dict[str, int]:
-        """The simulator may have as many ranks as there are environments, the learner as many as the settings say. A VectorEnv is not divided."""
+        """As many ranks of the simulator as environments; learners as set. A VectorEnv is not divided."""
         return {"learner": self.learners} | ({"simulator": self.num_envs} if self.factory.size is None else {})
 
 

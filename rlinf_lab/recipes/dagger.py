@@ -1,4 +1,6 @@
-"""DAgger: the learner acts, an expert says what it would have done, as a workflow of three workers.
+"""DAgger: the learner acts, an expert says what it would have done.
+
+A workflow of three workers.
 
                  act (keyed by slot)
           ┌───────────────────────────┐

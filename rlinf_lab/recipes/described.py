@@ -1,4 +1,7 @@
-"""Settings that say what they are: the string under each field of a dataclass in ``help``, in a notebook, in a shell."""
+"""Settings that say what they are.
+
+The string under each field of a dataclass, in ``help``, in a notebook, in a shell.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _C = TypeVar("_C", bound=type)
 
 
 def described(cls: _C) -> _C:
-    """Decorator of a dataclass: ``help`` of it, and a notebook that shows one, tell each field, its default and meaning."""
+    """Decorator of a dataclass: ``help`` and notebooks tell its fields. Each with its default and meaning."""
     cls.__doc__ = _WithFields(cls.__doc__ or "")  # type: ignore[assignment]
     cls._repr_html_ = _table  # type: ignore[attr-defined]
     return cls

@@ -1,4 +1,6 @@
-"""GRPO in a simulator: whole episodes compared with one another, on success alone, without a critic.
+"""GRPO in a simulator: whole episodes are compared with one another.
+
+On success alone, without a critic.
 
                  act (keyed by slot)
           ┌───────────────────────────┐

@@ -43,7 +43,10 @@ class Film(str):
 
 
 def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> Film:
-    """Greedy episodes as an MP4 or a GIF, each up to one second after its success. Returns what was written, or why nothing was."""
+    """Greedy episodes as an MP4 or a GIF.
+
+    Each up to one second after its success. Returns what was written, or why nothing was.
+    """
     import imageio.v3 as imageio
 
     if isinstance(episodes, bool) or not isinstance(episodes, Integral) or episodes < 1:
@@ -70,7 +73,10 @@ def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> 
 
 
 def _needs(id: str) -> str:
-    """The package that is missing here, of those environments of gymnasium that are drawn with pygame; "" of others."""
+    """The package that drawing lacks here; "" where it lacks none.
+
+    Of those environments of gymnasium that are drawn with pygame.
+    """
     spec = gymnasium.registry.get(id.removeprefix("gymnasium/"))
     group = next((g for g in DRAWN_WITH_PYGAME if str(getattr(spec, "entry_point", "")).startswith(f"gymnasium.envs.{g}")), None)
     if group is None or find_spec("pygame") is not None:
@@ -79,7 +85,9 @@ def _needs(id: str) -> str:
 
 
 def alike(frames: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
-    """Pictures of one size and of three colours, (T, H, W, C): grey ones and those with an alpha channel, too.
+    """Pictures of one size and of three colours, (T, H, W, C).
+
+    Also of grey ones and those with an alpha channel.
 
     Numbers with a fraction are from 0 to 1, or to 255. Smaller pictures get a black border.
     """
@@ -93,7 +101,7 @@ def alike(frames: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
 
 
 def for_video(frames_THWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Large enough to be seen, and of sides that a video may have: what is missing repeats the border."""
+    """Large enough to be seen, with sides that a video may have. What is missing repeats the border."""
     factor = -(-LEAST_PIXELS // min(frames_THWC.shape[1:3]))
     large = frames_THWC.repeat(factor, axis=1).repeat(factor, axis=2)
     missing = [-side % MACRO_BLOCK for side in large.shape[1:3]]

@@ -1,4 +1,6 @@
-"""When a plan may have simulator and policy as one worker: no thread waits for the other twice a step then.
+"""When a plan may have simulator and policy as one worker.
+
+Then neither thread waits for the other twice a step.
 
     simulator ⇄ policy ──traj──▶ learner        becomes        rollout ──traj──▶ learner
 """
@@ -17,7 +19,9 @@ Made = Callable[[Workflow], WorkerHandle]
 
 
 def as_rollout(name: str, plan: ExecutionPlan, rollout: Made, learner: Made) -> tuple[Workflow, ExecutionPlan] | None:
-    """The same training with simulator and policy as one worker, where `together` finds that ``plan`` allows it; else None.
+    """The same training with simulator and policy as one worker.
+
+    None where `together` finds that ``plan`` does not allow it.
 
     ``plan``: of the workflow of all workers, or of this one.
     """
@@ -37,7 +41,9 @@ def as_rollout(name: str, plan: ExecutionPlan, rollout: Made, learner: Made) -> 
 
 
 def together(plan: ExecutionPlan) -> Ranks | None:
-    """Where simulator and policy are, rank by rank, if a plan (of both, or of their rollout) has them together on cores.
+    """Where simulator and policy are, rank by rank, if together on cores.
+
+    Of a plan of both, or of their rollout; else None.
 
     None for another plan, and for one that says more of them than where they are.
     """

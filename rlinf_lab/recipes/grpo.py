@@ -1,4 +1,6 @@
-"""GRPO and its relatives on a task with verifiable rewards, as a workflow of four workers.
+"""GRPO and its relatives on a task with verifiable rewards.
+
+A workflow of four workers.
 
     prompts ──asked──▶ generator ──responses──▶ reward ──judged──▶ learner
                            ▲                                          │

@@ -162,7 +162,10 @@ def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = Non
 def fuse(
     name: str, config: OffPolicyConfig, plan: ExecutionPlan, state: dict[str, Any] | None = None
 ) -> tuple[Workflow, ExecutionPlan] | None:
-    """The same training with an `ExploringRolloutWorker` for simulator and policy, if ``plan`` allows it: see `as_rollout`."""
+    """The same training with simulator and policy as one worker.
+
+    An `ExploringRolloutWorker`, where ``plan`` allows it: see `as_rollout`.
+    """
 
     def rollout(flow: Workflow) -> WorkerHandle:
         simulating, exploring = _collecting(config, state)

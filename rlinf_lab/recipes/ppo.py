@@ -173,7 +173,10 @@ class PPOConfig(SimulatedConfig):
 
     @classmethod
     def preset(cls, env: Any, **overrides: Any) -> Self:
-        """Settings known to learn ``env``, else those for its kind of actions, with some fields changed. `UnknownNameError` for an unknown field."""
+        """Settings known to learn ``env``, else those for its kind of actions.
+
+        Some fields may be changed. `UnknownNameError` for an unknown field.
+        """
         cls.check_names(overrides)
         usual = GOING_ON if isinstance(overrides.get("policy"), StartingPolicy) else _settings(env)
         settings = {**usual, **({"normalize_reward": False} if overrides.get("reward") == "success" else {}), **overrides}
@@ -189,7 +192,7 @@ class PPOConfig(SimulatedConfig):
 
     @classmethod
     def _batch_within(cls, settings: dict[str, Any]) -> Any:
-        """The usual batch size, or all samples of an iteration where they are fewer: of few environments, or few steps."""
+        """The usual batch size, or all samples where they are fewer. Of few environments, or few steps."""
         usual, started = settings.get("batch_size", cls.batch_size), settings.get("policy")
         num_envs, n_steps = settings.get("num_envs", cls.num_envs), settings.get("n_steps", cls.n_steps)
         chunk = (started.chunk if isinstance(started, StartingPolicy) else None) or settings.get("chunk_size") or 1
@@ -316,7 +319,7 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
 
 
 def fuse(config: PPOConfig, plan: ExecutionPlan, state: dict[str, Any] | None = None) -> tuple[Workflow, ExecutionPlan] | None:
-    """The same training with a `RolloutWorker` for simulator and policy, if ``plan`` allows it: see `as_rollout`."""
+    """The same training with a `RolloutWorker` for simulator and policy. Where ``plan`` allows it: see `as_rollout`."""
 
     def rollout(flow: Workflow) -> WorkerHandle:
         weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.decisions)

@@ -1,4 +1,6 @@
-"""RLPD on one environment: soft actor-critic that learns from demonstrations and from its own transitions in equal parts.
+"""RLPD on one environment: soft actor-critic with demonstrations.
+
+It learns from them and from its own transitions in equal parts.
 
 The workflow is that of `rlinf_lab.recipes.off_policy`; half of each minibatch are transitions of ``data``. Critics normalise their layers, so that
 they do not overestimate what nobody has tried; many of them, of which a target takes the least of two drawn anew and the actor climbs the mean, bear

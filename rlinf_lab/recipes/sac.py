@@ -1,4 +1,6 @@
-"""Soft actor-critic on one environment: the workflow of `rlinf_lab.recipes.off_policy` with twin critics and a temperature that is learnt.
+"""Soft actor-critic on one environment.
+
+The workflow of `rlinf_lab.recipes.off_policy` with twin critics and a temperature that is learnt.
 
 Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications (arXiv 1812.05905). Left out: returns over several steps, gSDE.
 """

@@ -46,7 +46,7 @@ class StartingPolicy:
 
 
 def _loaded(make: partial[nn.Module], weights: PolicyWeights | None) -> nn.Module:
-    """The module with its weights, as one that has had no update in the new run."""
+    """The module with its weights. As one that has had no update in the new run."""
     module: Any = make()
     if weights is not None:
         module.load(dataclasses.replace(weights, version=0))

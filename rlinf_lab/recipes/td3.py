@@ -1,4 +1,6 @@
-"""TD3 on one environment: the workflow of `rlinf_lab.recipes.off_policy` with a deterministic actor that is updated less often than its critics.
+"""TD3 on one environment.
+
+The workflow of `rlinf_lab.recipes.off_policy` with a deterministic actor that is updated less often than its critics.
 
 Source: Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods (arXiv 1802.09477). Left out: returns over several steps.
 """

@@ -1,4 +1,7 @@
-"""Memory of past transitions: bounded, trees of arrays, sampled uniformly or by priority, kept in files without pickle."""
+"""Memory of past transitions: bounded trees of arrays.
+
+Sampled uniformly or by priority, kept in files without pickle.
+"""
 
 from rlinf_lab.replay.buffer import ReplayBuffer, Sample
 from rlinf_lab.replay.demonstrations import demonstrations

@@ -116,7 +116,7 @@ class ReplayBuffer:
         self._rng.bit_generator.state = state
 
     def with_own_draws(self) -> ReplayBuffer:
-        """The same rows, which are shared, drawn by random numbers of its own that begin where these are now."""
+        """The same rows, shared, drawn by random numbers of its own. These begin where those of this buffer are now."""
         other = copy.copy(self)
         other._rng = copy.deepcopy(self._rng)
         return other
@@ -135,7 +135,10 @@ class ReplayBuffer:
 
     # --- state ----------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """All rows, oldest first, and what the next draws depend on: arrays and plain values, copies of what is here."""
+        """All rows, oldest first, and what the next draws depend on.
+
+        Arrays and plain values, copies of what is here.
+        """
         order = self.order
         rows = History({name: column[order] for name, column in self._columns.items()}, self._came - self._size)
         return {
@@ -165,7 +168,7 @@ class ReplayBuffer:
 
     # --- files ----------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to a safetensors file, atomically: a file that is there is replaced when all is written."""
+        """Write everything to a safetensors file, atomically. A file that is there is replaced when all is written."""
         target = Path(path)
         held = self.state_dict()
         tensors = {f"row:{name}": column for name, column in held["rows"].items()}

@@ -21,7 +21,7 @@ NEEDED = {"obs", "action", "reward", "next_obs", "terminated"}
 
 @runtime_checkable
 class Recorded(Protocol):
-    """An episode: row t of its arrays holds an observation, the action taken on it and its reward."""
+    """An episode, a row for each step. Row t holds an observation, the action taken on it and its reward."""
 
     obs_T: Any
     action_T: Any
@@ -41,7 +41,9 @@ class _Played:
 
 
 def demonstrations(data: Any, *, reward: str = "environment") -> ReplayBuffer:
-    """A buffer with the transitions of ``data``: itself a `ReplayBuffer`, the file of one, or episodes (`Recorded`).
+    """A buffer with the transitions of ``data``.
+
+    That is a `ReplayBuffer`, the file of one, or episodes (`Recorded`).
 
     Of an episode without its final observation the last step is left out, unless the task ended with it. ``reward="success"``: of episodes that tell
     (``success_T``) the reward is 1 in the step in which the task first succeeds, which ends them, and 0 before; a buffer's stay as they are. Raises

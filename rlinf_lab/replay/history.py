@@ -1,4 +1,7 @@
-"""A stretch of all rows that ever came, as a state holds it: whoever writes it can tell which rows were written before."""
+"""A stretch of all rows that ever came, as a state holds it.
+
+Whoever writes it can tell which rows were written before.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class History(dict[str, NDArray]):
-    """Columns of rows, oldest first; ``first``: how many rows had come before the oldest of them."""
+    """Columns of rows, oldest first. ``first``: how many rows had come before the oldest of them."""
 
     def __init__(self, columns: Mapping[str, NDArray] = {}, first: int = 0) -> None:
         super().__init__(columns)

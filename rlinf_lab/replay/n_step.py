@@ -17,7 +17,7 @@ NEEDED = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 
 
 class NStep:
-    """Turns a stream of steps of N environments into transitions that span up to ``n`` of them.
+    """Turns steps of N environments into transitions of up to ``n`` steps.
 
     The reward becomes the discounted sum, ``next_obs`` what the last of the steps led to, ``discount`` gamma to the
     power of the steps, 0 where the last of them terminated: the target is ``reward + discount · value(next_obs)``.
@@ -43,7 +43,7 @@ class NStep:
         return self._oldest() if len(self._window) == self.n else None
 
     def flush(self) -> list[dict[str, Any]]:
-        """The transitions that are still incomplete, spanning what there is: before a pause, or at the end."""
+        """The transitions that are still incomplete, spanning what there is. Before a pause, or at the end."""
         rest = []
         while self._window:
             rest.append(self._oldest())

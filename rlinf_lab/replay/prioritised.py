@@ -17,7 +17,7 @@ from rlinf_lab.replay.flat import Tree
 
 
 class SumTree:
-    """Sums over a binary tree in one array: leaves are set, and found by cumulative sum, many at once."""
+    """Sums over a binary tree in one array. Leaves are set, and found by cumulative sum, many at once."""
 
     def __init__(self, leaves: int) -> None:
         self._first = 1 << max(0, (leaves - 1).bit_length())

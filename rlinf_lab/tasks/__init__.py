@@ -1,4 +1,6 @@
-"""Tasks whose answers a program can check: problems made offline, by level, and a reward for every completion.
+"""Tasks whose answers a program can check.
+
+Problems made offline, by level, and a reward for every completion.
 
 task = lab.tasks.make("remainder")
 problems = task.sample(np.random.default_rng(0), 4, level=2)

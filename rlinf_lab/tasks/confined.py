@@ -1,4 +1,6 @@
-"""What starts a program within limits: run as a script by `program.Sandbox`, with the standard library alone.
+"""What starts a program within limits, with the standard library alone.
+
+Run as a script by `program.Sandbox`.
 
 Arguments: seconds of CPU time, MiB of address space, a file descriptor. When the program has ended, two numbers are
 written to it: 1 if namespaces of its own kept network and processes away, else 0, and its exit code.

@@ -24,7 +24,9 @@ MAX_EXPRESSION = 200
 
 
 class Countdown(Task):
-    """``3,5,7>22=`` is answered by ``#5*3+7``: level k has k + 1 numbers, and every problem has a solution.
+    """``3,5,7>22=`` is answered by ``#5*3+7``.
+
+    Level k has k + 1 numbers, and every problem has a solution.
 
     Division must not be rounded: ``7/2`` is 3½. The answer shown is the one that the problem was made from.
     """

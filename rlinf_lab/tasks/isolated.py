@@ -1,4 +1,4 @@
-"""A function in a process of its own, with a limit of time: what hangs is killed, and the next call has a new one."""
+"""A function in a process of its own, with a limit of time. What hangs is killed, and the next call has a new one."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _judged(function: Callable[..., Any], arguments: tuple[Any, ...]) -> RewardR
 
 
 def serve() -> None:
-    """The child: a function, then arguments, each answered by a line of JSON, until the connection ends."""
+    """The child: a function, then arguments, until the connection ends. Each is answered by a line of JSON."""
     connection = Connection(int(sys.argv[1]))
     if limit := int(sys.argv[2]):
         import resource

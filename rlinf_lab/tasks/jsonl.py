@@ -68,7 +68,10 @@ class Jsonl(Task):
 
     @property
     def source(self) -> dict[str, Any]:
-        """Of the file as it was read: its path, number of problems, a hash of its bytes, and its characters."""
+        """The file as it was read, to be known again.
+
+        Its path, number of problems, a hash of its bytes, and its characters.
+        """
         problems = len(self.problems)
         return {"path": str(self.path), "problems": problems, "blake2b": self._digest, "alphabet": self.alphabet}
 
@@ -111,7 +114,7 @@ class Jsonl(Task):
         return problems, bad
 
     def _next(self, error: ValueError) -> str:
-        """What to do about a bad line: the whole expression, for a task that is only named has no arguments."""
+        """What to do about a bad line, as a whole expression. A task that is only named has no arguments."""
         made = f"lab.tasks.Jsonl({str(self.path)!r}, "
         if not isinstance(error, MissingFieldError):
             return f"mend it, or {made}on_error='skip')"

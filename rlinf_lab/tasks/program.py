@@ -1,4 +1,6 @@
-"""Programs as answers: run in a child process with limits of time, memory and output, without a network where possible.
+"""Programs as answers, each run in a child process.
+
+With limits of time, memory and output, without a network where possible.
 
 This keeps a sampled program from harming the run by accident. It is no wall against a determined attacker: for that,
 put the reward worker into a container or a virtual machine.
@@ -64,7 +66,7 @@ class Sandbox:
                 raise ConfigError(f"Sandbox.{name} is {shown(getattr(self, name))}; it must be greater than 0.")
 
     def run(self, program: str, stdin: str = "") -> ProgramResult:
-        """Run a Python program in an empty folder that is removed afterwards, with nothing in its environment."""
+        """Run a Python program in an empty folder, which is removed afterwards. There is nothing in its environment."""
         with tempfile.TemporaryDirectory(prefix="rlinf_program_") as folder:
             Path(folder, "program.py").write_text(program, encoding="utf-8", errors="replace")
             Path(folder, "stdin").write_text(stdin, encoding="utf-8", errors="replace")

@@ -65,7 +65,7 @@ def names() -> builtins.list[str]:
 
 
 def is_task(named: object) -> bool:
-    """Whether this is a `Task`, or goes by a name that only tasks have ("reasoning/…", "reasoning_gym/…", "….jsonl")."""
+    """Whether this is a `Task`, or a name that only tasks have. "reasoning/…", "reasoning_gym/…", "….jsonl"."""
     if isinstance(named, str):
         return named.startswith((ROOM, PREFIX)) or named.endswith(FILE)
     return isinstance(named, Task)

@@ -14,7 +14,9 @@ FORM = frozenset("0123456789:,")
 
 
 class Remainder(Task):
-    """``874%6=`` is answered by ``2:74,3:4,4#4``: after each digit the remainder so far, and the digits still to come.
+    """``874%6=`` is answered by ``2:74,3:4,4#4``.
+
+    After each digit the remainder so far, and the digits still to come.
 
     A dividend has three digits or more: of level k one in k + 1 has no further one, and so on, up to 4·k + 4; divisors
     are up to 3·k + 1. A solution is as long as the square of its digits, so a few are very long. There are many more

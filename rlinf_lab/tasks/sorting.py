@@ -10,7 +10,7 @@ from rlinf_lab.tasks.task import Problem, RewardResult, Task, exact
 
 
 class Sorting(Task):
-    """``5391<`` is answered by ``#1359``: level k has 2·k to 4·k digits, most of them few (a geometric tail)."""
+    """``5391<`` is answered by ``#1359``. Level k has 2·k to 4·k digits, most of them few (a geometric tail)."""
 
     name: ClassVar[str] = "sorting"
     alphabet = "0123456789<#"

@@ -1,4 +1,4 @@
-"""What a task is: problems, and a verdict on any text that claims to solve one."""
+"""What a task is: problems, and a verdict on any answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Problem:
 
     @property
     def split(self) -> str:
-        """ "train" or "test": a hash of the prompt decides, so no problem is ever in both."""
+        """ "train" or "test", by a hash of the prompt. So no problem is ever in both."""
         digest = hashlib.blake2b(self.prompt.encode(), digest_size=4).digest()
         return SPLITS[int.from_bytes(digest, "big") / 2**32 < TEST_SHARE]
 
@@ -67,7 +67,9 @@ class RewardResult:
 
 
 class Task:
-    """Base of every task: override `problem` and `reward`, and `solution` where a worked one can be written.
+    """Base of every task: override `problem` and `reward`.
+
+    Override `solution` too, where a worked one can be written.
 
     ``name`` is what `make` finds it by, ``alphabet`` every character of prompts and solutions, ``levels`` how many
     levels there are, ``max_length`` characters that a worked solution has at most (None: not known).
@@ -83,7 +85,10 @@ class Task:
         raise NotImplementedError
 
     def reward(self, problem: Problem, completion: str) -> RewardResult:
-        """The verdict on a completion (text after the prompt): 1 for a right answer, 0 for another."""
+        """The verdict on a completion: 1 for a right answer, 0 for another.
+
+        The completion is the text after the prompt.
+        """
         raise NotImplementedError
 
     def solution(self, problem: Problem) -> str:
@@ -94,7 +99,9 @@ class Task:
     def sample(
         self, rng: np.random.Generator, n: int, level: int | None = None, *, split: str = "train"
     ) -> list[Problem]:
-        """``n`` problems of a level (None: each of a level drawn uniformly) and a split ("train" or "test").
+        """``n`` problems of a level and a split ("train" or "test").
+
+        None: each of a level drawn uniformly.
 
         Raises `ConfigError` for a level or split that does not exist, or that holds next to nothing.
         """
@@ -138,7 +145,7 @@ def scored(reward: Callable[..., Any], *arguments: Any) -> RewardResult:
 
 
 def _plain(given: Any) -> RewardResult:
-    """Of a float, a str and a str or None, as everything after it relies on."""
+    """Of a float, a str and a str or None. Everything after it relies on that."""
     told = given if isinstance(given, RewardResult) else RewardResult(given)
     detail = "" if told.detail is None else _text(told.detail)
     if told.error is not None:

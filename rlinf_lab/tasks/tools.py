@@ -1,4 +1,6 @@
-"""Tools that an answer may call: a calculator, a search over texts that lie here, a sandboxed program.
+"""Tools that an answer may call.
+
+A calculator, a search over texts that lie here, a sandboxed program.
 
 In an answer a call is written ``[argument]`` (with several tools ``[name:argument]``), and what the tool says follows,
 up to a ``;``. A tool that raises says ``?``; the reason stands in `ToolResult.error`.

@@ -1,4 +1,6 @@
-"""The socket for simulators: what a vector of environments is, and what a record of one says.
+"""The socket for simulators.
+
+What a vector of environments is, and what a record of one says.
 
 Legend: N environments.
 """
@@ -84,7 +86,10 @@ class EnvSpec:
 
     @functools.cached_property
     def action_bounds(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """(low, high) of a Box of actions, without axes where they are the same everywhere, which clips twice as fast; None for other spaces."""
+        """(low, high) of a Box of actions; None for other spaces.
+
+        Without axes where they are the same everywhere, which clips twice as fast.
+        """
         space = self.action_space
         if not isinstance(space, spaces.Box):
             return None
@@ -96,7 +101,9 @@ class EnvSpec:
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """N environments stepped together, gymnasium's names, trees of numpy arrays, or of torch tensors on ``spec.device``.
+    """N environments stepped together, with gymnasium's names.
+
+    Trees of numpy arrays, or of torch tensors on ``spec.device``.
 
     Episodes that end are reset within the same step (gymnasium's SAME_STEP): ``obs_N`` is then the new episode's first
     observation and ``final_obs_N`` the old one's last. Actions outside of a Box are clipped. Arrays that were handed over are not written
@@ -107,7 +114,10 @@ class VecEnv(Protocol):
     spec: EnvSpec
 
     def reset(self, *, seed: int | None = None) -> Tree:
-        """Begin new episodes, environment ``i`` with ``seed + i`` (None: go on with the generators as they are). Returns obs_N."""
+        """Begin new episodes, environment ``i`` with ``seed + i``. Returns obs_N.
+
+        None: go on with the generators as they are.
+        """
         ...
 
     def step(self, action_N: Tree) -> EnvStep: ...
@@ -121,7 +131,9 @@ class VecEnv(Protocol):
 
 @runtime_checkable
 class Restorable(Protocol):
-    """A vector of environments that can leave a device: its state is saved, it is closed, made anew later and goes on from there.
+    """A vector of environments that can leave a device.
+
+    Its state is saved, it is closed, made anew later and goes on from there.
 
     The same actions then give the same numbers to the last bit, and the same new episodes. Where that depends on the task a vector also has
     ``cannot_leave()``, which returns why not, or "".
@@ -132,12 +144,17 @@ class Restorable(Protocol):
         ...
 
     def restore_state(self, state: Any) -> None:
-        """Go on where another vector of the same task, size and limit of steps was when ``state`` was saved, perhaps in another process."""
+        """Go on where another vector was when ``state`` was saved.
+
+        One of the same task, size and limit of steps, perhaps in another process.
+        """
         ...
 
 
 def cannot_leave(env: object) -> str:
-    """Why a vector of environments (or a single one of a `LoopVecEnv`) cannot leave its device; "" when it can (see `Restorable`).
+    """Why a vector cannot leave its device; "" when it can (see `Restorable`).
+
+    Asked of a single environment of a `LoopVecEnv` as well.
 
     Of a class: "" when its vectors may be able to.
     """

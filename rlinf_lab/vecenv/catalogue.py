@@ -1,4 +1,7 @@
-"""``lab.envs``: environments by name: made, checked, registered, listed with their sizes, needs and whether they run here."""
+"""``lab.envs``: environments by name.
+
+Made, checked, registered, listed with their sizes, needs and whether they run here.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ ENDS = 16  # of episodes, or beginnings, before what may be chance is called a f
 
 
 def check_env(env: Any, steps: int | None = None, seed: int = 0, num_envs: int = 3) -> None:
-    """Run two vectors side by side and raise `EnvError` naming the first rule that is broken, and where.
+    """Run two vectors side by side; `EnvError` names a broken rule.
+
+    The first one that is broken, and where.
 
     ``env``: whatever `make_vec` takes, an environment that has been made (copies of it are checked), or a function without arguments that makes a vector. Checked: that it is an environment at all; shapes and types;
     finite numbers; arrays that are written again after they were handed over; an episode that ends at its limit of steps and is reset in the same
@@ -178,7 +180,9 @@ class _Pair:
             self.require(same, f"the same seed does not reproduce the episode in the same vector: step {t} is another one the second time")
 
     def _check_first_steps(self, steps: int) -> None:
-        """The first step after an end must depend on its action, if the first step after reset() does.
+        """The first step after an end must depend on its action.
+
+        It must where the first step after reset() does.
 
         Several ends are tried, for two actions may by chance come to the same; a step that is swallowed never depends on its action.
         """
@@ -199,7 +203,7 @@ class _Pair:
         )
 
     def _until_an_end(self, of_N: np.ndarray, seed: int, steps: int) -> np.ndarray:
-        """Both go from the beginning to the first end of an episode ``of_N``; whose it was."""
+        """Both go from the beginning to the first end of an episode. Of ``of_N``; whose it was."""
         self._reset_both(seed)
         rng = np.random.default_rng(seed + 1)
         for _ in range(steps):
@@ -216,7 +220,10 @@ class _Pair:
         self.twin.reset(seed=seed)
 
     def _differing(self) -> np.ndarray:
-        """In which environments the lowest and the highest action make a difference, from the same state. Afterwards the two are in different ones."""
+        """In which environments lowest and highest action make a difference.
+
+        From the same state. Afterwards the two are in different ones.
+        """
         low, high = (extreme(self.spec.action_space, self.n, which) for which in (0, 1))
         one, other = self.env.step(low), self.twin.step(high)
         differs = [one.reward_N[i] != other.reward_N[i] or not equal(rows(one.final_obs_N, i), rows(other.final_obs_N, i)) for i in range(self.n)]

@@ -1,4 +1,4 @@
-"""Single environments as they are, before the socket has copied and converted what they hand over."""
+"""Single environments as they are. Before the socket has copied and converted what they hand over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ STEPS = 20
 
 
 def check_singles(vector: LoopVecEnv, seed: int) -> None:
-    """`EnvError` for arrays that are written again, and for types and shapes that are not the space's own."""
+    """`EnvError` for arrays that are written again, and for wrong ones.
+
+    Those of types and shapes that are not the space's own.
+    """
     env, rng, id = vector.envs[0], np.random.default_rng(seed), vector.spec.id
     space = getattr(getattr(env, "env", None), "observation_space", vector.spec.observation_space)  # gymnasium's own, where it is one
     is_gymnasium = hasattr(env, "env")

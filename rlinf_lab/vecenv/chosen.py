@@ -1,4 +1,4 @@
-"""A vector whose runner was chosen by measuring: where a state comes from another runner, it goes on in that one."""
+"""A vector whose runner was chosen by measuring. Where a state comes from another runner, it goes on in that one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What runs in a process of `processes.ProcessVecEnv`: a vector of some of the environments, driven through shared memory.
+"""What runs in a process of `processes.ProcessVecEnv`.
+
+A vector of some of the environments, driven through shared memory.
 
 Standard input is empty, ``exit()`` and exceptions are told to the parent, and the process ends when the parent does, whatever it is doing then:
 the kernel sends it a signal when the other end of its lifeline is closed.
@@ -41,7 +43,11 @@ WELL, FAILED, BUSY = range(3)
 
 
 class EnvironmentProcess:
-    """``told``: the number of this process, of all of them, of its first environment, of its environments and of all; what makes them."""
+    """One of the processes of a vector.
+
+    ``told``: the number of this process, of all of them, of its first environment, of its environments and of all; what
+    makes them.
+    """
 
     def __init__(self, control: socket.socket, go: Bell, done: Bell, told: dict[str, Any]) -> None:
         self._control, self._go, self._done = control, go, done
@@ -102,7 +108,7 @@ class EnvironmentProcess:
 
 
 def failure(error: BaseException) -> tuple[str, str, str]:
-    """What the parent is told: in one line, and where in the environment's code it was."""
+    """What the parent is told, in one line. It says where in the environment's code it was."""
     if isinstance(error, SystemExit):
         text = f"called exit({error.code!r})"
     elif isinstance(error, EOFError):
@@ -113,7 +119,7 @@ def failure(error: BaseException) -> tuple[str, str, str]:
 
 
 def end_with(lifeline: int) -> None:
-    """The kernel ends this process when the other end is closed, even in the middle of C code that never comes back."""
+    """The kernel ends this process when the other end is closed. Even in the middle of C code that never comes back."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     with contextlib.suppress(BlockingIOError):  # nothing is ever written

@@ -77,7 +77,10 @@ def _row(tree: Tree, space: spaces.Space) -> NDArray[np.float64]:
 
 
 def _first_steps(env: VecEnv, seed: int, episodes: int) -> tuple[NDArray, NDArray, NDArray]:
-    """What is shown before and after the first step of so many episodes, in which all do the same; its reward; what was shown before."""
+    """What is shown before and after the first step, and its reward.
+
+    Of so many episodes, in which all do the same; and what was shown before.
+    """
     space, before, after, rewards = env.spec.observation_space, [], [], []
     action_N = sampled(env.spec.action_space, np.random.default_rng(seed), 1)
     for k in range(-(-episodes // env.num_envs)):
@@ -99,7 +102,9 @@ def _repeated(tree: Tree, n: int) -> Tree:
 
 
 def explained_variance(x_MX: NDArray, y_M: NDArray) -> float:
-    """Share of the variance of ``y`` that a smooth function of ``x`` explains on rows it was not fitted on: 1 all, 0 nothing, below 0 worse than the mean.
+    """Share of the variance of ``y`` that ``x`` explains by a smooth function.
+
+    On rows it was not fitted on: 1 all, 0 nothing, below 0 worse than the mean.
 
     Kernel ridge regression, Gaussian kernel of median width and a linear one, two folds; the best of a few widths and ridges.
     """

@@ -112,7 +112,7 @@ class LoopVecEnv:
         return EnvStep(obs_N, reward_N, terminated_N, truncated_N, success_N if is_told else None, final_N)
 
     def _after(self, final_N: Tree, ended: list[int]) -> Tree:
-        """The observations to act on: of environments that ended the first one of a new episode."""
+        """The observations to act on. Of environments that ended the first one of a new episode."""
         obs_N = map_tree(np.copy, final_N)
         for i in ended:
             self.stepping[0] = i
@@ -173,7 +173,7 @@ def described(spec: EnvSpec, num_envs: int, how: str = "") -> str:
 
 
 def check_state(state: dict[str, Any], mine: tuple[str, int, int | None], runner: str) -> None:
-    """`EnvError` for a state that is of other environments, or of these ones in another runner."""
+    """`EnvError` for a state that is of other environments. Also for one of these in another runner."""
     if state["of"] != mine:
         raise other_environments(mine, state["of"])
     if state["runner"] != runner:

@@ -1,4 +1,6 @@
-"""A vector whose environments live in processes: each steps a share of them, arrays are in shared memory, and a step costs a ring to each.
+"""A vector whose environments live in processes.
+
+Each steps a share of them, arrays are in shared memory, and a step costs a ring to each.
 
     actions ──> shared memory ──ring──> process 0: environments 0..3 ──┐
                              └─ring──> process 1: environments 4..7 ──┴─ring──> observations, rewards, ends

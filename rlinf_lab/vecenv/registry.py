@@ -1,4 +1,6 @@
-"""Environments by id, and whatever else a researcher has in hand, as one thing that makes vectors and travels to other processes.
+"""Environments by id, or whatever else a researcher has in hand.
+
+As one thing that makes vectors and travels to other processes.
 
     "CartPole-v1"  "numpy/ReachArm-v0"  a class  a function  a VectorEnv ──environment()──> EnvFactory ──(num_envs)──> VecEnv
 
@@ -102,7 +104,9 @@ class EnvFactory:
     def for_run(
         self, num_envs: int, max_episode_steps: int | None = None, *, runner: str = AUTO, cores: int = 1, elsewhere: bool = True, **options: Any
     ) -> EnvFactory:
-        """This factory with one runner for all vectors of a run of ``num_envs`` environments, however a plan divides them; see `make_vec`.
+        """This factory with one runner for all vectors of a run.
+
+        The run has ``num_envs`` environments, however a plan divides them; see `make_vec`.
 
         Chosen for vectors of different sizes, runners would differ, and they differ in the last digits of their numbers. Where the simulator is not installed
         here it stays as it is, and each vector chooses: it may be installed where the workers will live. With ``elsewhere=False``, where they live here, it is
@@ -162,7 +166,10 @@ class EnvFactory:
         refuse_old_names(f"make_vec({self.id!r})", options, OLD_NAMES)
 
     def runners(self, **options: Any) -> dict[str, bool]:
-        """Runners in one process that its adapter has, the best first, and whether they can share several cores among threads."""
+        """Runners in one process that its adapter has, the best first.
+
+        The value says whether one can share several cores among threads.
+        """
         adapter = self._adapter()
         asked = getattr(adapter, "runners", None)
         return dict(asked(self.id.partition("/")[2], options)) if asked is not None else {LOOP: False}
@@ -191,7 +198,10 @@ class EnvFactory:
         return self.make(num_envs=num_envs, max_episode_steps=max_episode_steps, **told)
 
     def _share(self, max_episode_steps: int | None, options: dict[str, Any], num_envs: int) -> VecEnv:
-        """In a process of its own, by the first of the adapter's runners: the processes of a vector shall not choose differently."""
+        """In a process of its own, by the first of the adapter's runners.
+
+        The processes of a vector shall not choose differently.
+        """
         return self(num_envs, max_episode_steps, runner=next(iter(self.runners(**options))), **options)
 
     def _adapter(self) -> Any:
@@ -216,7 +226,10 @@ class EnvFactory:
             env.close()
 
     def expert(self) -> Callable[[Any], Any]:
-        """The scripted policy of the task, from observations of several environments to actions, where its simulator has one. Else `ConfigError`."""
+        """The scripted policy of the task; `ConfigError` where there is none.
+
+        From observations of several environments to actions, where its simulator has one.
+        """
         adapter = self._adapter()
         scripted = getattr(adapter, "expert", None)
         policy = None if scripted is None else scripted(self.id.partition("/")[2])
@@ -228,7 +241,10 @@ class EnvFactory:
         return cast(Callable[[Any], Any], policy)
 
     def __getstate__(self) -> dict[str, Any]:
-        """With what was registered by hand in this process: a function may make environments by id, and shall find them where it is called."""
+        """With what was registered by hand in this process.
+
+        A function may make environments by id, and shall find them where it is called.
+        """
         by_hand = {id: spec for id, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, str)} if callable(self.given) else {}
         return {**self.__dict__, "by_hand": by_hand, "registered": dict(_REGISTERED) if callable(self.given) else {}}
 
@@ -251,7 +267,10 @@ class EnvFactory:
             return cast(EnvSpec, adapter.spec(task, max_episode_steps))
 
     def cannot_leave(self) -> str:
-        """Why its vectors cannot leave a device, as far as that can be told without one; "" when they can, or nobody knows."""
+        """Why its vectors cannot leave a device; "" when they can.
+
+        As far as that can be told without one; "" also when nobody knows.
+        """
         simulator, _, task = self.id.partition("/")
         if isinstance(self.given, type) and not issubclass(self.given, gymnasium.Env):
             return cannot_leave(self.given)
@@ -269,7 +288,10 @@ _REGISTERED: dict[str, Callable[..., Any]] = {}
 
 
 def register(id: str, make: Callable[..., Any]) -> None:
-    """Add an environment under an id, "simulator/task", whatever `environment` takes but an id: a class, or a function that makes one."""
+    """Add an environment under an id, "simulator/task".
+
+    ``make`` is whatever `environment` takes but an id: a class, or a function that makes one.
+    """
     if not isinstance(id, str) or id.count("/") != 1:
         raise ConfigError(f"register({shown(id)}): an id has the form 'simulator/task', for example 'mine/Reach-v0'.")
     if not callable(make):
@@ -367,13 +389,19 @@ def _from_adapter(simulator: str, task: str, *, num_envs: int, max_episode_steps
 
 
 def _from_gymnasium(function: str, id: str, what: Any, **arguments: Any) -> VecEnv:
-    """What the adapter of gymnasium makes of an EnvSpec, a class, a function or a VectorEnv of gymnasium's."""
+    """What the adapter of gymnasium makes of something of gymnasium's.
+
+    An EnvSpec, a class, a function or a VectorEnv.
+    """
     vector: VecEnv = getattr(adapters()[GYMNASIUM].load(), function)(id, what, **arguments)
     return vector
 
 
 def _from_vector(id: str, env: gymnasium.vector.VectorEnv, **arguments: Any) -> VecEnv:
-    """A copy, so that each vector begins as the one that was given, which stays as it is; that one itself where it cannot be copied."""
+    """A copy, so that each vector begins as the given one.
+
+    That stays as it is, and is itself used where it cannot be copied.
+    """
     if not _held_outside(env):
         with contextlib.suppress(Exception):  # whatever a simulator raises
             env = copy.deepcopy(env)
@@ -381,7 +409,9 @@ def _from_vector(id: str, env: gymnasium.vector.VectorEnv, **arguments: Any) -> 
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """An environment, what it wraps, and the single environments of a vector, each with what they wrap.
+    """An environment, what it wraps, and the environments of a vector.
+
+    These with what they wrap, too.
 
     Those of gymnasium are given out; vectors of this package are looked into.
     """
@@ -398,7 +428,9 @@ def _layers(env: Any) -> Iterator[Any]:
 
 
 def _held_outside(env: gymnasium.vector.VectorEnv) -> str:
-    """Which part of a vector is a process or a pipe, for a message, or "".
+    """Which part of a vector is a process or a pipe, or "".
+
+    For a message.
 
     To be asked before a copy is begun: the copy of a pipe has the number of the original, and closes it when it is dropped, even where copying failed.
     """
@@ -414,7 +446,10 @@ def _held_outside(env: gymnasium.vector.VectorEnv) -> str:
 
 
 def _refuse_running_statistics(id: str, env: Any) -> None:
-    """`ConfigError` for a wrapper whose statistics change from step to step, as those of `NormalizeObservation` do."""
+    """`ConfigError` for a wrapper whose statistics change from step to step.
+
+    As those of gymnasium's `NormalizeObservation` do.
+    """
     for layer in _layers(env):
         inside = getattr(layer, "__dict__", {})
         if inside.get("_update_running_mean", True) and any(name.endswith("_rms") for name in inside):
@@ -480,7 +515,7 @@ def _as_vector(id: str, made: Any, num_envs: int, max_episode_steps: int | None)
 
 
 def _kind_of(thing: Any) -> str:
-    """What it is, for a message: with a word on what people have instead of an environment."""
+    """What it is, for a message. With a word on what people have instead of an environment."""
     module = type(thing).__module__
     if module.partition(".")[0] == "gym":
         return "an environment of the old package gym (Next: pip install shimmy, gymnasium.make('GymV26Environment-v0', env=...))"
@@ -496,7 +531,7 @@ def _looks_like_an_instance(env: Any) -> bool:
 
 
 def _name_of(env: Any) -> str:
-    """An id for what has none: its class or function in the module that it is from."""
+    """An id for what has none. Its class or function in the module that it is from."""
     if getattr(env, "spec", None) is not None and not isinstance(env, type):
         return f"{GYMNASIUM}/{env.spec.id}" if hasattr(env.spec, "id") else str(env.spec)
     while isinstance(env, partial):

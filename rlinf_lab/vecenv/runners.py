@@ -1,4 +1,6 @@
-"""Which runner steps the environments of a vector: what there is for a task is tried for some milliseconds, and the fastest one taken.
+"""Which runner steps the environments of a vector.
+
+What there is for a task is tried for some milliseconds, and the fastest one taken.
 
     loop       single environments one after another, in this process: for everything
     numpy, mujoco, batched ...   an adapter's own for some tasks, with the same numbers
@@ -91,7 +93,7 @@ _KNOWN: dict[str, dict[str, float]] = {}
 
 
 def memory_file() -> Path | None:
-    """In the user's cache, or the folder that ``RLINF_LAB_CACHE`` names; None where that is empty: nothing is kept."""
+    """In the user's cache, or the folder that ``RLINF_LAB_CACHE`` names. None where that is empty: nothing is kept."""
     folder = os.environ.get("RLINF_LAB_CACHE")
     if folder == "":
         return None
@@ -116,7 +118,7 @@ def _read() -> dict[str, dict[str, float]]:
 
 
 def _remember(key: str, rates: dict[str, float], in_file: bool) -> None:
-    """In the file too, where it can be written; another process may be writing it: it is replaced as a whole."""
+    """In the file too, where it can be written. Another process may be writing it: it is replaced as a whole."""
     _KNOWN[key] = rates
     path = memory_file()
     if path is None or not in_file:

@@ -1,4 +1,6 @@
-"""Arrays that several processes see, in memory without a name: it is gone with the last process that has it, however that process ended.
+"""Arrays that several processes see, in memory without a name.
+
+It is gone with the last process that has it, however that process ended.
 
 Legend: N environments, K processes.
 """
@@ -34,7 +36,7 @@ def create_memory(bytes: int) -> int:
 
 
 class SharedArrays:
-    """What a vector of environments hands over and takes, N rows each, laid out one after another."""
+    """What a vector of environments hands over and takes. N rows each, laid out one after another."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, processes: int, descriptor: int | None = None) -> None:
         """``descriptor``: of memory that another process has created with the same arguments (None: create it)."""

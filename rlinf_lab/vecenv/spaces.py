@@ -1,4 +1,6 @@
-"""What spaces mean in the socket: how observations and actions are laid out, checked, and mapped to the simulator's own.
+"""What spaces mean in the socket.
+
+How observations and actions are laid out, checked, and mapped to the simulator's own.
 
     simulator's space ──presented──> space of the spec, in which policies see and act
     float Box           float32 Box
@@ -31,7 +33,10 @@ def presented_observation(space: Any, id: str) -> spaces.Space:
 
 
 def presented_action(space: Any, id: str) -> spaces.Space:
-    """The space in which a policy acts: a Box whose bounds are all finite is Box(-1, 1), see `Native`. `EnvError` naming the part that has no place here."""
+    """The space in which a policy acts.
+
+    A Box whose bounds are all finite is Box(-1, 1), see `Native`. `EnvError` naming the part that has no place here.
+    """
     return _presented(space, id, "action_space", _acted_box)
 
 
@@ -74,7 +79,7 @@ def _is_scaled(space: spaces.Box) -> bool:
 
 # --- arrays ---------------------------------------------------------------------------------------------------------------
 def empty(space: spaces.Space, *lead: int) -> Tree:
-    """Memory for values of a space: each leaf of shape ``(*lead, *its shape)`` and the space's own type."""
+    """Memory for values of a space. Each leaf of shape ``(*lead, *its shape)`` and the space's own type."""
     if isinstance(space, spaces.Dict):
         return {key: empty(part, *lead) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -171,7 +176,9 @@ def _checked_choice(space: Any, num_envs: int, action: NDArray, id: str, name: s
 
 
 class Native:
-    """From actions as policies choose them to those of the simulator: a bounded Box is mapped linearly from [-1, 1] to its range.
+    """From actions as policies choose them to those of the simulator.
+
+    A bounded Box is mapped linearly from [-1, 1] to its range.
 
     ``space``: the simulator's own. Called with a tree of checked actions.
     """

@@ -1,4 +1,4 @@
-"""The stations of reinforcement learning: each is a plain class that also runs by hand, without any runtime."""
+"""The stations of reinforcement learning. Each is a plain class that also runs by hand, without any runtime."""
 
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.learner import LearnerWorker, Update

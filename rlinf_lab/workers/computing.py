@@ -30,7 +30,9 @@ def checked(precision: str) -> str:
 
 @contextmanager
 def without_denormals() -> Iterator[None]:
-    """Numbers nearer to zero than 1e-38 are zero within, in this thread: a core takes a hundred cycles for each.
+    """Numbers nearer to zero than 1e-38 are zero within, in this thread.
+
+    A core takes a hundred cycles for each.
 
     Adam's first moment of a unit that gets no gradients any more fades into them in 800 steps, and a step then takes
     eight times as long.

@@ -1,4 +1,6 @@
-"""torch.distributed among the ranks of one worker, in threads of one process as well as in processes.
+"""torch.distributed among the ranks of one worker.
+
+In threads of one process as well as in processes.
 
     the first rank opens a store ── exchange(address) ──> every rank joins ──> one process group:
         DistributedDataParallel, collectives
@@ -69,13 +71,13 @@ class Placeholder(NamedTuple):
 
 
 class RankGroup:
-    """The ranks of ``worker`` that take part in a call as a process group: Gloo on CPU, and NCCL for tensors of a GPU.
+    """The ranks of ``worker`` in a call, as a process group.
 
-    ``with group:`` around the part of a call in which the ranks work together forms the group if it is not there, or if
-    others take part than before (all ranks of the call must come), and leaves it when the body raises. Take and put
-    items before or after the block: under a plan that lets another worker whose ranks meet share the devices, the block
-    refuses a get, and a put into a channel with a capacity, by `WorkflowError`. ``timeout``: seconds that a collective
-    waits for the others.
+    Those that take part in it: Gloo on CPU, and NCCL for tensors of a GPU. ``with group:`` around the part of a call in
+    which the ranks work together forms the group if it is not there, or if others take part than before (all ranks of
+    the call must come), and leaves it when the body raises. Take and put items before or after the block: under a plan
+    that lets another worker whose ranks meet share the devices, the block refuses a get, and a put into a channel with
+    a capacity, by `WorkflowError`. ``timeout``: seconds that a collective waits for the others.
     """
 
     def __init__(self, worker: Worker, timeout: float = TIMEOUT_SECONDS) -> None:
@@ -136,9 +138,7 @@ class RankGroup:
         )
 
     def _watch(self, over: threading.Event) -> None:
-        """In a thread of its own: collectives of a call that is given up are broken off, for the rank that they wait
-        for does not come.
-        """
+        """End the collectives of a call that is given up. It runs in a thread of its own."""
         while not over.wait(LEAVE_SECONDS):
             if self._worker.cancelled:
                 self._broken = True  # a kernel that is aborted leaves numbers behind, and no error
@@ -152,13 +152,14 @@ class RankGroup:
 
     @property
     def position(self) -> int:
-        """Of this rank among those that take part in the present call, from 0: its rank in the group."""
+        """This rank's place in the group, from 0. Among those that take part in the present call."""
         return self.members.index(self._worker.rank)
 
     @property
     def formed_now(self) -> bool:
-        """Whether what ranks keep may differ: since the group was formed, until the end of the first ``with`` in which
-        `handed_over` was called. The same on all ranks.
+        """Whether what ranks keep may differ; the same on all ranks.
+
+        Since the group was formed, until the end of the first ``with`` in which `handed_over` was called.
         """
         return self._formed_now
 
@@ -182,10 +183,10 @@ class RankGroup:
         self._form(max(c.last for c in came) + 1)
 
     def _unwrap_alike(self) -> None:
-        """Some may have left their device, also after they had said what they have: wrapping is a collective too, so
-        all do it again.
+        """All unwrap again where some may have left their device.
 
-        A collective tells, for nobody leaves a device in it.
+        Also after they had said what they have: wrapping is a collective too, so all do it again. A collective tells,
+        for nobody leaves a device in it.
         """
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
@@ -252,9 +253,7 @@ class RankGroup:
             self.unwrap()
 
     def _leave_soon(self) -> None:
-        """Not at once: what broke off here shall be told before the collectives of the others break off for want of
-        this rank.
-        """
+        """Leave after what broke off here is told. The others' collectives break off then."""
         if self._group is not None:
             self._leaving = threading.Timer(LEAVE_SECONDS, self.leave)
             self._leaving.daemon = True
@@ -286,9 +285,10 @@ class RankGroup:
         self.barrier()
 
     def _assemble(self, store: Any) -> None:
-        """Wait until all are at the store: forming a group is torch's own wait, in which nobody hears that the call has
-        been given up. All go on, or nobody: whoever has seen all of them, or gives up, says so at the store, where the
-        first word counts for all.
+        """Wait until all ranks are at the store.
+
+        Forming a group is torch's own wait, in which nobody hears that the call has been given up. All go on, or
+        nobody: whoever has seen all of them, or gives up, says so at the store, where the first word counts for all.
         """
         ranks, pause, deadline = self._worker.ranks, 0.0005, time.monotonic() + self._timeout.total_seconds()
         there, word = store.add("here", 1), ""
@@ -318,8 +318,9 @@ class RankGroup:
         return _process_group(store, self.position, self._worker.ranks, self._worker.device, address, self._timeout)
 
     def leave(self) -> None:
-        """Close this rank's connections: collectives of the others fail instead of waiting (on GPUs: see the module's
-        docstring).
+        """Close this rank's connections.
+
+        Collectives of the others fail instead of waiting (on GPUs: see the module's docstring).
         """
         if (nccl := self._nccl()) is not None:
             nccl.abort()  # not shutdown(), which waits for the others
@@ -373,10 +374,11 @@ class RankGroup:
 
     # --- what newcomers take over -----------------------------------------------------------------------------
     def handed_over(self, value: T) -> T:
-        """``value``, on all ranks that of the first which had worked when the group was formed. All must ask.
+        """``value`` of one rank, on all ranks; all must ask.
 
-        It is what ranks keep and must agree on. Others get a copy; its tensors come by a collective, onto their own
-        devices. Where nobody has worked yet it is that of the first rank.
+        That of the first which had worked when the group was formed. It is what ranks keep and must agree on. Others
+        get a copy; its tensors come by a collective, onto their own devices. Where nobody has worked yet it is that of
+        the first rank.
         """
         self._handed, self._owes = True, False
         return self._from_source(value)
@@ -495,7 +497,7 @@ class _Tensor:
 
 
 def _take_over(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """What `load_state_dict` does, without its conversions: a step is then the same to the last bit."""
+    """What `load_state_dict` does, without its conversions. A step is then the same to the last bit."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     optimizer.state.clear()
     for key, each in state["state"].items():
@@ -505,7 +507,7 @@ def _take_over(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def _process_group(store: Any, rank: int, ranks: int, device: str, address: str, timeout: datetime.timedelta) -> Any:
-    """A group that torch's registry of groups does not know, so that threads of one process can each have their own."""
+    """A group that torch's registry of groups does not know. So that threads of one process can each have their own."""
     group: Any = dist.ProcessGroup(store, rank, ranks)
     kinds = dist.ProcessGroup.BackendType
     backend: Any = dist.ProcessGroupGloo  # torch's stubs lack its options

@@ -365,7 +365,7 @@ class LearnerWorker(TorchWorker):
 
 
 def _copied(state: Any) -> Any:
-    """A state of nested dicts and lists, its tensors in host memory, none of them the same as there."""
+    """A state of nested dicts and lists, its tensors in host memory. None of them is the same as there."""
     if isinstance(state, dict):
         return {key: _copied(value) for key, value in state.items()}
     if isinstance(state, list):
@@ -379,7 +379,7 @@ def _selected(tree: Tree, rows_B: torch.Tensor) -> Tree:
 
 
 def _end_values(policy: ActorCritic, t: Trajectory) -> np.ndarray:
-    """Of the observations with which episodes ended; 0 where the task was over: nobody looks at what follows."""
+    """Values of the observations with which episodes ended. 0 where the task was over: nobody looks at what follows."""
     value_E = np.zeros(len(t.end_E2), np.float32)
     cut_E = np.flatnonzero(~t.terminated_TN[t.end_E2[:, 0], t.end_E2[:, 1]])
     if len(cut_E):
@@ -388,14 +388,18 @@ def _end_values(policy: ActorCritic, t: Trajectory) -> np.ndarray:
 
 
 def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:
-    """How many nearly equal parts: none exceeds ``minibatch``, unless it were of one sample (its normalised advantage
-    is zero: no gradient) or had none for some rank.
+    """Into how many nearly equal parts samples are divided.
+
+    None exceeds ``minibatch``, unless it were of one sample (its normalised advantage is zero: no gradient) or had none
+    for some rank.
     """
     return min(-(-samples // minibatch), samples // max(2, ranks))
 
 
 def flat(parts: Sequence[Tree]) -> Tree:
-    """Trees with leaves T×N×…, joined over the environments, as rows: the same order of rows however they were grouped.
+    """Trees with leaves T×N×…, joined over the environments, as rows.
+
+    The same order of rows however they were grouped.
     """
 
     def joined(*leaves: Any) -> Any:
@@ -422,7 +426,7 @@ def _carried_out(log_prob_BK: torch.Tensor, old_BK: torch.Tensor, steps_B: torch
 
 
 def _tensor(leaf: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """Of an array its memory, which torch wants to be writable: a transport may hand out what is read-only."""
+    """The memory of an array, as torch wants it: writable. A transport may hand out what is read-only."""
     return leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())
 
 
@@ -440,8 +444,10 @@ def _finite(weights: PolicyWeights, losses: dict[str, float]) -> PolicyWeights:
 
 
 def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """Means over the episodes that ended: ``return`` (unscaled, undiscounted), ``length``; ``success_rate`` (at the
-    end) and ``success_once`` where the task has a signal.
+    """Means over the episodes that ended.
+
+    ``return`` (unscaled, undiscounted), ``length``; ``success_rate`` (at the end) and ``success_once`` where the task
+    has a signal.
 
     Empty but for ``episodes`` when none ended: a rate of nothing is not zero.
     """

@@ -1,5 +1,6 @@
-"""A sharded module is put together again, when the ranks that share it change: the parts of all ranks, in host memory,
-become a plain module in place.
+"""A sharded module is put together when its ranks change.
+
+The parts of all ranks, in host memory, become a plain module in place.
 
     rank 0: rows 0 to 3 ──┐
     rank 1: rows 4 to 6 ──┴── joined ──> parameter of 7 rows, and so each tensor that the optimiser keeps for it
@@ -28,7 +29,7 @@ class Part(NamedTuple):
 
 
 def parts_of(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Part]:
-    """What this rank has of a sharded module, parameter by parameter: in the same order on all ranks."""
+    """What this rank has of a sharded module, parameter by parameter. In the same order on all ranks."""
     found = []
     for one in _parameters(module):
         known = {} if optimizer is None else optimizer.state.get(one.sharded_param, {})

@@ -1,5 +1,6 @@
-"""How torch modules and optimisers leave their device and return: each block of memory in one copy, every tensor object
-stays the same.
+"""How torch modules and optimisers leave their device and return.
+
+Each block of memory in one copy, and every tensor object stays the same.
 
     device ──one copy per block──> host memory (page-locked for a GPU, kept for the next time)
         ──one copy per block──> device
@@ -113,9 +114,10 @@ class Residence:
         return sum(moved.host.numel() for moved in self._moved) + _nbytes_besides(self._moved_whole, self._moved_shards)
 
     def come_back(self, others: Sequence[Residence] = ()) -> int:
-        """Move everything to the device again, as it is now, and return how many bytes: also what ``others`` have taken
-        with them of blocks that they share with this one, and tensors that others have laid on such a block since.
-        Nothing happens to what is there already.
+        """Move everything to the device again, and return how many bytes.
+
+        Also what ``others`` have taken with them of blocks that they share with this one, and tensors that others have
+        laid on such a block since. Nothing happens to what is there already.
         """
         with _lock_if(self._shares_with(others)):
             return self._come_back(others)
@@ -151,8 +153,9 @@ class Residence:
         return nbytes + _nbytes_besides(whole, shards)
 
     def shared(self, other: Residence) -> float:
-        """The part of its bytes that lies under tensors of both: it is there once, and stays where one of both goes for
-        the other.
+        """The part of its bytes that lies under tensors of both.
+
+        It is there once, and stays where one of both goes for the other.
         """
         theirs = other._addresses()
         sizes = {
@@ -184,7 +187,7 @@ class Residence:
         return (t for t in map(_own, self._tensors()) if _lies_on_a_block(t))
 
     def _bring(self, tensors: list[torch.Tensor], there: torch.Tensor | None) -> None:
-        """Tensors of one block in host memory onto the device, to that place or a new one."""
+        """Tensors of one block in host memory onto the device. To that place or a new one."""
         if not tensors:
             return
         source = _bytes(tensors[0])
@@ -207,7 +210,7 @@ class Residence:
         return [owner for owner in self.owners if isinstance(owner, nn.Module) and hasattr(owner, "reshard")]
 
     def _place(self, address: int, others: Iterable[Residence]) -> torch.Tensor | None:
-        """The block at an address, if it was made here: perhaps by another one who shares it."""
+        """The block at an address, if it was made here. Perhaps by another one who shares it."""
         return next((block for each in (self, *others) if (block := each._made.get(address)) is not None), None)
 
     def _wait(self) -> None:
@@ -219,7 +222,7 @@ class Residence:
         return _by_block(t for t in self._tensors_on_blocks() if t.device.type == self.device.type)
 
     def _whole(self, anywhere: bool = False) -> list[torch.Tensor]:
-        """Tensors on the device that lie on no block of their own: sparse and quantized ones."""
+        """Tensors on the device that lie on no block of their own. Sparse and quantized ones."""
         return [
             t
             for t in self._tensors()
@@ -260,7 +263,10 @@ def _with_gradients(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _lies_on_a_block(tensor: torch.Tensor) -> bool:
-    """Not what has no memory yet (a lazy module's parameter), or several blocks (a sparse tensor)."""
+    """Whether a tensor lies on one block of memory.
+
+    Not what has no memory yet (a lazy module's parameter), or several blocks (a sparse tensor).
+    """
     return not is_lazy(tensor) and tensor.layout == torch.strided and not tensor.is_quantized
 
 
@@ -291,7 +297,7 @@ def _move_shards(module: nn.Module, place: torch.device | str) -> None:
 
 
 def _move(tensor: torch.Tensor, place: torch.device | str) -> None:
-    """One that lies on no block of its own, with a copy also where host memory is the device."""
+    """Move one that lies on no block of its own. With a copy also where host memory is the device."""
     tensor.data = tensor.detach().to(place, copy=True)
 
 
@@ -320,7 +326,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Blocks of bytes, in words where they are whole ones: torch copies single bytes a quarter slower."""
+    """Copy blocks of bytes, in words where they are whole ones. torch copies single bytes a quarter slower."""
     if source.numel() % 8 == 0:
         source, target = source.view(torch.int64), target.view(torch.int64)
     target.copy_(source, non_blocking=source.device.type != target.device.type)
@@ -370,8 +376,9 @@ class TorchWorker(Worker):
         return self._residence
 
     def _switch(self, order: str, present: Sequence[Worker], absent: Sequence[Worker]) -> bool:
-        """What it shares with others of its process moves only when none of them is there, and is there for all of
-        them.
+        """Move what is shared only when none of the others is there.
+
+        What it shares with others of its process is there for all of them.
         """
         self._mates = (
             [w for w in present if isinstance(w, TorchWorker)],
@@ -388,8 +395,10 @@ class TorchWorker(Worker):
         return self._own_residence().nbytes
 
     def _leaves_at_once(self) -> bool:
-        """Not on a core: host memory is what it would leave for, and who finds its memory while it is set up finds what
-        it was built with.
+        """Whether it leaves as soon as it is set up; not on a core.
+
+        Host memory is what it would leave for, and who finds its memory while it is set up finds what it was built
+        with.
         """
         return self.device != "cpu"
 

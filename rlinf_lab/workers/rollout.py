@@ -1,4 +1,6 @@
-"""Simulator and policy as one worker: what a cell becomes whose members are together on every device.
+"""Simulator and policy as one worker.
+
+What a cell becomes whose members are together on every device.
 
     environments ──observation──> policy ──action──> environments ──> row of the slot's Trajectory       in one thread
 

@@ -1,5 +1,6 @@
-"""torch's FSDP2 among the ranks of one worker: each keeps its part of weights, gradients and optimiser state; they are
-whole only while they are needed.
+"""torch's FSDP2 among the ranks of one worker.
+
+Each keeps its part of weights, gradients and optimiser state; they are whole only while they are needed.
 
     shard i ──all-gather──> whole weights: forward, backward ──reduce-scatter──> gradient of shard i
         ──> optimiser of shard i

@@ -147,7 +147,10 @@ class SimulatorWorker(Worker):
         return not self._why_it_stays()
 
     def _why_it_stays(self) -> str:
-        """Before `setup` as far as the environment's class, or the adapter of its simulator, can tell."""
+        """Why its environments cannot leave; "" where they can.
+
+        Before `setup` as far as the environment's class, or the adapter of its simulator, can tell.
+        """
         if not self.groups:
             return self.env.cannot_leave()
         if self._states:
@@ -282,7 +285,7 @@ class SimulatorWorker(Worker):
             )
 
     def _check_cores(self, spec: EnvSpec) -> None:
-        """A warning for a vector of somebody's own with processes or threads in it, which no plan counts."""
+        """A warning for a vector with processes or threads in it. One of somebody's own, which no plan counts."""
         if spec.runner is not None and spec.runner.cores > 1 and self.rank == 0:
             warnings.warn(
                 f"{self.name}: {spec.id} steps by {spec.runner}, and the plan counts one core a rank. Next: a vector "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 import subprocess
 import sys
@@ -84,6 +85,29 @@ def test_packages_modules_classes_and_functions_stay_small() -> None:
         if isinstance(node, ast.ClassDef):
             lines, methods = LARGE.get(node.name, (300, 30))
             assert length(node) <= lines and sum(isinstance(n, ast.FunctionDef) for n in node.body) <= methods, node.name
+
+
+#: Rooms whose docstrings still begin with long sentences.
+LONG_SENTENCES = ("planning", "runtime", "timeline", "widgets", "workflow")
+
+
+def test_docstrings_begin_with_a_short_sentence() -> None:
+    """At most fifteen words, of public and private ones: what it is. The rest is a second sentence."""
+    long = []
+    for path in tracked():
+        place = path.relative_to(ROOT).parts
+        if path.suffix != ".py" or place[0] not in ("rlinf_lab", "envs") or place[1] in LONG_SENTENCES:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                words = first_sentence(ast.get_docstring(node) or "").split()
+                if len(words) > 15:
+                    long.append(f"{'/'.join(place)}, {getattr(node, 'name', 'the module')}: {len(words)} words")
+    assert long == []
+
+
+def first_sentence(docstring: str) -> str:
+    return re.split(r"(?<=[.!?])\s", " ".join(docstring.split("\n\n")[0].split()))[0]
 
 
 def length(node: ast.stmt) -> int:

@@ -45,11 +45,7 @@ def game() -> lab.Workflow:
     forth, back = flow.channel("forth"), flow.channel("back")
     one, two = flow.worker(Player, name="one"), flow.worker(Player, name="two")
 
-    @flow.iteration
-    def iteration(turns: int) -> tuple:
-        seen = two.answer(forth, back)
-        return one.play(turns, back, forth), seen
-
+    flow.iteration(lambda turns: (two.answer(forth, back), one.play(turns, back, forth)))
     return flow
 
 
@@ -61,7 +57,7 @@ def test_a_fused_cell_stays_on_the_core_of_its_device_and_another_goes_anywhere(
         plan = (lab.ExecutionPlan.fused_cells if fused else lab.ExecutionPlan.temporal)(flow, [device])
         with lab.session(flow, plan, emulate=True) as session:
             for _ in range(2):
-                (before, ones), twos = session.step(3)
+                twos, (before, ones) = session.step(3)
                 assert before == set(CORES)  # what it starts while it is set up may go anywhere
                 assert {frozenset(cores) for cores in [*ones, *twos]} == {frozenset(core if fused else CORES)} and len(ones) == 3 and twos
     assert os.sched_getaffinity(0) == set(CORES)

@@ -129,12 +129,7 @@ def elastic() -> tuple[lab.Workflow, lab.ExecutionPlan]:
     flow = lab.Workflow("elastic")
     items = flow.channel("items")
     source, sink = flow.worker(Numbers, name="source"), flow.worker(Numbers, name="sink")
-
-    @flow.iteration
-    def iteration():
-        source.make(1, items)
-        return sink.count(items)
-
+    flow.iteration(lambda: (source.make(1, items), sink.count(items)))
     return flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "sink": [1, 2]})
 
 

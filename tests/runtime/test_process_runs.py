@@ -25,16 +25,14 @@ import pytest
 from flows import DEVICES
 from sessions import until
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors import multi_process
 from rlinf_lab.runtime.executors.child import Child, _answer, _settle
 from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 def started_since(before: set[psutil.Process]) -> list[psutil.Process]:
@@ -72,10 +70,32 @@ class OnlyThere:
         return OnlyThere, (self.home,)
 
 
+class Unreadable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return missing, ()
+
+
+def missing() -> None:
+    raise ModuleNotFoundError("No module named 'elsewhere'", name="elsewhere")
+
+
+class OddError(Exception):
+    """Cannot be pickled, nor rebuilt from its arguments."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"odd {a} {b}")
+        self.lock = threading.Lock()
+
+
 class Maker(Worker):
     def make(self, how: str, out: Outbox) -> Any:
-        if how == "only there":
-            return OnlyThere()
+        match how:
+            case "only there":
+                return OnlyThere()
+            case "error":
+                raise OddError(1, 2)
+            case "exit":
+                raise SystemExit(3)
         out.put_all(range(100))
         if how == "item":
             out.put(threading.Lock())
@@ -105,20 +125,27 @@ def fragile(taker_name: str = "taker") -> tuple[Workflow, ExecutionPlan]:
     return flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], taker_name: [1]})
 
 
+def assert_what_cannot_travel_fails_its_iteration_alone(s: Session) -> None:
+    """By name."""
+    for step, error, told in (
+        (("item",), WorkerError, "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
+        (("value",), WorkerError, "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
+        (("error",), WorkerError, "'maker' rank 0 .*OddError: odd 1 2"),
+        (("exit",), WorkerError, "'maker' rank 0 .*SystemExit: 3"),
+        (("", threading.Lock()), WorkflowError, r"Call of taker.take\(\), argument 2: <unlocked .*Next:"),  # where the call is made
+        (("", Unreadable()), WorkerError, "'taker' rank 0 failed in take.*No module named 'elsewhere'"),  # of the rank that needs it
+        (("only there", False, False), ExecutorError,
+         r"What maker\[0\] returned from make\(\) \(\S*OnlyThere\) cannot be rebuilt in another process: .*no such module here.*Next: install the module"),
+        (("", True), WorkflowError, r"Channel 'items': \d+ of \d+ items put so far are left; taker\[0\].take\(\) read 3. Next: read to the end"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=f"(?s){told}"):
+            s.step(*step)
+        assert s.step() == (5, 100)
+
+
 def test_what_cannot_travel_fails_the_iteration_by_name_and_the_next_one_goes_on() -> None:
     with session(*fragile(), executor="processes") as s:
-        for how in ("item", "value"):
-            with pytest.raises(WorkerError, match="'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"):
-                s.step(how)
-            assert s.step() == (5, 100)
-        with pytest.raises(WorkflowError, match=r"Call of taker.take\(\), argument 2: <unlocked .*Next:"):
-            s.step("", threading.Lock())
-        told = r"What maker\[0\] returned from make\(\) \(\S*OnlyThere\) cannot be rebuilt in another process: .*no such module here.*Next: install the module"
-        with pytest.raises(ExecutorError, match=told):
-            s.step("only there", False, False)
-        with pytest.raises(WorkflowError, match=r"Channel 'items': \d+ of \d+ items put so far are left; taker\[0\].take\(\) read 3. Next: read to the end"):
-            s.step("", True)
-        assert s.step() == (5, 100)
+        assert_what_cannot_travel_fails_its_iteration_alone(s)
 
 
 @pytest.mark.fresh

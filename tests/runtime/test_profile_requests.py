@@ -13,7 +13,6 @@ from rlinf_lab.errors import PlanError, RlinfLabError, WorkerError
 from rlinf_lab.planning.profile.fingerprint import Fingerprint
 from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.runtime.profiling.request import Request
-from rlinf_lab.runtime.profiling.subject import subject
 
 
 class Source(lab.Worker):
@@ -34,10 +33,10 @@ class Source(lab.Worker):
         if where == self.fails:
             raise OSError(f"not in {where}")
 
-    def make(self, out: lab.Outbox) -> None:
+    def make(self, times: int, out: lab.Outbox) -> None:
         if self.ranks > self.most:
             raise RuntimeError(f"no more than {self.most}")
-        for i in range(self.rank, self.items, self.ranks):
+        for i in range(self.rank, times * self.items, self.ranks):
             self.compute(1e-4)
             out.put(i)
 
@@ -51,16 +50,11 @@ class Sink(lab.Worker):
 DEVICES = ["cpu:0", "cpu:1"]
 
 
-def flow(first: str = "a", last: str = "b", **of_source: Any) -> lab.Workflow:
+def flow(first: str = "a", last: str = "b", cls: type[Source] = Source, times: int = 1, **of_source: Any) -> lab.Workflow:
     made = lab.Workflow("two")
     channel = made.channel("items", capacity=None, may_be_empty=True)
-    source, sink = made.worker(Source, name=first, **of_source), made.worker(Sink, name=last)
-
-    @made.iteration
-    def iteration() -> None:
-        source.make(channel)
-        sink.use(channel)
-
+    source, sink = made.worker(cls, name=first, **of_source), made.worker(Sink, name=last)
+    made.iteration(lambda n=1: (source.make(n * times, channel), sink.use(channel)))
     return made
 
 
@@ -145,13 +139,18 @@ def test_why_a_profile_is_not_what_is_asked_for(kept: Profile, asked: dict[str, 
     assert request(flow(), **asked).misses(kept, []) == why
 
 
-def test_the_profile_of_another_workflow_is_measured_again_unless_it_was_written_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_of_another_workflow_or_machine_is_measured_again_unless_it_was_written_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "profile.json"
     KEPT.save(path)
     assert lab.profile(flow(), ["cpu:0"], path=path) == KEPT  # read, not measured
     other = profile_of(flow("x", "y"), ["cpu:0"], path=path)
     assert "it is of workers a, b, the workflow has x, y): measuring again" in capsys.readouterr().out
     assert list(other.workers) == ["x", "y"] and Profile.load(path) == other
+    KEPT.replace(fingerprint=dataclasses.replace(KEPT.fingerprint, cores=999)).save(path)
+    again = profile_of(flow(), ["cpu:0"], path=path)
+    assert "cores were 999" in capsys.readouterr().out and again.fingerprint.cores != 999 and Profile.load(path) == again
+    elsewhere = dataclasses.replace(KEPT.fingerprint, processor="another")
+    assert any("profile is stale: processor was" in note for note in lab.plan(again.replace(fingerprint=elsewhere), 1).notes)
     KEPT.replace(fingerprint=None).save(path)
     before = path.read_text()
     with pytest.raises(PlanError, match=r"was written by hand and is not what is asked for: it is of workers a, b, .* Next: another path"):
@@ -159,39 +158,13 @@ def test_the_profile_of_another_workflow_is_measured_again_unless_it_was_written
     assert path.read_text() == before
 
 
-class Sleeper(lab.Worker):
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def make(self, n: int, out: lab.Outbox) -> None:
-        for i in range(n):
-            self.compute(self.seconds)
-            out.put(i)
-
-
-def quicker(times: int) -> type[Sleeper]:
-    class Local(Sleeper):
-        def make(self, n: int, out: lab.Outbox) -> None:
-            for i in range(n):
-                self.compute(self.seconds / times)
-                out.put(i)
+def another(seconds: float) -> type[Source]:
+    class Local(Source):
+        def make(self, times: int, out: lab.Outbox) -> None:
+            self.compute(seconds)
+            super().make(times, out)
 
     return Local
-
-
-def sleeping(cls: type[Sleeper] = Sleeper, seconds: float = 0.001, items: int = 4) -> lab.Workflow:
-    made = lab.Workflow("sleeping")
-    channel = made.channel("items", capacity=None)
-    source, sink = made.worker(cls, seconds, name="a"), made.worker(lambda batch: batch, name="b")
-    out = made.channel("out", capacity=None)
-
-    @made.iteration
-    def iteration(n: int = 1) -> None:
-        source.make(n * items, channel)
-        sink(channel, out)
-        out.get_all()
-
-    return made
 
 
 def test_a_profile_is_of_these_inputs_arguments_and_this_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,35 +175,19 @@ def test_a_profile_is_of_these_inputs_arguments_and_this_code(tmp_path: Path, ca
         streams = capsys.readouterr()
         return found, streams.out + streams.err
 
-    first, _ = measured(sleeping(), [2])
-    assert first.items == 8 and measured(sleeping(), [2]) == (first, "")
-    more, said = measured(sleeping(), [4])
+    first, _ = measured(flow(fails=object()), [2])
+    assert first.items == 8 and measured(flow(fails=object()), [2]) == (first, ""), "addresses do not count"
+    more, said = measured(flow(fails=object()), [4])
     assert more.items == 16 and "iteration was measured with (2), is (4)" in said
-    _, said = measured(sleeping(seconds=0.002), [4])
-    assert "a was measured with Sleeper(0.001), is Sleeper(0.002)" in said
-    _, said = measured(sleeping(seconds=0.002, items=5), [4])
-    assert "the code of iteration has changed" in said, "what it has from outside counts, too"
-    _, said = measured(sleeping(quicker(2), 0.002, 5), [4])
-    assert "a was measured with Sleeper(0.002), is Local(0.002)" in said
-    assert measured(sleeping(quicker(2), 0.002, 5), [4])[1] == ""
-    _, said = measured(sleeping(quicker(3), 0.002, 5), [4])
-    assert "the code of a has changed" in said
-
-
-def test_arguments_are_told_apart_without_addresses() -> None:
-    class Thing:
-        def __repr__(self) -> str:
-            raise ValueError("no")
-
-    made = [lab.Workflow("w") for _ in range(2)]
-    for flow_ in made:
-        flow_.worker(Sleeper, object(), name="a")
-        flow_.worker(Sleeper, "x" * 500, name="b")
-        flow_.worker(Sleeper, Thing(), name="c")
-        flow_.worker(Sleeper, lambda x: x + 1, name="d")
-        flow_.iteration(lambda: None)
-    one, other = (subject(flow_, (object(),)) for flow_ in made)
-    assert one == other and all(len(line) < 200 for line in one)
+    for made, why in (
+        (flow(items=5), "is Source(items=5)"),
+        (flow(items=5, times=2), "the code of iteration has changed"),  # what it has from outside counts, too
+        (flow(items=5, times=2, cls=another(1e-4)), "a was measured with Source(items=5), is Local(items=5)"),
+        (flow(items=5, times=2, cls=another(1e-4)), ""),
+        (flow(items=5, times=2, cls=another(2e-4)), "the code of a has changed"),
+    ):
+        said = measured(made, [4])[1]
+        assert why in said and bool(why) == bool(said), said
 
 
 @pytest.mark.parametrize("method", ["can_leave", "offload", "onload"])

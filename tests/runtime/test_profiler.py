@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 from flows import Numbers, cell_flow
 
 import rlinf_lab as lab
-from rlinf_lab.planning.profile.fingerprint import Fingerprint
 
 CALLS: list[str] = []
 
@@ -53,12 +51,7 @@ def flow(trainer: type[lab.Worker] = Trainer) -> lab.Workflow:
     made = lab.Workflow("sampling")
     samples = made.channel("samples", capacity=None)
     sampler, learner = made.worker(Sampler, name="sampler"), made.worker(trainer, name="trainer")
-
-    @made.iteration
-    def iteration(n: int = 0) -> None:
-        sampler.sample(samples)
-        learner.train(samples)
-
+    made.iteration(lambda n=0: (sampler.sample(samples), learner.train(samples)))
     return made
 
 
@@ -154,30 +147,11 @@ def test_steps_of_a_cell_without_keys_are_counted(follows: bool) -> None:
     made = lab.Workflow("unkeyed")
     obs, acts, done = made.channels("obs", "acts", "done")
     roller, answerer, reader = made.worker(Roller, follows), made.worker(Numbers, name="answerer"), made.worker(Numbers, name="reader")
-
-    @made.iteration
-    def iteration() -> None:
-        roller.roll(acts, obs, done)
-        answerer.pass_on(obs, acts)
-        reader.count(done)
-
+    made.iteration(lambda: (roller.roll(acts, obs, done), answerer.pass_on(obs, acts), reader.count(done)))
     profile = lab.profile(made, ["cpu:0"], iterations=1, progress=False)
     assert {w: p.calls for w, p in profile.workers.items()} == {"roller": 5, "answerer": 5, "reader": 1}
     assert [c.sub_batches for c in profile.cells] == ([] if follows else [(1,)])  # plans may choose where they are followed
     assert {s.items for s in profile.workers["answerer"].samples} == ({4.0, 8.0} if follows else {8.0})
-
-
-def test_a_profile_is_kept_and_flagged_when_stale(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = tmp_path / "profile.json"
-    first = lab.profile(flow(), ["cpu:0"], iterations=1, path=path, progress=False)
-    assert lab.profile(flow(), ["cpu:0"], path=path) == first  # read, not measured
-    data = json.loads(path.read_text())
-    data["fingerprint"]["cores"] = 999
-    path.write_text(json.dumps(data))
-    again = lab.profile(flow(), ["cpu:0"], iterations=1, path=path, progress=False)
-    assert "cores were 999" in capsys.readouterr().out and again.fingerprint.cores != 999
-    elsewhere = dataclasses.replace(Fingerprint.here(), processor="another")
-    assert any("profile is stale: processor was" in n for n in lab.plan(again.replace(fingerprint=elsewhere), 1).notes)
 
 
 def test_a_variation_that_fails_is_noted(capsys: pytest.CaptureFixture) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import both, opened, step_within
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import ChannelClosed, WorkerError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 SEEN: Counter[tuple[Any, ...]] = Counter()  # (channel, item): how often a rank of this process was given it
 LOCK = threading.Lock()
@@ -45,29 +43,25 @@ class Stage(Worker):
         self.way, self.stops = way, stops
 
     def source(self, count: int, failure: Failure | None, out: Outbox) -> int:
-        self.begin(failure)
-        for i in range(count):
-            self.put(out, (self.name, self.rank, i))
-        self.moment("end")
-        return count
+        return self.pass_on(failure, ((self.name, self.rank, i) for i in range(count)), "", out)
 
     def work(self, failure: Failure | None, channel: str, inbox: Inbox, out: Outbox) -> int:
-        self.begin(failure)
-        found = 0
-        for item in self.items(inbox):
-            found += 1
-            self.seen(channel, item)
-            self.put(out, item)
-        self.moment("end")
-        return found
+        return self.pass_on(failure, self.items(inbox), channel, out)
 
     def sink(self, failure: Failure | None, channel: str, inbox: Inbox) -> int:
+        return self.pass_on(failure, self.items(inbox), channel, None)
+
+    def pass_on(self, failure: Failure | None, items: Iterator[Any], channel: str, out: Outbox | None) -> int:
         self.begin(failure)
         found = 0
-        for item in self.items(inbox):
+        for item in items:
             found += 1
-            self.seen(channel, item)
-            if found == self.stops:
+            if channel:
+                self.seen(channel, item)
+            if out is not None:
+                self.moment("put")
+                out.put(item)
+            elif found == self.stops:
                 break
         self.moment("end")
         return found
@@ -82,7 +76,7 @@ class Stage(Worker):
         if self.failure is not None and (name, self.moments[name]) == (self.failure.moment, self.failure.at):
             raise Planned(f"{self.name}[{self.rank}] at {name} {self.failure.at}")
 
-    def items(self, inbox: Inbox) -> Any:
+    def items(self, inbox: Inbox) -> Iterator[Any]:
         if self.way == "take":
             try:
                 while True:
@@ -101,10 +95,6 @@ class Stage(Worker):
         self.moment("item")
         with LOCK:
             SEEN[channel, item] += 1
-
-    def put(self, out: Outbox, item: Any) -> None:
-        self.moment("put")
-        out.put(item)
 
 
 @dataclass(frozen=True)
@@ -188,11 +178,3 @@ def test_random_failures_are_named_and_leave_nothing_behind(kind: str, data: st.
     planned = data.draw(st.dictionaries(st.sampled_from([name for some in names for name in some]), failures, min_size=1, max_size=2))
     with opened(kind, flow, plan, 0.0) as s:
         check(s, chain, names, stops, planned, count)
-
-
-def test_in_processes_too() -> None:
-    chain = [Level((1,), "take", None, 1), Level((2,), "three", 2, 2)]
-    flow, plan, names = made(chain, 0)
-    with session(flow, plan, executor="processes", emulate=True) as s:
-        for planned in ({"w0a": Failure(0, "put", 5)}, {"w1a": Failure(1, "get", 1)}, {"w0a": Failure(0, "end", 1), "w1a": Failure(0, "start", 1)}):
-            check(s, chain, names, 0, planned, 8)

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import WorkerError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 DEVICES = ["cpu:0", "cpu:1"]
 
@@ -25,17 +23,26 @@ class Odd(Worker):
         time.sleep(seconds)
         return seconds
 
-    def produce(self, count: int, pause: float, out: Outbox) -> None:
+    def produce(self, count: int, slow: bool, out: Outbox) -> None:
         for i in range(count):
-            time.sleep(pause)
+            self.hold(slow)
             out.put(i)
 
-    def drink(self, pause: float, inbox: Inbox) -> int:
+    def drink(self, slow: bool, inbox: Inbox) -> int:
         count = 0
         for batch in inbox:
-            time.sleep(pause)
+            self.hold(slow)
             count += len(batch)
         return count
+
+    def hold(self, on: bool) -> None:
+        """As long as the iteration is wanted."""
+        while on and not self.cancelled:
+            time.sleep(0.01)
+
+    def wait_for(self, go: threading.Event) -> int:
+        assert go.wait(60)
+        return 7
 
     def show(self, image: Any) -> None:
         self.frame(image)
@@ -51,37 +58,35 @@ class Slow(Odd):
         time.sleep(60)
 
 
-def alone(cls: type[Worker], method: str, *args: Any, ranks: int = 1) -> tuple[Workflow, ExecutionPlan]:
+def alone(cls: type[Worker], method: str, *args: Any) -> tuple[Workflow, ExecutionPlan]:
     """A workflow of one worker and one call."""
     flow = Workflow("alone")
     worker = flow.worker(cls, name="w")
-
-    @flow.iteration
-    def iteration() -> Any:
-        return getattr(worker, method)(*args)
-
-    return flow, ExecutionPlan("alone", tuple(DEVICES[:ranks]), {"w": tuple((i,) for i in range(ranks))})
+    flow.iteration(lambda: getattr(worker, method)(*args))
+    return flow, ExecutionPlan.temporal(flow, DEVICES[:1])
 
 
 def test_a_wait_that_timed_out_does_not_disturb_the_iteration() -> None:
-    flow, said = Workflow("late"), []
+    flow, said, go = Workflow("late"), list[str](), threading.Event()
     items = flow.channel("items")
     sleeper, producer = flow.worker(Odd, name="sleeper"), flow.worker(Odd, name="producer")
 
     @flow.iteration
     def iteration() -> Any:
-        slept = sleeper.sleep(0.3)
-        producer.produce(8, 0.1, items)
+        held = sleeper.wait_for(go)
+        producer.produce(8, False, items)
         try:
-            slept.wait(timeout=0.05)
+            held.wait(timeout=0.05)
         except TimeoutError as error:
             said.append(str(error))
-        return items.get_all(), slept
+        go.set()
+        return items.get_all(), held
 
     plan = ExecutionPlan.spatial(flow, DEVICES, {"sleeper": [0], "producer": [1]})
     with session(flow, plan) as s:
         for _ in range(2):
-            assert s.step() == (list(range(8)), 0.3)
+            go.clear()
+            assert s.step() == (list(range(8)), 7)
     after = "Next: wait longer, or without a timeout; status() tells who waits for whom."
     assert said == [f"driver[0] waited 0.05 s for the value of sleeper[0]; it has not come. {after}"] * 2
 
@@ -105,18 +110,18 @@ def test_an_interrupted_step_leaves_the_session_usable() -> None:
     worker, other = flow.worker(Odd, name="w"), flow.worker(Odd, name="v")
 
     @flow.iteration
-    def iteration(pause: float = 0.0, count: int = 3, where: str = "put") -> Any:
-        drunk = worker.drink(pause, given)
-        other.produce(count, pause if where == "get" else 0.0, made)
-        given.put_all(range(count if where == "put" else 2))
+    def iteration(where: str = "") -> Any:
+        drunk = worker.drink(where in ("put", "wait"), given)
+        other.produce(3, where == "get", made)
+        given.put_all(range(40 if where == "put" else 2))
         return len(made.get_all()), drunk.wait()
 
     with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]}, micro_batches={"given": 1})) as s:
         for where in ("put", "get", "wait"):
             interrupt_after(0.2)
             with pytest.raises(KeyboardInterrupt):
-                s.step(0.3, 40, where)
-            assert s.step() == s.step() == (3, 3)
+                s.step(where)
+            assert s.step() == s.step() == (3, 2)
 
 
 def test_what_close_raises_is_told() -> None:
@@ -172,7 +177,7 @@ def test_a_channel_is_used_by_the_rank_and_the_call_that_it_was_given_to() -> No
     @flow.iteration
     def iteration(how: str = "") -> Any:
         made = worker.make(how, items)
-        return made, other.drink(0.0, items)
+        return made, other.drink(False, items)
 
     by_thread = r"w\[0\]: channel 'items' is used by a thread that the worker started itself"
     with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]})) as s:

@@ -13,10 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, Fails, cell_flow, cell_plans, failing_flow
 
+from rlinf_lab import ExecutionPlan, Workflow
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.workflow.workflow import Workflow
 
 
 class Meeting:

@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import exact, opened
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 class Maker(Worker):

@@ -8,20 +8,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from flows import Numbers
 from sessions import until
 
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.plan.wait_graph import Wait
+from rlinf_lab import ExecutionPlan, Outbox, Worker, Workflow
 from rlinf_lab.runtime.run import observer, stall_report
-from rlinf_lab.runtime.run.observer import Observed
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.runtime.run.stall_report import Stillness, who_does_what
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
+from rlinf_lab.runtime.run.stall_report import Stillness
 
 
 class Maker(Worker):
@@ -35,22 +31,11 @@ class Maker(Worker):
         pass
 
 
-class Taker(Worker):
-    def take(self, inbox: Inbox) -> int:
-        return sum(len(batch) for batch in inbox)
-
-
 def flow_of() -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("still")
     items = flow.channel("items")
-    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
-
-    @flow.iteration
-    def iteration(go: Path) -> int:
-        maker.make(go, items)
-        maker.save()
-        return taker.take(items)
-
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Numbers, name="taker")
+    flow.iteration(lambda go: (maker.make(go, items), maker.save(), taker.count(items)))
     return flow, ExecutionPlan("still", ("cpu:0", "cpu:1"), {"maker": ((0,),), "taker": ((1,),)})
 
 
@@ -78,7 +63,7 @@ def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
         assert not any("cycle" in line for line in lines) and {w.who: w.on for w in going.waits()}["taker[0]"] == ("maker",)
         assert "nothing has moved for" in going.status() and "maker[0].make computes" in going.status()
         (tmp_path / "go").touch()
-        assert going.wait(60) == [1]
+        assert going.wait(60) == [(None, None, 1)]
         assert going.standstill() is None and going.waits() == [] and "waits" not in going.status()
     text = r"Run\('still', .*\): nothing has moved for \d+ s: maker\[0\] is in make\(\); taker\[0\] waits for items of channel 'items'. Next: nothing, if"
     assert re.match(text, told(caplog)[0])
@@ -126,44 +111,6 @@ def test_who_has_done_everything_is_not_still_while_somebody_waits_for_inputs_or
     assert len(runs[0].wait(90)) == 1
 
 
-class Watched(Observed):
-    """By the clock of a test, a look at a time."""
-
-    def __init__(self) -> None:
-        self.now, self.goes_on = 0.0, True
-        iterations, under_way = SimpleNamespace(goes_on=lambda: self.goes_on), SimpleNamespace(labels=lambda: ["maker[0].make"])
-        loop = SimpleNamespace(is_open=lambda: self.goes_on, iterations=iterations, under_way=under_way)
-        self._executor = cast(Any, SimpleNamespace(driver_host=SimpleNamespace(loop=loop), news=SimpleNamespace(waits=lambda: [])))
-        self._observer = cast(Any, SimpleNamespace(stillness=Stillness(), moved_at=0.0))
-        self._listeners = []
-
-    def _is_over(self) -> bool:
-        return False
-
-    def looks(self, until_second: float, moves: bool = False) -> None:
-        """Four times a second; ``moves``: something has been recorded just before the first of them."""
-        if moves:
-            self._observer.moved_at = self.now
-        while self.now < until_second:
-            self._tell()
-            self.now += 0.25
-
-
-def test_the_time_between_two_iterations_is_not_usual(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    one = Watched()
-    monkeypatch.setattr(observer, "time", SimpleNamespace(monotonic=lambda: one.now))
-    with caplog.at_level(logging.WARNING, logger="rlinf_lab"):
-        one.looks(45.0)
-        assert len(told(caplog)) == 1
-        one.goes_on = False
-        one.looks(3645.0, moves=True)
-        one.goes_on = True
-        one.looks(3645.0 + 89.0, moves=True)
-        assert len(told(caplog)) == 1  # 45 s are usual
-        one.looks(3645.0 + 92.0)
-        assert len(told(caplog)) == 2
-
-
 def test_nothing_is_said_before_its_time_twice_or_of_what_has_lasted_as_long_before() -> None:
     still = Stillness()
     assert not any(still.is_news(100.0, 100.0 + t) for t in (0, 1, 29.9))
@@ -174,12 +121,3 @@ def test_nothing_is_said_before_its_time_twice_or_of_what_has_lasted_as_long_bef
     assert not still.is_news(300.0, 300.0 + 30.0)  # now 155 s are usual
     assert not still.is_news(900.0, 900.0 + 60.0)  # what was not told (no iteration was open, say) counts for nothing
     assert still.is_news(1900.0, 1900.0 + 310.0)
-
-
-def test_a_rank_is_in_its_first_call_and_many_are_counted() -> None:
-    wait = Wait("taker[0]", "items of channel 'items'", ("maker",))
-    assert who_does_what(["maker[0].make", "maker[0].save", "taker[0].take"], [wait]) == "maker[0] is in make(); taker[0] waits for items of channel 'items'"
-    many = [f"maker[{i}].make" for i in range(9)]
-    loop = Wait("driver[0]", "the calls of iteration 0", ("maker",))
-    assert who_does_what(many, [loop]) == "; ".join([f"maker[{i}] is in make()" for i in range(4)] + ["and 5 more"])
-    assert who_does_what([], []) == "the iteration function goes on"

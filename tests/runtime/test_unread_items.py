@@ -9,11 +9,9 @@ import pytest
 from flows import Numbers
 from sessions import both, opened
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 class Maker(Numbers):

@@ -10,8 +10,8 @@ import pytest
 from mesh import MeshExecutor
 from sessions import in_time, session_of, step_within
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.driver import waiting
 from rlinf_lab.runtime.host.liveness.failures import described
 from rlinf_lab.runtime.host.state.messages import kinds as all_kinds
@@ -19,9 +19,6 @@ from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.transport.links import Link
 from rlinf_lab.runtime.transport.pickling import pickled
 from rlinf_lab.workflow.specs import CallSpec
-from rlinf_lab.workflow.weights import Weights
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 
@@ -174,7 +171,7 @@ class Keeper(Worker):
 
 
 class Puller(Worker):
-    def pull(self, weights: Weights, kept: Any) -> None:
+    def pull(self, weights: Weights) -> None:
         weights.pull(at_least=1)
 
     def hear(self, kept: Any) -> None:
@@ -198,7 +195,7 @@ def test_what_does_not_pickle_is_named_as_the_user_knows_it() -> None:
     def iteration(how: str) -> Any:
         if how == "publishes":
             keeper.publish(newest, how)
-            return puller.pull(newest, 0)
+            return puller.pull(newest)
         return puller.hear(keeper.keep(how))
 
     plan = ExecutionPlan("keeps", tuple(DEVICES), {"keeper": ((0,), (1,)), "puller": ((2,),)})

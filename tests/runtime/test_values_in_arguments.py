@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -133,33 +134,10 @@ def test_a_channel_that_the_dry_run_has_not_seen_in_use_is_named() -> None:
             assert s.step() == 1
 
 
-def test_a_default_that_uses_another_channel_is_part_of_the_plan() -> None:
-    flow = Workflow("defaults")
-    first, second = flow.channels("first", "second")
-    a, b = flow.worker(Ends, name="a"), flow.worker(Ends, name="b")
-
-    @flow.iteration
-    def iteration(mode: str = "one", repeat: int = 2):
-        channel = first if mode == "one" else second
-        for _ in range(repeat):
-            a.write(channel)
-        return b.read(channel)
-
-    started = run(flow, ExecutionPlan.temporal(flow, DEVICES), inputs=["one", "two", "one"])
-    assert started.wait(30) == [2, 2, 2]
-
-
-class Keeper:
-    """An object outside the loop: unlike lists and counters, the dry run shares it."""
-
-    def __init__(self) -> None:
-        self.kept: list[Any] = []
-
-
 def test_what_was_kept_of_the_dry_run_or_of_another_run_is_refused() -> None:
     flow = Workflow("kept")
     maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
-    keeper = Keeper()
+    keeper = SimpleNamespace(kept=[])  # outside the loop: unlike lists and counters, the dry run shares it
 
     @flow.iteration
     def iteration(use: int):
@@ -171,29 +149,14 @@ def test_what_was_kept_of_the_dry_run_or_of_another_run_is_refused() -> None:
 
     plan = ExecutionPlan.temporal(flow, DEVICES)
     with session(flow, plan) as s:
-        with pytest.raises(WorkflowError, match="'value' is Handle.* of the dry run"):
-            s.step(0)
-        with pytest.raises(WorkflowError, match="symbol of the dry run"):
-            s.step(1)
+        for use, text in enumerate(("'value' is Handle.* of the dry run", "symbol of the dry run")):
+            with pytest.raises(WorkflowError, match=text):
+                s.step(use)
         keeper.kept.clear()
         assert s.step(0) is None
         assert s.step(0) == repr(({"array": np.full(3, 1.0), "n": 1, "inner": [1, 2]}, (), {}))
     with session(flow, plan) as s, pytest.raises(WorkflowError, match="of another run"):
         s.step(0)
-
-
-def test_a_history_outside_the_loop_holds_what_the_run_has_put_there() -> None:
-    flow = Workflow("history")
-    maker = flow.worker(Maker, name="maker")
-    history: list[int] = []
-
-    @flow.iteration
-    def iteration(n: int) -> int:
-        history.append(maker.make(n).n.wait())
-        return max(history)
-
-    assert run(flow, ExecutionPlan.temporal(flow, DEVICES), inputs=[3, 1, 4]).wait(30) == [3, 3, 4]
-    assert history == [3, 1, 4]
 
 
 # --- how a run is started and stepped --------------------------------------------------------------------------------
@@ -256,18 +219,21 @@ class Confused(Worker):
         inbox.put(1)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("method", "text"), [("write", r"w\[0\]: channel 'c' is an Outbox here.*not 'get'"), ("read", "an Inbox here.*not 'put'")])
-def test_the_wrong_end_of_a_channel_is_named(method: str, text: str) -> None:
+def test_the_wrong_end_of_a_channel_is_named() -> None:
     flow = Workflow("ends")
-    w, channel = flow.worker(Confused, name="w"), flow.channel("c")
+    w, first, second = flow.worker(Confused, name="w"), flow.channel("first"), flow.channel("second")
 
     @flow.iteration
-    def iteration():
-        getattr(w, method)(channel)
-        channel.put(1) if method == "read" else channel.get_all()
+    def iteration(method: str = ""):
+        if method != "read":
+            w.write(first), first.get_all()
+        if method != "write":
+            w.read(second), second.put(1)
 
-    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s, pytest.raises(WorkerError, match=text):
-        s.step()
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
+        for method, text in (("write", r"w\[0\]: channel 'first' is an Outbox here.*not 'get'"), ("read", "an Inbox here.*not 'put'")):
+            with pytest.raises(WorkerError, match=text):
+                s.step(method)
 
 
 class Defaults(Worker):

@@ -1,4 +1,7 @@
-"""A call sees one version of the weights, on however many ranks, hosts and occasions, and the bound on staleness holds all the same."""
+"""A call sees one version of the weights, on however many ranks, hosts and occasions, and the bound on staleness holds all the same.
+
+Which version is had when, and what misuse is told.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,17 @@ import time
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import both, opened
 
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
+from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.runtime.host.state.messages import Pull
 from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.weights import Weights
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 class Acts(Worker):
@@ -56,13 +58,7 @@ def flow_of(seconds: float, seed: int, ranks: int, staleness: int) -> tuple[Work
     weights = flow.weights("actor")
     acts, other = flow.worker(Acts, seconds, seed, name="acts"), flow.worker(Acts, seconds, seed, name="other")
     learns = flow.worker(Learns, 2 * seconds, seed + 1, name="learns")
-
-    @flow.iteration
-    def iteration() -> Any:
-        acted, others = acts.act(weights), other.act(weights)
-        learns.learn(weights)
-        return {"acted": acted, "other": others}
-
+    flow.iteration(lambda: {"acted": acts.act(weights), "other": other.act(weights), "learnt": learns.learn(weights)})
     devices = [f"cpu:{i}" for i in range(ranks + 2)]
     places = {"acts": list(range(ranks)), "other": [ranks], "learns": [ranks + 1]}
     return flow, ExecutionPlan.spatial(flow, devices, places, staleness=staleness)
@@ -144,14 +140,6 @@ def test_who_has_joined_pulls_with_the_others(kind: str) -> None:
     assert_one_version(calls, 0)
 
 
-class LearnsOften(Worker):
-    count = 0
-
-    def learn(self, weights: Weights) -> int:
-        self.count += 1
-        return weights.publish(f"state {self.count}")
-
-
 @both
 def test_few_versions_are_kept_also_of_who_publishes_often(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """None that nobody can want. Before, all of an iteration: 30 of them."""
@@ -171,7 +159,7 @@ def test_few_versions_are_kept_also_of_who_publishes_often(kind: str, monkeypatc
     assert after and max(after) <= 1, after
     flow = Workflow("often")
     weights = flow.weights("actor")
-    acts, learns = flow.worker(Acts, 0.0, 1, name="acts"), flow.worker(LearnsOften, name="learns")
+    acts, learns = flow.worker(Acts, 0.0, 1, name="acts"), flow.worker(Learns, 0.0, 1, name="learns")
 
     @flow.iteration
     def iteration() -> Any:
@@ -217,14 +205,7 @@ def test_who_joins_a_call_gets_what_the_one_rank_that_began_it_has() -> None:
     flow, events = Workflow("joined"), [threading.Event() for _ in range(3)]
     weights, items = flow.weights("actor"), flow.channel("items", capacity=2)
     gives, acts, learns = flow.worker(Gives, name="gives"), flow.worker(Takes, name="acts"), flow.worker(Publishes, name="learns")
-
-    @flow.iteration
-    def iteration(there: Any, pulled: Any, published: Any) -> Any:
-        gives.give(items, there)
-        acted = acts.act(items, weights, pulled)
-        learns.learn(weights, pulled, published)
-        return acted
-
+    flow.iteration(lambda there, pulled, published: (gives.give(items, there), acts.act(items, weights, pulled), learns.learn(weights, pulled, published)))
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2", "cpu:3"], {"gives": [0], "acts": [1, 2], "learns": [3]})
     with opened("local", flow, plan, absent={"acts": [1]}) as s:
         there, _, published = events
@@ -233,7 +214,7 @@ def test_who_joins_a_call_gets_what_the_one_rank_that_began_it_has() -> None:
         s.join("acts", 1)
         there.set()
         s.finish()
-        assert sorted(one.wait()) == [(0, 0), (1, 0)]
+        assert sorted(one.wait()[1]) == [(0, 0), (1, 0)]
 
 
 class PullsTwice(Worker):
@@ -253,12 +234,108 @@ def test_a_call_of_one_rank_keeps_its_version_too() -> None:
     flow = Workflow("twice")
     weights, pulled = flow.weights("actor"), flow.channel("pulled")
     acts, follows = flow.worker(PullsTwice, name="acts"), flow.worker(Follows, name="follows")
+    flow.iteration(lambda: (acts.act(weights, pulled), follows.learn(pulled, weights)))
+    with session(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"acts": [0], "follows": [1]}), emulate=True) as s:
+        assert [s.step()[0] for _ in range(2)] == [(0, 1, 0), (1, 2, 1)]
+
+
+class Actor(Worker):
+    def pull(self, wanted: int, weights: Weights) -> Any:
+        version, state = weights.pull(at_least=wanted)
+        if isinstance(state, np.ndarray):
+            state += 1  # its own
+            return version, float(state.mean())
+        return version, state
+
+
+class Learner(Worker):
+    def publish(self, states: list[Any], fails: bool, weights: Weights) -> list[int]:
+        versions = [weights.publish(state) for state in states]
+        if fails:
+            raise ValueError("after publishing")
+        return versions
+
+    def publish_lock(self, weights: Weights) -> int:
+        return weights.publish(threading.Lock())
+
+    def publish_from(self, rank: int, weights: Weights) -> int:
+        return weights.publish("state") if self.rank == rank else 0
+
+    def keep(self, weights: Weights) -> None:
+        self.kept = weights
+
+    def use_kept(self) -> None:
+        self.kept.pull()
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_who_comes_late_gets_the_newest_of_what_was_published_well(executor: str) -> None:
+    """Of several versions of one call the last one is there and all are counted; what a call that failed has published is never seen."""
+    flow = Workflow("store")
+    weights = flow.weights("actor")
+    actor, learner = flow.worker(Actor, name="actor"), flow.worker(Learner, name="learner")
+
+    @flow.iteration
+    def iteration(pulls: int = 0, states: Any = None, fails: bool = False, lock: bool = False) -> Any:
+        if states is not None:
+            return learner.publish(states, fails, weights)
+        return learner.publish_lock(weights) if lock else actor.pull(pulls, weights)
+
+    with session(flow, ExecutionPlan("store", ("cpu:0", "cpu:1"), {"actor": ((0,),), "learner": ((1,),)}), executor=executor) as s:
+        assert s.step(0) == (0, None)
+        assert s.step(0, ["a", "b"]) == [1, 2] and s.step(1) == s.step(2) == (2, "b")
+        with pytest.raises(WorkerError, match="after publishing"):
+            s.step(0, ["bad"], True)
+        assert s.step(1) == (2, "b") and s.step(0, [np.ones(20_000)]) == [3] and s.step(3) == (3, 2.0)
+        assert s.step(0, None, False, True) == 4
+        for _ in range(2 if executor == "processes" else 0):
+            with pytest.raises(WorkerError, match="(?s)[Vv]ersion 4 of the weights 'actor'.*cannot pickle '_thread.lock'"):
+                s.step(2)
+        assert s.step(0, ["good"]) == [5] and s.step(2) == (5, "good")
+
+
+def test_misuse_is_named() -> None:
+    flow = Workflow("misused")
+    weights, other = flow.weights("actor"), Workflow("other").weights("actor")
+    with pytest.raises(WorkflowError, match="has weights 'actor' already"):
+        flow.weights("actor")
+    with pytest.raises(WorkflowError, match="belongs into a worker's method"):
+        weights.pull()
+    learner = flow.worker(Learner, name="learner")
+    second = flow.worker(Learner, name="second")
 
     @flow.iteration
     def iteration() -> Any:
-        acted = acts.act(weights, pulled)
-        follows.learn(pulled, weights)
-        return acted
+        return learner.publish([1], False, other)
 
-    with session(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"acts": [0], "follows": [1]}), emulate=True) as s:
-        assert [s.step() for _ in range(2)] == [(0, 1, 0), (1, 2, 1)]
+    with pytest.raises(WorkflowError, match="'weights' is the weights 'actor' of another workflow"):
+        _ = flow.graph
+
+    @flow.iteration
+    def again(what: str = "keep", rank: int = 0) -> Any:
+        if what == "keep":
+            return learner.keep(weights)
+        if what == "kept":
+            return learner.use_kept()
+        if what == "second":
+            return second.publish_from(rank, weights)
+        return learner.publish_from(rank, weights)
+
+    plan = ExecutionPlan("misused", ("cpu:0", "cpu:1"), {"learner": ((0,), (1,)), "second": ((0,),)})
+    with session(flow, plan) as s:
+        s.step("keep")
+        with pytest.raises(WorkerError, match="were given to a call of iteration 0"):
+            s.step("kept")
+        with pytest.raises(WorkerError, match="published by rank 0"):
+            s.step("learner", 1)
+        assert s.step("learner", 0) == [1, 0]
+        with pytest.raises(WorkerError, match="are published by 'learner'"):
+            s.step("second", 0)
+
+
+def test_a_store_of_its_own_for_trying_a_worker_out() -> None:
+    weights = Weights("mine")
+    assert weights.pull() == (0, None) and weights.publish("a") == 1 and weights.pull(1) == (1, "a")
+    with pytest.raises(WorkflowError, match="nobody else publishes"):
+        weights.pull(2)
+    assert repr(weights) == "Weights('mine', version 1)"

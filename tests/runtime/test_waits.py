@@ -1,15 +1,19 @@
-"""Who waits for whom: the cycle, and what the dashboard is told."""
+"""Who waits for whom: the cycle, and what the dashboard is told; what would never end is told at once, with what would end it."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
+import pytest
 from flows import Numbers
-from sessions import both, opened
+from sessions import both, opened, step_within
 
-from rlinf_lab import ExecutionPlan, Workflow
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
+from rlinf_lab.errors import DeadlockError, WorkerError
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait, WaitGraph, rings
+from rlinf_lab.runtime.run.run import session
 
 
 def test_every_ring_is_named_in_its_shortest_form_and_who_waits_for_one_who_computes_is_in_none() -> None:
@@ -89,3 +93,121 @@ def test_a_value_of_a_call_behind_one_that_reads_to_the_end_of_a_stream_comes(ki
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "collector": [1]})
     with opened(kind, flow, plan) as s:
         assert [s.step(), s.step()] == [("learnt", 45)] * 2
+
+
+class Counts(Worker):
+    def put_and_get(self, inbox: Inbox, out: Outbox, gives: int, wants: int) -> int:
+        out.put_all(range(gives))
+        got = inbox.get(wants)
+        out.put(0)
+        return len(got)
+
+    def crossed(self, inbox: Inbox, out: Outbox) -> None:
+        self.log()  # it might put something first: a plan cannot tell
+        out.put(inbox.take())
+
+    def two_then_none(self, inbox: Inbox, out: Outbox) -> None:
+        for n, batch in enumerate(inbox):
+            if n < 2:
+                out.put_all(batch)
+
+    def puts(self, out: Outbox, count: int) -> None:
+        for i in range(count):
+            out.put(i, key=i)
+
+    def takes(self, inbox: Inbox, key: int) -> Any:
+        return inbox.take(key=key)
+
+    def publishes(self, weights: Weights, times: int) -> None:
+        for _ in range(times):
+            weights.publish({"w": 1.0})
+
+    def pulls(self, weights: Weights, at_least: int) -> int:
+        return weights.pull(at_least=at_least).version
+
+    def meets(self) -> None:
+        self.exchange(0)
+
+    def meets_unevenly(self) -> None:
+        for n in range(2 - self.rank):
+            self.exchange(n)
+
+
+def ring(first: Any, second: Any, fed: int = 0) -> Workflow:
+    """``first``, ``second``: method and arguments of a, which reads back and writes forth, and of b, which does the opposite."""
+    flow = Workflow("ring")
+    forth, back = flow.channels("forth", "back")
+    a, b = flow.worker(Counts, name="a"), flow.worker(Counts, name="b")
+
+    @flow.iteration
+    def iteration(stuck: bool = True) -> Any:
+        if not stuck:
+            return 7
+        forth.put_all(range(fed)) if fed else None
+        return getattr(a, first[0])(back, forth, *first[1:]), getattr(b, second[0])(forth, back, *second[1:])
+
+    return flow
+
+
+def versions(published: int) -> Workflow:
+    flow = Workflow("versions")
+    weights = flow.weights("w")
+    a, b = flow.worker(Counts, name="a"), flow.worker(Counts, name="b")
+    flow.iteration(lambda stuck=True: (a.publishes(weights, published), b.pulls(weights, 5)) if stuck else 7)
+    return flow
+
+
+def keys() -> Workflow:
+    flow = Workflow("keys")
+    items = flow.channel("items", keyed=True)
+    a, b = flow.worker(Counts, name="a"), flow.worker(Counts, name="b")
+    flow.iteration(lambda stuck=True: (a.puts(items, 3), b.takes(items, 7)) if stuck else 7)
+    return flow
+
+
+def meeting(shared: bool) -> Workflow:
+    """``shared``: beside ranks that meet on the same devices, so that who waits stands aside."""
+    flow = Workflow("uneven")
+    a = flow.worker(Counts, name="a")
+    b = flow.worker(Counts, name="b") if shared else None
+    flow.iteration(lambda stuck=True: (a.meets_unevenly(), b and b.meets()) if stuck else 7)
+    return flow
+
+
+def counts(gives: int, wants: int) -> Workflow:
+    return ring(("put_and_get", gives, wants), ("put_and_get", gives, wants))
+
+
+RING = [r"more: (?:a\[0\] → b\[0\] → a\[0\]|b\[0\] → a\[0\] → b\[0\])\n", r"a\[0\] waits for items of channel 'back'",
+        r"b\[0\] waits for items of channel 'forth'", r"\nNext: have one of .* put before it gets \(channel 'back', 'forth'\)"]  # fmt: skip
+EQUALLY = r"\nNext: have every rank of 'a' call exchange\(\) equally often"
+CASES: dict[str, tuple[Workflow, list[str]]] = {  # and what is said of it
+    **{f"{gives} before {wants}": (counts(gives, wants), RING) for gives, wants in ((0, 1), (1, 2), (3, 5))},
+    "nobody begins": (ring(("crossed",), ("crossed",)), RING),
+    "the loop has fed one": (ring(("two_then_none",), ("two_then_none",), fed=3), RING),
+    "a version": (versions(2), [
+        r"b\[0\] waits for version 5 of the weights 'w'",
+        r"Next: publish version 5 of the weights 'w' \(2 is the newest\) in a call that ends before this one, or pull\(at_least=\) of less\.",
+    ]),
+    "no version": (versions(0), [r"b\[0\] waits for version 5 of the weights 'w'", r"Next: publish version 5 of the weights 'w' \(nobody has yet\)"]),
+    "a key": (keys(), [
+        r"b\[0\]: channel 'items': take\(key=7\) after the end of the stream: a has finished, and no item of key 7 is left. Next: take as many as are put",
+    ]),
+    "a meeting": (meeting(False), [r"a\[0\] waits for the value of a\[1\] in exchange\(\) 2 of meets_unevenly\(\)", EQUALLY]),
+    "a meeting aside": (meeting(True), [r"a\[0\].* in exchange\(\) 2 of meets_unevenly\(\)", EQUALLY]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), [*itertools.product(CASES, ["local", "mesh"]), ("nobody begins", "processes")])
+def test_what_would_never_end_is_told_with_what_would_end_it(name: str, kind: str) -> None:
+    flow, told = CASES[name]
+    places = dict.fromkeys(flow.workers, ((0,), (1,))) if flow.name == "uneven" else {"a": ((0,),), "b": ((1,),)}
+    plan = ExecutionPlan("apart", ("cpu:0", "cpu:1"), places, micro_batches=dict.fromkeys(flow.channel_specs, 1))
+    opens = session(flow, plan, executor=kind, emulate=True) if kind == "processes" else opened(kind, flow, plan)
+    with opens as s:
+        with pytest.raises((DeadlockError, WorkerError), match="(?s)" + ".*".join(told)) as caught:
+            step_within(s)
+        if flow.name == "versions":
+            (wait,) = [w for w in caught.value.waits if w.who == "b[0]"]
+            assert wait.what == "version 5 of the weights 'w'" and wait.on == (("a[0]",) if "newest" in told[1] else ())
+        assert step_within(s, False) == 7

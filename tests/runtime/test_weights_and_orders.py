@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import both, executor_of, opened, recorded, session_of, until
 
+from rlinf_lab import ExecutionPlan, Workflow
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator.scripts import get_weight, put, run, weigh
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
 from rlinf_lab.workflow.worker import Collected, Inbox, Outbox, Scripted, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 def negative(item: tuple[float, int]) -> float:

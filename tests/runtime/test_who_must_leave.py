@@ -69,11 +69,7 @@ def flow_of(*workers: tuple[type[lab.Worker], tuple[Any, ...], dict[str, Any]] |
     made = lab.Workflow("turns")
     given = [w if isinstance(w, tuple) else (w, (), {}) for w in workers]
     handles = [made.worker(cls, *args, name="abcd"[i], **kwargs) for i, (cls, args, kwargs) in enumerate(given)]
-
-    @made.iteration
-    def iteration() -> list[int]:
-        return [handle.work().wait() for handle in handles]
-
+    made.iteration(lambda: [handle.work().wait() for handle in handles])
     return made
 
 
@@ -121,7 +117,7 @@ def test_who_cannot_leave_is_refused_by_name(cls: type[lab.Worker], executor: st
         ((Plain, Leaves), {"a": 1, "b": 2}, 2, {"placements": {"a": ((1,), (0,)), "b": ((0,),)}}, False),  # for a second rank
     ],
 )
-def test_who_never_has_to_leave_is_not_refused(workers: Any, memory: dict[str, int], device: int | None, changes: dict[str, Any], ok: bool) -> None:
+def test_who_has_to_leave_is_refused_and_who_never_has_to_is_not(workers: Any, memory: dict[str, int], device: int | None, changes: dict[str, Any], ok: bool) -> None:
     flow = flow_of(*workers)
     plan = plan_of(flow, memory, device, **changes)
     if ok:
@@ -166,13 +162,16 @@ def test_weights_that_are_held_once_may_make_room() -> None:
 
 
 class Real:
-    """An environment that nobody can copy, and that only starts."""
+    """An environment that nobody can copy."""
 
     def reset(self, seed):
         return [float(seed or 0)]
 
     def step(self, action_A):
         return Outcome([0.0], 0.0, False, False, False)
+
+    def close(self):
+        pass
 
 
 def test_simulators_are_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:

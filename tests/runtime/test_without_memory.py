@@ -18,16 +18,12 @@ import pytest
 from ends import Ends
 from sessions import until
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, WorkerError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors import device_host
-from rlinf_lab.runtime.host.liveness.failures import not_understood
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.transport import frames, shared_memory
 from rlinf_lab.runtime.transport.links import Address, Link, Ways
-from rlinf_lab.workflow.weights import Weights
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 MIB = 1 << 20
 
@@ -85,20 +81,6 @@ def test_slots_that_cannot_be_seen_are_free(number: int, ends: Ends, monkeypatch
 
     monkeypatch.setattr(shared_memory.SlotViews, "view", viewed)
     assert_slots_are_free_after_loss(ends, [70_000] * 3)
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (MemoryError("3.0 MiB"), r"Host 'a' has no memory for a message of 'b': 3.0 MiB. Next: smaller items"),
-        (OSError(errno.ENOMEM, "no"), r"Host 'a' has no memory for a message of 'b'.*Next: smaller items"),
-        (OSError(errno.EMFILE, "no"), r"Host 'a' may open no more files.*Next: close what its workers opened"),
-    ],
-)
-def test_what_is_missing_is_told(error: BaseException, told: str) -> None:
-    """Before: "could not understand a message", and advice about how classes are unpickled."""
-    with pytest.raises(ExecutorError, match=told):
-        raise not_understood("'a'", "'b'", error)
 
 
 def test_a_sender_without_memory_for_the_rest_of_a_message_ends_its_stream(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,10 +163,7 @@ def test_a_reader_without_memory_fails_the_iteration_and_the_session_goes_on() -
 FEW_FILES = """
 import os, resource, sys
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.worker import Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 class One(Worker):
     def one(self) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_lab.workflow.worker import Worker
-from rlinf_lab.workflow.workflow import Workflow
+from rlinf_lab import Worker, Workflow
 
 
 class One(Worker):

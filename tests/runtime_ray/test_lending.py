@@ -28,8 +28,8 @@ from ends import QUEUE, Ends, once_collected
 from lent_host_memory import GPU, HostSharing, instead_of_a_gpu
 from taker import Taker
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run
 from rlinf_lab.runtime.transport import cuda_ipc as lending
 from rlinf_lab.runtime.transport import pickling
@@ -40,8 +40,6 @@ from rlinf_lab.runtime.transport.links import Ways
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.runtime.transport.shared_memory import GREETING, LENT, SlotViews
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 SAME_GPU: dict[str, Any] = {"gpus": (GPU,), "process": 0}
 

@@ -12,12 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
 from ends import once_collected
 from taker import Taker
 
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.runtime.run.run import run
 from rlinf_lab.runtime.transport.cuda_ipc import visible_gpus
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 pytestmark = pytest.mark.gpu
 

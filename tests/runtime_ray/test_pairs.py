@@ -82,9 +82,7 @@ def test_a_tensor_goes_from_gpu_to_gpu(gpus: Ends, caplog: Any) -> None:
     assert not gpus.errors
 
 
-def test_a_group_that_cannot_be_made_is_told_at_both_ends_and_the_next_tensor_takes_the_other_way(
-    gpus: Ends, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_group_that_cannot_be_made_is_told_and_the_next_tensor_takes_the_other_way(gpus: Ends, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     made = collectives._group
 
     def refuse(backend: str, store: Any, rank: int, address: str) -> Any:
@@ -170,9 +168,7 @@ class SilentNCCL:
         self.aborted.set()
 
 
-def test_what_is_on_its_way_to_a_taker_that_dies_is_aborted(
-    by_nccl: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_what_is_on_its_way_to_a_taker_that_dies_is_aborted(by_nccl: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setattr(collectives, "_group", SilentNCCL)
     monkeypatch.setattr(collectives.Receivers, "_work", lambda *_: None)  # it is dead
     ends = by_nccl("another")

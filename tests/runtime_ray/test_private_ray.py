@@ -15,14 +15,12 @@ import psutil
 import pytest
 from one_worker import one_worker
 
+from rlinf_lab import ExecutionPlan, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, PlanError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors import ray_executor, ray_start
 from rlinf_lab.runtime.executors.ray_executor import RayExecutor
 from rlinf_lab.runtime.machine.ray_library import load_ray
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.worker import Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 
 def test_devices_of_nodes_that_cannot_come_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

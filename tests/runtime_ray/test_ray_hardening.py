@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,102 +18,27 @@ from programs import output_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
 from sessions import until
+from test_process_runs import assert_what_cannot_travel_fails_its_iteration_alone, fragile
 
-from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab import ExecutionPlan, Worker, Workflow
+from rlinf_lab.errors import ExecutorError
 from rlinf_lab.runtime.executors import ray_nodes
 from rlinf_lab.runtime.executors.ray_executor import RayExecutor
 from rlinf_lab.runtime.executors.ray_start import ensure_ray, shutdown
 from rlinf_lab.runtime.machine.ray_library import load_ray
 from rlinf_lab.runtime.run.run import Run, run, session
 from rlinf_lab.runtime.session.session import Ended, Session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 pytestmark = pytest.mark.ray
 
-DEVICES = ["cpu:0", "cpu:1"]
 
-
-class OddError(Exception):
-    """Cannot be pickled, nor rebuilt from its arguments."""
-
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__(f"odd {a} {b}")
-        self.lock = threading.Lock()
-
-
-class Maker(Worker):
-    def make(self, how: str, out: Outbox) -> Any:
-        out.put(1)
-        if how == "item":
-            out.put(threading.Lock())
-        if how == "error":
-            raise OddError(1, 2)
-        if how == "exit":
-            raise SystemExit(3)
-        return 5
-
-
-class Taker(Worker):
-    def take(self, inbox: Inbox, extra: object) -> int:
-        return sum(len(batch) for batch in inbox)
-
-
-def fragile_flow() -> Workflow:
-    flow = Workflow("fragile")
-    items = flow.channel("items")
-    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
-
-    @flow.iteration
-    def iteration(how: str = "", extra: object = None) -> tuple[int, int]:
-        made = maker.make(how, items)
-        taken = taker.take(items, extra)
-        return made.wait(), taken.wait()
-
-    return flow
-
-
-@pytest.fixture(scope="module")
-def fragile() -> Iterator[Session]:
-    flow = fragile_flow()
-    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], "taker": [1]}), executor="ray") as s:
-        yield s
-
-
-class Unreadable:
-    def __reduce__(self) -> tuple:
-        return missing, ()
-
-
-def missing() -> None:
-    raise ModuleNotFoundError("No module named 'elsewhere'", name="elsewhere")
-
-
-@pytest.mark.parametrize(
-    ("step", "error", "message"),
-    [
-        (("item",), WorkerError, "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
-        (("error",), WorkerError, "'maker' rank 0 .*OddError: odd 1 2"),
-        (("exit",), WorkerError, "'maker' rank 0 .*SystemExit: 3"),
-        (("", threading.Lock()), WorkflowError, r"Call of taker.take\(\), argument 2: <unlocked .*Next:"),  # where the call is made
-        (("", Unreadable()), WorkerError, "'taker' rank 0 failed in take.*No module named 'elsewhere'"),  # of the rank that needs it
-    ],
-)
-def test_what_cannot_travel_or_be_read_fails_the_iteration_by_name(fragile: Session, step: tuple[Any, ...], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"(?s){message}"):
-        fragile.step(*step)
-    assert fragile.step() == (5, 1)
-
-
-def test_nothing_of_a_stopped_executor_is_left() -> None:
-    flow = fragile_flow()
-    executor = RayExecutor(flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], "taker": [1]}))
+def test_what_cannot_travel_fails_the_iteration_by_name_and_nothing_of_a_stopped_executor_is_left() -> None:
+    executor = RayExecutor(*fragile())
     before = set(threading.enumerate())
     executor.start()
     hosts = [psutil.Process(pid) for pid in executor.driver.pids.values()]
     assert len(hosts) == 2 and [p.cpu_affinity() for p in hosts] == [[c] for c in sorted(os.sched_getaffinity(0))[:2]]
-    assert Session(executor).step() == (5, 1)
+    assert_what_cannot_travel_fails_its_iteration_alone(Session(executor))
     assert executor.stop() == Ended() and executor.stop() == Ended()
     _, alive = psutil.wait_procs(hosts, timeout=20)
     assert not alive
@@ -332,9 +256,8 @@ def test_a_question_without_an_answer_is_asked_again() -> None:
 
 def test_shutdown_ends_the_private_ray() -> None:
     """The last test here that uses the Ray of this process, lest another one is started after it."""
-    flow = fragile_flow()
-    with session(flow, ExecutionPlan.temporal(flow, DEVICES), executor="ray") as s:
-        assert s.step() == (5, 1)
+    with session(*fragile(), executor="ray") as s:
+        assert s.step() == (5, 100)
     session_name = load_ray()._private.worker._global_node.session_name  # others may have a Ray of their own in this process' children
     running = psutil.process_iter(["name", "cmdline"])  # passes over what ends meanwhile
     services = [p for p in running if p.info["name"] in ("raylet", "gcs_server") and session_name in " ".join(p.info["cmdline"] or ())]

@@ -11,12 +11,10 @@ from programs import output_of
 SCRIPT = """
 import json, os, sys, time
 import psutil
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.ray_start import shutdown
 from rlinf_lab.runtime.run.run import session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 class Makes(Worker):
     def make(self, count: int, out: Outbox[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from gymnasium.spaces import Box
 sys.path.insert(0, str(Path(__file__).parent))
 from reach_line import ACTION, ReachLine
 
-from rlinf_lab.policies import make_actor, make_q_ensemble
+from rlinf_lab.policies import fused, make_actor, make_q_ensemble
 from rlinf_lab.records import Action
 from rlinf_lab.replay import ReplayBuffer
 from rlinf_lab.trees import map_tree
@@ -172,6 +173,44 @@ def test_normalised_critics_have_the_gradients_of_autograd():
         one, other = (getattr(step, part).vector for step in steps)
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
     assert (steps[0].critics.gradient != 0).float().mean() > 0.5
+
+
+def in_double(make, **settings):
+    """Nets that take observations as they are."""
+
+    def made():
+        net = make(OBS, ACTION, **NETS, **settings).double()
+        net.preprocess.forward = lambda obs: obs
+        return net
+
+    return made
+
+
+@pytest.mark.parametrize(("settings", "target_critics"), [({}, None), ({}, 2), ({"norm": "layer", "critics": 5}, 2)], ids=["SAC", "REDQ", "RLPD"])
+def test_gradients_that_are_written_out_are_those_of_autograd_in_double_precision(settings, target_critics, monkeypatch):
+    monkeypatch.setattr(fused, "applies", lambda _: False)  # all by torch's own layers
+    step = SACStep(in_double(make_actor), in_double(make_q_ensemble, **settings), learning_rate=1e-2, target_entropy=-1.0, target_critics=target_critics)
+    by_hand, alpha, rng = step.by_hand, torch.tensor([0.3], dtype=torch.float64), np.random.default_rng(2)
+    for rows in (16, 16, 9):  # memory is taken again, and is of another shape
+        batch = Minibatch(*(None if x is None else x.double() for x in batch_of(rng, rows)))
+        noise = torch.from_numpy(rng.standard_normal((rows, 1)))
+        with torch.no_grad():
+            obs = by_hand.features(batch.obs)
+            losses = [by_hand.critic_gradients(batch, obs, noise, alpha, 1.0, step._subset(step.n_critics))[0]]
+            losses.append(by_hand.actor_gradients(obs, noise, alpha, 1.0, target_critics is not None)[0])
+        found = [flat.gradient.clone() for flat in (step.critics, step.actors)]
+        step.learns_temperature = False
+        for flat, loss, mine, gradient in zip((step.critics, step.actors), (step.critic_loss, step.actor_loss), losses, found, strict=True):
+            flat.gradient.zero_()
+            with step.fixed(step.critics) if flat is step.actors else nullcontext():
+                theirs = loss(batch, noise, alpha)[0]
+            theirs.backward()
+            torch.testing.assert_close(mine.reshape(()), theirs.detach().reshape(()), rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(gradient, flat.gradient, rtol=1e-10, atol=1e-10)
+            assert (gradient != 0).double().mean() > 0.5
+        with torch.no_grad():
+            for flat, gradient in zip((step.critics, step.actors), found, strict=True):
+                flat.vector.sub_(gradient)
 
 
 def _flat(nets):

@@ -59,7 +59,10 @@ def path_in(root: Path, template: object, chunk: object, file: object, video_key
 
 
 def columns_of(space: Space, kind: str) -> dict[tuple[str, ...], str]:
-    """The names of the columns of a space, by the place of the leaf; ``kind``: "observation" or "action". `ConfigError` where two have one name."""
+    """The names of a space's columns, by the place of the leaf.
+
+    ``kind``: "observation" or "action". `ConfigError` where two have one name.
+    """
     found: dict[tuple[str, ...], str] = {}
     places: dict[str, tuple[str, ...]] = {}
     for path, leaf in leaf_spaces(space):

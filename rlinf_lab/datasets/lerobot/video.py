@@ -27,7 +27,9 @@ LONGEST_NAME = 255  # of a folder, in bytes
 
 
 class VideoFiles:
-    """The mp4 files of one camera, episodes one after another, a new file where one has grown large.
+    """The mp4 files of one camera, episodes one after another.
+
+    A new file begins where one has grown large.
 
     Raises `ConfigError` for pictures that the codec has no form for.
     """
@@ -99,7 +101,10 @@ class VideoFiles:
 
 
 def read_frames(data: LeRobotData, name: str, at: dict[str, int]) -> NDArray[np.uint8]:
-    """The pictures (T, H, W, C) of an episode: decoded from where it begins in its file, and no further than its end."""
+    """The pictures (T, H, W, C) of an episode.
+
+    The file is decoded from where the episode begins, and no further than its end.
+    """
     import imageio.v2 as imageio
 
     places, index = data._places, at["episode_index"]

@@ -121,7 +121,7 @@ class _Writer:
         self._json(layout.INFO, self._info(len(rows)))
 
     def _written(self) -> Iterator[tuple[Episode, tuple[int, int], dict[str, Any]]]:
-        """Each episode when its frames are on disk, in which file, and where its videos are."""
+        """Each episode when its frames are on disk. With the file that they are in, and where its videos are."""
         number, writer, path = -1, None, self.root
         try:
             for index, episode in enumerate(self.data):
@@ -232,7 +232,7 @@ class _Writer:
 
 
 def _held(values: NDArray, leaf: Any, name: str, episode: Episode) -> NDArray:
-    """Of whole numbers, in the type of their space, where each stays what it is: nothing is rounded, rescaled or wrapped."""
+    """Whole numbers in the type of their space. Each stays what it is: nothing is rounded, rescaled or wrapped."""
     kind = np.dtype(leaf.dtype)
     if values.dtype == kind or (kind.kind == "f" and values.dtype.kind in "biuf"):
         return values

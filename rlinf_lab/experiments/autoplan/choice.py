@@ -49,7 +49,7 @@ class Choice:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for the old plan and one for the new: seconds predicted and measured, and the gain."""
+        """A row for the old plan and one for the new. Seconds predicted and measured, and the gain."""
         import pandas as pd
 
         old = {"plan": self.old.name, "predicted_s": None, "measured_s": self.measured_s, "gain": 1.0}
@@ -136,8 +136,9 @@ def choose(
 
 
 def _with_gpus(profile: Profile, measured: Profile, plan: ExecutionPlan) -> Profile:
-    """``profile`` of cores, and of the workers that ``plan`` has on a GPU what they took there; the others stay on
-    cores.
+    """``profile`` of cores, with what workers on a GPU took there.
+
+    Those that ``plan`` has on one; the others stay on cores.
     """
     from rlinf_lab.planning.profile.parts import DeviceKind
 

@@ -120,8 +120,9 @@ class AutoPlan:
         return not self._is_over and (not last or self._has_processes(len(seconds)))
 
     def _has_processes(self, measured: int) -> bool:
-        """Whether those are ready that may become hosts of the chosen plan; the first time it has them started, after
-        so many ``measured`` iterations.
+        """Whether processes are ready that may become hosts of the chosen plan.
+
+        The first time it has them started, after so many ``measured`` iterations.
         """
         cores, most = by_kind(self.devices)[0], max(self.shares.values(), default=1)
         if self.prepare is None or self.executor != "processes" or len(cores) < 2:
@@ -154,8 +155,9 @@ class AutoPlan:
         return self._choose(flow, remaining, setup_s)
 
     def survives(self, error: BaseException) -> bool:
-        """Whether a run goes on (`after_failure`) whose phase ended with ``error``: the chosen plan could not even
-        begin, or a GPU failed that was being tried.
+        """Whether a run goes on (`after_failure`) whose phase ended with ``error``.
+
+        It does where the chosen plan could not even begin, or a GPU failed that was being tried.
         """
         if self._awaits_new:
             return True
@@ -213,7 +215,7 @@ class AutoPlan:
             self._spares.close()
 
     def _asks_the_gpu(self, remaining: int, setup_s: float) -> bool:
-        """Whether a look at the GPU could repay itself: were the networks' work done in no time there."""
+        """Whether a look at the GPU could repay itself. Were the networks' work done in no time there."""
         cores, gpus = by_kind(self.devices)
         if not gpus or not cores or not self.networks or by_kind(self._probes[-1].plan.devices)[1]:
             return False
@@ -269,14 +271,15 @@ def _typical(seconds: Sequence[float]) -> float:
 
 
 def of_a_gpu(error: BaseException | None) -> bool:
-    """Whether torch, or a library below it, says that a GPU failed: no memory left, a driver that is too old, a kernel
-    that cannot run there.
+    """Whether torch, or a library below it, says that a GPU failed.
+
+    No memory left, a driver that is too old, a kernel that cannot run there.
     """
     return error is not None and bool(GPU_FAULT.search(_words(error)) or of_a_gpu(error.__cause__))
 
 
 def reason(error: BaseException) -> str:
-    """The line that names the fault, of the error or of what caused it, without the traceback."""
+    """The line that names the fault, without the traceback. Of the error, or of what caused it."""
     found = next((line for line in _words(error).splitlines() if GPU_FAULT.search(line)), None)
     if found is None and error.__cause__ is not None:
         return reason(error.__cause__)

@@ -1,4 +1,6 @@
-"""What the first iterations of a run are run under, so that they say what other plans would take.
+"""The plans that the first iterations of a run are measured under.
+
+They say what other plans would take.
 
 one core, all environments at once        what a rank of the simulator takes that has them all
 one core, the environments in parts       what a rank takes that has its share: the costs of a smaller step are
@@ -35,8 +37,9 @@ def probes(
     staleness: int = 0,
     networks: Collection[str] = (),
 ) -> list[Probe]:
-    """The plans to begin with, on cores; none where there is nothing to choose: one device, or no worker that could
-    have several ranks.
+    """The plans to begin with, on cores.
+
+    None where there is nothing to choose: one device, or no worker that could have several ranks.
 
     ``shares``: for each worker that may have several ranks, in how many equal parts its work divides at most
     (`Recipe.shares`). ``staleness``: with some, workers with one rank each may also go side by side: then the first

@@ -1,4 +1,4 @@
-"""What a process does that may become a host soon: it has imported what workers need when it is told which."""
+"""What a process does that may become a host soon. It has imported what workers need when it is told which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`collect`: whole episodes of a policy, or of a scripted expert, as data to learn from."""
+"""`collect`: whole episodes as data to learn from. Of a policy, or of a scripted expert."""
 
 from __future__ import annotations
 

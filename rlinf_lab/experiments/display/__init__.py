@@ -1,1 +1,1 @@
-"""What is seen of a run while it goes on: the line in a shell, what a dashboard is told."""
+"""What is seen of a run while it goes on. The line in a shell, and what a dashboard is told."""

@@ -1,4 +1,4 @@
-"""The line in a shell: steps (or what else a recipe counts), return, how many a second, what remains."""
+"""The line in a shell: steps, return, steps a second, what remains. A recipe may count something else than steps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class Line:
 
 
 def first_words(config: Any, done: int, folder: Path | None) -> str:
-    """Of a line of progress: what comes before the first iteration, which may take minutes, and the run's folder.
+    """Of a line of progress, before the first iteration.
+
+    What comes before it, which may take minutes, and the run's folder.
 
     ``done``: iterations of an earlier run that this one goes on from.
     """

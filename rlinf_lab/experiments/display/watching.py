@@ -1,5 +1,6 @@
-"""A phase of a training as a dashboard is told of it: iterations of training, evaluations and metrics of one's own,
-whatever the runtime was asked.
+"""A phase of a training as a dashboard is told of it.
+
+Iterations of training, evaluations and metrics of one's own, whatever the runtime was asked.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Watched:
 
     @property
     def error(self) -> BaseException | None:
-        """Of the training: also of an evaluation, or of what the user has called after each iteration."""
+        """Of the training. Also of an evaluation, or of what the user has called after each iteration."""
         found: BaseException | None = self._training.error or self._run.error
         return found
 

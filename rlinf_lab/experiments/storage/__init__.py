@@ -1,1 +1,1 @@
-"""Runs on disk: a folder's files, what is written when, and the shelf of all runs."""
+"""Runs on disk. A folder's files, what is written when, and the shelf of all runs."""

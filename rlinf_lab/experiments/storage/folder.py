@@ -123,12 +123,15 @@ class RunFolder:
 
     # --- whose it is --------------------------------------------------------------------------------------
     def run_id(self) -> str:
-        """Of the run in it, which whoever resumes it goes on with; a new one where there is none."""
+        """The id of the run in it; a new one where there is none. Whoever resumes the run goes on with it."""
         about = self.read_json("run.json") if (self.path / "run.json").exists() else {}
         return str(about.get("run_id") or uuid.uuid4().hex)
 
     def check_saves(self, run_id: str, own: RunFolder | None) -> None:
-        """`ConfigError` where a run is in it: neither a copy that the run of this id saved, nor its ``own`` folder."""
+        """`ConfigError` where another run is in it.
+
+        Neither a copy that the run of this id saved, nor its ``own`` folder.
+        """
         if not (self.path / "run.json").exists() or (own is not None and own.path.resolve() == self.path.resolve()):
             return
         about = self.read_json("run.json")
@@ -336,7 +339,7 @@ def named(value: Any) -> str:
 
 
 def expression(value: Any) -> str:
-    """How a program may say it again, as far as that is known; "" where it is not."""
+    """How a program may say it again; "" where that is not known."""
     spec = getattr(value, "spec", None)
     if isinstance(value, gymnasium.vector.VectorEnv):
         return "" if spec is None else f"gymnasium.make_vec({spec.id!r}, num_envs={value.num_envs})"

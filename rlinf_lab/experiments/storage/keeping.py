@@ -1,4 +1,6 @@
-"""Keeps a run on disk while it goes on: state and best weights when they come, tables at checkpoints and at the end.
+"""Keeps a run on disk while it goes on.
+
+State and best weights when they come, tables at checkpoints and at the end.
 
 What cannot be written (a full disk) is said once and tried again at the next checkpoint; what was there before stays.
 """

@@ -1,4 +1,6 @@
-"""A replay buffer's rows on disk, each written once: segments of equally many rows, beside the states that name them.
+"""A replay buffer's rows on disk, each written once.
+
+Segments of equally many rows, beside the states that name them.
 
     all rows that ever came   ┊ 0 … S │ S … 2S │ 2S … 3S │ 3S … 4S │ 4S …
     the buffer                              ╰──────────────────────────╯

@@ -1,4 +1,4 @@
-"""`runs`: the runs that are kept in a folder, which of them live and which died."""
+"""`runs`: those that are kept in a folder. Which of them live, and which died."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _told(path: Path, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _metrics(path: Path) -> pd.DataFrame:
-    """As they were kept last; empty where there are none, or none that can be read."""
+    """As they were kept last. Empty where there are none, or none that can be read."""
     try:
         return RunFolder(path).metrics()
     except ConfigError:
@@ -87,7 +87,7 @@ def _metrics(path: Path) -> pd.DataFrame:
 
 
 def _seconds(path: Path, about: dict[str, Any], state: str, metrics: pd.DataFrame) -> float:
-    """From the beginning to the end, or to now; of a copy that `TrainingRun.save` made those of its iterations."""
+    """From the beginning to the end, or to now. Of a copy that `TrainingRun.save` made those of its iterations."""
     if "began" not in about:
         return float(metrics["seconds"].sum()) if "seconds" in metrics else 0.0
     if state in GOING_ON:

@@ -1,5 +1,6 @@
-"""What a learner knew after an iteration, and how it becomes one file: safetensors, the tree around the arrays as JSON
-in its header. No pickle.
+"""What a learner knew after an iteration, and how it becomes one file.
+
+safetensors, the tree around the arrays as JSON in its header. No pickle.
 
     {"weights": PolicyWeights, "rng": {...}, "optimizer": {0: {"exp_avg": Tensor}}}
         ⇄  arrays "0", "1", … + '{"weights": {"~": "Weights", …}}'

@@ -1,4 +1,4 @@
-"""The file of problems that a run learns from: which it was, and whether it is still the same."""
+"""The file of problems that a run learns from. Which it was, and whether it is still the same."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""`compare`: runs beside one another: curves with a band over the seeds, what they came to, and how their settings
-differ.
+"""`compare`: runs beside one another.
+
+Curves with a band over the seeds, what they came to, and how their settings differ.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Comparison:
 
     # --- numbers ----------------------------------------------------------------------------------------
     def curves(self) -> pd.DataFrame:
-        """``label``, ``env_steps``, ``mean``, ``low``, ``high`` (lowest and highest seed), ``seeds``: each group on an
-        axis that its seeds share.
+        """The curves of each group, on an axis that its seeds share.
+
+        Columns: ``label``, ``env_steps``, ``mean``, ``low``, ``high`` (lowest and highest seed), ``seeds``.
         """
         parts = []
         for label, group in self.groups.items():
@@ -82,8 +84,10 @@ class Comparison:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each label: seeds, the metric at its end (mean over the last tenth, lowest and highest seed), its
-        best, steps, seconds, states.
+        """A row for each label.
+
+        Seeds, the metric at its end (mean over the last tenth, lowest and highest seed), its best, steps, seconds,
+        states.
         """
         rows = []
         for label, group in self.groups.items():
@@ -101,7 +105,9 @@ class Comparison:
         return pd.DataFrame(rows).set_index("label")
 
     def statistics(self, over: str | None = None) -> pd.DataFrame:
-        """A row for each label: interquartile mean of what the metric came to, and the probability of improvement.
+        """A row for each label, over its runs.
+
+        Interquartile mean of what the metric came to, and the probability of improvement.
 
         The last is that a run of the label beats one of ``over`` (None: the first label), ties counting one half. With
         95 % intervals of a stratified bootstrap over seeds, nan of a single one; runs on several environments are

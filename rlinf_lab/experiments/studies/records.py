@@ -1,4 +1,4 @@
-"""What comparisons look at, of a run that lives or of one in a folder: its name, settings and metrics."""
+"""What comparisons look at: a run's name, settings and metrics. Of a run that lives or of one in a folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class RunRecord:
 
 
 def grouped(runs: Sequence[Any]) -> dict[str, list[RunRecord]]:
-    """Groups by label: what `compare` was given, a run by itself, a list of runs (seeds), a dict of either.
+    """Groups by label, of what `compare` was given.
+
+    A run by itself, a list of runs (seeds), a dict of either.
 
     Where no labels were given they say how the settings differ.
     """

@@ -1,4 +1,4 @@
-"""Trained policies of others from a folder, as policies of ours; each in one file, imports inside."""
+"""Trained policies of others from a folder, as policies of ours. Each in one file, imports inside."""
 
 from rlinf_lab.policies.pretrained.act import load_act
 from rlinf_lab.policies.pretrained.diffusion import load_diffusion

@@ -1,4 +1,6 @@
-"""ACT through lerobot: its chunk of actions becomes the mean of a Gaussian, so it can be cloned and improved by reinforcement learning.
+"""ACT through lerobot, with its chunk as the mean of a Gaussian.
+
+So it can be cloned and improved by reinforcement learning.
 
     state, images ──normalised──> lerobot's ACT ──chunk, in the units of the data──> GaussianHead
 
@@ -33,7 +35,7 @@ STATE, IMAGES, ACTION = "observation.state", "observation.images.", "action"
 
 
 class ACTChunk(nn.Module):
-    """A prepared observation as the chunk that ACT gives, (B, K·A), in the units of the data."""
+    """A prepared observation as the chunk that ACT gives, (B, K·A). In the units of the data."""
 
     def __init__(self, model: nn.Module, space: Space, columns: list[str], statistics: Mapping[str, tuple[Tensor, Tensor]], size: int) -> None:
         super().__init__()
@@ -47,7 +49,10 @@ class ACTChunk(nn.Module):
         return self.get_buffer(f"mean_{name}"), self.get_buffer(f"std_{name}")
 
     def train(self, mode: bool = True) -> ACTChunk:
-        """Without dropout and without the encoder of the latent: probabilities of what was done must be those of acting."""
+        """Without dropout and without the encoder of the latent.
+
+        Probabilities of what was done must be those of acting.
+        """
         super().train(mode)
         self.model.eval()
         return self
@@ -85,7 +90,9 @@ class ValueOfNumbers(nn.Module):
 def load_act(
     path: str | Path, observation_space: Space, action_space: Space, *, std: float = 0.1, statistics: Mapping[str, Any] | None = None, seed: int = 0
 ) -> ActorCritic:
-    """ACT from a folder that lerobot's ``save_pretrained`` wrote, policy and processors, as a policy that answers with chunks (B, K, *shape).
+    """ACT from a folder that lerobot's ``save_pretrained`` wrote.
+
+    Policy and processors, as a policy that answers with chunks (B, K, *shape).
 
     ``observation_space``: a Box of numbers, or a Dict of them and of RGB pictures: pictures are the checkpoint's ``observation.images.KEY`` in their order,
     numbers joined are its ``observation.state``. ``statistics``: means and deviations by column, as ``meta.stats`` of a LeRobotDataset; None: those that

@@ -1,4 +1,6 @@
-"""Diffusion Policy through lerobot: its denoising is a chain with an exact density, so it can be cloned and improved by reinforcement learning.
+"""Diffusion Policy through lerobot: denoising as a chain with exact density.
+
+So it can be cloned and improved by reinforcement learning.
 
     state, images ──normalised──> lerobot's encoders ──row──> x_0 ~ N(0, 1) ──denoise──> x_1 ──denoise──> … x_S ──its middle, in the data's units──> chunk
 
@@ -168,7 +170,10 @@ class DiffusionHead(Head):
         return np.concatenate([rng.standard_normal((n, self.dimensions), dtype=np.float32), rng.random((n, 1), dtype=np.float32)], axis=1)
 
     def clone_loss(self, params_BP: Tensor, executed: Tensor, noise: Tensor) -> Tensor:
-        """Squared error of what the denoiser predicts, over the actions that are executed: equation 5 of Diffusion Policy."""
+        """Squared error of what the denoiser predicts.
+
+        Over the actions that are executed: equation 5 of Diffusion Policy.
+        """
         known = slice(self.first, self.first + self.config.n_action_steps)
         normal_BKA = (executed.reshape(len(executed), -1, self.numbers) - self.action_shift) / self.action_scale
         after = self.horizon - known.stop
@@ -186,7 +191,9 @@ class DiffusionHead(Head):
 def load_diffusion(
     path: str | Path, observation_space: Space, action_space: Space, *, std: float = 0.1, statistics: Mapping[str, Any] | None = None, seed: int = 0
 ) -> ActorCritic:
-    """Diffusion Policy from a folder that lerobot's ``save_pretrained`` wrote, policy and processors, as a policy of chunks (B, K, *shape).
+    """Diffusion Policy from a folder that lerobot's ``save_pretrained`` wrote.
+
+    Policy and processors, as a policy of chunks (B, K, *shape).
 
     ``observation_space``: a Dict of numbers and RGB pictures. Numbers joined are the checkpoint's ``observation.state``, pictures its cameras in their
     order; a checkpoint that sees several steps takes each of them as often, the oldest first. ``statistics``: by column, as ``meta.stats`` of a

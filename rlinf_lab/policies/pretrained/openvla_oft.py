@@ -1,4 +1,6 @@
-"""OpenVLA-OFT from its own folder: its chunk becomes the mean of a Gaussian, so it can be cloned and improved by reinforcement learning.
+"""OpenVLA-OFT from its own folder.
+
+Its chunk becomes the mean of a Gaussian, so it can be cloned and improved by reinforcement learning.
 
     images, state, instruction ──Prismatic──> a hidden state for each number ──residual MLP──> chunk in [-1, 1] ──q01, q99──> chunk for the environment
 
@@ -44,7 +46,7 @@ BLOCKS = 2  # theirs, of the head of actions
 
 
 class Range(nn.Module):
-    """Numbers of the data as numbers in [-1, 1] and back; those that ``mask`` leaves out stay as they are."""
+    """Numbers of the data as numbers in [-1, 1], and back. Those that ``mask`` leaves out stay as they are."""
 
     low: Tensor
     span: Tensor
@@ -65,7 +67,7 @@ class Range(nn.Module):
 
 
 class ResidualMLP(nn.Module):
-    """The head of actions, from the A hidden states of an action (…, A·H) to its A numbers."""
+    """The head of actions. From the A hidden states of an action (…, A·H) to its A numbers."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int, blocks: int) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class ResidualMLP(nn.Module):
 
 
 class OFTEncoder(nn.Module):
-    """A prepared observation as the row (B, K·A + H): the normalised chunk, and what the value reads."""
+    """A prepared observation as the row (B, K·A + H). The normalised chunk, and what the value reads."""
 
     words: Tensor
 
@@ -170,7 +172,9 @@ def load_openvla_oft(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> ActorCritic:
-    """OpenVLA-OFT with its L1 head from the folder of a released checkpoint, as a policy that answers with chunks.
+    """OpenVLA-OFT with its L1 head from the folder of a released checkpoint.
+
+    As a policy that answers with chunks.
 
     The folder holds config.json, preprocessor_config.json, merged weights (*.safetensors), dataset_statistics.json, ``action_head--*_checkpoint.pt`` and,
     for a model that is told the state, ``proprio_projector--*_checkpoint.pt``. transformers builds the network; code in the folder is not executed.

@@ -1,4 +1,6 @@
-"""π0 through transformers: its flow becomes a `FlowHead`, so it can be cloned and improved by reinforcement learning.
+"""π0 through transformers, its flow as a `FlowHead`.
+
+So it can be cloned and improved by reinforcement learning.
 
     images, instruction ──PaliGemma──> keys and values ─┐
     state ──────────────────────────────────────────────┴─> action expert ──> velocity of the noised chunk
@@ -34,7 +36,7 @@ from rlinf_lab.policies.pretrained.saved import without_bars
 
 
 class Prefix(nn.Module):
-    """What the action expert reads of a prepared observation, one row (B, P): state, mask, keys and values."""
+    """What the action expert reads of a prepared observation. One row (B, P): state, mask, keys and values."""
 
     def __init__(self, model: Any, space: Space, leaves: Sequence[Leaf], pad_id: int) -> None:
         super().__init__()

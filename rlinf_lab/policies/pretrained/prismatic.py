@@ -35,7 +35,7 @@ CROPPED = 0.9**0.5  # of a side: training crops nine tenths of the area
 
 
 class Tower(nn.Module):
-    """A vision transformer up to its last block but one: images (B, 3, side, side) in [0, 1] to patches (B, P, V)."""
+    """A vision transformer up to its last block but one. Images (B, 3, side, side) in [0, 1] to patches (B, P, V)."""
 
     mean: Tensor
     std: Tensor
@@ -53,7 +53,7 @@ class Tower(nn.Module):
 
 
 class Projector(nn.Module):
-    """From patches to the embeddings of words, (…, V) to (…, H): two layers for one tower, three for two."""
+    """From patches to the embeddings of words, (…, V) to (…, H). Two layers for one tower, three for two."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         super().__init__()
@@ -89,7 +89,9 @@ class Prismatic(nn.Module):
         return self.projector(seen).unflatten(0, images_BNCHW.shape[:2]).flatten(1, 2)
 
     def forward(self, words_BL: Tensor, valid_BL: Tensor, images_BNCHW: Tensor, state_BH: Tensor | None, slots: int) -> Tensor:
-        """Hidden states (B, S, H) from which S numbers of actions are decoded, all in one pass.
+        """Hidden states (B, S, H), from which S numbers of actions are decoded.
+
+        All in one pass.
 
         ``words_BL``: token ids, the first BOS; ``valid_BL``: which are no padding. As in training each number is decoded one token before its slot.
         """
@@ -114,7 +116,9 @@ class Prismatic(nn.Module):
 
 
 def fitted(images: Tensor, side: int, crop: bool) -> Tensor:
-    """Images (…, 3, height, width) in [0, 1] at the model's size, and, where it was trained on crops, their middle.
+    """Images (…, 3, height, width) in [0, 1] at the model's size.
+
+    Where it was trained on crops, their middle.
 
     Rounded to 256 steps after each change, as the pictures of training were. The original resizes by Lanczos; this is bicubic with antialiasing.
     """
@@ -323,7 +327,7 @@ def _tower(transformers: Any, folder: Path, model_id: Any, side: Any, act: Any, 
 
 
 def _renamed(weights: Lazy, named: Callable[[str], str], blocks: int) -> Any:
-    """timm's tensors by transformers' names: queries, keys and values apart, positions with a place for CLS."""
+    """timm's tensors by transformers' names. Queries, keys and values apart, positions with a place for CLS."""
     for name, read in weights.items():
         if name.startswith(("attn_pool.", "head.", "fc_norm.")) or re.match(rf"blocks\.{blocks}\.", name):
             continue

@@ -28,7 +28,10 @@ def saved_policy(folder: Path, module: str, name: str, loader: str) -> Any:
 
 @contextmanager
 def without_bars(transformers: Any) -> Iterator[None]:
-    """While weights are loaded: each worker loads them, and a bar of each would be drawn over the run's own."""
+    """Without bars of progress while weights are loaded.
+
+    Each worker loads them, and a bar of each would be drawn over the run's own.
+    """
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Steps of a vector that are not one action with the task's own reward: chunks of actions, success alone."""
+"""Other steps of a vector than one action with the task's reward. Chunks of actions, success alone."""
 
 from rlinf_lab.vecenv.stepping.chunks import StepsChunks, is_chunk, step_chunk
 from rlinf_lab.vecenv.stepping.success import SuccessVecEnv, rewarded_for_success

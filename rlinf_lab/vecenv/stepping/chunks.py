@@ -1,4 +1,6 @@
-"""Chunks of actions through the socket: several steps in a row that were chosen on one observation.
+"""Chunks of actions through the socket.
+
+Several steps in a row that were chosen on one observation.
 
     observation ──policy──> action_NKA ──K steps of the vector──> ChunkStep
 

@@ -1,4 +1,7 @@
-"""A vector that hands over torch tensors, as one of numpy arrays: for whoever looks at environments without learning from them."""
+"""A vector that hands over torch tensors, as one of numpy arrays.
+
+For whoever looks at environments without learning from them.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class HostVecEnv:
 
 
 def on_host(env: VecEnv) -> VecEnv:
-    """The vector itself where it hands over numpy arrays, else one that copies what it hands over to the host, and takes actions from there."""
+    """A vector of numpy arrays: itself, or one that copies to the host. The latter takes actions from there, too."""
     return env if getattr(env.spec, "device", None) is None else HostVecEnv(env)
 
 

@@ -1,4 +1,6 @@
-"""Success as the only reward: 1 in the step in which a task first succeeds, and the episode is over there.
+"""Success as the only reward.
+
+1 in the step in which a task first succeeds, and the episode is over there.
 
 An environment that has no end of its own at success goes on to its limit of steps; what it does in between is no part of an
 episode (`EnvStep.reset_only_N`). All environments that began together thus begin together again. Legend: N environments.

@@ -100,8 +100,9 @@ class CloneLearner(LearnerWorker):
         self.std_floor = std_floor
 
     def learn(self, minibatches: Inbox[Demonstrated]) -> Update:
-        """One gradient step for each minibatch of ``batch_size`` rows; `metrics`: ``loss``, ``action_error`` (root mean
-        square), ``gradient_steps``.
+        """One gradient step for each minibatch of ``batch_size`` rows.
+
+        Metrics: ``loss``, ``action_error`` (root mean square), ``gradient_steps``.
         """
         received = [d for part in self.exchange(minibatches.get_all()) for d in part]
         if not received:
@@ -185,7 +186,9 @@ class CloneLearner(LearnerWorker):
 
 
 def _as_cloned(make: Callable[[], Any]) -> Any:
-    """Its standard deviation stays as it is, and its value net, which is not taught here, says 0: what goes on begins
+    """A cloned policy as another run may go on from it.
+
+    Its standard deviation stays as it is, and its value net, which is not taught here, says 0: what goes on begins
     without a wrong opinion. Neither has a gradient, which would be half of a step's work.
     """
     module = make()

@@ -1,4 +1,6 @@
-"""The workers of DAgger: a policy that lets an expert act at times, and a learner that asks it what it would have done.
+"""The workers of DAgger.
+
+A policy that lets an expert act at times, and a learner that asks it what it would have done.
 
 Legend: leading axes; T time, N environments, B rows, R rows of all iterations.
 """

@@ -1,4 +1,4 @@
-"""Learning from a replay buffer: transitions in, gradient steps of SAC or TD3, weights of the actor out."""
+"""Learning from a replay buffer. Transitions in, gradient steps of SAC or TD3, weights of the actor out."""
 
 from rlinf_lab.workers.off_policy.exploring import ExploringPolicyWorker, ExploringRolloutWorker
 from rlinf_lab.workers.off_policy.learner import OffPolicyLearner

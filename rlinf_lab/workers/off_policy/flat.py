@@ -1,5 +1,4 @@
-"""All parameters of some modules as one vector, so that an optimiser's step is one call however many layers there are.
-"""
+"""All parameters of some modules as one vector. An optimiser's step is one call however many layers there are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Minibatches out of a replay buffer, many at once: one gather a leaf for a block of them.
+"""Minibatches out of a replay buffer, many at once.
+
+One gather a leaf for a block of them.
 
 Legend: G minibatches, B rows of one, O rows of one from the online buffer, F those from the offline one.
 """

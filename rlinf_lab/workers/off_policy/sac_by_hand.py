@@ -1,5 +1,6 @@
-"""The gradients of soft actor-critic written out, for perceptrons with relu: a third of the time of autograd at their
-usual sizes.
+"""The gradients of soft actor-critic written out.
+
+For perceptrons with relu: a third of the time of autograd at their usual sizes.
 
 The gradients are those of `SACStep.critic_loss` and `SACStep.actor_loss`, into the same memory; a test holds both
 against plain torch. Critics may normalise their layers, as RLPD's do. Legend: K critics, B batch, I inputs of the
@@ -8,13 +9,15 @@ critics, A components of an action, X features, P parameters of the distribution
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from rlinf_lab.algorithms import sac_target
 from rlinf_lab.policies import Actor, QEnsemble
 from rlinf_lab.policies.encoders import CombinedEncoder
-from rlinf_lab.policies.fused import Layer, Perceptron, Squashed
+from rlinf_lab.policies.fused import Layer, Perceptron, Room, Squashed
 from rlinf_lab.policies.heads import STATE_LOG_STD, SquashedGaussianHead
 from rlinf_lab.policies.leaves import in_rows
 from rlinf_lab.policies.off_policy import LinearEnsemble, NormEnsemble
@@ -35,32 +38,48 @@ def works_for(actor: Actor, critic: QEnsemble) -> bool:
     return plain and fixed and isinstance(head, SquashedGaussianHead) and head.state_std and head.reach.is_cpu
 
 
+class Features(NamedTuple):
+    """What nets read of observations."""
+
+    actor_BX: Tensor
+    critic_BX: Tensor
+
+
 class ByHand:
     """Of one actor, its critics and their targets. Called without gradients."""
 
     def __init__(self, actor: Actor, critic: QEnsemble, target: QEnsemble) -> None:
         self.actor, self.critic, self.head = actor, critic, actor.head
-        self.policy = Perceptron(*_layers(actor.policy))
-        self.values = Perceptron(*_layers(critic.net))
+        room = Room()  # targets are done before values begin
+        self.policy = Perceptron(*_layers(actor.policy), room=Room())
+        self.values = Perceptron(*_layers(critic.net), room=room)
         layers, _, norms, _ = _layers(target.net)
-        self.target_values = Perceptron(layers, norms=norms)
+        self.target_values = Perceptron(layers, norms=norms, room=room)
         self.log_reach = float(torch.as_tensor(self.head.reach).log().sum())
+        prepared = actor.preprocess, critic.preprocess
+        self._is_alike = prepared[0].space == prepared[1].space and not any(each.normalise for each in prepared)
+
+    def features(self, obs: object) -> Features:
+        """Of a tree of tensors (B, ...). Without statistics all nets read the same."""
+        actor_BX: Tensor = self.actor.encoder(self.actor.preprocess(obs))
+        return Features(actor_BX, actor_BX if self._is_alike else self.critic.encoder(self.critic.preprocess(obs)))
 
     def critic_gradients(
-        self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, subset: Tensor | None
+        self, batch: Minibatch, obs: Features, noise_BA: Tensor, alpha: Tensor, share: float, subset: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Write the critics' gradients, of ``share`` times the loss. Returns the loss, the values (K, B) and the
         targets (B).
         """
-        params_BP, _ = self.policy.forward(self._features(self.actor, batch.next_obs))
+        next_obs = self.features(batch.next_obs)
+        params_BP, _ = self.policy.forward(next_obs.actor_BX)
         drawn = self._drawn(params_BP, noise_BA)
-        next_BI = torch.cat([self._features(self.critic, batch.next_obs), drawn.action_BA], 1)
+        next_BI = torch.cat([next_obs.critic_BX, drawn.action_BA], 1)
         next_q_KB = self.target_values.forward(next_BI)[0].squeeze(-1)
         target_B = sac_target(
             batch.reward, batch.discount, next_q_KB, drawn.log_prob_BA.sum(1) - self.log_reach, alpha, subset=subset
         )
         action_BA = (in_rows(batch.action) - self.critic.centre) / self.critic.reach
-        q_KB1, inputs = self.values.forward(torch.cat([self._features(self.critic, batch.obs), action_BA], 1))
+        q_KB1, inputs = self.values.forward(torch.cat([obs.critic_BX, action_BA], 1))
         q_KB = q_KB1.squeeze(-1)
         error_KB = q_KB - target_B
         weighted_KB = error_KB if batch.weight is None else error_KB * batch.weight
@@ -69,14 +88,14 @@ class ByHand:
         return (0.5 / rows) * torch.dot(error_KB.flatten(), weighted_KB.flatten()), q_KB, target_B
 
     def actor_gradients(
-        self, batch: Minibatch, noise_BA: Tensor, alpha: Tensor, share: float, average: bool
+        self, obs: Features, noise_BA: Tensor, alpha: Tensor, share: float, average: bool
     ) -> tuple[Tensor, Tensor]:
         """Write the actor's gradients, of ``share`` times the loss (`sac_actor_loss`). Returns the loss and the
         log-probabilities (B).
         """
-        params_BP, hidden = self.policy.forward(self._features(self.actor, batch.obs))
+        params_BP, hidden = self.policy.forward(obs.actor_BX)
         drawn = self._drawn(params_BP, noise_BA)
-        q_KB1, inputs = self.values.forward(torch.cat([self._features(self.critic, batch.obs), drawn.action_BA], 1))
+        q_KB1, inputs = self.values.forward(torch.cat([obs.critic_BX, drawn.action_BA], 1))
         rows = len(params_BP)
         if average:
             value, pull_KB1 = q_KB1.mean(), torch.full_like(q_KB1, -share / (rows * len(q_KB1)))
@@ -94,15 +113,11 @@ class ByHand:
         mean_BA, log_std_BA = params_BP.chunk(2, dim=1)
         return Squashed.of(mean_BA, log_std_BA, noise_BA, STATE_LOG_STD)
 
-    @staticmethod
-    def _features(net: Actor | QEnsemble, obs: object) -> Tensor:
-        features_BX: Tensor = net.encoder(net.preprocess(obs))
-        return features_BX
-
 
 def _layers(nets: nn.Module) -> tuple[list[Layer], list[Layer], list[Layer], list[Layer]]:
-    """Weights and biases and where their gradients are, if they have some, of affine layers and of norms: the very
-    tensors, which a switch moves in place.
+    """Weights and biases of affine layers and of norms, with their gradients.
+
+    Where these are, if there are some: the very tensors, which a switch moves in place.
     """
     layers, of_layers, norms, of_norms = list[Layer](), list[Layer](), list[Layer](), list[Layer]()
     for net in nets.children():

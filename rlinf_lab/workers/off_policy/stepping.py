@@ -88,7 +88,7 @@ class GradientStep(nn.Module):
         return autocast(self.precision, self.device)
 
     def descend(self, flat: FlatParameters, optimizer: torch.optim.Optimizer, loss: Tensor, shared: Shared) -> None:
-        """A step of Adam for the parameters in ``flat``; the loss must have gradients for no others."""
+        """A step of Adam for the parameters in ``flat``. The loss must have gradients for no others."""
         flat.gradient.zero_()
         (loss if shared.share == 1.0 else shared.share * loss).backward()
         shared.average(flat.gradient)
@@ -130,7 +130,7 @@ class GradientStep(nn.Module):
 
 
 def _copied(state: Any) -> Any:
-    """Nested dicts and lists, their tensors in host memory and none of them the same as there."""
+    """Nested dicts and lists, their tensors copied to host memory."""
     if isinstance(state, dict):
         return {key: _copied(value) for key, value in state.items()}
     if isinstance(state, list):

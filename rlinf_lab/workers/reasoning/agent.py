@@ -1,4 +1,6 @@
-"""The generator of answers that call tools: several turns, one text, never made from text again.
+"""The generator of answers that call tools.
+
+Several turns, one text, never made from text again.
 
     decode ──call──▶ tools ──result──▶ decode ...
 

@@ -1,4 +1,6 @@
-"""PPO with a critic for tokens: a value of each place in an answer, and GAE from the reward at its end.
+"""PPO with a critic for tokens.
+
+A value of each place in an answer, and GAE from the reward at its end.
 
 Source: Schulman et al., arXiv 1506.02438 (GAE) and arXiv 1707.06347 (PPO). Legend: B responses, T tokens, R rows, C
 tokens of a row, N sampled tokens, H hidden.

@@ -253,7 +253,9 @@ class ContinuingGenerator(GeneratorWorker):
 
     # --- a checkpoint -------------------------------------------------------------------------------------------
     def rollouts(self) -> dict[str, Any]:
-        """What goes on in the next iteration: groups in the making, and the tokens of answers so far.
+        """What goes on in the next iteration.
+
+        Groups in the making, and the tokens of answers so far.
 
         Nothing is changed by it. {"why": in words} where problems hold what no file does: who goes on begins them anew.
         """
@@ -266,7 +268,7 @@ class ContinuingGenerator(GeneratorWorker):
             return {"why": str(error)}
 
     def _go_on_from(self, rollouts: list[dict[str, Any]]) -> None:
-        """With as many ranks as there were each goes on with its own; else they are dealt out anew."""
+        """Each rank goes on with its own, where there are as many. Else they are dealt out anew."""
         assert self.generator is not None
         known = [r for r in rollouts if "why" not in r]
         if len(known) == self.ranks or self.ranks < 2:

@@ -50,7 +50,7 @@ class Group:
 
 
 class InTurn:
-    """Hands on groups in the order of their numbers, from 0: each as soon as all before it have been there."""
+    """Hands on groups in the order of their numbers, from 0. Each as soon as all before it have been there."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Group] = {}

@@ -123,7 +123,7 @@ class GroupLearner(TorchWorker):
 
     @property
     def _in_parts(self) -> bool:
-        """Whether only some parameters are trained (LoRA), and the rest are as in the model's folder."""
+        """Whether only some parameters are trained (LoRA). The rest are as in the model's folder."""
         return not all(p.requires_grad for p in self.module.parameters())
 
     def learning_rate(self) -> float:
@@ -233,7 +233,10 @@ class _Iteration:
             self.learner.sample_log.log(*ids, **fields)
 
     def _tell_not_needed(self) -> None:
-        """What this iteration asked for and did not come here goes with its channel, wherever it is by now."""
+        """What this iteration asked for and did not come is discarded.
+
+        It goes with its channel, wherever it is by now.
+        """
         if not (self.settings.log_completions and self.settings.dynamic_sampling and self._seen):
             return
         one = self._seen[0].responses[0].asked
@@ -270,7 +273,7 @@ class _Iteration:
 
 
 def _staleness_shares(responses: list[Response], version: int) -> dict[str, float]:
-    """The histogram of an iteration: shares of responses whose first token is so many updates old."""
+    """The histogram of an iteration. Shares of responses whose first token is so many updates old."""
     behind = [version - r.completion.oldest for r in responses if len(r)]
     told = np.bincount(np.minimum(behind, MOST_STALE), minlength=MOST_STALE + 1) / max(1, len(behind))
     return {f"staleness_{k}{'_or_more' * (k == MOST_STALE)}": float(share) for k, share in enumerate(told)}

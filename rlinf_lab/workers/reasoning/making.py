@@ -1,4 +1,6 @@
-"""Groups in the making: what begins, what goes on in the next iteration, what is handed over, and what is lost.
+"""Groups in the making.
+
+What begins, what goes on in the next iteration, what is handed over, and what is lost.
 
     asked ──▶ backlog ──begin──▶ running ──whole──▶ queue (policy) ──▶ handed over
                                     └──too stale──▶ dropped, or asked again
@@ -137,8 +139,10 @@ class GroupsInTheMaking:
         return self.take() if self.streams else []
 
     def take(self) -> list[list[Response]]:
-        """What is handed over now: at the beginning what is left over, then as it is whole, or with "drop_oldest" at
-        the end."""
+        """What is handed over now.
+
+        At the beginning what is left over, then as it is whole, or with "drop_oldest" at the end.
+        """
         found: list[list[Response]] = []
         while self._handed < self.batch:
             batch, lost = self._queue.take(self.learning)
@@ -185,7 +189,7 @@ class GroupsInTheMaking:
         }
 
     def load(self, states: Sequence[Mapping[str, Any]], params: SamplingParams) -> None:
-        """Go on from what `state` gave: of one, or of several whose groups come together here."""
+        """Go on from what `state` gave. Of one, or of several whose groups come together here."""
         self._open = {group.key: group for s in states for group in (_live(g, params) for g in s["open"])}
         waiting = [Waiting(_live(g, params), g["version"], g["number"]) for s in states for g in s["waiting"]]
         self._next_up = [[live_asked(one) for one in group] for s in states for group in s["next_up"]]

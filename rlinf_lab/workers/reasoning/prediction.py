@@ -37,7 +37,9 @@ def predicted_rollouts(
     refill_share: int = REFILL_SHARE,
     problem: Callable[[int, int], Problem] = lambda round_, prompt: Problem("", ""),
 ) -> pd.DataFrame:
-    """A row for each response that is learnt from: iteration, id, tokens, staleness, decode_steps of its iteration.
+    """A row for each response that is learnt from.
+
+    Iteration, id, tokens, staleness, decode_steps of its iteration.
 
     ``tokens``: how long each answer is. ``refill_share``: an engine begins requests as soon as this part of its slots
     is free; 16 is that of the own one. One update after each iteration (a plan of staleness 0), one generator. The

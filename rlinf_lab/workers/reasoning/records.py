@@ -1,4 +1,6 @@
-"""What travels between the stations: asked -> response -> response with its reward, and weights back.
+"""What travels between the stations.
+
+Asked -> response -> response with its reward, and weights back.
 
 `plain_asked` and `plain_completion` say one in numbers, texts, arrays and dicts, for a checkpoint.
 """

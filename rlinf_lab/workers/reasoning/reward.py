@@ -75,7 +75,7 @@ class RewardWorker(Worker):
             )
 
     def _tell_of_long(self, ended: threading.Event) -> None:
-        """Once: nothing else would say which answer it is that a reward does not return from."""
+        """Once: nothing else names the answer that holds a reward up. From which a reward function does not return."""
         while not ended.wait(LOOK_SECONDS):
             judging = self._judging
             if judging is not None and time.monotonic() - judging[1] >= LONG_SECONDS:
@@ -89,7 +89,10 @@ class RewardWorker(Worker):
                 return
 
     def evaluate(self, responses: Inbox[Response]) -> dict[str, float]:
-        """Judge everything: mean reward and length, shares of what is right (full reward), failed, and was cut off."""
+        """Judge everything that comes.
+
+        Mean reward and length, shares of what is right (full reward), failed, and was cut off.
+        """
         every = [r for batch in responses for r in batch]
         if not every:  # others of several ranks had them all
             return {"samples": 0.0}

@@ -1,4 +1,4 @@
-"""A small model that has learnt from worked examples, the same for every worker that constructs it."""
+"""A small model that has learnt from worked examples. The same for every worker that constructs it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class WarmUp:
 
 
 class WarmModel:
-    """Constructs a model and warms it up: once on each machine, whoever of its workers comes first.
+    """Constructs a model and warms it up.
+
+    Once on each machine, whoever of its workers comes first.
 
     The others wait and read the weights from a temporary folder, which goes with this object.
     """

@@ -1,4 +1,6 @@
-"""The worker that runs tools, many calls at once, and says at each turn what is there.
+"""The worker that runs tools, many calls at once.
+
+It says at each turn what is there.
 
 A generator cannot wait for one call while others run. So it sends a turn before each decode step while calls are out,
 with what is new, and gets what is there: at once, or after as long as it may wait.
@@ -89,7 +91,7 @@ class ToolWorker(Worker):
     def _seconds(
         self, out: dict[Future[ToolResult], tuple[str, float]], patience_s: float, first: bool = False
     ) -> float:
-        """As long as it may be waited, but not beyond the limit of the last call (``first``: of the first)."""
+        """As long as it may be waited. Not beyond the limit of the last call (``first``: of the first)."""
         limits = [limit for _, limit in out.values()]
         end = (min if first else max)(limits, default=0.0)
         return max(0.0, min(patience_s, end - time.monotonic()))

@@ -1,4 +1,6 @@
-"""Gradients of a batch that comes in parts: groups are added as they are whole, and one step ends the batch.
+"""Gradients of a batch that comes in parts.
+
+Groups are added as they are whole, and one step ends the batch.
 
 Each part's loss is a sum; the step divides by the batch's count. So the gradient is that of the whole batch, however
 it was cut. Legend: B responses, T tokens.

@@ -1,5 +1,6 @@
-"""One slot's environments where they hand over torch tensors: what is large stays where the simulator put it, and
-nothing waits for it step by step.
+"""One slot's environments where they hand over torch tensors.
+
+What is large stays where the simulator put it, and nothing waits for it step by step.
 
     observations, actions ──stay on the device──────────────────▶ Trajectory (tensors)
     rewards, ends, success of all steps ──copied once, at the end──▶ Trajectory (arrays)
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class TensorEnvGroup(EnvGroup):
-    """`EnvGroup` for a vector that `on_host` has wrapped: evaluations go through the host, trajectories do not.
+    """`EnvGroup` for a vector that `on_host` has wrapped.
+
+    Evaluations go through the host, trajectories do not.
 
     Tensors that a step handed over are kept as they are, for nobody writes to them again. A number that is not finite
     is found when the trajectory is finished: before an update, without a wait at every step.
@@ -112,8 +115,9 @@ class TensorEnvGroup(EnvGroup):
     def _ended_episodes(
         self, told: dict[str, Any], is_finite: bool
     ) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
-        """Of each episode that ended: (t, n), sum of rewards, steps, success at the end and once (nan where the task
-        gives no signal).
+        """Each episode that ended.
+
+        (t, n), sum of rewards, steps, success at the end and once (nan where the task gives no signal).
         """
         found: list[tuple[NDArray, ...]] = []
         success_TN, fresh_TN = told["success_N"], told["reset_only_N"]
