@@ -401,9 +401,8 @@ def planned(
     try:
         candidate, names = as_given(profile, graph, plan, counts, rule)
     except Unplaceable as error:
-        raise PlanError(
-            f"{error.said} Next: more memory on a device (memory_gib=), or a plan on more devices."
-        ) from None
+        wish = Wish(profile, counts, DEFAULT_MICRO_BATCHES, rule, plan.staleness, MODES)
+        raise PlanError(error.said + nearest(wish)) from None
     timeline = steady(candidate.placement, names)
     _, seconds = settled(timeline, plan.staleness)
     made = Planned(plan.name, candidate, seconds, "as it was given", graph, names)
