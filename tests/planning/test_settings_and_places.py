@@ -57,9 +57,6 @@ def test_cycles_become_units_and_producers_come_first() -> None:
     ("worker", "devices", "memory", "says"),
     [
         (dataclasses.replace(BATCH, ranks=RankRule(8)), 4, None, "'a' needs at least 8 devices .* there are 4 devices. Next: devices=8"),
-        (dataclasses.replace(BATCH, devices=6), 4, None, "pinned to 6 devices, but there are 4 devices"),
-        (dataclasses.replace(BATCH, memory=Memory(71)), 4, 64.0, r"'a' needs 71 GiB on 1 device, and .* 64 GiB\. Next: device_memory_gib=71"),
-        (dataclasses.replace(BATCH, memory=Memory(640, sharded=True)), 4, 64.0, "160 GiB on each of 4 devices.* devices=10, or device_memory_gib=160"),
         (dataclasses.replace(BATCH, ranks=RankRule(counts=(3, 5)), memory=Memory(640, sharded=True)), 4, 64.0, "needs 213 GiB on each of 3 devices"),
         (WorkerProfile((Sample(1, 0.2, 1.0),), "simulator"), 4, None, r"0\.25 items on a device, and was measured up to 0\.2\. Next: at least 5 devices"),
     ],

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from random_profiles import any_flow
@@ -22,7 +21,6 @@ from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Profile, Sa
 FLOWS = [
     range(3), pytest.param(range(3, 8), marks=pytest.mark.long), *(pytest.param(range(first, first + 16), marks=pytest.mark.slow) for first in range(8, 232, 16))
 ]  # fmt: skip
-DOCS = Path(__file__).parents[2] / "docs" / "profiles"
 
 
 def found_for(seeds: range) -> Iterator[tuple[int, Profile, Plans]]:

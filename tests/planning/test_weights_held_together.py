@@ -14,7 +14,7 @@ from driving import executed
 from random_flows import MS, Actor, Scenario, scenario
 from sweeps import sweep
 
-from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.simulator.simulator import Simulator
@@ -50,17 +50,6 @@ def test_a_plan_that_runs_is_not_said_not_to_fit() -> None:
     assert plan(both(20), 1).best.seconds > 0
     with pytest.raises(PlanError, match=r"'learner' keeps 35.1 GiB there \(offloadable: false, 15 GiB of it the same weights\), .* memory_gib=40.1,"):
         plan(both(20.1), 1)
-
-
-def test_names_and_sizes_are_checked() -> None:
-    with pytest.raises(ConfigError, match=r"profile.workers.a.memory.shared_gib is 3.0 without shared_as.* Next: both"):
-        chain(9, a=dataclasses.replace(worker(1), memory=Memory(1, shared_gib=3.0)))
-    with pytest.raises(ConfigError, match=r"workers.a.memory.shared_as is 'model', which no other worker has; others are 'modell'. Next: the same"):
-        chain(9, a=worker(1, 3), b=worker(1, 3, "modell"))
-    with pytest.raises(ConfigError, match=r"workers.a.memory.shared_as has the name 'a\\nb', which does not fit on a line of text. Next: 'a_b'"):
-        chain(9, a=worker(1, 3, "a\nb"), b=worker(1, 3, "a\nb"))
-    with pytest.raises(ConfigError, match=r"workers.a.memory.shared_gib: the weights 'model' have one size, not a 3, b 4. Next: what differs"):
-        chain(9, a=worker(1, 3), b=worker(1, 4))
 
 
 # --- the simulator and a run ---------------------------------------------------------------------------------
