@@ -324,12 +324,6 @@ def test_calls_are_of_whole_groups_for_each_rank(items: int, micro_batches: int,
     assert Calls.of(items, micro_batches, ranks, unit).parts().tolist() == sizes
 
 
-def test_what_is_left_counts_as_the_rank_that_has_most_of_it() -> None:
-    calls = Calls.of(20, 4, 3)
-    assert [float(calls.counted(n)) for n in calls.parts()] == [6, 6, 6, 4], "four on three ranks: one has two"
-    assert float(Calls.of(7, 1, 4).counted(7)) == 7
-
-
 def test_the_parts_of_a_share_are_the_share_and_the_least_that_comes_is_a_group() -> None:
     model = BatchModel((Sample(1, 32.0, 32.0),), 1.0, 1, 4)
     assert model.seconds(np.array([5]), 32) == pytest.approx(8.0)  # eight groups: two of four for one of five ranks

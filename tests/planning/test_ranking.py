@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from random_profiles import random_profile
 
-from rlinf_lab.planning.planner.explain import reason
-from rlinf_lab.planning.planner.lower_bound import Bound
 from rlinf_lab.planning.planner.planner import Plans, plan
 from rlinf_lab.planning.planner.ranking import TIED
 from rlinf_lab.planning.profile.profile import Profile
@@ -112,14 +110,6 @@ def test_who_waits_waits_of_the_seconds_that_are_shown(profile: Profile, shape: 
     made = next(p for p in plan(profile, 2) if p.shape == shape)
     share = re.search(r"wait(?:s)? (\d+) % of the time", made.reason)
     assert share is not None and int(share[1]) == pytest.approx(100 * (1 - worked / made.seconds), abs=1)
-
-
-def test_a_rounding_below_the_bound_has_no_sign() -> None:
-    made = plan(pair(8, 4), 2)
-    best = made.best
-    assert reason(best.candidate, 8.0, 8.0, None, Bound(8.0 + 1e-9, "")).startswith("fastest; 0 % above the lower bound")
-    assert reason(best.candidate, 8.001, 8.0, None, None).startswith("as fast")
-    assert reason(best.candidate, 8.1, 8.0, None, None).startswith("1.2 % slower")
 
 
 @pytest.mark.parametrize("seed", [36, 42])
