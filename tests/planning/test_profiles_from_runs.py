@@ -25,6 +25,7 @@ from rlinf_lab.planning.planner.planner import plan as search
 from rlinf_lab.planning.planner.planner import planned
 from rlinf_lab.planning.profile.profile import Profile, RankRule
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, get, put, run
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
