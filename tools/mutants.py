@@ -37,7 +37,7 @@ ORACLES = [
     ("planning.engine", "planning/test_parity.py"), ("planning.simulator", "planning/test_parity.py"), ("planning.simulator", "planning/test_under_way.py"),
     ("planning.search", "planning/test_search_optimality.py"), ("planning.fit", "planning/test_habits_of_workers.py"),
     ("planning.planner", "planning/test_stated_seconds.py"), ("planning.replay", "planning/test_estimates.py"),
-    ("planning.placement", "planning/test_ranks_by_themselves.py"), ("planning.placement", "planning/test_promised_seconds.py"),
+    ("planning.placement", "planning/test_promised_seconds.py"),
     ("planning.forecast", "planning/test_promised_seconds.py"), ("planning.engine", "planning/test_at_once.py"), ("runtime.host", "runtime/test_several_hosts.py"),
     ("runtime.executors", "runtime/test_process_runs.py"), ("runtime.transport", "runtime_ray/test_links.py"),
     ("timeline.account", "timeline/test_accounting.py"), ("timeline.record", "timeline/test_alignment.py"),

@@ -13,12 +13,11 @@ from random_flows import Scenario, scenario
 from sweeps import sweep
 from timed_flows import Timed, cell
 
-from rlinf_lab.errors import PlanError, WorkflowError
+from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.replay.batch_model import fit
 from rlinf_lab.planning.replay.estimate import Estimate, estimate
-from rlinf_lab.planning.simulator.scripts import Script
-from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, call, get, put, run, wait
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, call, get, put, run, wait
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -327,34 +326,3 @@ def test_ranks_that_share_a_queue_answer_whoever_asked() -> None:
 # --- the loop and scripts -------------------------------------------------------------------------------------------
 def test_a_loop_that_feeds_a_worker_and_reads_it_is_no_cell() -> None:
     assert feeding().graph.cells == ()
-
-
-class Keyed(Worker):
-    def give(self, items: Outbox, answers: Outbox) -> None: ...
-    def want(self, items: Inbox, answers: Inbox) -> None: ...
-
-
-@pytest.mark.parametrize(("channel", "key", "text"), [("items", 0, "'items' has no keys"), ("answers", -1, "'answers' is keyed")])
-def test_a_script_gives_keys_as_a_worker_must(channel: str, key: int, text: str) -> None:
-    flow = Workflow("keys")
-    items, answers = flow.channel("items"), flow.channel("answers", keyed=True)
-    source, sink = flow.worker(Keyed, name="source"), flow.worker(Keyed, name="sink")
-
-    @flow.iteration
-    def iteration() -> None:
-        source.give(items, answers)
-        sink.want(items, answers)
-
-    def give(turn: Turn) -> Script:
-        yield put("items", 1, key if channel == "items" else -1)
-        yield put("answers", 1, 0)
-
-    def want(turn: Turn) -> Script:
-        yield get("items")
-        yield get("answers", 1, key if channel == "answers" else 0)
-
-    calls = [SimCall("source", "give", give, writes=("items", "answers")), SimCall("sink", "want", want, reads=("items", "answers"))]
-    with pytest.raises(WorkflowError, match=text):
-        Simulator(flow.graph, ExecutionPlan.temporal(flow, TWO)).simulate(calls)
-    with pytest.raises(WorkflowError, match=r"run\(-1\)"):
-        run(-1)

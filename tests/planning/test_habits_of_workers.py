@@ -369,50 +369,7 @@ def test_who_got_nothing_is_not_taken_for_quick() -> None:
     assert best.seconds >= 0.9 * took(flow, best)  # it was 0.75 of that; shares are as they were measured
 
 
-class Rounds(Habitual):
-    """Environments that go on one by one, each as soon as it has its answer; eight of them, whatever a plan says."""
-
-    def roll(self, actions: lab.Inbox, obs: lab.Outbox, done: lab.Outbox) -> None:
-        left = dict.fromkeys(range(8), 3)
-        for e in left:
-            self.spend(1)
-            obs.put(e)
-        while left:
-            (e,) = actions.get(1)
-            left[e] -= 1
-            if left[e]:
-                self.spend(1)
-                obs.put(e)
-            else:
-                del left[e]
-                done.put(e)
-
-    def act(self, obs: lab.Inbox, actions: lab.Outbox) -> None:
-        for batch in obs:
-            self.spend(len(batch))
-            actions.put_all(batch)
-
-
-def test_a_run_of_so_many_sub_batches_does_not_tell_whose_number_it_was() -> None:
-    """What was read off it could not be planned: the environments, all of them at once, "would have 8 items on a device"."""
-    flow = lab.Workflow("answered")
-    actions, obs, done = (flow.channel(name, capacity=None) for name in ("actions", "obs", "done"))
-    environments, policy = flow.worker(Rounds, "", 0.004, 0.0005, name="environments"), flow.worker(Rounds, "", 0.003, 0.0, name="policy")
-    learner = flow.worker(Learner, "batch", 0.002, 0.002, name="learner")
-
-    @flow.iteration
-    def iteration() -> None:
-        environments.roll(actions, obs, done)
-        policy.act(obs, actions)
-        learner.train(done)
-
-    plan = lab.plan(flow, DEVICES, measured(flow)).best.execution
-    assert plan.sub_batches["environments"] == 8
-    best = lab.plan(flow, DEVICES, lab.planning.profile_from_run(flow, plan, run(flow, plan, 3).timeline)).best
-    assert best.seconds == pytest.approx(took(flow, best), rel=0.01)
-
-
-# --- all of one input before the next: seen in a run, and simulated so ----------------------------------------
+# --- all of one input before the next: seen in a run, and simulated so ------------------------------------------
 
 
 def reader(a: float, b: float, j: float, in_turn: str = "j") -> lab.Workflow:

@@ -10,7 +10,7 @@ from timed_flows import Timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.planning.profile.handovers import Values, handed_over, is_closed, tail
+from rlinf_lab.planning.profile.handovers import handed_over, is_closed, tail
 from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Profile, Sample, WorkerProfile
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
@@ -111,25 +111,6 @@ def test_plans_take_what_runs_take(item: float, weights: float, load: float, sta
     for plan in (plans.best, plans[-1]):
         assert seconds(run(flow, plan, 5)) == pytest.approx(plan.seconds, rel=0.02)
     assert weights + load < plans.bound.seconds <= plans.best.seconds * (1 + 1e-6)
-
-
-def test_calls_that_cannot_be_told_apart_are_no_handovers() -> None:
-    """`load` at both ends of an iteration: its spans do not say which; the first one's seconds and the second's count with the stream."""
-    flow = lab.Workflow("twice")
-    a = flow.channel("a", capacity=None)
-    source, learner = flow.worker(Source, 0.01, 0.1, name="source"), flow.worker(Learner, 0.01, 0.1, name="learner")
-
-    @flow.iteration
-    def iteration():
-        source.load(0.0)
-        source.make(a)
-        update = learner.train(a)
-        source.load(learner.weights())
-        return update
-
-    assert not any(worker == "source" for worker, _, _ in Values.of(flow.graph).handovers)
-    profile = profiled(flow)
-    assert any("source.load()" in note and "learner.weights()" in note for note in profile.notes)
 
 
 def by_hand(handovers: tuple[Handover, ...]) -> Profile:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
-from mock_runs import run, run_of
+from mock_runs import run, run_of, under
+from sweeps import sweep
 from timed_flows import Timed, timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.adapt.profile_update import told_by_sizes
 from rlinf_lab.planning.adapt.replan import replan
+from rlinf_lab.planning.cancellation import Abandoned, as_long_as
 from rlinf_lab.planning.forecast.forecast import forecast
-from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.forecast.steady_state import settled, steady
+from rlinf_lab.planning.planner.planner import Planned, plan
 from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.timeline import Timeline
@@ -235,3 +240,113 @@ def test_a_worker_of_some_iterations_counts_with_its_share() -> None:
     found = lab.replan(done, best)
     drift = next(d for d in found.drifts if d.worker == "evaluator")
     assert drift.percent == "0 %" and not drift.sustained and not found.elapsed.sustained
+
+
+# --- plans are compared by what the scheduler takes -----------------------------------------------------------------
+ITEMS = 48
+
+
+def worker(fixed: float, each: float, most: int = 0) -> WorkerProfile:
+    return WorkerProfile(tuple(Sample(1, float(n), fixed + each * n) for n in (1, ITEMS)), exponent=1.0, ranks=RankRule(most=most))
+
+
+def three(devices: int = 5, micro_batches: int = 64) -> tuple[Planned, Profile]:
+    """A plan of streams only, and what is true: the source is quicker, so that it had better share devices with the next one, if they time-shared."""
+    workers = {"a": worker(0, 0.005), "b": worker(0, 0.005), "c": worker(0.01, 0.002, 1)}
+    believed = Profile(ITEMS, workers, (EdgeProfile("a", "b"), EdgeProfile("b", "c")), "three")
+    return plan(believed, devices, micro_batches=micro_batches)["spatial"], believed.scaled("a", 0.6)
+
+
+def four() -> tuple[Planned, Profile]:
+    workers = {"a": worker(0, 0.02), "b": worker(0, 0.002), "c": worker(0.03, 0.002, 1), "d": worker(0, 0.02, 1)}
+    believed = Profile(ITEMS, workers, tuple(EdgeProfile(p, q) for p, q in ("ab", "bc", "cd")), "four")
+    return next(p for p in plan(believed, 3, micro_batches=8) if p.shape == "a | (b > c) | d"), believed.scaled("c", 0.6)
+
+
+def simulated(truth: Profile, planned: Planned) -> float:
+    return settled(steady(under(truth, planned)), 0)[1]
+
+
+@pytest.mark.parametrize("made", [three, four])
+def test_what_is_proposed_is_faster_as_simulated(made) -> None:
+    planned, truth = made()
+    found = replan(run_of(planned, truth), planned, restart_s=1.0)
+    assert any(d.sustained for d in found.drifts) and found.now == pytest.approx(simulated(truth, planned), rel=1e-6)
+    if found.proposal is not None:
+        assert found.then == pytest.approx(simulated(truth, found.proposal), rel=1e-6) and found.then < found.now
+        assert found.proposal.simulated == found.then == settled(found.proposal.timeline, 0)[1]
+    assert found.simulated and found.to_dict()["seconds_are"] == "simulated"
+
+
+def test_what_the_budget_does_not_reach_is_said_and_not_proposed() -> None:
+    steep = Profile(ITEMS, {"a": worker(0, 0.02), "b": worker(0, 0.02)}, (EdgeProfile("a", "b"),), "two")
+    planned, truth = plan(steep, 8)["spatial"], steep.scaled("b", 0.1)
+    timeline = run_of(planned, truth)
+    assert replan(timeline, planned).proposal is not None
+    nothing = replan(timeline, planned, moments=1)
+    assert nothing.proposal is None and not nothing.simulated and nothing.to_dict()["seconds_are"] == "followed"
+    assert "Nothing is proposed" in repr(nothing) and "Next: replan(..., moments=10)" in nothing.notes[0]
+    needed = next(n for n in range(1, 10_000, 5) if replan(timeline, planned, moments=n).simulated)
+    some = replan(timeline, planned, moments=needed)
+    assert some.proposal is None and "more plan" in some.notes[0] and "not simulated" in some.notes[0]
+    with pytest.raises(PlanError, match="replan: moments is 0"):
+        replan(timeline, planned, moments=0)
+
+
+def test_who_wants_no_answer_any_more_gets_none() -> None:
+    planned, truth = three()
+    timeline = run_of(planned, truth)
+    looks: list[int] = []
+    with as_long_as(lambda: looks.append(0) is None):
+        replan(timeline, planned)
+    left = iter(looks[: len(looks) - 1])
+    with pytest.raises(Abandoned), as_long_as(lambda: next(left, None) is not None):
+        replan(timeline, planned)
+
+
+# --- nobody drifts who costs what was said --------------------------------------------------------------------------
+EIGHT = [f"cpu:{i}" for i in range(8)]
+
+
+class Asking(Timed):
+    """``asks``: for so many items at a time, by name; the others leave that to the plan."""
+
+    asks: ClassVar[dict[str, int | None]] = {}
+
+    def work(self, inbox: lab.Inbox, *outs: lab.Outbox) -> list[int]:
+        sizes = []
+        while batch := inbox.get(self.asks[self.name]):
+            sizes.append(self.worked(batch, outs))
+        return sizes
+
+
+def case(seed: int, asking: bool = True) -> tuple[lab.Workflow, Profile]:
+    """A chain of two to four workers or two arms and a join; ranks, groups and bounds by chance."""
+    rng = random.Random(seed)
+    links = rng.choice(["ab", "ab bc", "ab bc cd", "ab ac bd cd"])
+    names, fork = sorted(set(links) - {" "}), "cd" in links and "ac" in links
+    group = 1 if fork else rng.choice([1, 1, 1, 2, 5, 16])
+    costs = {n: (0.0 if n == "a" else rng.choice([0.0, 0.01, 0.1, 1.0]), rng.choice([0.01, 0.05, 0.2])) for n in names}
+    most = {n: 1 if n == "a" or (fork and n == "d") else rng.choice([1, 2, 3, 8]) for n in names}
+    Asking.asks = {n: rng.choice([None, None, None, 1, 3, 10**6]) if asking else None for n in names}
+    groups, kinds = dict.fromkeys(names, group), dict.fromkeys(names, Asking)
+    return timed(links, group * rng.randint(2, 30), costs, most, groups, rng.choice([None, None, 32]), kinds=kinds)
+
+
+@sweep(16, 120)
+def test_nobody_drifts_who_costs_what_was_said(seeds: range) -> None:
+    for seed in seeds:
+        flow, profile = case(seed)
+        for planned in lab.plan(flow, EIGHT[: 1 + seed % 8], profile, micro_batches=(4, 16)[seed % 2], simulate=False, quick=True):
+            found = lab.replan(run(flow, planned, 4).timeline, planned)
+            assert not any(d.sustained for d in found.drifts) and found.proposal is None, (seed, found, planned)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_who_is_really_slower_or_faster_drifts(factor: float) -> None:
+    """The run costs what is true; the plan was made for workers of which the first after the source takes a part of that."""
+    for seed in range(6):
+        flow, profile = case(seed, asking=False)
+        planned = lab.plan(flow, EIGHT[: 1 + seed % 8], profile.scaled("b", 1 / factor), simulate=False, quick=True).best
+        drifts = {d.worker: d for d in lab.replan(run(flow, planned, 4).timeline, planned).drifts}
+        assert drifts["b"].factor == pytest.approx(factor, rel=1e-3) and [w for w, d in drifts.items() if d.sustained] == ["b"], seed

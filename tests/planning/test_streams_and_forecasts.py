@@ -147,7 +147,7 @@ def test_the_graph_of_a_profile() -> None:
     assert [forecast(p, 1).iterations()["seconds"][0] for p, _ in placements(profile, 1)][:1] == [8.0]
 
 
-@pytest.mark.parametrize("edges", [("ab", "ba", "bc", "cb"), ("ab", "ba", "ac", "ca"), ("ab", "bc", "ca", "cb"), ("ab", "bc", "ca")], ids="-".join)
+@pytest.mark.parametrize("edges", [("ab", "ba", "bc", "cb"), ("ab", "bc", "ca", "cb")], ids="-".join)
 def test_cells_that_are_no_ring(edges: tuple[str, ...]) -> None:
     three = {n: WorkerProfile((Sample(1, 8.0, seconds),), calls=4) for n, seconds in zip("abc", (1.0, 2.0, 1.5), strict=True)}
     profile = Profile(8, {**three, "d": WORK}, (*(EdgeProfile(p, c) for p, c in edges), EdgeProfile("c", "d")))

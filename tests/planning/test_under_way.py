@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
 import zlib
 from collections import Counter
+from typing import Any
 
+import pytest
+import random_flows
 from random_flows import scenario
 from sweeps import sweep
+from timed_flows import Timed, timed
 
 import rlinf_lab as lab
+from rlinf_lab import ExecutionPlan
+from rlinf_lab.errors import DeadlockError, PlanError
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put, run
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -42,24 +50,22 @@ class AtRandom:
         return zlib.crc32(repr((self.seed, "ask", of)).encode()) % (self.most + 1) * MS
 
 
-class Stage(lab.Worker):
-    def produce(self, out: lab.Outbox) -> None: ...
-    def read(self, inbox: lab.Inbox) -> None: ...
+class Other(lab.Worker):
     def work(self) -> None: ...
 
 
 def flow_of(other: bool = False) -> lab.Workflow:
     flow = lab.Workflow("far")
     items = flow.channel("items")
-    source, reader = flow.worker(Stage, name="source"), flow.worker(Stage, name="reader")
-    more = flow.worker(Stage, name="other") if other else None
+    source, reader = (flow.worker(Timed, 0, 0.0, 0.0, 1, name=name) for name in ("source", "reader"))
+    more = [flow.worker(Other, name="other")] if other else []
 
     @flow.iteration
     def iteration() -> None:
-        source.produce(items)
-        reader.read(items)
-        if more is not None:
-            more.work()
+        source.make(items)
+        reader.work(items)
+        for one in more:
+            one.work()
 
     return flow
 
@@ -75,7 +81,7 @@ def read(turn: Turn):
         yield run(MS)
 
 
-CALLS = [SimCall("source", "produce", produce, writes=("items",)), SimCall("reader", "read", read, reads=("items",), starts_on_device=False)]
+CALLS = [SimCall("source", "make", produce, writes=("items",)), SimCall("reader", "work", read, reads=("items",), starts_on_device=False)]
 
 
 def ends(timeline: Timeline, worker: str, kind: SpanKind, rank: int = 0) -> list[float]:
@@ -129,3 +135,43 @@ def test_whatever_flies_everything_arrives_once_and_nobody_is_left_waiting(seeds
         assert not (difference := nothing.diff(near)), f"seed {seed}\n{difference}"
         assert passed(far) == passed(near), f"seed {seed}, {made.plan}"
         assert far.bubble_sum_error_ns() == 0
+
+
+# --- micro-batches larger than what circulates, and what stands still -----------------------------------------------
+def test_random_plans_are_refused_with_their_ring_or_go_on() -> None:
+    """Micro-batches and capacities at random, also in cells: what passes ends in the simulator."""
+    refused = 0
+    for seed in range(60):
+        rng, made = random.Random(seed + 10**6), random_flows.scenario(seed, [])
+        graph = made.flow.graph
+        micro_batches = {c: rng.choice((0, 1, 2, 3, 5)) for c in graph.channels_by_name()}
+        capacities = {c.name: rng.choice((1, 2, 3, None)) for c in graph.channels if rng.random() < 0.5 and not c.whole}
+        plan = dataclasses.replace(made.plan, micro_batches=micro_batches, capacities=capacities)
+        made = dataclasses.replace(made, plan=plan)
+        try:
+            plan.validate(graph)
+        except PlanError as error:
+            refused += 1
+            assert "simulator --obs--> policy --act--> simulator" in str(error)
+        else:
+            Simulator(made.flow, plan, made.switch).simulate(made.sim_calls(), 2)
+    assert refused > 5
+
+
+def test_the_simulator_names_the_ring_that_only_counts_can_tell() -> None:
+    """An exact get of more than circulates: how many a worker asks for is not in the graph. (In runs: `runtime/test_standstills`.)"""
+    flow, _ = timed("lr rl", 1, {"r": (0, 0), "l": (0, 0)})
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"l": [0], "r": [1]})
+
+    def ask(turn: Turn) -> Any:
+        yield put("lr")
+        yield get("rl", 1)
+
+    def answer(turn: Turn) -> Any:
+        yield get("lr", 2)
+        yield put("rl")
+
+    calls = [SimCall("r", "work", answer, ("lr",), ("rl",)), SimCall("l", "work", ask, ("rl",), ("lr",))]
+    with pytest.raises(DeadlockError, match=r"any more: (l\[0\] → r\[0\] → l\[0\]|r\[0\] → l\[0\] → r\[0\])\n") as stands:
+        Simulator(flow, plan).simulate(calls)
+    assert {wait.who: wait.on for wait in stands.value.waits} == {"l[0]": ("r",), "r[0]": ("l",)}

@@ -1,4 +1,5 @@
-"""What a channel holds by its spans is what it held: never more than its capacity, in real runs of threads, and at the end nothing."""
+"""What a channel holds by its spans is what it held, never more than its capacity, in real runs of threads, and at the end nothing; what other processes
+recorded of an iteration comes after its mark: until it is there, the iteration is not taken for whole."""
 
 from __future__ import annotations
 
@@ -6,13 +7,16 @@ import itertools
 import random
 import sys
 import time
+from collections import Counter
 
 import pytest
+from sessions import until
 
 import rlinf_lab as lab
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.control.post import Post
 from rlinf_lab.timeline import SpanKind, Timeline
+from rlinf_lab.timeline.account.tables import Standing, whole_iterations
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -122,3 +126,42 @@ def test_who_is_let_go_before_it_has_parked_has_waited_all_the_same(monkeypatch:
     runs = sorted((s.start_ns, s.end_ns) for s in rows if s.kind is SpanKind.RUN)
     assert len(runs) >= 6 and any(s.kind is SpanKind.LOCK for s in rows)
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(runs)), runs
+
+
+# --- spans that come late ---
+ITERATIONS = 4
+
+
+class Source(lab.Worker):
+    def generate(self, out: lab.Outbox) -> None:
+        out.put_all(range(4))
+
+
+class Learner(lab.Worker):
+    def train(self, inbox: lab.Inbox) -> None:
+        for _ in inbox:
+            pass
+
+
+def test_an_iteration_is_whole_when_every_process_has_told_of_it() -> None:
+    flow = lab.Workflow("late")
+    items = flow.channel("items")
+    source, learner = flow.worker(Source, name="source"), flow.worker(Learner, name="learner")
+
+    flow.iteration(lambda: (source.generate(items), learner.train(items))[:0])
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "learner": [1]}, micro_batch=1)
+    looks: list[Timeline] = []
+    with lab.session(flow, plan, executor="processes", emulate=True) as session:
+        for _ in range(ITERATIONS):
+            session.step()
+            for _ in range(10):
+                looks.append(session.timeline.snapshot())
+                time.sleep(0.01)
+        until(lambda: whole_iterations(session.timeline) == set(range(ITERATIONS)))  # though nothing more happens
+    final = Counter(session.timeline.spans["iteration"].tolist())
+    for look in looks:
+        seen, whole = Counter(look.spans["iteration"].tolist()), whole_iterations(look) or set()
+        assert {i: seen[i] for i in whole} == {i: final[i] for i in whole}
+        marked = set(look.marks()["iteration"].tolist())
+        assert set(Standing.of(look).arriving) == marked - whole
+    assert whole_iterations(session.timeline) == set(range(ITERATIONS)) and not session.timeline.arriving

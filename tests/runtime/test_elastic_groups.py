@@ -1,4 +1,5 @@
-"""Ranks that come and go: whatever happens when, every item is done exactly once, and nobody waits for ever."""
+"""Ranks that come and go: whatever happens when, every item is done exactly once, and nobody waits for ever. One that comes to a device which does not hold
+all is built there in its turn: what is there leaves first, and comes back to it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 from flows import DEVICES, Numbers, cell_flow
-from sessions import both, opened
+from sessions import both, opened, until
 
 from rlinf_lab.errors import ExecutorError, PlanError, UnknownNameError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -202,9 +203,9 @@ class Meets(Worker):
         return self.exchange(self.rank)
 
 
-def grouped(ranks: int = 2) -> tuple[Workflow, ExecutionPlan]:
+def grouped(ranks: int = 2, cls: type[Worker] = Meets) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("grouped")
-    workers = flow.worker(Meets, name="workers")
+    workers = flow.worker(cls, name="workers")
     flow.iteration(lambda: workers.work())
     return flow, ExecutionPlan.spatial(flow, [f"cpu:{r}" for r in range(ranks)], {"workers": list(range(ranks))})
 
@@ -228,21 +229,12 @@ def test_those_meet_who_are_there_and_one_that_cannot_be_set_up_spoils_nothing(k
         assert s.step() == [[0, 1]] * 2
 
 
-class MeetsAfterwards(Tells):
-    """It meets the others when it has read everything."""
-
-    def convert(self, inbox: Inbox, out: Outbox) -> int:
-        super().convert(inbox, out)
-        return len(self.exchange(self.rank))
-
-
-@pytest.mark.parametrize("meets", [False, True])
-def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over(meets: bool) -> None:
-    """Every step waits for the one before, so it is certain who did what. Those who began it do not wait to meet it: which is said, with what to do."""
+def test_who_goes_in_the_middle_of_a_call_hands_over_and_who_comes_takes_part_in_the_next() -> None:
+    """Every step waits for the one before, so it is certain who did what."""
     flow, reached = Workflow("steps"), Reached()
     numbers, doubled = flow.channel("numbers", capacity=1, may_be_empty=True), flow.channel("doubled", capacity=None, may_be_empty=True)
     source, sink = flow.worker(Tells, reached, name="source"), flow.worker(Sink, name="sink")
-    doubles = flow.worker(MeetsAfterwards if meets else Tells, reached, name="doubles")
+    doubles = flow.worker(Tells, reached, name="doubles")
 
     @flow.iteration
     def iteration() -> Any:
@@ -250,24 +242,18 @@ def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over(me
         return {"shares": doubles.convert(numbers, doubled), "items": sink.consume(doubled)}
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [2], "doubles": [0, 1], "sink": [2]})
-    with opened("local", flow, plan, absent={"doubles": [1]}) as s:
+    with opened("local", flow, plan) as s:
         one = s.submit()
-        reached.wait(lambda: reached.by[0] >= 2)
-        s.join("doubles", 1)
-        reached.wait(lambda: reached.by[1] >= 2)
-        if meets:
-            reached.over = True
-            with pytest.raises(WorkerError, match=r"ranks \[0\] began before this one had joined.*Next: call session.join\('doubles', 1\) between two steps"):
-                one.wait(30)
-            assert s.submit().wait(30)["shares"] == [2, 2]
-            return
+        reached.wait(lambda: min(reached.by[0], reached.by[1]) >= 2)
         s.leave("doubles", 1)
-        before = reached.by[0]
-        reached.wait(lambda: reached.by[0] >= before + 5)
+        s.join("doubles", 1)
+        before = reached.by.copy()
+        reached.wait(lambda: reached.by[0] >= before[0] + 5)
         reached.over = True
         result = one.wait(30)
+        assert reached.by[1] == before[1] and result["shares"] == [reached.by[0], reached.by[1]]
+        assert s.step()["shares"] == [0, 0], "both of them"
     assert [item for item, _ in sorted(result["items"])] == list(range(len(result["items"])))
-    assert result["shares"] == [reached.by[0], reached.by[1]] and reached.by[1] >= 2
 
 
 def test_what_cannot_come_or_go_is_refused_by_name() -> None:
@@ -281,10 +267,12 @@ def test_what_cannot_come_or_go_is_refused_by_name() -> None:
                 getattr(s, what)(*arguments)
         assert s.step() == [[0, 1], [0, 1]]
     cell = cell_flow()
+    tight = ExecutionPlan("tight", DEVICES, {"source": [[0]], "doubles": [[0], [1]], "sink": [[1]]}, memory={"doubles": 2, "sink": 2}, device_memory=3)
     for of, there, absent, message in (
         (flow, plan, {"workers": [0]}, "rank 0 of 'workers' stays"),
         (cell, ExecutionPlan.temporal(cell, DEVICES, {"sim": 2}), {"sim": [1]}, "reads its own keys of channel 'act'"),
         (cell, ExecutionPlan.fused_cells(cell, DEVICES, {"sim": 2}), {"sim": [1]}, "is fused with others"),
+        (flow_of(), tight, {"doubles": [1]}, "workers take turns on cpu:1"),
     ):
         with pytest.raises(PlanError, match=message):
             LocalExecutor(of, there, absent=absent)
@@ -298,3 +286,23 @@ def test_a_run_that_is_not_there_yet_says_so() -> None:
     assert made.wait(30) == [[[0]]]
     with pytest.raises(ExecutorError, match="has ended"):
         made.join("workers", 1)
+
+
+class SetUpLater(Worker):
+    there: ClassVar[threading.Event] = threading.Event()
+
+    def setup(self) -> None:
+        assert not self.rank or SetUpLater.there.wait(30)
+
+    def work(self) -> int:
+        return self.rank
+
+
+def test_a_wait_for_one_that_is_being_set_up_is_a_time_out_of_the_caller_not_of_the_rank() -> None:
+    flow, plan = grouped(cls=SetUpLater)
+    with opened("local", flow, plan, absent={"workers": [1]}) as s:
+        with pytest.raises(TimeoutError, match=r"has not been set up yet, after 0\.1 s\. That goes on\."):
+            s.join("workers", 1, timeout=0.1)
+        SetUpLater.there.set()
+        until(lambda: s.members["workers"] == (0, 1))
+        assert s.step() == [0, 1]

@@ -9,7 +9,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -30,19 +30,13 @@ def test_a_run_collects_metrics_timeline_and_accounts_for_every_nanosecond() -> 
     started = run(flow, cell_plans(flow)[0], iterations=3)
     assert started.wait(30) == [{"total": 12.0}, {"total": 24.0}, {"total": 36.0}]
     assert started.state == "finished" and started.iteration == 3
-    assert list(started.metrics["total"]) == [12.0, 24.0, 36.0]
-    assert list(started.metrics["slots"]) == [2.0, 2.0, 2.0]
-    assert len(started.timeline.iterations()) == 3
-    assert started.timeline.bubble_sum_error_ns() == 0
-    assert set(started.timeline.devices) == set(DEVICES)
-
-
-def test_a_failed_run_raises_at_wait() -> None:
+    assert list(started.metrics["total"]) == [12.0, 24.0, 36.0] and list(started.metrics["slots"]) == [2.0, 2.0, 2.0]
+    assert len(started.timeline.iterations()) == 3 and started.timeline.bubble_sum_error_ns() == 0 and set(started.timeline.devices) == set(DEVICES)
     flow = failing_flow()
-    started = run(flow, ExecutionPlan.temporal(flow, DEVICES), inputs=[1, 13, 2])
+    failed = run(flow, ExecutionPlan.temporal(flow, DEVICES), inputs=[1, 13, 2])
     with pytest.raises(WorkerError, match="unlucky"):
-        started.wait(30)
-    assert started.state == "failed" and started.iteration == 1
+        failed.wait(30)
+    assert failed.state == "failed" and failed.iteration == 1
 
 
 class Endless(Worker):
@@ -61,11 +55,7 @@ def endless_flow() -> Workflow:
     items = flow.channel("items")
     source, sink = flow.worker(Endless, name="source"), flow.worker(Endless, name="sink")
 
-    @flow.iteration
-    def iteration() -> None:
-        source.spin(items)
-        sink.drain(items)
-
+    flow.iteration(lambda: (source.spin(items), sink.drain(items))[:0])
     return flow
 
 
@@ -127,51 +117,40 @@ def test_interrupting_wait_stops_the_run_and_leaves_the_kernel_usable(tmp_path: 
     assert done.stdout.split("\n")[:2] == ["interrupted stopped", "usable"]
 
 
-class Early(Worker):
-    def produce(self, out: Outbox) -> None:
-        for i in range(5):
-            out.put(i)
+class Uses(Worker):
+    """Channels, with a key that may be wrong."""
 
-    def first(self, inbox: Inbox) -> int:
-        for batch in inbox:
-            return batch[0]
-        return -1
+    def put(self, key: Any, out: Outbox) -> None:
+        out.put(0, key=key)
 
-def test_writing_after_waiting_downstream_is_refused() -> None:
-    flow = Workflow("late")
-    items = flow.channel("items")
-    source, sink = flow.worker(Early, name="source"), flow.worker(Early, name="sink")
+    def get(self, key: Any, inbox: Inbox) -> Any:
+        return inbox.get(1, key=key)
 
-    @flow.iteration
-    def iteration() -> None:
-        source.produce(items)
-        sink.first(items).wait()
-        source.produce(items)
+    def collect(self, actions: Inbox, obs: Outbox) -> None:
+        obs.put(0)
+        actions.take(key=7)
 
-    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s, pytest.raises(WorkflowError, match="after the loop waited"):
-        s.step()
+    def answer(self, obs: Inbox, actions: Outbox) -> None:
+        for _ in obs:
+            actions.put(1, key=0)
 
 
-def test_a_foreign_key_is_refused() -> None:
-    class Wrong(Worker):
-        def collect(self, actions: Inbox, obs: Outbox) -> None:
-            obs.put(0)
-            actions.take(key=7)
+BAD_USES: list[tuple[str, Any, type[Exception], str]] = [  # what the loop does with two workers, a channel, and one with keys
+    (f"key {key!r} by {side}", lambda a, b, x, _, key=key, side=side: (a.put(key if side == "put" else None, x), b.get(key if side == "get" else None, x)),
+     WorkerError, "'numbers' has no keys") for key in (0, np.array(0), [1]) for side in ("put", "get")  # also one that cannot be looked up
+] + [
+    ("a put after waiting downstream", lambda a, b, x, _: (a.put(None, x), b.get(None, x).wait(), a.put(None, x)), WorkflowError, "after the loop waited"),
+    ("a key of nobody", lambda a, b, x, keyed: (a.collect(keyed, x), b.answer(x, keyed)), WorkerError, "key 7 of channel 'keyed' belongs to"),
+]  # fmt: skip
 
-        def answer(self, obs: Inbox, actions: Outbox) -> None:
-            for _ in obs:
-                actions.put(1, key=0)
 
-    flow = Workflow("keys")
-    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
-    sim, policy = flow.worker(Wrong, name="sim"), flow.worker(Wrong, name="policy")
-
-    @flow.iteration
-    def iteration() -> None:
-        sim.collect(act, obs)
-        policy.answer(obs, act)
-
-    with session(flow, ExecutionPlan.temporal(flow, DEVICES, {"sim": 2})) as s, pytest.raises(WorkerError, match="key 7 of channel 'act' belongs to"):
+@pytest.mark.parametrize(("uses", "error", "told"), [case[1:] for case in BAD_USES], ids=[case[0] for case in BAD_USES])
+def test_bad_uses_of_channels_are_refused_in_words(uses: Any, error: type[Exception], told: str) -> None:
+    flow = Workflow("refused")
+    numbers, keyed = flow.channel("numbers"), flow.channel("keyed", keyed=True)
+    a, b = flow.worker(Uses, name="a"), flow.worker(Uses, name="b")
+    flow.iteration(lambda: uses(a, b, numbers, keyed)[:0])
+    with session(flow, ExecutionPlan.temporal(flow, DEVICES, {"a": 2 if "collect" in uses.__code__.co_names else 1})) as s, pytest.raises(error, match=told):
         s.step()
 
 
@@ -190,7 +169,7 @@ def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() 
     quick, other = flow.worker(Quick, name="quick"), flow.worker(Quick, name="other")
 
     def fail() -> None:
-        until(lambda: executor.driver_host.scheduler.instants.has_pending(Event.DONE))
+        until(lambda: any(e[1] == Event.DONE for e in executor.driver_host.scheduler.instants._pending))
         raise ValueError("as it was asked to")
 
     then = []
@@ -252,7 +231,10 @@ def test_a_worker_that_catches_the_giving_up_does_not_wait_again() -> None:
 class Seeded(Worker):
     """Draws from a generator that everybody in the process has."""
 
+    begun: ClassVar[set[str]] = set()
+
     def setup(self) -> None:
+        self.begun.add(self.name)
         random.seed(1)
         time.sleep(0.005)  # as long as others need to begin
         self.drawn = [random.random() for _ in range(3)]
@@ -270,44 +252,9 @@ def test_a_seed_that_a_worker_sets_in_its_setup_holds_until_that_ends() -> None:
     with session(flow, ExecutionPlan.temporal(flow, DEVICES, {"second": 2})) as s:
         one, others = s.step()
     assert others == [one, one]
-
-
-def test_nobody_is_set_up_after_one_whose_setup_has_failed() -> None:
-    flow = Workflow("seeded")
-    fails, late = flow.worker(Seeded, name="fails"), flow.worker(Never, name="late")
-    flow.iteration(lambda: (fails.look(), late.look()))
+    fails, never = flow.worker(Seeded, name="fails"), flow.worker(Seeded, name="never")
+    flow.iteration(lambda: (fails.look(), never.look()))
+    Seeded.begun.clear()
     with pytest.raises(WorkerError, match="'fails' rank 0 failed in setup.*no weights there"):
         run(flow, ExecutionPlan.temporal(flow, DEVICES), 1).wait(30)
-    assert not Never.begun
-
-
-class Never(Seeded):
-    begun = False
-
-    def setup(self) -> None:
-        Never.begun = True
-
-
-class Keys(Worker):
-    def put(self, key: Any, out: Outbox) -> None:
-        out.put(0, key=key)
-
-    def get(self, key: Any, inbox: Inbox) -> Any:
-        return inbox.get(1, key=key)
-
-
-@pytest.mark.parametrize("key", [0, np.array(0), [1]])
-@pytest.mark.parametrize("side", ["put", "get"])
-def test_any_key_on_a_channel_without_keys_is_refused_in_words(side: str, key: object) -> None:
-    """Also one that cannot be looked up."""
-    flow = Workflow("keys")
-    numbers = flow.channel("numbers")
-    source, sink = flow.worker(Keys, name="source"), flow.worker(Keys, name="sink")
-
-    @flow.iteration
-    def iteration() -> object:
-        source.put(key if side == "put" else None, numbers)
-        return sink.get(key if side == "get" else None, numbers)
-
-    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "sink": [1]})) as s, pytest.raises(WorkerError, match="'numbers' has no keys"):
-        s.step()
+    assert "never" not in Seeded.begun, "nobody is set up after one that has failed"

@@ -14,7 +14,7 @@ from driving import hold_up_threads
 
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.simulator.scripts import Script, Turn, get, get_nowait, put, run
+from rlinf_lab.planning.simulator.scripts import ALL, Script, Turn, call, get, get_nowait, put, run
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Scripted, Worker
@@ -104,8 +104,6 @@ def scripts() -> list[SimCall]:
 
 
 def loop(turn: Turn) -> Script:
-    from rlinf_lab.planning.simulator.scripts import ALL, call
-
     yield call(0)
     yield call(1)
     yield get("done", ALL)
@@ -126,9 +124,6 @@ def test_a_generator_decodes_on_while_tools_run(monkeypatch: pytest.MonkeyPatch)
     assert done == list(range(SEQUENCES)) and steps == FEWEST
     simulated = Simulator(flow.graph, plan).simulate(scripts(), 1, loop)
     assert not (difference := timeline.diff(simulated)), difference
-
-
-def test_between_hosts() -> None:
     with opened("mesh", *tool_cell(), delay=0.002) as s:
         assert step_within(s)[0] == list(range(SEQUENCES))
 
@@ -156,20 +151,19 @@ class Poller(Worker):
             self.compute(0.0005)
 
 
-@both
-@pytest.mark.parametrize(("ranks", "capacity", "most"), [(1, 3, None), (1, None, 2), (2, 4, 1), (3, 64, None)])
-def test_every_item_comes_once_however_it_is_asked_for(kind: str, ranks: int, capacity: int | None, most: int | None) -> None:
+def polled(ranks: int, capacity: int | None, most: int | None) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("polled")
     items = flow.channel("items", capacity=capacity)
     source, poller = flow.worker(Source, name="source"), flow.worker(Poller, name="poller")
+    flow.iteration(lambda n: (source.make(list(range(n)), items), poller.take(items, most))[1])
+    places = {"source": ((0,),), "poller": tuple((1 + r,) for r in range(ranks))}
+    return flow, ExecutionPlan("polled", tuple(f"cpu:{i}" for i in range(1 + ranks)), places)
 
-    @flow.iteration
-    def iteration(n: int) -> Any:
-        source.make(list(range(n)), items)
-        return poller.take(items, most)
 
-    plan = ExecutionPlan("polled", tuple(f"cpu:{i}" for i in range(1 + ranks)), {"source": ((0,),), "poller": tuple((1 + r,) for r in range(ranks))})
-    with opened(kind, flow, plan) as s:
+@both
+@pytest.mark.parametrize(("ranks", "capacity", "most"), [(1, 3, None), (1, None, 2), (2, 4, 1), (3, 64, None)])
+def test_every_item_comes_once_however_it_is_asked_for(kind: str, ranks: int, capacity: int | None, most: int | None) -> None:
+    with opened(kind, *polled(ranks, capacity, most)) as s:
         for n in (1, 40):
             found = step_within(s, n)
             assert sorted(i for mine in (found if ranks > 1 else [found]) for i in mine) == list(range(n))
@@ -189,12 +183,7 @@ def test_a_whole_batch_is_not_given_in_parts_and_the_end_is_told_by_get() -> Non
     items, go = flow.channel("items", whole=True), flow.channel("go")
     makes, starts, early = flow.worker(Source, name="makes"), flow.worker(Source, name="starts"), flow.worker(Early, name="early")
 
-    @flow.iteration
-    def iteration() -> Any:
-        makes.make([1, 2, 3], items)
-        starts.make([0, 0], go)
-        return early.take(items, go)
-
+    flow.iteration(lambda: (makes.make([1, 2, 3], items), starts.make([0, 0], go), early.take(items, go))[2])
     plan = ExecutionPlan("whole", ("cpu:0", "cpu:1", "cpu:2"), {"makes": ((0,),), "starts": ((1,),), "early": ((2,),)})
     found, _ = mock_run(flow, plan)
     assert found == [0, [], 0, [], [1], 2, [2], [3], [], []]
@@ -203,18 +192,8 @@ def test_a_whole_batch_is_not_given_in_parts_and_the_end_is_told_by_get() -> Non
 def test_bad_counts_are_refused_and_a_scripted_inbox_says_the_same() -> None:
     inbox = Scripted([1, 2, 3])
     assert (inbox.qsize(), inbox.get_nowait(2), inbox.qsize(), inbox.get_nowait(), inbox.get_nowait()) == (3, [1, 2], 1, [3], [])
-    flow = Workflow("bad")
-    items = flow.channel("items")
-    source, poller = flow.worker(Source, name="source"), flow.worker(Poller, name="poller")
-
-    @flow.iteration
-    def iteration() -> Any:
-        source.make([0], items)
-        return poller.take(items, 0)
-
-    told = r"get_nowait\(0\) asks for less than one item"
-    with opened("mock", flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s, pytest.raises(WorkerError, match=told):
-        s.step()
+    with opened("mock", *polled(1, None, 0)) as s, pytest.raises(WorkerError, match=r"get_nowait\(0\) asks for less than one item"):
+        s.step(1)
 
 
 # --- told before the next put that nobody wants more ---------------------------------------------------------------
@@ -258,6 +237,11 @@ def over_sampled() -> tuple[Workflow, ExecutionPlan]:
 
 def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() -> None:
     flow, plan = over_sampled()
+    for kind in ("local", "mesh"):  # in real time and between hosts, too
+        with opened(kind, flow, plan) as s:
+            for i in range(3):
+                (_, left), taken = step_within(s)
+                assert taken == [i] and left <= 3 - i
     with opened("mock", flow, plan) as s:
         assert [s.step() for _ in range(3)] == [((6, 3), [0]), ((5, 2), [1]), ((5, 1), [2])]  # one step more each time: the news comes within it
         s.finish()
@@ -279,9 +263,7 @@ def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() ->
     def takes(turn: Turn) -> Script:
         yield get("answers", 1)
 
-    def both(turn: Turn) -> Script:
-        from rlinf_lab.planning.simulator.scripts import call
-
+    def loop_of_both(turn: Turn) -> Script:
         yield put("prompts", 8)
         yield call(0)
         yield call(1)
@@ -290,15 +272,7 @@ def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() ->
         SimCall("sampler", "sample", sampler, ("prompts",), ("answers",)),
         SimCall("takes", "take", takes, ("answers",), (), starts_on_device=False),
     ]
-    assert not (difference := executed.diff(Simulator(flow.graph, plan).simulate(calls, 3, both))), difference
-
-
-@both
-def test_it_is_told_in_real_time_and_between_hosts_too(kind: str) -> None:
-    with opened(kind, *over_sampled()) as s:
-        for i in range(3):
-            (_, left), taken = step_within(s)
-            assert taken == [i] and left <= 3 - i
+    assert not (difference := executed.diff(Simulator(flow.graph, plan).simulate(calls, 3, loop_of_both))), difference
 
 
 # --- aborting one request ------------------------------------------------------------------------------------------

@@ -1,15 +1,23 @@
-"""Ranks that wait hear messages themselves: by whom, exactly once, in order, and never held up by what has not arrived."""
+"""Threads of ranks: those that wait hear messages themselves, by whom, exactly once, in order, and never held up by what has not arrived; gates, with counters
+of the kernel and without; looking at what another thread executes."""
 
 from __future__ import annotations
 
+import gc
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
+from rlinf_lab.runtime.threads import gate as gates
+from rlinf_lab.runtime.threads.gate import Gate
 from rlinf_lab.runtime.threads.lookout import AWAKE_NS, Heard, Lookout
 from rlinf_lab.runtime.transport.links import Link
 from rlinf_lab.runtime.transport.listener import Listener
@@ -77,21 +85,23 @@ def host() -> Iterator[Host]:
     made.close()
 
 
-def listening_to_all_of(host: Host, count: int) -> Rank:
-    """A rank while so many messages were said, each when the one before was heard; it has ended."""
-    rank = Rank(host, lambda: len(host.heard["a"]) == count)
+@contextmanager
+def listening(host: Host, until: Callable[[], bool]) -> Iterator[Rank]:
+    """It has ended when the block does: what it listens for has come by then, or its bell is rung."""
+    rank = Rank(host, until)
     rank.start()
-    for i in range(count):
-        host.links[0].send(("a", i))
-        host.wait_for(lambda i=i: len(host.heard["a"]) > i)
+    yield rank
+    host.lookout.ring()
     rank.join(30)
-    assert not rank.is_alive() and host.heard["a"] == list(range(count))
-    return rank
+    assert not rank.is_alive()
 
 
 def test_what_comes_while_a_rank_listens_it_hears_itself(host: Host) -> None:
-    rank = listening_to_all_of(host, 300)
-    assert host.by.count(rank.ident or 0) > 10  # how many is up to the kernel
+    with listening(host, lambda: len(host.heard["a"]) == 300) as rank:
+        for i in range(300):
+            host.links[0].send(("a", i))
+            host.wait_for(lambda i=i: len(host.heard["a"]) > i)
+    assert host.heard["a"] == list(range(300)) and host.by.count(rank.ident or 0) > 10  # how many is up to the kernel
 
 
 def test_while_a_rank_stays_awake_no_thread_is_woken_for_what_comes_and_afterwards_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +124,6 @@ def test_while_a_rank_stays_awake_no_thread_is_woken_for_what_comes_and_afterwar
 
     monkeypatch.setattr(lookout, "_hush", hush)
     monkeypatch.setattr(lookout, "_heed", heed)
-    rank = Rank(host, enough.is_set)
-    rank.start()
     within, woken = 0, set()
     sent = iter(range(20_000))
 
@@ -124,31 +132,19 @@ def test_while_a_rank_stays_awake_no_thread_is_woken_for_what_comes_and_afterwar
         host.links[0].send(("a", number))
         host.wait_for(lambda: len(host.heard["a"]) > number)
 
-    while within < 300:
-        period = periods
-        say_one()
-        if period % 2 and period == periods:  # odd: hushed
-            within += 1
-            if host.by[-1] != rank.ident:
-                assert period not in woken  # once, if it had been woken before
-                woken.add(period)
-    enough.set()
-    lookout.ring()
-    rank.join(30)
-    assert not rank.is_alive()
+    with listening(host, enough.is_set) as rank:
+        while within < 300:
+            period = periods
+            say_one()
+            if period % 2 and period == periods:  # odd: hushed
+                within += 1
+                if host.by[-1] != rank.ident:
+                    assert period not in woken  # once, if it had been woken before
+                    woken.add(period)
+        enough.set()  # its bell ends a wait in which nothing comes
     say_one()  # nobody listens now
     assert host.by[-1] != rank.ident and host.heard["a"] == list(range(next(sent)))
     host.close()
-
-
-def test_a_bell_ends_a_wait_in_which_nothing_comes(host: Host) -> None:
-    enough = threading.Event()
-    rank = Rank(host, enough.is_set)
-    rank.start()
-    enough.set()
-    host.lookout.ring()
-    rank.join(30)
-    assert not rank.is_alive()
 
 
 class Eager(Lookout):
@@ -179,19 +175,17 @@ def test_the_beginning_of_a_frame_holds_nobody_up(host: Host) -> None:
     """A peer that stops in the middle of a frame: whoever listens goes when its own message has come, and the rest is heard when it is there."""
     slow, other, _ = host.links
     frame = b"".join(slow._framed([b""], [], []))  # its head is sent alone
-    rank = Rank(host, lambda: bool(host.heard["other"]))
-    rank.start()
-    slow._socket.sendall(frame[:5])
-    other.send(("other", 1))
-    rank.join(30)
-    assert not rank.is_alive()
+    with listening(host, lambda: bool(host.heard["other"])) as rank:
+        slow._socket.sendall(frame[:5])
+        other.send(("other", 1))
+        rank.join(30)
     slow._socket.sendall(frame[5:])
     slow.send(("slow", 2))
     host.wait_for(lambda: host.heard["slow"] == [2])
     assert len(host.broken) == 1 and "EOFError" in host.broken[0]  # a message of no bytes is no message
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("awake", [False, True])
 def test_everything_is_heard_once_and_in_order_whoever_hears_it(seed: int, awake: bool) -> None:
     host, rng, total = Host(3, awake), random.Random(seed), 120
@@ -226,15 +220,11 @@ def test_everything_is_heard_once_and_in_order_whoever_hears_it(seed: int, awake
 
 
 def test_a_peer_that_breaks_off_while_a_rank_listens_is_told(host: Host) -> None:
-    rank = Rank(host, lambda: bool(host.broken))
-    rank.start()
-    host.links[0].send(("a", 1))
-    host.wait_for(lambda: host.heard["a"] == [1])
-    host.links[0]._socket.close()
-    host.wait_for(lambda: host.broken == ["peer0"])
-    host.lookout.ring()
-    rank.join(30)
-    assert not rank.is_alive()
+    with listening(host, lambda: bool(host.broken)):
+        host.links[0].send(("a", 1))
+        host.wait_for(lambda: host.heard["a"] == [1])
+        host.links[0]._socket.close()
+        host.wait_for(lambda: host.broken == ["peer0"])
 
 
 class Polled:
@@ -265,3 +255,117 @@ def test_who_waits_shortly_on_a_core_of_its_own_stays_awake(has_core: bool, ques
     for _ in range(2):
         assert lookout._news() == [(-5, 1)]
     assert polled.timeouts == asked
+
+
+# --- gates ---
+@pytest.fixture(params=["file", "no file", "no more files"])
+def gate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """``file``: whatever gates other tests have left in this process."""
+
+    def refuse(*_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(gates, "MOST", 0 if request.param == "no file" else 1 << 20)
+    if request.param != "file":
+        monkeypatch.setattr(gates, "_FREE", [])
+        monkeypatch.setattr(os, "eventfd", refuse)
+    made = Gate()
+    assert (made._counter >= 0) == (request.param == "file")
+    return made
+
+
+def test_however_often_it_is_opened_it_is_passed_once(gate: Gate) -> None:
+    assert not gate.wait(0.0), "closed at first"
+    for times in (1, 2):
+        for _ in range(times):
+            gate.open()
+        assert gate.wait() and not gate.wait(0.0)
+
+
+def test_whoever_waits_passes_when_others_open_at_once(gate: Gate) -> None:
+    passed, failed = list[bool](), list[BaseException]()
+    waiting = threading.Thread(target=lambda: passed.extend(gate.wait(30.0) for _ in range(20)), daemon=True)
+
+    def open_often() -> None:
+        try:
+            while waiting.is_alive():
+                gate.open()
+        except BaseException as error:
+            failed.append(error)
+
+    waiting.start()
+    opening = [threading.Thread(target=open_often) for _ in range(3)]
+    for thread in opening:
+        thread.start()
+    for thread in (waiting, *opening):
+        thread.join(60)
+    assert passed == [True] * 20 and not failed
+
+
+def test_counters_are_used_again_and_never_more_than_a_few_are_made() -> None:
+    many = [Gate() for _ in range(gates.MOST + 20)]
+    assert Gate._made == gates.MOST and many[-1]._counter < 0
+    many[0].open()
+    counters = {gate._counter for gate in many} - {-1}
+    assert 0 < len(counters) <= gates.MOST
+    del many
+    gc.collect()
+    again = [Gate() for _ in counters]
+    assert all(gate._counter >= 0 for gate in again) and Gate._made == gates.MOST, "no new ones"
+    assert not any(gate.wait(0.0) for gate in again)  # what was open before is not open now
+
+
+FORKED = """
+import gc, os
+from rlinf_lab.runtime.threads.gate import Gate
+
+mine = Gate()
+counter = mine._counter
+child = os.fork()
+if not child:  # its copy of ``mine`` goes, and it makes gates of its own
+    del mine
+    gc.collect()
+    made = [Gate() for _ in range(3)]
+    os._exit(int(any(gate._counter == counter for gate in made) or not made[0]._counter >= 0))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert not mine.wait(0.0)
+"""
+
+COLLECTED = """
+import gc, os, threading
+from rlinf_lab.runtime.session.session import _frame_of
+
+class Closes:
+    def __init__(self):  # in a cycle: the collector ends it
+        self.me, self.file = self, os.dup(0)
+
+    def __del__(self):
+        os.close(self.file)
+
+over = threading.Event()
+
+def come_and_go():
+    while not over.is_set():
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+
+coming = [threading.Thread(target=come_and_go) for _ in range(3)]
+for thread in coming:
+    thread.start()
+gc.set_threshold(1)
+for _ in range(1000):
+    Closes()
+    assert _frame_of(threading.get_ident()) is not None
+assert gc.isenabled() and _frame_of(0) is None
+over.set()
+for thread in coming:
+    thread.join()
+"""
+
+
+def test_a_forked_child_leaves_the_counters_of_its_parent_alone_and_the_interpreter_outlives_a_look_at_threads_that_end() -> None:
+    """The garbage collector comes in between, and ends things whose ends let other threads run."""
+    # In a process of their own: collecting what other tests have left of torch's process groups, whose threads no fork has, is a segmentation fault.
+    for script in (FORKED, COLLECTED):
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=60, stdin=subprocess.DEVNULL)

@@ -59,21 +59,12 @@ def test_a_bubble_says_who_waited_and_for_what():
     }
     assert timeline.bubbles(by="cause").share.sum() + timeline.utilisation().mean() == pytest.approx(1)
     assert timeline.bubbles(by="device").ns.tolist() == [100, 45]
-
-
-def test_where_nobody_waited_a_bubble_has_no_worker_and_no_rank():
     table = timeline_of(ITERATION, ("a", 2, ONE, K.RUN, 40, 100, 0)).bubbles(by=["device", "cause", "worker", "rank", "waiting_for"])
     assert [tuple(row[:6]) for row in table.itertuples(index=False)] == [("cpu:1", "off", "", -1, "", 100), ("cpu:0", "fill", "", -1, "", 40)]
-
-
-def test_an_unknown_column_suggests_the_nearest():
-    with pytest.raises(UnknownNameError, match="Did you mean 'device'"):
-        timeline_of(ITERATION).bubbles(by="devices")
-
-
-def test_repr_tells_the_shares():
     timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 100), ("a", 1, TWO, K.RUN, 50, 100))
     assert repr(timeline) == "Timeline: 2 devices, 3 spans, 0.1 µs, busy 75.0 %, bubbles: fill 25.0 %"
+    with pytest.raises(UnknownNameError, match="Did you mean 'device'"):
+        timeline.bubbles(by="devices")
 
 
 # --- every single nanosecond ---------------------------------------------------------------------------------

@@ -42,13 +42,11 @@ def test_all_but_the_odd_events_are_read(tmp_path_factory: pytest.TempPathFactor
     assert len(found.odd) == names.count(None) and not found.is_cut and found.rank == (3 if form == "object" else None)
     for said, text in zip(found.odd, [t for t in texts if ODD.get(t, t) is None], strict=True):
         assert said.startswith("line ") and text[:20] in said
-
-
-def test_the_place_of_an_odd_event_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text("[\n" + good(1) + ",\n" + next(iter(ODD)) + ",\n" + good(2) + "\n]")
-    with pytest.warns(UserWarning, match=r"1 events are no JSON and are left out; 2 are read. The first: line 3: .*cpu"):
-        assert len(Timeline.open(path).spans) == 2
+    if found.odd and which.count(None) == len(which) - 1:
+        number = path.read_text()[: path.read_text().index(next(t for t in texts if ODD.get(t, t) is None))].count("\n") + 1
+        assert found.odd[0].startswith(f"line {number}: ")
+        with pytest.warns(UserWarning, match=rf"1 events are no JSON and are left out; {len(texts) - 1} are read. The first: line {number}: "):
+            Timeline.open(path)
 
 
 @pytest.mark.parametrize("as_text", [True, False])
@@ -86,16 +84,6 @@ def test_files_of_ranks_are_one_timeline(tmp_path: Path) -> None:
             Timeline.open(wrong)
 
 
-def test_a_zip_that_was_cut_off_is_told(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("a.json", "[]" * 100)
-    whole = (tmp_path / "a.zip").read_bytes()
-    for length in (4, len(whole) // 2, len(whole) - 1):
-        (tmp_path / "b.zip").write_bytes(whole[:length])
-        with pytest.raises(TimelineError, match="damaged, cut off"):
-            Timeline.from_chrome(tmp_path / "b.zip")
-
-
 def test_a_zip_of_one_trace_is_opened(tmp_path: Path) -> None:
     for number, some in enumerate((["a"], ["a", "b"])):
         with zipfile.ZipFile(tmp_path / f"{number}.zip", "w") as archive:
@@ -104,3 +92,8 @@ def test_a_zip_of_one_trace_is_opened(tmp_path: Path) -> None:
     assert Timeline.open(tmp_path / "0.zip").to_pandas()["name"].tolist() == ["a"]
     with pytest.raises(TimelineError, match=r"a zip of 2 files .*Next: unpack it, then Timeline.open\(\[file, file, ...\]\)"):
         Timeline.open(tmp_path / "1.zip")
+    whole = (tmp_path / "0.zip").read_bytes()
+    for length in (4, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.zip").write_bytes(whole[:length])
+        with pytest.raises(TimelineError, match="damaged, cut off"):
+            Timeline.from_chrome(tmp_path / "cut.zip")

@@ -67,23 +67,13 @@ def test_every_change_of_random_timelines() -> None:
     for seed in range(60):
         timeline = randomly(seed)
         assert told(timeline) == counted(timeline), seed
-        seen += len(timeline.depths())
+        frame = timeline.depths()
+        assert frame.columns.tolist() == ["channel", "time_ns", "seconds", "depth"]
+        order = frame.assign(number=[timeline.names.index(c) for c in frame["channel"]])
+        assert order.sort_values(["time_ns", "number"]).index.tolist() == list(range(len(frame))), "by time, then channel"
+        assert frame["seconds"].tolist() == [(t - timeline.start_ns) / 1e9 for t in frame["time_ns"]]
+        seen += len(frame)
     assert seen > 500
-
-
-def test_the_frame_says_units_and_comes_by_time() -> None:
-    recorder, timeline = Recorder(), Timeline(["cpu:0"])
-    track, step = recorder.track("w", 0, ("cpu:0",)), recorder.name("step")
-    for kind, start, end, items, channel in (
-        (K.PUT, 10**9, 2 * 10**9, 3, "b"), (K.PUT, 10**9, 10**9, 1, "a"), (K.GET, 10**9, 3 * 10**9, 2, "b"),
-        (K.PUT, 4 * 10**9, 5 * 10**9, 4, "a"), (K.GET, 10**9, 5 * 10**9, 4, "a"),
-    ):  # fmt: skip
-        recorder.add(track, kind, step, start, end, 0, items, 0, recorder.channel(channel))
-    timeline.extend(recorder.drain())
-    frame = timeline.depths()
-    assert frame.columns.tolist() == ["channel", "time_ns", "seconds", "depth"]
-    assert frame.astype({"channel": str}).values.tolist() == [["a", 10**9, 0.0, 1], ["b", 2 * 10**9, 1.0, 3], ["b", 3 * 10**9, 2.0, 1]]
-    assert Timeline(["cpu:0"]).depths().empty
 
 
 @pytest.fixture

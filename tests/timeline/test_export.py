@@ -14,7 +14,6 @@ from PIL import Image
 
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.critical.flows import arrows
 from rlinf_lab.timeline.draw import png, svg
 from rlinf_lab.timeline.draw.palette import colour_numbers, worker_colour
 from rlinf_lab.timeline.draw.picture import _NOTCH, scene
@@ -58,38 +57,13 @@ def test_chrome_json_is_valid_and_complete(timeline: Timeline, tmp_path: Path):
         "box: cpu:0", "box: cpu:1", "box: no device", "counters",
     }  # fmt: skip
     assert [e["args"] for e in events if e["ph"] == "C"] == [{"value": 12.5}]
-
-
-def test_chrome_arrows_leave_a_put_and_arrive_inside_a_get(timeline: Timeline, tmp_path: Path):
-    events = json.loads(timeline.to_perfetto(tmp_path / "t.json").read_text())["traceEvents"]
-    starts = {e["id"]: e for e in events if e["ph"] == "s"}
-    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    starts, ends = ({e["id"]: e for e in events if e["ph"] == phase} for phase in "sf")
     assert len(starts) == 4 and starts.keys() == ends.keys()
-    slices = [e for e in events if e["ph"] == "X"]
-    for number, start in starts.items():
+    for number, start in starts.items():  # arrows leave a put and arrive inside a get
         (put,) = [e for e in slices if e["cat"] == "put" and (e["tid"], e["ts"]) == (start["tid"], start["ts"])]
-        end = ends[number]
-        (get,) = [e for e in slices if e["cat"] == "get" and e["ts"] <= end["ts"] < e["ts"] + e["dur"]]
+        (get,) = [e for e in slices if e["cat"] == "get" and e["ts"] <= ends[number]["ts"] < e["ts"] + e["dur"]]
         assert get["args"]["flow"] <= put["args"]["flow"] < get["args"]["flow"] + get["args"]["items"]
-
-
-def test_arrows_join_what_was_put_and_got_in_the_same_iteration():
-    recorder, timeline = Recorder(), Timeline()
-    track, channel = recorder.track("w", 0), recorder.channel("c")
-    for iteration in range(3):
-        at = 100 * iteration
-        for i in range(6):
-            recorder.add(track, K.PUT, 0, at + i, at + i, iteration, 1, 0, channel, i)
-        recorder.add(track, K.GET, 0, at, at + 10, iteration, 4, 0, channel, 0)
-        recorder.add(track, K.GET, 0, at + 10, at + 20, iteration, 2, 0, channel, 4)
-    recorder.add(track, K.GET, 0, 0, 99, 1, 1, 0, channel, 0)  # over before that put began
-    timeline.extend(recorder.drain())
-    spans = timeline.spans
-    put, get = arrows(spans)
-    assert len(put) == 18
-    assert (spans["iteration"][put] == spans["iteration"][get]).all()
-    assert (spans["flow"][get] <= spans["flow"][put]).all()
-    assert (spans["flow"][put] < spans["flow"][get] + spans["items"][get]).all()
+    assert json.loads(Timeline(["cpu:0"]).to_perfetto(tmp_path / "t.json").read_text())["traceEvents"] == []
 
 
 def unpack(header: dict, data: bytes) -> dict[str, np.ndarray]:
@@ -126,6 +100,12 @@ def test_the_picture_is_xml_and_shows_every_device_and_worker(timeline: Timeline
     words = {e.text for e in root.iter() if e.tag.endswith("text")}
     assert {"cpu:0", "cpu:1", "cpu:2", "a", 'b"<', "fill", "iteration", "0"} <= words
     assert "off" not in words
+    words = {e.text for e in ET.fromstring(timeline.to_svg(lanes="worker")).iter() if e.tag.endswith("text")}
+    assert {"a[0]", 'b"<[0]', "starved"} <= words and "driver[0]" not in words and "fill" not in words and "cpu:0" not in words
+    with pytest.raises(UnknownNameError, match="'workers'.*worker"):
+        timeline.to_svg(lanes="workers")
+    ET.fromstring(Timeline(["cpu:0"]).to_svg())
+    assert pack_rows(Timeline(["cpu:0"]).snapshot())[1] == b""
     bundle = timeline._repr_mimebundle_()
     assert bundle["text/plain"] == repr(timeline) and "<svg" in bundle["text/html"]
 
@@ -150,13 +130,6 @@ def test_a_picture_that_is_shown_twice_has_no_id_twice_and_a_notebook_run_again_
     assert not ids(timeline._repr_mimebundle_()["image/svg+xml"]) & ids(pictures[0]), "of a cell that an earlier kernel has run"
 
 
-def test_pictures_and_files_of_an_empty_timeline(tmp_path: Path):
-    timeline = Timeline(["cpu:0"])
-    ET.fromstring(timeline.to_svg())
-    assert json.loads(timeline.to_perfetto(tmp_path / "t.json").read_text())["traceEvents"] == []
-    assert pack_rows(timeline.snapshot())[1] == b""
-
-
 @pytest.mark.parametrize(("strange", "shown"), [("\x00", "\ufffd"), ("\x0b", "\ufffd"), ("\x1b[31m", "\ufffd[31m"), ("\ufffe", "\ufffd"), ("\x7f\t<&", "\x7f\t<&")])
 def test_pictures_are_xml_whatever_a_name_holds(strange: str, shown: str):
     recorder, timeline = Recorder(), Timeline()
@@ -165,14 +138,6 @@ def test_pictures_are_xml_whatever_a_name_holds(strange: str, shown: str):
     for lanes, lane in (("device", f"cpu{shown}:0"), ("worker", f"a{shown}b[0]")):
         words = [e.text for e in ET.fromstring(timeline.to_svg(lanes=lanes)).iter() if e.tag.endswith("text")]
         assert words[0] == lane and words[-1] == f"a{shown}b"
-
-
-def test_a_lane_for_each_worker_rank_shows_what_it_waited_for(timeline: Timeline):
-    root = ET.fromstring(timeline.to_svg(lanes="worker", theme="light"))
-    words = {e.text for e in root.iter() if e.tag.endswith("text")}
-    assert {"a[0]", 'b"<[0]', "starved"} <= words and "driver[0]" not in words and "fill" not in words and "cpu:0" not in words
-    with pytest.raises(UnknownNameError, match="'workers'.*worker"):
-        timeline.to_svg(lanes="workers")
 
 
 def test_what_took_no_time_is_a_tick_in_a_ranks_lane():
@@ -198,19 +163,13 @@ def test_what_took_no_time_is_a_tick_in_a_ranks_lane():
     assert not [line for line in scene(timeline, timeline.accounting(), 400).lines if line.y1 - line.y0 == _NOTCH], "a device's lane is its time"
 
 
-def test_a_fixed_theme_needs_no_page(timeline: Timeline):
-    light, dark, page = (timeline.to_svg(theme=theme) for theme in ("light", "dark", "auto"))
-    number = colour_numbers(t.worker for t in timeline.tracks if t.devices)["a"]
-    bright, deep = worker_colour(number, "light"), worker_colour(number, "dark")
-    assert bright in light and deep not in light and "media" not in light
-    assert deep in dark and bright not in dark
-    assert bright in page and deep in page and "prefers-color-scheme" in page
-
-
 @pytest.mark.parametrize(("theme", "ground"), [("light", (255, 255, 255)), ("dark", (17, 17, 17))])
 def test_the_png_shows_the_same_bars_in_the_same_colours(timeline: Timeline, tmp_path: Path, theme: str, ground: tuple):
-    number = colour_numbers(t.worker for t in timeline.tracks if t.devices)["a"]
+    number, other = colour_numbers(t.worker for t in timeline.tracks if t.devices)["a"], {"light": "dark", "dark": "light"}[theme]
     first = tuple(bytes.fromhex(worker_colour(number, theme)[1:]))
+    fixed, page = timeline.to_svg(theme=theme), timeline.to_svg()
+    assert worker_colour(number, theme) in fixed and worker_colour(number, other) not in fixed and "media" not in fixed
+    assert worker_colour(number, theme) in page and "prefers-color-scheme" in page
     image = Image.open(timeline.to_png(tmp_path / "t.png", 600, theme=theme, scale=2)).convert("RGB")
     pixels = np.asarray(image)
     assert image.width == 1200 and tuple(pixels[-1, -1]) == ground

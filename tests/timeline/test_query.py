@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
-import importlib.util
+import sys
 from typing import Any
 
 import pytest
@@ -30,10 +29,6 @@ def timeline() -> Timeline:
 
 
 def test_answers_agree_with_the_tables_of_the_timeline(timeline: Timeline) -> None:
-    if importlib.util.find_spec("duckdb") is None:
-        with pytest.raises(MissingDependencyError, match="pip install duckdb"):
-            timeline.sql(QUERY)
-        return
     found = timeline.sql(QUERY)
     assert found["worker"].tolist() == ["a", "b"] and found["n"].tolist() == [50, 25]
     assert found["seconds"].tolist() == pytest.approx([50 * 60e-9, 25 * 90e-9])
@@ -46,24 +41,13 @@ def test_answers_agree_with_the_tables_of_the_timeline(timeline: Timeline) -> No
         timeline.sql("select wrker from spans")
 
 
-def test_without_duckdb_the_error_says_what_to_install(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name == "duckdb":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingDependencyError, match=r"pip install duckdb.*to_pandas"):
-        timeline.sql(QUERY)
-
-
 @pytest.mark.parametrize("query", ["", ";", " ;\n", "-- nothing", None, ["select 1"], b"select 1", "select '\ud800'"])
 def test_what_is_no_query(timeline: Timeline, query: Any) -> None:
-    if importlib.util.find_spec("duckdb") is None and isinstance(query, str) and query.isascii():
-        with pytest.raises(MissingDependencyError, match="pip install duckdb"):
-            timeline.sql(query)
-        return
     with pytest.raises(TimelineError, match=r"sql\(.*Next: ask the tables spans, bubbles"):
         timeline.sql(query)
+
+
+def test_without_duckdb_the_error_says_what_to_install(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install duckdb.*to_pandas"):
+        timeline.sql(QUERY)

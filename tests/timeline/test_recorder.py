@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.record import store
 from rlinf_lab.timeline.record.batch import SPAN_DTYPE, SPAN_STRUCT
 from rlinf_lab.timeline.record.store import Growing
 
@@ -131,18 +130,6 @@ def test_rows_that_wait_in_a_timeline_are_there_for_whoever_reads(steps):
     assert live.counter_samples.tolist() == usual.counter_samples.tolist() and (live.tracks, live.names) == (usual.tracks, usual.names)
 
 
-def test_no_more_rows_wait_than_fit_into_a_cache(monkeypatch):
-    monkeypatch.setattr(store, "_WAITING_BYTES", 56 * 10)
-    recorder, timeline = Recorder(), Timeline()
-    track, name = recorder.track("w", 0), recorder.name("a")
-    timeline.extend(recorder.drain(), checked=True)
-    for i in range(25):
-        recorder.add(track, SpanKind.RUN, name, i, i + 1)
-        timeline.extend(recorder.drain(), checked=True)
-    assert len(timeline.waiting(22)) == 56 * 3 and timeline.waiting(21) is None
-    assert len(timeline) == 25 and timeline.waiting(25) == b"" and timeline.waiting(24) is None
-
-
 def _in_a_fork(told: Callable[[], bytes]) -> bytes:
     """What a forked child tells; it ends as an ordinary process does, its clean-up included (but for what is not of the toolkit: folders of other tests)."""
     gc.collect()
@@ -203,25 +190,6 @@ def test_a_forked_child_does_not_write_into_its_parents_timeline():
     assert -1 not in rows.view
 
 
-def test_an_empty_batch_is_false_and_takes_no_number():
-    recorder, timeline = Recorder(), Timeline()
-    recorder.drain()
-    assert not recorder.drain()
-    _add_many(recorder, 0, 1)
-    batch = recorder.drain()
-    assert batch and batch.seq == 0
-    timeline.extend(recorder.drain())
-    timeline.extend(batch)
-    assert len(timeline) == 1
-
-
-def test_a_number_that_does_not_fit_raises():
-    recorder = Recorder()
-    with pytest.raises(Exception, match="int|range"):
-        recorder.add(0, 0, 0, 1 << 70, 0)
-    assert len(recorder) == 0
-
-
 def test_samples_that_nobody_fetches_are_no_spans_that_are_missing():
     recorder, timeline = Recorder(limit=10), Timeline()
     for i in range(13):
@@ -243,6 +211,7 @@ def test_samples_that_nobody_fetches_are_no_spans_that_are_missing():
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_where_it_is_said(what: str, given_: tuple, says: str):
     recorder = Recorder()
+    assert not recorder.drain() and recorder.drain().seq == -1, "nothing takes no number"
     track, name = recorder.track("w", 0), recorder.name("step")
     with pytest.raises(TimelineError, match=says):
         getattr(recorder, what)(*given_)
@@ -250,12 +219,6 @@ def test_what_makes_no_sense_is_refused_where_it_is_said(what: str, given_: tupl
     recorder.counter("reward", 1, 2)
     batch = recorder.drain()
     assert len(batch) == len(batch.counters) == 1
-
-
-@pytest.mark.parametrize("options", [{"limit": -5}, {"limit": 0}, {"limit": 2.5}, {"limit": True}, {"host": 5}])
-def test_recorders_that_make_no_sense_are_refused(options: dict):
-    with pytest.raises(TimelineError, match=r"Recorder\(.*Next: "):
-        Recorder(**options)
 
 
 def test_rows_are_taken_where_nothing_else_is_to_be_told():
@@ -310,3 +273,9 @@ def test_rows_of_one_source_among_several_have_its_numbers_translated():
     )
     with pytest.raises(TimelineError, match="Batch 7 of"):
         timeline.extend_by_rows(first.source, 7, bytes(56))
+
+
+@pytest.mark.parametrize("options", [{"limit": -5}, {"limit": 0}, {"limit": 2.5}, {"limit": True}, {"host": 5}])
+def test_recorders_that_make_no_sense_are_refused(options: dict):
+    with pytest.raises(TimelineError, match=r"Recorder\(.*Next: "):
+        Recorder(**options)

@@ -12,7 +12,7 @@ import pytest
 from rlinf_lab.checkup import doctor
 from rlinf_lab.timeline import Recorder, Timeline
 from rlinf_lab.timeline.record import sampler as of_sampler
-from rlinf_lab.timeline.record.sampler import UtilisationSampler, gpus_of_cuda, missing_gpu_curves, visible_gpus
+from rlinf_lab.timeline.record.sampler import UtilisationSampler, gpus_of_cuda, missing_gpu_curves
 
 
 class Signalling(Recorder):
@@ -80,41 +80,12 @@ def refuse(_: int) -> None:
     raise pynvml.NVMLError_NotSupported()
 
 
-def test_without_nvml_it_says_why(nvml: Callable[..., None]):
-    import pynvml
-
-    def fail() -> None:
-        raise pynvml.NVMLError_LibraryNotFound()
-
-    nvml(0, Init=fail)
-    sampler, timeline = sampled()
-    assert "Not Found" in sampler.gpu_problem and "no GPU" in repr(sampler)
-    assert not [name for name in timeline.names if name.startswith("cuda")]
-
-
-def test_a_gpu_without_utilisation_still_tells_its_memory(nvml: Callable[..., None]):
-    nvml(2, DeviceGetUtilizationRates=lambda h: refuse(h) if h else load(h))
-    sampler, timeline = sampled()
-    means = timeline.counters().groupby("name", observed=True).value.mean()
-    assert (means["cuda:0 %"], means["cuda:0 MiB"], means["cuda:1 MiB"]) == (40, 1024, 2048)
-    assert "cuda:1 %" not in means and "cuda:1" in sampler.gpu_problem
-
-
 @pytest.mark.parametrize(("count", "tells", "says"), [(2, load, ""), (0, refuse, "NVML shows no GPU"), (1, refuse, "cuda:0 %: Not Supported")])
 def test_why_there_would_be_no_curves_is_known_before_a_run(nvml: Callable[..., None], count: int, tells: Any, says: str) -> None:
     nvml(count, DeviceGetUtilizationRates=tells)
     assert missing_gpu_curves() == says
     row = next(c for c in doctor().checks if c.name == "GPU curves") if count != 2 else None
     assert row is None or (says in row.found and row.mend)
-
-
-def test_a_gpu_without_memory_still_tells_its_utilisation_and_what_is_missing_is_told_once(nvml: Callable[..., None]):
-    nvml(1, DeviceGetMemoryInfo=refuse)
-    told: list[str] = []
-    sampler, timeline = sampled("cuda:0 %", tell=told.append)
-    means = timeline.counters().groupby("name", observed=True).value.mean()
-    assert means["cuda:0 %"] == 40 and "cuda:0 MiB" not in means
-    assert told == [sampler.gpu_problem] and told[0].startswith("cuda:0 MiB: ")
 
 
 FOUR = types.SimpleNamespace(
@@ -125,28 +96,34 @@ FOUR = types.SimpleNamespace(
 )
 
 
-@pytest.mark.parametrize(
-    ("listed", "seen"),
-    [
-        (None, [0, 1, 2, 3]), ("", []), ("2", [2]), ("3,1", [3, 1]), ("GPU-c", [2]), ("GPU-d0123, 0", [3, 0]), ("1,-1,2", [1]),
-        ("1,7,2", [1]), ("GPU-", []), ("NoDevFiles", []), ("MIG-5", ["MIG-5"]),
-    ],
-)  # fmt: skip
-def test_gpus_are_numbered_as_cuda_shows_them(listed: str | None, seen: list[Any]) -> None:
-    assert visible_gpus(FOUR, listed) == seen
+@pytest.mark.parametrize(("least", "times"), [(0.0, 1), (float("inf"), 0)])
+def test_what_is_over_before_the_first_sample_has_one_of_its_end(monkeypatch: pytest.MonkeyPatch, least: float, times: int) -> None:
+    monkeypatch.setattr(of_sampler, "MIN_SECONDS", least)
+    recorder = Signalling("process MiB")
+    UtilisationSampler(recorder, seconds=1000.0).start().stop()
+    assert recorder.seen.count("process MiB") == times
+
+
+def no_library() -> None:
+    import pynvml
+
+    raise pynvml.NVMLError_LibraryNotFound()
 
 
 @pytest.mark.parametrize(
-    ("listed", "order", "kinds", "seen"),
+    ("count", "told", "means", "problem"),
     [
-        (None, None, "AAAA", [0, 1, 2, 3]), ("2", None, "AAAA", [2]), (None, "PCI_BUS_ID", "ABAA", [0, 1, 2, 3]), ("GPU-c", None, "ABAA", [2]),
-        (None, None, "ABAA", None), ("0", "FASTEST_FIRST", "ABAA", None),
+        (0, {"Init": no_library}, {}, "Not Found"), (1, {"DeviceGetMemoryInfo": refuse}, {"cuda:0 %": 40}, "cuda:0 MiB: "),
+        (2, {"DeviceGetUtilizationRates": lambda h: refuse(h) if h else load(h)}, {"cuda:0 %": 40, "cuda:0 MiB": 1024, "cuda:1 MiB": 2048}, "cuda:1 %: "),
     ],
 )  # fmt: skip
-def test_unlike_gpus_are_matched_by_their_ids_or_not_at_all(listed: str | None, order: str | None, kinds: str, seen: list[Any] | None) -> None:
-    """CUDA begins with the fastest, NVML goes by the bus: another GPU's curve would be shown."""
-    nvml = types.SimpleNamespace(**vars(FOUR), nvmlDeviceGetName=lambda h: kinds[h])
-    assert gpus_of_cuda(nvml, listed, order) == seen
+def test_what_a_gpu_does_not_tell_is_said_once_and_the_rest_is_told(nvml: Callable[..., None], count: int, told: Any, means: dict, problem: str) -> None:
+    nvml(count, **told)
+    heard: list[str] = []
+    sampler, timeline = sampled(tell=heard.append)
+    table = timeline.counters().groupby("name", observed=True).value.mean()
+    assert {name: value for name, value in table.items() if name.startswith("cuda")} == means
+    assert heard == [sampler.gpu_problem] and problem in heard[0] and "no GPU" in repr(sampler)
 
 
 def test_gpus_of_another_process_go_by_other_names(nvml: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +136,15 @@ def test_gpus_of_another_process_go_by_other_names(nvml: Callable[..., None], mo
     assert not [name for name in timeline.names if name.startswith("cuda")]
 
 
-@pytest.mark.parametrize(("least", "times"), [(0.0, 1), (float("inf"), 0)])
-def test_what_is_over_before_the_first_sample_has_one_of_its_end(monkeypatch: pytest.MonkeyPatch, least: float, times: int) -> None:
-    monkeypatch.setattr(of_sampler, "MIN_SECONDS", least)
-    recorder = Signalling("process MiB")
-    UtilisationSampler(recorder, seconds=1000.0).start().stop()
-    assert recorder.seen.count("process MiB") == times
+@pytest.mark.parametrize(
+    ("listed", "order", "kinds", "seen"),
+    [
+        (None, None, "AAAA", [0, 1, 2, 3]), ("", None, "AAAA", []), ("2", None, "AAAA", [2]), ("3,1", None, "AAAA", [3, 1]), ("GPU-d0123, 0", None, "AAAA", [3, 0]),
+        ("1,-1,2", None, "AAAA", [1]), ("1,7,2", None, "AAAA", [1]), ("GPU-", None, "AAAA", []), ("NoDevFiles", None, "AAAA", []), ("MIG-5", None, "AAAA", ["MIG-5"]),
+        (None, "PCI_BUS_ID", "ABAA", [0, 1, 2, 3]), ("GPU-c", None, "ABAA", [2]), (None, None, "ABAA", None), ("0", "FASTEST_FIRST", "ABAA", None),
+    ],
+)  # fmt: skip
+def test_gpus_are_numbered_as_cuda_shows_them_or_not_at_all(listed: str | None, order: str | None, kinds: str, seen: list[Any] | None) -> None:
+    """CUDA begins with the fastest of unlike ones, NVML goes by the bus: another GPU's curve would be shown."""
+    nvml = types.SimpleNamespace(**vars(FOUR), nvmlDeviceGetName=lambda h: kinds[h])
+    assert gpus_of_cuda(nvml, listed, order) == seen

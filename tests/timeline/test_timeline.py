@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
 from rlinf_lab.timeline.record.store import Growing
 
 
@@ -28,19 +28,9 @@ def test_hosts_are_joined_on_one_clock():
     assert {(s.track.host, s.name, s.channel) for s in timeline.rows()} == {
         ("a", "call a", ""), ("a", "call", "c"), ("b", "call b", ""), ("b", "call", "c"),
     }  # fmt: skip
-
-
-def test_a_batch_that_comes_twice_counts_once_and_a_missing_one_is_named():
-    recorder, timeline = recorded("a"), Timeline()
-    first = recorder.drain()
-    recorder.add(0, SpanKind.RUN, 0, 40, 50)
-    second = recorder.drain()
-    with pytest.raises(TimelineError, match="Batch 1 .* 0 is the next"):
-        timeline.extend(second)
-    timeline.extend(first)
-    timeline.extend(first)
-    timeline.extend(second)
-    assert len(timeline) == 5
+    frame = timeline.to_pandas()
+    assert frame.kind.tolist() == ["run", "get"] * 4 and frame.channel.isna().tolist() == [True, False] * 4 and frame["rank"].tolist() == [0, 0, 1, 1] * 2
+    assert frame.devices.tolist()[:4] == ["a:0", "a:0", "a:1", "a:1"] and frame.seconds.sum() == pytest.approx(80e-9)
 
 
 def test_a_span_that_ends_before_it_starts_is_refused_whole():
@@ -70,6 +60,10 @@ def test_an_array_that_was_handed_out_never_changes():
     timeline.extend(recorder.drain())
     assert len(before) == len(frozen) == 4 and len(timeline) == 5004
     assert frozen.end_ns == 30
+    timeline.extend(SpanBatch("a", recorder.source, 0, timeline.spans))
+    assert len(timeline) == 5004, "a batch that comes twice counts once"
+    with pytest.raises(TimelineError, match="Batch 5 .* 2 is the next"):
+        timeline.extend(SpanBatch("a", recorder.source, 5, timeline.spans))
     assert frozen.spans["start"].tolist() == before["start"].tolist() == [10, 20, 10, 20]
     with pytest.raises(ValueError):
         before["start"][0] = 1
@@ -77,37 +71,20 @@ def test_an_array_that_was_handed_out_never_changes():
         frozen.extend(recorder.drain())
 
 
-def test_equal_spans_in_another_order_do_not_differ():
-    ours, theirs = Timeline(), Timeline()
+def test_a_difference_names_the_span_and_the_order_of_arrival_is_none() -> None:
+    ours, theirs, other = Timeline(), Timeline(), Timeline()
     for timeline, hosts in ((ours, "ab"), (theirs, "ba")):
         for host in hosts:
             timeline.extend(recorded(host).drain())
     assert ours.diff(theirs) == theirs.diff(ours) == ""
-
-
-def test_a_difference_names_the_span():
-    ours, theirs = Timeline(), Timeline()
-    ours.extend(recorded("a").drain())
     recorder = recorded("a")
-    recorder.add(0, SpanKind.RUN, 0, 40, 50)
-    recorder.add(0, SpanKind.RUN, 0, 40, 50)
-    theirs.extend(recorder.drain())
-    text = ours.diff(theirs)
-    assert text.startswith("0 spans only here, 2 only in the other, 4 equal:")
-    assert "+ 40–50 ns w[0] on a:0: RUN 'call a' iteration -1 items 0 (2 times)" in text
-    assert "- 40–50 ns" in theirs.diff(ours)
-
-
-def test_pandas_holds_every_field():
-    timeline = Timeline()
-    timeline.extend(recorded("a").drain())
-    frame = timeline.to_pandas()
-    assert frame.kind.tolist() == ["run", "get"] * 2
-    assert frame.name.tolist() == ["call a", "call"] * 2
-    assert frame.channel.isna().tolist() == [True, False] * 2
-    assert frame["rank"].tolist() == [0, 0, 1, 1]
-    assert frame.devices.tolist() == ["a:0", "a:0", "a:1", "a:1"]
-    assert frame.seconds.sum() == pytest.approx(40e-9)
+    for _ in range(2):
+        recorder.add(0, SpanKind.RUN, 0, 40, 50)
+    for batch in (recorder.drain(), recorded("b").drain()):
+        other.extend(batch)
+    text = ours.diff(other)
+    assert text.startswith("0 spans only here, 2 only in the other, 8 equal:")
+    assert "+ 40–50 ns w[0] on a:0: RUN 'call a' iteration -1 items 0 (2 times)" in text and "- 40–50 ns" in other.diff(ours)
 
 
 def test_an_empty_timeline_answers_everything():
@@ -117,16 +94,6 @@ def test_an_empty_timeline_answers_everything():
     assert len(timeline.bubbles()) == len(timeline.bubbles(by=None)) == timeline.bubble_sum_error_ns() == 0
     assert timeline.utilisation().to_dict() == {"cpu:0": 0}
     assert len(Timeline().busy()) == 0 and "0 devices" in repr(Timeline())
-
-
-def test_iterations_are_the_drivers_marks():
-    recorder, timeline = Recorder(), Timeline()
-    driver = recorder.track("driver", 0)
-    for i in (1, 0):
-        recorder.add(driver, SpanKind.MARK, recorder.name("iteration"), 100 * i, 100 * i + 90, i)
-    recorder.add(driver, SpanKind.MARK, recorder.name("checkpoint"), 0, 5, 0)
-    timeline.extend(recorder.drain())
-    assert timeline.iterations()[["iteration", "start_ns", "end_ns"]].values.tolist() == [[0, 0, 90], [1, 100, 190]]
 
 
 def test_a_long_timeline_lives_in_a_mapped_file_and_old_views_stay_as_they_were():

@@ -112,7 +112,3 @@ def test_a_byte_order_mark_and_numbers_beyond_64_bits(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("\ufeff" + json.dumps([event]))
     timeline = Timeline.open(tmp_path / "t.json")
     assert timeline.to_pandas()["worker"].tolist() == [f"stream {10**30}"] and "1 span of" in str(timeline.summary())
-
-
-def test_a_title_that_no_file_can_hold(tmp_path: Path) -> None:
-    assert "<title>a\\udcff</title>" in timeline_html(made(3), tmp_path / "t.html", title="a\udcff").read_text()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from widget_samples import LiveRun, SampleRun, picture
 
-from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
+from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.record.batch import SPAN_DTYPE
 from rlinf_lab.widgets import Dashboard, TimelineView, fallback, timeline_html
@@ -57,32 +57,24 @@ def capture(widget: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict, li
     return sent
 
 
-def test_deltas_add_up_to_the_timeline_and_to_the_history() -> None:
+def expected(sample: SampleRun | LiveRun) -> list[tuple]:
+    spans = sample.timeline.spans
+    return sorted(zip((spans["start"] - sample.timeline.start_ns).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("few", [0, 5, 10_000])
+def test_deltas_add_up_to_the_timeline_and_to_the_history(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large ones in columns; the tables come only when they change."""
+    monkeypatch.setattr(feed_module, "_FEW_SPANS", few)
     sample = SampleRun(steps=3)
-    feed = TimelineFeed(sample.timeline)
-    updates = []
+    feed, updates = TimelineFeed(sample.timeline), list[Update]()
     for _ in range(5):
         sample.step()
         updates.append(feed.take())
-    assert not feed.take().spans
-    spans = sample.timeline.spans
-    expected = sorted(zip((spans["start"] - sample.timeline.start_ns).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
-    assert triples(updates) == expected
-    assert triples([feed.everything()]) == expected
-
-
-@pytest.mark.parametrize("few", [0, 5])
-def test_large_deltas_come_in_columns(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "_FEW_SPANS", few)
-    sample = SampleRun(steps=3)
-    feed, updates = TimelineFeed(sample.timeline), []
-    for _ in range(3):
-        sample.step()
-        updates.append(feed.take())
-    spans = sample.timeline.spans
-    expected = sorted(zip((spans["start"] - sample.timeline.start_ns).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
-    assert triples(updates) == triples([feed.everything()]) == expected
+    assert not feed.take().spans and triples(updates) == triples([feed.everything()]) == expected(sample)
     assert all(("columns" in u.layout) == (u.layout["count"] > few) for u in updates if u.layout)
+    first, *others = [u.tables for u in updates]
+    assert first is not None and first["origin"] == sample.timeline.start_ns and first["devices"] == ["cpu:0", "cpu:1"] and others == [None] * 4
 
 
 @given(st.lists(st.sampled_from("ssswabhn"), max_size=25))
@@ -102,28 +94,18 @@ def test_spans_that_wait_are_told_once_whoever_else_reads_and_whatever_else_is_a
         else:
             waiting = feed.take_waiting() if step == "w" else None
             updates.append(feed.take_spans() if waiting is None else waiting)
-    spans, origin = sample.timeline.spans, sample.timeline.start_ns
-    assert triples(updates) == sorted(zip((spans["start"] - origin).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
+    assert triples(updates) == expected(sample)
     assert feed.take_waiting() is None or not feed.take_waiting()
     for _ in range(2):
         sample.step()
         assert (feed.take_waiting() or feed.take_spans()).spans
-    assert feed._seen == len(sample.timeline)
-
-
-def test_what_waits_goes_as_it_is() -> None:
-    sample = LiveRun(steps=2)
-    feed = TimelineFeed(sample.timeline)
-    assert feed.take_waiting() is None, "nobody knows where time begins yet"
-    sample.step()
-    feed.take_spans()
     sample.step()
     news = feed.take_waiting()
     assert news is not None and news.layout is not None and len(news.spans) == 56 * news.layout["count"] and news.tables is None
-    sample.recorder.track("late", 0)
+    sample.recorder.track("later", 0)
     sample.step()
-    assert feed.take_waiting() is None, "a page has to hear of the new lane"
-    assert feed.take_spans().tables
+    assert feed.take_waiting() is None and feed.take_spans().tables, "a page has to hear of the new lane"
+    assert feed._seen == len(sample.timeline)
 
 
 def test_device_time_goes_with_the_next_message_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,21 +178,6 @@ def test_the_answer_to_one_page_takes_nothing_from_another(monkeypatch: pytest.M
     assert [content["seq"] for content in deltas] == [1, 2, 3] and [content["seq"] for content in histories] == [2] and histories[0]["metrics"]
 
 
-def test_who_may_not_wait_pushes_nothing_while_others_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample, board = LiveRun(steps=4), Dashboard()
-    sent = capture(board, monkeypatch)
-    board.push(timeline=sample.timeline)
-    before = len(sent)
-    sample.step()
-    with board._push_lock:
-        other = threading.Thread(target=board.push_spans, args=(sample.timeline, False))
-        other.start()
-        other.join(5)
-        assert not other.is_alive() and len(sent) == before
-    board.push_spans(sample.timeline, wait=False)
-    assert len(sent) == before + 1
-
-
 @pytest.mark.parametrize("later", [True, False])
 def test_samples_of_a_counter_that_comes_meanwhile_are_not_told_before_its_name(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that sends extends the timeline while another one pushes."""
@@ -280,23 +247,12 @@ def test_a_set_of_numbers_that_follow_each_other_is_a_set(numbers: list[int]) ->
     assert len(ours._others) <= len({n for n in known if n < 0 or any(m not in known for m in range(n))})
 
 
-def test_tables_come_only_when_they_change() -> None:
-    sample = SampleRun(steps=2)
-    feed = TimelineFeed(sample.timeline)
-    sample.step()
-    first = feed.take().tables
-    assert first is not None and first["origin"] == sample.timeline.start_ns and first["devices"] == ["cpu:0", "cpu:1"]
-    sample.step()
-    assert feed.take().tables is None
-
-
-def test_device_time_fills_every_device_without_gap_or_overlap() -> None:
+def test_device_time_fills_every_device_without_gap_or_overlap_and_bubbles_their_iterations() -> None:
     sample = SampleRun(steps=4)
-    feed = TimelineFeed(sample.timeline)
-    updates = []
-    for i in range(6):
+    feed, updates = TimelineFeed(sample.timeline), list[Update]()
+    for i in range(8):
         sample.step()
-        updates.append(feed.take(final=i == 5))
+        updates.append(feed.take(final=i == 7))
     rows = np.concatenate([np.frombuffer(u.idle, IDLE_WIRE) for u in updates])
     assert next(u.idle_from for u in updates if u.idle) == 0
     for device in range(2):
@@ -305,6 +261,9 @@ def test_device_time_fills_every_device_without_gap_or_overlap() -> None:
         np.testing.assert_allclose(own["start"][1:], own["start"][:-1] + own["dur"][:-1], atol=64)
     busy = rows[(rows["cause"] == BUSY) & (rows["device"] == 0)]["dur"].sum()
     assert busy == pytest.approx(sample.timeline.accounting().busy_ns[0], rel=1e-6)
+    told = [row for u in updates for row in u.bubbles]
+    assert [row.pop("iteration") for row in told] == list(range(8)), "each once"
+    assert [sum(row.values()) for row in told] == pytest.approx(2 * sample.timeline.iterations()["seconds"])
 
 
 def test_device_time_of_the_end_is_replaced_when_the_timeline_grows() -> None:
@@ -330,13 +289,6 @@ def test_device_time_of_the_end_is_replaced_when_the_timeline_grows() -> None:
     assert sorted(everything.tolist()) == sorted(shown.tolist())
 
 
-def test_metrics_that_diverged_do_not_break_the_picture() -> None:
-    board = Dashboard(charts=("loss", "return"))
-    board.push(metrics=[{"iteration": i, "loss": value, "return": float("nan")} for i, value in enumerate((1.0, float("nan"), float("inf"), -2.0))])
-    data, _ = board._repr_mimebundle_()
-    assert data["image/png"] and "loss: -2 (-2 to 1)" in data["text/html"] and "return" not in data["text/html"] and "nan" not in data["text/html"]
-
-
 @pytest.mark.parametrize(
     ("wished", "shown"),
     [
@@ -354,15 +306,6 @@ def test_a_stored_picture_plots_what_the_page_does(wished: tuple[str, ...], show
     assert re.findall(r"([\w.]+): \d \(", re.sub(r"<svg.*?</svg>", "", board.still()._repr_html_())) == shown
 
 
-@pytest.mark.parametrize("every", [0, -1, float("nan"), float("inf"), "60", True, None])
-def test_how_often_something_is_pushed_is_a_time(every: Any) -> None:
-    if every is None:
-        assert Dashboard().config["every_seconds"] is None and Dashboard(every_seconds=60).config["every_seconds"] == 60
-        return
-    with pytest.raises(ConfigError, match=r"Dashboard\(every_seconds=.*Next: "):
-        Dashboard(every_seconds=every)
-
-
 def test_a_stored_picture_says_why_a_run_failed() -> None:
     board = Dashboard("dead")
     plain = board.still().scene
@@ -372,40 +315,15 @@ def test_a_stored_picture_says_why_a_run_failed() -> None:
     assert still._repr_html_().count("Nothing can move any more") == 1
     assert re.search(r"failed.*Nothing can move any more: a → b.*a waits for &lt;b&gt;.*b waits for a", still._repr_html_())
     assert still.scene is not None and plain is not None and still.scene.height > plain.height - 22 + 60  # the plain one says of when it is
-
-
-def test_an_error_without_spaces_is_not_cut_in_a_stored_picture() -> None:
-    board = Dashboard("dead")
-    board.push({"state": "failed", "message": "x" * 300})
-    assert re.search(r"^<div style=\"[^\"]*overflow-wrap:anywhere.*x{300}", board.still()._repr_html_(), re.DOTALL)
+    board.push({"message": "x" * 300})
+    assert re.search(r"^<div style=\"[^\"]*overflow-wrap:anywhere.*x{300}", board.still()._repr_html_(), re.DOTALL), "it is not cut"
 
 
 def test_a_stored_picture_says_what_diverged_and_from_where() -> None:
     board = Dashboard(charts=("loss", "return"))
     board.push(metrics=[{"iteration": 0, "loss": 1.0, "return": 3.0}, {"iteration": 1, "loss": 0.5, "return": "∞"}, {"iteration": 2, "loss": "NaN"}])
-    html = board.still()._repr_html_()
+    html = board._repr_mimebundle_()[0]["text/html"]
     assert "loss is NaN, was: 0.5 (0.5 to 1)" in html and "return is ∞, was: 3 (3 to 3)" in html
-
-
-@pytest.mark.parametrize("labels", [("a",), "ab", (), (1, 2), None, 3])
-def test_each_timeline_needs_a_label(tmp_path: Path, labels: Any) -> None:
-    with pytest.raises(ConfigError, match=r"TimelineView\(labels=.*Next: "):
-        TimelineView(Timeline(), over=Timeline(), labels=labels)
-    with pytest.raises(ConfigError, match=r"timeline_html\(labels=.*Next: "):
-        timeline_html(Timeline(), tmp_path / "a.html", over=Timeline(), labels=labels)
-
-
-@pytest.mark.parametrize("odd", [{"timeline": None}, {"timeline": 3}, {"over": "run"}, {"title": None}, {"title": 1}])
-def test_a_page_is_made_of_timelines_and_a_title(tmp_path: Path, odd: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"timeline_html\(.*Next: "):
-        timeline_html(**({"timeline": Timeline(), "path": tmp_path / "a.html"} | odd))
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("height", [None, True, 0, -5, 2.5, "380"])
-def test_a_height_is_a_number_of_pixels(height: Any) -> None:
-    with pytest.raises(ConfigError, match=r"TimelineView\(height=.*Next: "):
-        TimelineView(Timeline(), height=height)
 
 
 marks = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.integers(1, 20)), max_size=12)
@@ -435,27 +353,23 @@ def test_iterations_are_told_once_whenever_their_marks_come(portions: list[list[
     assert sorted(told) == sorted(known)
 
 
-def test_settled_iterations_are_not_looked_at_again() -> None:
-    sample = SampleRun(steps=1)
-    feed = TimelineFeed(sample.timeline)
-    for _ in range(40):
-        sample.step()
-        feed._not_before = 0.0
-        feed.take()
-    assert len(sample.timeline.snapshot().marks()) == 40 and len(feed._unsettled) < 12  # of half a second, each 57 ms and more
+LABELS, PIXELS, SECONDS = [("a",), "ab", (), (1, 2), None, 3], [None, True, 0, -5, 2.5, "380"], [0, -1, math.nan, math.inf, "60", True]
 
 
-def test_bubbles_of_an_iteration_fill_it_and_are_told_once() -> None:
-    sample = SampleRun(steps=4)
-    feed = TimelineFeed(sample.timeline)
-    rows = []
-    for i in range(8):
-        sample.step()
-        rows += feed.take(final=i == 7).bubbles
-    assert [r["iteration"] for r in rows] == list(range(8))
-    seconds = sample.timeline.iterations()["seconds"]
-    for row, length in zip(rows, seconds, strict=True):
-        assert sum(v for k, v in row.items() if k != "iteration") == pytest.approx(2 * length)
+@pytest.mark.parametrize(("make", "wrong", "says"), [
+    (lambda path, odd: TimelineView(Timeline(), over=Timeline(), labels=odd), LABELS, r"TimelineView\(labels="),
+    (lambda path, odd: timeline_html(Timeline(), path, over=Timeline(), labels=odd), LABELS, r"timeline_html\(labels="),
+    (lambda path, odd: TimelineView(Timeline(), height=odd), PIXELS, r"TimelineView\(height="), (lambda path, odd: TimelineView(odd), [3, None, "run"], "a Timeline"),
+    (lambda path, odd: timeline_html(odd, path), [3, None], r"timeline_html\("), (lambda path, odd: timeline_html(Timeline(), path, over=odd), ["run"], "a Timeline"),
+    (lambda path, odd: timeline_html(Timeline(), path, title=odd), [None, 1], "title"),
+    (lambda path, odd: Dashboard(every_seconds=odd), SECONDS, r"Dashboard\(every_seconds="),
+    (lambda path, odd: Dashboard().push({odd: 3}), ["iteraton"], "Did you mean 'iteration'"),
+])  # fmt: skip
+def test_arguments_that_make_no_sense(tmp_path: Path, make: Any, wrong: list[Any], says: str) -> None:
+    for odd in wrong:
+        with pytest.raises((ConfigError, UnknownNameError), match=says):
+            make(tmp_path / "a.html", odd)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_timeline_sends_its_devices_only() -> None:
@@ -463,30 +377,28 @@ def test_an_empty_timeline_sends_its_devices_only() -> None:
     assert update.tables is not None and update.tables["devices"] == ["cpu:0"] and not update.spans and not update.idle
 
 
-def test_deltas_are_numbered_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Dashboard(iterations=4)
-    sent = capture(board, monkeypatch)
-    sample = SampleRun(steps=2)
-    for i in range(4):
-        board.push({"state": "running", "iteration": i + 1}, [sample.step()], sample.timeline, {"cpu:0": 0.5})
-    assert [m["seq"] for m, _ in sent] == [1, 2, 3, 4]
-    assert all(len(m["parts"]) == len(b) for m, b in sent)
-
-
-def test_history_replaces_and_carries_the_number_of_the_last_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deltas_are_numbered_without_a_gap_and_the_history_carries_the_number_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Dashboard(iterations=3)
     sent = capture(board, monkeypatch)
     sample = SampleRun(steps=2)
     for i in range(3):
         board.push({"state": "running", "iteration": i + 1}, [sample.step()], sample.timeline, {"cpu:0": 0.5}, picture())
+    assert [m["seq"] for m, _ in sent] == [1, 2, 3] and all(len(m["parts"]) == len(b) for m, b in sent)
+    assert [m["parts"].count("frame") for m, _ in sent] == [1, 0, 0], "pictures are sent at most twice a second"
+    board.push(metrics=[{"iteration": 0, "late": 5.0}])  # replaces what was known of its iteration
     sent.clear()
     board._receive(board, {"type": "history", "have": 0}, [])
     ((message, buffers),) = sent
-    assert message["type"] == "history" and message["seq"] == 3
-    assert [row["iteration"] for row in message["metrics"]] == [0, 1, 2] and len(message["counters"]) == 3
-    assert message["layout"]["count"] == len(sample.timeline)
-    assert message["state"]["iteration"] == 3
-    assert buffers[message["parts"].index("frame")].startswith(b"\x89PNG")
+    assert message["type"] == "history" and message["seq"] == 4 and message["state"]["iteration"] == 3
+    assert [row["iteration"] for row in message["metrics"]] == [0, 1, 2] and len(message["counters"]) == 3 and message["metrics"][0] == {"iteration": 0, "late": 5.0}
+    assert message["layout"]["count"] == len(sample.timeline) and buffers[message["parts"].index("frame")].startswith(b"\x89PNG")
+    board.push(frame=b"\x89PNG last", final=True)
+    assert sent[-1][0]["parts"].count("frame") == 1
+    heard: list[str] = []
+    board.on_command(heard.append)
+    for command in ("pause", "format the disk", "stop"):
+        board._receive(board, {"type": "command", "command": command}, [])
+    assert heard == ["pause", "stop"]
 
 
 def test_numbers_that_json_has_not_are_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,25 +413,6 @@ def test_numbers_that_json_has_not_are_said_in_words(monkeypatch: pytest.MonkeyP
         assert read["metrics"] == [{"iteration": 0, "loss": "NaN", "low": "−∞", "high": "∞", "steps": 0.5, "note": "a"}]
         assert read["state"]["eta_seconds"] is None and read["counters"][0][1] == {"cpu:1": 0.25}
     assert len(sent) == 2
-
-
-def test_pictures_are_sent_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Dashboard()
-    sent = capture(board, monkeypatch)
-    for _ in range(5):
-        board.push(frame=b"\x89PNG")
-    assert [m["parts"] for m, _ in sent] == [["frame"], [], [], [], []]
-    board.push(frame=b"\x89PNG last", final=True)
-    assert sent[-1][0]["parts"] == ["frame"]
-
-
-def test_commands_reach_the_callbacks_and_others_do_not() -> None:
-    board = Dashboard()
-    heard: list[str] = []
-    board.on_command(heard.append)
-    for command in ("pause", "format the disk", "stop"):
-        board._receive(board, {"type": "command", "command": command}, [])
-    assert heard == ["pause", "stop"]
 
 
 def test_a_bar_that_is_clicked_is_answered_with_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,11 +432,6 @@ def test_a_bar_that_is_clicked_is_answered_with_its_sample(monkeypatch: pytest.M
     assert said[0]["fields"] == [["text", "<b>4</b>"], ["reward", "0.1235"], ["tokens", "16.0"], ["learnt_in", "3"]]
     with pytest.raises(ConfigError, match="on_sample"):
         board.on_sample(5)  # type: ignore[arg-type]
-
-
-def test_an_unknown_state_field_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'iteration'"):
-        Dashboard().push({"iteraton": 3})
 
 
 def test_the_saved_notebook_has_a_picture() -> None:
@@ -634,19 +522,6 @@ def test_other_pages_would_show_both(monkeypatch: pytest.MonkeyPatch, elsewhere:
     assert not fallback.is_possible()
 
 
-def test_timeline_view_sends_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = SampleRun(steps=2)
-    sample.step()
-    view = TimelineView(sample.timeline)
-    sent = capture(view, monkeypatch)
-    view.update()
-    assert sent == []
-    sample.step()
-    view.update(final=True)
-    assert sent[0][0]["seq"] == 2 and sent[0][0]["layout"]["count"] == int((sample.timeline.spans["iteration"] == 1).sum())
-    assert (sample.timeline.spans["kind"] == SpanKind.MARK).sum() == 2
-
-
 def test_what_has_stood_still_for_a_while_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A paused run: no span comes that would be later than the last iterations, and their device time is shown all the same."""
     now = [100.0]
@@ -662,31 +537,12 @@ def test_what_has_stood_still_for_a_while_is_settled(monkeypatch: pytest.MonkeyP
     assert [row["iteration"] for row in feed.take().bubbles] == [0, 1]
 
 
-def test_a_row_replaces_the_one_of_its_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Dashboard()
-    sent = capture(board, monkeypatch)
-    board.push(metrics=[{"iteration": 0, "x": 1.0}, {"iteration": 1, "x": 2.0}])
-    board.push(metrics=[{"iteration": 0, "x": 1.0, "late": 5.0}])
-    sent.clear()
-    board._receive(board, {"type": "history", "have": 0}, [])
-    assert sent[0][0]["metrics"] == [{"iteration": 0, "x": 1.0, "late": 5.0}, {"iteration": 1, "x": 2.0}]
-
-
 def test_the_saved_picture_of_a_long_run_is_small_and_shows_its_extremes() -> None:
     rows = [{"iteration": i, "loss": 1.0 + (9.0 if i == 54_321 else 0.0) - (1.0 if i == 12_345 else 0.0)} for i in range(100_000)]
     html = dashboard_still({"title": "long", "plan": "", "iterations": None, "charts": ["loss"]}, {}, rows, None, "").html
     (points,) = re.findall(r'points="([^"]*)"', html)
     heights = [float(point.split(",")[1]) for point in points.split()]
     assert len(heights) < 1000 and min(heights) == 14.0 and max(heights) == 76.0 and "(0 to 10)" in html
-
-
-@pytest.mark.parametrize("given", [3, None, "run"])
-def test_what_is_no_timeline_is_refused_by_name(given: Any) -> None:
-    with pytest.raises(ConfigError, match="a Timeline. Next: TimelineView"):
-        TimelineView(given)
-    if given is not None:
-        with pytest.raises(TimelineError, match="names of devices"):
-            Timeline(given)
 
 
 def test_device_time_before_zero_is_as_long_as_the_timeline() -> None:

@@ -2,330 +2,142 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import dataclasses
-import functools
-import importlib
-import inspect
-import time
-from collections import defaultdict, deque
-from collections.abc import Callable
+import importlib.util
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import rlinf_lab as lab
 from rlinf_lab.workflow.source import batched, computes_first
 
+#: Nothing but idle statements stands before the first get.
+READS = {
+    "at once": "for _ in inbox: self.work()",
+    "with an empty list": '"""A text."""\nsizes = []\nfor batch in inbox:\n    sizes.append(len(batch))\nreturn sizes',
+    "with containers": "import math\na, (b, self.c), d = 0, ({}, set()), deque(maxlen=8)\nseen: dict[str, list[int]] = defaultdict(list)\n"
+    "counts, start, far = collections.Counter(), time.perf_counter(), 0.5\nlimit = self.limit\ndef inner(x): return x\n"
+    "batch = inbox.get()\nself.work(a, b, d, seen, counts, start, far, limit, inner, batch)",
+    "in a loop": "n = 0\nwhile True:\n    if not (batch := inbox.get(4)): break\n    n += len(batch)\n    self.work()\nself.work()",
+    "while there is some": "while batch := inbox.get(): self.work(batch)",
+    "counted": "for _ in range(self.steps): inbox.take()",
+    "numbered": "for _ in enumerate(zip(inbox, other, strict=False), 1): self.work()",
+    "all of it": "batches = sorted(inbox)\nself.work(batches)",
+    "in arguments": "return self.work([item for batch in inbox for item in batch])",
+    "sliced": "return inbox.get_all()[0].x",
+    "under a block": "with contextlib.nullcontext(), contextlib.suppress(KeyError):\n    try: self.work(inbox.get_weight(100))\n    finally: self.work()",
+    "in one case": "if more and self.limit is None: inbox.get()",
+    "in either case": "if more: inbox.get()\nelse: inbox.get(3)\nself.work()",
+    "under a span": 'with self.span("rollout"): return sum(len(batch) for batch in inbox)',
+    "counts and tells": 'self.calls += 1\nprint("call", self.calls)\nself.log(calls=1)\n'
+    'if mode == "y" or isinstance(mode, int) or self.iteration > self.rank: print(f"mode {mode!r} of {len(mode)}")\n'
+    "count = 4 if mode is None else len(mode)\nwhile batch := inbox.get(count): self.work(batch)",
+    "by its keys": "for key in (0, 1): self.work(inbox.get(key=key))",
+    "by its share of keys": "for key in range(self.rank, 8 // 2, self.ranks): self.work(inbox.get(key=key))",
+    "exchanged": "return [item for part in self.exchange(inbox.get_all()) for item in part]",
+    "compared": "while len(inbox.get()) + 1 != 0: self.work([*inbox])",
+    "as configured": "size = config.size if config is not None else self.own.size\ninbox.get(self.config.size)\nself.work(size)",
+    "without gradients": "with torch.no_grad(), torch.inference_mode():\n    for batch in inbox: self.work(batch)",
+}
+#: Something is done, or might be, before the first get; or there is none.
+WORKS = {
+    "a call": "self.work()\ninbox.get()",
+    "after an empty list": "sizes = []\nsizes.append(self.work())\ninbox.get()",
+    "a value": "weights = self.model()\ninbox.get(weights)",
+    "arithmetic": "scaled = self.weights * 2\ninbox.get(scaled)",
+    "into a buffer": "self.buffer[0] = 0\ninbox.get()",
+    "from a tensor": "n = int(self.count)\ninbox.get(n)",
+    "an argument of the get": "inbox.get(self.how_many())",
+    "another loop": "for _ in self.loader: inbox.get()",
+    "beside the inbox": "for _ in zip(inbox, self.steps(), strict=False): pass",
+    "a block of its own": "with self.lock: inbox.get()",
+    "in one case": "if more: self.work()\ninbox.get()",
+    "perhaps no get": "for _ in range(self.steps): inbox.get()\nself.work()",
+    "out before the get": "while True:\n    if self.limit: break\n    inbox.get()\nself.work()",
+    "a property": "inbox.get(self.model)",
+    "a property once": "inbox.get(self.table)",
+    "a setter": "self.model = 0\ninbox.get()",
+    "handled": "try:\n    state = self.state\n    inbox.get(state)\nexcept AttributeError: self.work()\ninbox.get()",
+    "a default": "def inner(x=self.work()): return x\ninbox.get(inner())",
+    "called before its arguments": "self.work().add(inbox.get())",
+    "rebound": "inbox = self.work(inbox)\ninbox.get()",
+    "a stand-in": "for inbox in (other,):\n    for _ in inbox: self.work()",
+    "two tensors": "if self.weights == self.others: inbox.get()",
+    "a put": "out.put(0)\ninbox.get()",
+    "only a question": "inbox.__repr__()\ninbox.get()",
+    "a name of its own": "deque = self.work\nfound = deque()\ninbox.get(found)",
+    "nothing at all": '"""A text."""',
+    "no inbox": "count = 0\nout.put(count)",
+}
+HEAD = """
+import collections, contextlib, functools, time
+from collections import defaultdict, deque
+import torch
+import rlinf_lab as lab
 
-@dataclasses.dataclass
-class Config:
-    size: int = 4
-
-    @property
-    def model(self) -> Any:
-        raise AssertionError("computes")
-
-
-class Reads(lab.Worker):
-    """Nothing but idle statements stands before the first get."""
-
-    def at_once(self, inbox: lab.Inbox) -> None:
-        for _ in inbox:
-            self.work()
-
-    def with_an_empty_list(self, inbox: lab.Inbox) -> list[int]:
-        """A text."""
-        sizes = []
-        for batch in inbox:
-            sizes.append(len(batch))
-        return sizes
-
-    def with_containers(self, inbox: lab.Inbox) -> None:
-        import math  # noqa: F401
-
-        a, (b, self.c), d = 0, ({}, set()), deque(maxlen=8)
-        seen: dict[str, list[int]] = defaultdict(list)
-        counts, start, far = collections.Counter(), time.perf_counter(), 0.5
-        limit = self.limit
-
-        def inner(x: int) -> int:
-            return x
-
-        batch = inbox.get()
-        self.work(a, b, d, seen, counts, start, far, limit, inner, batch)
-
-    def in_a_loop(self, inbox: lab.Inbox) -> None:
-        n = 0
-        while True:
-            if not (batch := inbox.get(4)):
-                break
-            n += len(batch)
-            self.work()
-        self.work()
-
-    def while_there_is_some(self, inbox: lab.Inbox) -> None:
-        while batch := inbox.get():
-            self.work(batch)
-
-    def counted(self, inbox: lab.Inbox) -> None:
-        for _ in range(self.steps):
-            inbox.take()
-
-    def numbered(self, inbox: lab.Inbox, other: lab.Inbox) -> None:
-        for _ in enumerate(zip(inbox, other, strict=False), 1):
-            self.work()
-
-    def all_of_it(self, inbox: lab.Inbox) -> None:
-        batches = sorted(inbox)
-        self.work(batches)
-
-    def in_arguments(self, inbox: lab.Inbox) -> Any:
-        return self.work([item for batch in inbox for item in batch])
-
-    def sliced(self, inbox: lab.Inbox) -> Any:
-        return inbox.get_all()[0].x
-
-    def under_a_block(self, inbox: lab.Inbox) -> None:
-        with contextlib.nullcontext(), contextlib.suppress(KeyError):
-            try:
-                self.work(inbox.get_weight(100))
-            finally:
-                self.work()
-
-    def in_one_case(self, inbox: lab.Inbox, more: bool = True) -> None:
-        if more and self.limit is None:
-            inbox.get()
-
-    def in_either_case(self, inbox: lab.Inbox, more: bool = True) -> None:
-        if more:
-            inbox.get()
-        else:
-            inbox.get(3)
-        self.work()
-
-    def under_a_span(self, inbox: lab.Inbox) -> int:
-        with self.span("rollout"):
-            return sum(len(batch) for batch in inbox)
-
-    def counts_and_tells(self, inbox: lab.Inbox, mode: str = "x") -> None:
-        self.calls += 1
-        print("call", self.calls)
-        self.log(calls=1)
-        if mode == "y" or isinstance(mode, int) or self.iteration > self.rank:
-            print(f"mode {mode!r} of {len(mode)}")
-        count = 4 if mode is None else len(mode)
-        while batch := inbox.get(count):
-            self.work(batch)
-
-    def by_its_keys(self, inbox: lab.Inbox) -> None:
-        for key in (0, 1):
-            self.work(inbox.get(key=key))
-
-    def by_its_share_of_keys(self, inbox: lab.Inbox) -> None:
-        for key in range(self.rank, 8 // 2, self.ranks):
-            self.work(inbox.get(key=key))
-
-    def exchanged(self, inbox: lab.Inbox) -> list[Any]:
-        return [item for part in self.exchange(inbox.get_all()) for item in part]
-
-    def compared(self, inbox: lab.Inbox) -> None:
-        while len(inbox.get()) + 1 != 0:
-            self.work([*inbox])
-
-    def __init__(self, config: Config, extra: int) -> None:
-        self.config, self.extra = config, extra
-        self.own = Config(8)
-
-    def as_configured(self, inbox: lab.Inbox, config: Config | None = None) -> None:
-        size = config.size if config is not None else self.own.size
-        inbox.get(self.config.size)
-        self.work(size)
-
-    @torch.no_grad()
-    def without_gradients(self, inbox: lab.Inbox) -> None:
-        for batch in inbox:
-            self.work(batch)
-
-    def a_text_at_the_margin(self, inbox: lab.Inbox) -> None:
-        """A text
-        that begins at the margin."""
-        for batch in inbox:
-            self.work(batch)
-
-
-def warms(method: Callable[..., Any]) -> Callable[..., Any]:
+def warms(method):
     @functools.wraps(method)
-    def inner(self: Any, *given: Any) -> Any:
+    def inner(self, *given):
         self.work()
         return method(self, *given)
-
     return inner
 
-
-class Works(lab.Worker):
-    """Something is done, or might be, before the first get; or there is none."""
-
-    def a_call(self, inbox: lab.Inbox) -> None:
-        self.work()
-        inbox.get()
-
-    def after_an_empty_list(self, inbox: lab.Inbox) -> None:
-        sizes = []
-        sizes.append(self.work())
-        inbox.get()
-
-    def a_value(self, inbox: lab.Inbox) -> None:
-        weights = self.model()
-        inbox.get(weights)
-
-    def arithmetic(self, inbox: lab.Inbox) -> None:
-        scaled = self.weights * 2
-        inbox.get(scaled)
-
-    def into_a_buffer(self, inbox: lab.Inbox) -> None:
-        self.buffer[0] = 0
-        inbox.get()
-
-    def from_a_tensor(self, inbox: lab.Inbox) -> None:
-        n = int(self.count)
-        inbox.get(n)
-
-    def an_argument_of_the_get(self, inbox: lab.Inbox) -> None:
-        inbox.get(self.how_many())
-
-    def another_loop(self, inbox: lab.Inbox) -> None:
-        for _ in self.loader:
-            inbox.get()
-
-    def beside_the_inbox(self, inbox: lab.Inbox) -> None:
-        for _ in zip(inbox, self.steps(), strict=False):
-            pass
-
-    def a_block_of_its_own(self, inbox: lab.Inbox) -> None:
-        with self.lock:
-            inbox.get()
-
-    def in_one_case(self, inbox: lab.Inbox, first: bool = True) -> None:
-        if first:
-            self.work()
-        inbox.get()
-
-    def perhaps_no_get(self, inbox: lab.Inbox) -> None:
-        for _ in range(self.steps):
-            inbox.get()
-        self.work()
-
-    def out_before_the_get(self, inbox: lab.Inbox) -> None:
-        while True:
-            if self.limit:
-                break
-            inbox.get()
-        self.work()
-
+class Cases(lab.Worker):
     @property
-    def model(self) -> Any:
-        return self.work()
-
+    def model(self): return self.work()
     @model.setter
-    def model(self, value: Any) -> None:
-        self.work(value)
-
+    def model(self, value): self.work(value)
     @functools.cached_property
-    def table(self) -> Any:
-        return self.work()
-
+    def table(self): return self.work()
+    @torch.no_grad()
+    def quiet(self, inbox: lab.Inbox):
+        for batch in inbox: self.work(batch)
     @warms
-    def decorated(self, inbox: lab.Inbox) -> None:
-        inbox.get()
-
-    def a_property(self, inbox: lab.Inbox) -> None:
-        inbox.get(self.model)
-
-    def a_property_once(self, inbox: lab.Inbox) -> None:
-        inbox.get(self.table)
-
-    def a_setter(self, inbox: lab.Inbox) -> None:
-        self.model = 0
-        inbox.get()
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-
-    def handled(self, inbox: lab.Inbox) -> None:
-        try:
-            state = self.state
-            inbox.get(state)
-        except AttributeError:
-            self.work()
-        inbox.get()
-
-    def a_default(self, inbox: lab.Inbox) -> None:
-        def inner(x: Any = self.work()) -> Any:  # noqa: B008
-            return x
-
-        inbox.get(inner())
-
-    def called_before_its_arguments(self, inbox: lab.Inbox) -> None:
-        self.work().add(inbox.get())
-
-    def rebound(self, inbox: Any) -> None:
-        inbox = self.work(inbox)
-        inbox.get()
-
-    rebound.__annotations__["inbox"] = lab.Inbox
-
-    def a_stand_in(self, inbox: Any, later: lab.Inbox) -> None:
-        for inbox in (later,):
-            for _ in inbox:
-                self.work()
-
-    a_stand_in.__annotations__["inbox"] = lab.Inbox
-
-    def two_tensors(self, inbox: lab.Inbox) -> None:
-        if self.weights == self.others:
-            inbox.get()
-
-    def a_put(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
-        out.put(0)
-        inbox.get()
-
-    def only_a_question(self, inbox: lab.Inbox) -> None:
-        inbox.__repr__()
-        inbox.get()
-
-    def a_name_of_its_own(self, inbox: lab.Inbox, deque: Any) -> None:
-        found = deque()
-        inbox.get(found)
-
-    def nothing_at_all(self, inbox: lab.Inbox) -> None:
-        """A text."""
-
-    def no_inbox(self, out: lab.Outbox) -> None:
-        count = 0
-        out.put(count)
+    def decorated(self, inbox: lab.Inbox): inbox.get()
+"""
 
 
-@pytest.mark.parametrize("name", [n for n in vars(Reads) if not n.startswith("_")])
-def test_what_reads_first_needs_no_device_yet(name: str) -> None:
-    assert not computes_first(getattr(Reads, name), Reads)
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> type[lab.Worker]:
+    """A class of a file with all of these methods: ``reads_...`` and ``works_...``."""
+    text, head = HEAD, "(self, inbox: lab.Inbox, other: lab.Inbox, out: lab.Outbox, more: bool = True, mode: str = 'x', config=None):"
+    for kind, bodies in (("reads", READS), ("works", WORKS)):
+        for number, body in enumerate(bodies.values()):
+            text += f"    def {kind}_{number}{head}\n" + textwrap.indent(body, " " * 8) + "\n\n"
+    folder = tmp_path_factory.mktemp("cases")
+    (folder / "cases_of_beginnings.py").write_text(text)
+    spec = importlib.util.spec_from_file_location("cases_of_beginnings", folder / "cases_of_beginnings.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Cases
 
 
-@pytest.mark.parametrize("name", [n for n, f in vars(Works).items() if inspect.isfunction(f) and not n.startswith("_")])
-def test_what_might_compute_first_gets_its_device(name: str) -> None:
-    assert computes_first(inspect.getattr_static(Works, name), Works)
+def case(cases: type, kind: str, name: str) -> Any:
+    return getattr(cases, f"{kind}_{list(READS if kind == 'reads' else WORKS).index(name)}")
 
 
-def test_a_subclass_may_make_a_property_of_an_attribute() -> None:
+@pytest.mark.parametrize("name", READS)
+def test_what_reads_first_needs_no_device_yet(cases: type, name: str) -> None:
+    assert not computes_first(case(cases, "reads", name), cases)
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_what_might_compute_first_gets_its_device(cases: type, name: str) -> None:
+    assert computes_first(case(cases, "works", name), cases)
+
+
+def test_of_decorators_only_those_that_do_nothing_are_seen_through(cases: Any) -> None:
+    assert not computes_first(cases.quiet, cases) and computes_first(cases.decorated, cases)
+
+
+def test_a_subclass_may_make_a_property_of_an_attribute(cases: type) -> None:
     """What its parent only looks up; and who asks for all attributes may do anything."""
-    computes = property(lambda self: self.work())
-    assert not computes_first(Reads.with_containers, Reads)
-    assert computes_first(Reads.with_containers, type("Computes", (Reads,), {"limit": computes}))
-    assert computes_first(Reads.with_containers, type("Asks", (Reads,), {"__getattr__": lambda self, name: self.work()}))
-    assert not computes_first(Reads.at_once, type("Asks", (Reads,), {"__getattr__": lambda self, name: self.work()}))
+    computes, containers = property(lambda self: self.work()), case(cases, "reads", "with containers")
+    asks = type("Asks", (cases,), {"__getattr__": lambda self, name: self.work()})
+    assert computes_first(containers, type("Computes", (cases,), {"limit": computes})) and computes_first(containers, asks)
+    assert not computes_first(case(cases, "reads", "at once"), asks)
 
 
 def test_without_a_source_the_answer_is_the_safe_one() -> None:
@@ -334,32 +146,23 @@ def test_without_a_source_the_answer_is_the_safe_one() -> None:
     assert computes_first(scope["go"], lab.Worker)
 
 
-def test_torch_without_gradients_is_no_work() -> None:
-    assert not computes_first(quietly, lab.Worker)
+def all_of_them(self: Any, inbox: lab.Inbox, other: lab.Inbox) -> None:
+    for _, batch in enumerate(inbox):
+        self.work(batch, other.get())
 
 
-def quietly(self: Any, inbox: lab.Inbox) -> None:
-    with torch.no_grad(), torch.inference_mode():
-        for batch in inbox:
-            self.work(batch)
+def so_many(self: Any, inbox: lab.Inbox) -> None:
+    for _ in inbox:
+        inbox.get(3)
 
 
-class Batches(lab.Worker):
-    def all_of_them(self, inbox: lab.Inbox, other: lab.Inbox) -> None:
-        for _, batch in enumerate(inbox):
-            self.work(batch, other.get())
-
-    def so_many(self, inbox: lab.Inbox) -> None:
-        for _ in inbox:
-            inbox.get(3)
-
-    def handed_on(self, inbox: lab.Inbox) -> None:
-        self.work([len(batch) for batch in inbox], inbox)
+def handed_on(self: Any, inbox: lab.Inbox) -> None:
+    self.work([len(batch) for batch in inbox], inbox)
 
 
 def test_who_takes_batches_as_they_come() -> None:
     """Nothing else is done with the inbox: neither is it asked for a number, nor handed on."""
-    assert batched(Batches.all_of_them) == {"inbox", "other"} and not batched(Batches.so_many) and not batched(Batches.handed_on)
+    assert batched(all_of_them) == {"inbox", "other"} and not batched(so_many) and not batched(handed_on)
 
 
 def test_a_file_that_changed_since_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,10 +32,6 @@ class Learner(Worker):
         batch = traj.get_all()
         del batch
 
-    def loop(self, traj: Inbox) -> None:
-        while batch := traj.get():
-            del batch
-
 
 class Odd(Worker):
     async def later(self) -> None: ...
@@ -87,24 +83,11 @@ def test_the_graph_is_traced_from_the_loop() -> None:
     assert graph.depth == {"sim": 0, "policy": 0, "learner": 1}
     assert [s.worker for s in graph.program] == ["sim", "sim", "policy", "learner", "policy"]
     assert graph.program[-1].after == (3,)
-
-
-def test_both_sides_of_a_branch_on_a_later_value_are_seen() -> None:
-    (edge,) = ppo().graph.value_edges
-    assert (edge.producer, edge.consumer, edge.label) == ("learner", "policy", "weights")
-
-
-def test_whether_a_method_needs_its_device_before_its_first_input_is_read_from_its_source() -> None:
-    flow = ppo()
-    starts = {(n.name, c.method): c.starts_on_device for n in flow.graph.nodes for c in n.calls}
+    assert [(v.producer, v.consumer, v.label) for v in graph.value_edges] == [("learner", "policy", "weights")], "both sides of a branch are seen"
+    starts = {(n.name, c.method): c.starts_on_device for n in graph.nodes for c in n.calls}
     assert starts == {("sim", "collect"): True, ("policy", "act"): False, ("policy", "load"): True, ("learner", "train"): False}
-    assert flow.declaration("learner").starts_on_device("loop") is False
-
-
-def test_the_graph_has_a_text_and_a_picture() -> None:
-    flow = ppo()
-    assert "sim --obs--> policy" in repr(flow) and "cell: sim <-> policy" in repr(flow)
-    assert flow._repr_html_().lstrip().startswith("<") and "<svg" in flow._repr_html_()
+    assert "sim --obs--> policy" in repr(graph) and "cell: sim <-> policy" in repr(graph) and "<svg" in ppo()._repr_html_()
+    assert dir(Workflow("w").worker(Policy)) == ["act", "load"]
 
 
 def test_a_channel_that_nobody_reads_is_named() -> None:
@@ -214,10 +197,6 @@ def test_a_class_that_was_defined_anew_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert flow.outdated() == ["sim"]
     monkeypatch.delitem(globals(), "Sim")
     assert flow.outdated() == []
-
-
-def test_the_methods_a_loop_may_call_are_listed() -> None:
-    assert dir(Workflow("w").worker(Policy)) == ["act", "load"]
 
 
 @pytest.mark.parametrize("name", ["name", "rank", "ranks", "device", "sub_batches", "iteration", "cancelled"])
