@@ -154,3 +154,11 @@ def test_a_refusal_names_all_that_fill_a_device() -> None:
     """The policy of a cell could leave by itself, and stays with the simulator: what is said adds up to more than there is."""
     said = said_of("temporal", "ep pe ea", FILLED, 2, cells=[{"members": ["e", "p"]}], device_memory_gib=96)
     assert "'p' stays with 'e', in one cell" in said and sum(float(gib) for gib in re.findall(r"(?:needs|keeps) ([\d.]+) GiB", said)) > 96
+
+
+def test_turns_say_what_is_moved_to_a_worker_on_the_host() -> None:
+    workers = {"a": {"resource": "host", **samples(0, 64, 8)}, "b": samples(1, 64, 4)}
+    edges = [{"producer": "a", "consumer": "b", "item_mib": 64}]
+    made = plan(Profile.from_dict({"items": 64, "workers": workers, "edges": edges, **LINK}), 1)["temporal"]
+    moved = re.search(r"waiting for what is moved ([\d.]+) s", made.reason)
+    assert moved is not None and float(moved[1]) == pytest.approx(made.seconds - 12, rel=0.01) and made.seconds > 30
