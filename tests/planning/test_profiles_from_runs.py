@@ -25,7 +25,6 @@ from rlinf_lab.planning.planner.planner import plan as search
 from rlinf_lab.planning.planner.planner import planned
 from rlinf_lab.planning.profile.profile import Profile, RankRule
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, get, put, run
-from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -175,23 +174,6 @@ def test_switching_and_memory_of_the_run_are_in_its_profile() -> None:
     large = dataclasses.replace(plan, device_memory=9)
     stays = profile_from_run(flow, large, timeline(flow, large))
     assert "'a' never left its devices in this run: it is taken to leave as fast as it came (0 s)" in " ".join(stays.notes)
-
-
-def test_time_in_which_nobody_computes_is_said() -> None:
-    """As much of each iteration as the loop or messages take: no plan of the profile has it."""
-    flow = stages()
-    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
-    done = timeline(flow, plan)
-    calm = profile_from_run(flow, plan, done)
-    assert not any("nobody computes" in note for note in calm.notes)
-    rows, pause = done.spans.copy(), 60 * MS
-    for field in ("start", "end"):
-        rows[field] += pause * rows["iteration"]
-    rows["end"][rows["kind"] == SpanKind.MARK] += pause  # what an iteration takes longer, at its end
-    slower = Timeline(done.devices)
-    slower.extend(SpanBatch("simulated", "slower", 0, rows, tuple(done.tracks), tuple(done.names)))
-    found = profile_from_run(flow, plan, slower)
-    assert any("In 0.06 s of each iteration" in note and "lab.estimate" in note for note in found.notes) and found.workers == calm.workers
 
 
 def test_a_simulated_timeline_names_its_devices() -> None:

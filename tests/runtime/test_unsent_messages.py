@@ -15,6 +15,7 @@ from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError, Workflow
 from rlinf_lab.runtime.host.driver import waiting
 from rlinf_lab.runtime.host.liveness.failures import described
 from rlinf_lab.runtime.host.state.messages import _KINDS
+from rlinf_lab.runtime.host.state.values import Returned, ValueTable
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.transport.links import Link
 from rlinf_lab.runtime.transport.pickling import pickled
@@ -246,3 +247,17 @@ def test_what_is_at_fault_is_named_only_where_it_is_known() -> None:
     ):
         with pytest.raises(WorkflowError, match=place):
             pickled(value)
+
+
+@pytest.mark.parametrize(("call", "words"), [(5, "What actor[2] returned from act()"), (-5, "What actor[2] gave to the other ranks in act()")])
+def test_what_is_not_plain_travels_with_its_source(call: int, words: str) -> None:
+    entry, _ = ValueTable().entry(call, 2, 0)
+    entry.source = ("actor", 2, "act")
+    for plain in (None, True, 3, 2.5, "text"):
+        entry.value = plain
+        assert entry.to_send(call) is plain
+    entry.value = [1, 2]
+    sent = entry.to_send(call)
+    assert isinstance(sent, Returned) and sent.what == words and sent.open() == [1, 2]
+    entry.value = sent
+    assert entry.to_send(call) is sent and entry.get() == [1, 2]

@@ -181,6 +181,8 @@ def one_argument() -> Workflow:
         (lambda f, p: run(f, p, inputs=[1], executor="ray", address=5), ConfigError, "address=5: .*'host:port'"),
         (lambda f, p: run(f, "temporal", inputs=[1]), PlanError, "must be an ExecutionPlan"),
         (lambda f, p: lab.check(f, executor="moon"), ConfigError, "'moon' is not known"),
+        (lambda f, p: f.channel("c", discard_unread="yes"), ConfigError, "discard_unread is 'yes'; it must be True or False"),
+        (lambda f, p: f.channel("c", may_be_empty=1), ConfigError, "may_be_empty is 1; it must be True or False"),
         (lambda f, p: lab.run("x", dashboard=False), WorkflowError, r"run\(\) takes a Workflow, not 'x'.*Next"),
         (lambda f, p: lab.show(3), ConfigError, r"show\(\) takes a Run or a session, not 3.*Next"),
     ],
