@@ -241,7 +241,8 @@ def flags_of(recipe: Any, anew: bool = True) -> type[Any]:
     from rlinf_lab.experiments.options import Options
 
     env: Any = ("env", Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="an environment's id, such as CartPole-v1")])
-    made: list[tuple[str, Any, Any]] = [env] if anew else []
+    again = _flag("env", str, "the file of problems again, where it has changed, or another environment's id", BEFORE)
+    made: list[tuple[str, Any, Any]] = [env if anew else again]
     counted = getattr(recipe.config, "unit", "environment steps over all environments")
     made.append(_flag("total_timesteps", int, f"{counted}, of the whole run", "as the preset has it" if anew else BEFORE))
     docs, hints = field_docs(recipe.config), typing.get_type_hints(recipe.config)

@@ -98,8 +98,9 @@ class Policy(nn.Module):
 
     def load(self, weights: PolicyWeights) -> None:
         """Take over ``weights``, in place. Raises `RuntimeError` (torch's, naming the keys) if they do not fit."""
-        # np.array: a transport may hand out read-only memory, which torch warns about
-        self.load_state_dict({key: torch.from_numpy(np.array(array)) for key, array in weights.arrays.items()})
+        # a transport may hand out read-only memory, which torch warns about
+        arrays = {key: a if a.flags.writeable else np.array(a) for key, a in weights.arrays.items()}
+        self.load_state_dict({key: torch.from_numpy(array) for key, array in arrays.items()})
         self.version = weights.version
 
     def extra_repr(self) -> str:

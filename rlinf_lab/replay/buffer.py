@@ -99,7 +99,7 @@ class ReplayBuffer:
 
     def rows(self, index: NDArray[np.integer]) -> Tree:
         """Copies of these rows, oldest first where ``index`` is `order`."""
-        return nested({name: column[index] for name, column in self._columns.items()})
+        return nested({name: column.take(index, axis=0) for name, column in self._columns.items()})
 
     @property
     def order(self) -> NDArray[np.int64]:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlinf_lab.errors import TimelineError, shown, with_old_names
+from rlinf_lab.timeline.account import bubbles, tables
+from rlinf_lab.timeline.account import query as queries
+from rlinf_lab.timeline.account import queue_depths as depths
 from rlinf_lab.timeline.account.accounting import FARTHEST_NS, Accounting, Ledger, shares
+from rlinf_lab.timeline.critical import critical_path as critical
+from rlinf_lab.timeline.critical import gains
+from rlinf_lab.timeline.draw.picture import Scene, scene
+from rlinf_lab.timeline.draw.svg import shown_html, shown_svg, to_svg
+from rlinf_lab.timeline.formats import chrome, chrome_import, parquet
 from rlinf_lab.timeline.record.clock import seconds_shown
 from rlinf_lab.timeline.record.files import path_of, reading, writing
 from rlinf_lab.timeline.record.span import Span
@@ -19,7 +27,6 @@ from rlinf_lab.timeline.record.store import SpanStore
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlinf_lab.timeline.draw.picture import Scene
     from rlinf_lab.timeline.draw.summary import Summary
 
 OF_A_RUN = "timeline.parquet"  # in the folder of a training run
@@ -40,14 +47,10 @@ class Timeline(SpanStore):
     # --- tables -----------------------------------------------------------------------------------------
     def rows(self) -> list[Span]:
         """Every span as a `Span`, by start, end and track. For tests and small timelines."""
-        from rlinf_lab.timeline.account import tables
-
-        return tables.rows(self.snapshot())
+        return tables.rows_of(self.snapshot())
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per span, in order of arrival: worker, rank, devices, host, kind, name, start_ns, end_ns, …"""
-        from rlinf_lab.timeline.account import tables
-
         return tables.to_pandas(self.snapshot())
 
     def sql(self, query: str) -> pd.DataFrame:
@@ -57,9 +60,6 @@ class Timeline(SpanStore):
         ``timeline.sql("select worker, sum(seconds) from spans where kind = 'run' group by all")``. Raises
         `TimelineError` for a query that DuckDB refuses, `MissingDependencyError` without DuckDB.
         """
-        from rlinf_lab.timeline.account import bubbles, tables
-        from rlinf_lab.timeline.account import query as queries
-
         now = self.snapshot()
         frames = {
             "spans": now.to_pandas, "bubbles": lambda: bubbles.bubbles(now, now.accounting(), None),
@@ -72,8 +72,6 @@ class Timeline(SpanStore):
         """One row per counter sample: name, time_ns, value. "<channel> items" is a sample of two a second; `depths` has
         every change.
         """
-        from rlinf_lab.timeline.account import tables
-
         return tables.counters(self.snapshot())
 
     def depths(self) -> pd.DataFrame:
@@ -84,22 +82,16 @@ class Timeline(SpanStore):
         little); what an iteration leaves goes with its end. A depth holds until the channel's next row. Where spans
         were dropped (``dropped``), those items are missing until the iteration ends.
         """
-        from rlinf_lab.timeline.account import queue_depths as depths
-
         return depths.depths(self.snapshot())
 
     def iterations(self) -> pd.DataFrame:
         """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap,
         seconds from the end of those before.
         """
-        from rlinf_lab.timeline.account import tables
-
         return tables.iterations(self.snapshot())
 
     def diff(self, other: SpanStore, limit: int = 5) -> str:
         """How this timeline differs from another, readable. ``""`` when they hold the same spans in any order."""
-        from rlinf_lab.timeline.account import tables
-
         if not isinstance(other, SpanStore) or isinstance(limit, bool) or not isinstance(limit, int):
             raise TimelineError(
                 f"diff({shown(other)}, limit={shown(limit)}): another Timeline, and how many lines. Next: "
@@ -114,8 +106,6 @@ class Timeline(SpanStore):
 
     def busy(self) -> pd.DataFrame:
         """One row per device: device, ns, seconds, share of the elapsed time that a RUN span covers."""
-        from rlinf_lab.timeline.account import bubbles
-
         return bubbles.busy(self.accounting())
 
     def utilisation(self) -> pd.Series[float]:
@@ -129,8 +119,6 @@ class Timeline(SpanStore):
         elapsed time of all devices). Causes are explained at `Cause`, the rule in
         `rlinf_lab.timeline.account.accounting`.
         """
-        from rlinf_lab.timeline.account import bubbles
-
         return bubbles.bubbles(self, self.accounting(), by)
 
     def critical_path(self, by: str | Sequence[str] | None = ("worker", "name", "kind")) -> pd.DataFrame:
@@ -140,8 +128,6 @@ class Timeline(SpanStore):
         ``by``: worker, rank, kind, name, iteration or a list of those; ``None``: every step in order, with its times.
         All ns sum to the elapsed time. The rule is in `rlinf_lab.timeline.critical.critical_path`.
         """
-        from rlinf_lab.timeline.critical import critical_path as critical
-
         return critical.critical_path(self.snapshot(), by)
 
     def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
@@ -153,8 +139,6 @@ class Timeline(SpanStore):
         `rlinf_lab.timeline.critical.gains`. Of a long timeline the last iterations count, and what they would gain is
         taken for the whole: ``attrs["note"]`` says so.
         """
-        from rlinf_lab.timeline.critical import gains
-
         return gains.gains(self.snapshot(), times, by)
 
     def summary(self) -> Summary:
@@ -177,16 +161,12 @@ class Timeline(SpanStore):
         Chrome trace JSON, which other viewers open, too; compressed where the name ends in ``.gz``. `open` reads it as
         far as Perfetto shows it; `to_parquet` keeps everything.
         """
-        from rlinf_lab.timeline.formats import chrome
-
         with writing("to_perfetto", path) as target:
             chrome.write_chrome(self.snapshot(), target, Path(path).suffix == ".gz")
         return Path(path)
 
     def to_parquet(self, path: str | Path) -> Path:
         """One row per span, readable as it is, and exact through `from_parquet`. Returns the path."""
-        from rlinf_lab.timeline.formats import parquet
-
         with writing("to_parquet", path) as target:
             parquet.to_parquet(self.snapshot(), target)
         return Path(path)
@@ -225,18 +205,21 @@ class Timeline(SpanStore):
 
     @classmethod
     def _of_ranks(cls, paths: Sequence[str | Path]) -> Self:
-        from rlinf_lab.timeline.formats import chrome_import
 
         if not paths:
             raise TimelineError("open([]): no file. Next: open(sorted(folder.glob('*.pt.trace.json'))).")
         with ExitStack() as reads:
-            return cls._of(*chrome_import.read_ranks([reads.enter_context(reading("open", path)) for path in paths]))
+            files = [reads.enter_context(reading("open", path)) for path in paths]
+            devices, batches, arrows = chrome_import.read_ranks(files)
+        timeline = cls(devices)
+        for batch in batches:
+            timeline.extend(batch)
+        timeline.foreign_arrows = arrows
+        return timeline
 
     @classmethod
     def from_parquet(cls, path: str | Path) -> Self:
         """A timeline equal to the one that `to_parquet` wrote. Raises `TimelineError` for another file."""
-        from rlinf_lab.timeline.formats import parquet
-
         with reading("from_parquet", path) as source:
             return cls._of(*parquet.read_parquet(source))
 
@@ -253,8 +236,6 @@ class Timeline(SpanStore):
         Arrows of other tools, from any span to any other one, are left out; ``foreign_arrows`` says how many.
         Raises `TimelineError` for a file that holds no trace.
         """
-        from rlinf_lab.timeline.formats import chrome_import
-
         with reading("from_chrome", path) as source:
             return cls._of(*chrome_import.read_chrome(source))
 
@@ -266,8 +247,6 @@ class Timeline(SpanStore):
         ``lanes``: "device" or "worker" (a lane for each rank); ``theme``: "light" or "dark" for a paper or slides,
         "auto" for a page.
         """
-        from rlinf_lab.timeline.draw.svg import to_svg
-
         text = to_svg(self._scene(width, lanes), theme)
         if path is not None:
             with writing("to_svg", path) as target:
@@ -285,7 +264,6 @@ class Timeline(SpanStore):
         return Path(path)
 
     def _scene(self, width: int, lanes: str) -> Scene:
-        from rlinf_lab.timeline.draw.picture import scene
 
         if isinstance(width, bool) or not isinstance(width, int) or not 100 <= width <= 20_000:
             raise TimelineError(f"A picture of width={shown(width)}: CSS pixels, from 100 to 20,000. Next: width=960.")
@@ -295,7 +273,6 @@ class Timeline(SpanStore):
         return self._repr_mimebundle_()["text/html"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from rlinf_lab.timeline.draw.svg import shown_html, shown_svg
 
         frozen = self.snapshot()
         plain, drawn = repr(frozen), frozen._scene(960, "device")

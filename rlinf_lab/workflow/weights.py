@@ -82,20 +82,13 @@ class WeightsHandle(LoopPart):
         self._flow = flow
         self.name = name
 
-    def publish(self, *_: Any) -> NoReturn:
-        self._refuse("publish")
-
-    def pull(self, *_: Any) -> NoReturn:
-        self._refuse("pull")
-
-    def newest(self) -> NoReturn:
-        self._refuse("newest")
-
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, *_: Any) -> NoReturn:
         raise WorkflowError(
-            f"weights {self.name!r}: {what}() belongs into a worker's method. Next: pass the store as an argument, "
-            f"`def act(self, prompts: lab.Inbox, weights: lab.Weights)`."
+            f"weights {self.name!r}: publish(), pull() or newest() belongs into a worker's method. Next: pass the "
+            "store as an argument, `def act(self, prompts: lab.Inbox, weights: lab.Weights)`."
         )
+
+    publish = pull = newest = _refuse
 
     def __repr__(self) -> str:
         return f"WeightsHandle({self.name!r} of {self._flow.name!r})"

@@ -69,6 +69,7 @@ def test_what_is_wrong_is_one_line(
     ("typed", "names", "settings"),
     [
         ("resume --total-timesteps 200 DIR", [], {"total_timesteps": 200}), ("resume DIR --total-timesteps 200", [], {"total_timesteps": 200}),
+        ("resume DIR --env problems.jsonl", [], {"env": "problems.jsonl"}),
         ("resume --net-arch 32 16 DIR --gamma 0.9", [], {"net_arch": (32, 16), "gamma": 0.9}),
         ("train --total-timesteps 200 ppo CartPole-v1", ["ppo", "CartPole-v1"], {"total_timesteps": 200}),
         ("train ppo --total-timesteps 200 CartPole-v1 --seed 3", ["ppo", "CartPole-v1"], {"total_timesteps": 200, "seed": 3}),

@@ -23,7 +23,6 @@ from rlinf_lab.planning.costs import (
 )
 from rlinf_lab.planning.costs.base import REPEAT
 from rlinf_lab.planning.costs.lengths import QUANTILES
-from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
 SHAPE = ModelShape(28, 4, 128, 15.2)
@@ -125,7 +124,7 @@ def test_the_load_of_a_schedule_is_the_work(slots: int, by_context: bool) -> Non
     assert model.schedule(slots).steps >= max(tokens.max(), tokens.sum() / slots) - 1e-6
 
 
-@pytest.mark.parametrize("slots", [None, 8, 16, 64])
+@pytest.mark.parametrize("slots", [None, 8, 64])
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 1.0])
 def test_the_last_response_is_there_at_the_same_moment_whoever_asks_for_groups(slots: int | None, correlation: float) -> None:
     """On few slots an order of issue by groups has another makespan, by up to a fifth: not for who has one total."""
@@ -264,7 +263,7 @@ def brute(model: GenerationModel, requests: int, slots: int) -> float:
     return float(free.max())
 
 
-@pytest.mark.parametrize("slots", [1, 3, 10, 40])
+@pytest.mark.parametrize("slots", [1, 10])
 @pytest.mark.parametrize("shape", [None, ModelShape(28, 4, 128, 15.2)])
 def test_a_long_queue_takes_as_long_as_its_items(slots: int, shape: ModelShape | None) -> None:
     model = engine(slots, shape)
@@ -286,21 +285,13 @@ def test_fewer_at_once_is_never_faster() -> None:
 
 
 @pytest.mark.parametrize("group", [1, 8])
-@pytest.mark.parametrize("requests", [512, 700, 8192, 100_000])
+@pytest.mark.parametrize("requests", [700, 100_000])
 def test_the_stream_of_a_long_queue_is_even_and_ends_when_it_ends(group: int, requests: int) -> None:
     model = engine(4)
     stream = model.stream(8, 8.0 * requests, 64, group)
     assert stream.times[-1] == pytest.approx(float(model.seconds(np.array([8]), 8.0 * requests)[0]), rel=1e-9 if group == 1 else 1e-3)
     assert (np.diff(stream.times) >= 0).all() and stream.times[0] > 0
     assert stream.times / stream.times[-1] == pytest.approx(np.arange(1, 65) / 64, abs=0.1)
-
-
-def test_a_plan_says_when_its_samples_do_not_agree() -> None:
-    def notes(*seconds: float) -> tuple[str, ...]:
-        worker = WorkerProfile(tuple(Sample(1, 64.0, s) for s in seconds), devices=1)
-        return plan(Profile(64, {"a": worker}), 1, micro_batches=1, simulate=False).notes
-
-    assert notes(1.0, 1.02) == () and notes(1.0, 1.5)[0].startswith("a: measured, good to 2")
 
 
 # --- whole items -----------------------------------------------------------------------------------------

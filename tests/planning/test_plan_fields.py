@@ -312,18 +312,6 @@ def test_what_lab_plan_found_is_saved_and_compared_as_a_plan_is(tmp_path: Path) 
         best.diff(number)
 
 
-def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    for text in ("{", "[" * 100_000):
-        path.write_text(text)
-        with pytest.raises(PlanError, match=r"The plan '.*mine\.json' is not JSON"):
-            ExecutionPlan.load(path)
-        with pytest.raises(ConfigError, match=r"The profile '.*mine\.json' is not JSON"):
-            Profile.load(path)
-        with pytest.raises(ConfigError, match=r"The profile is not JSON"):
-            Profile.from_json(text)
-
-
 def test_names_of_before_are_read_from_files_and_refused_in_code_with_the_new_one() -> None:
     now = lab.plan(Profile.from_dict({"items": 4, "workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": 2.0}]}}}), 1).best.execution
     now = dataclasses.replace(now, micro_batches={"x": 3})
@@ -365,3 +353,28 @@ def test_devices_on_which_nobody_sits_are_named_with_what_would_use_them() -> No
     assert plan.unused_devices == FOUR[1:]
     assert "3 of 4. Next: ranks={'a': 4}, or lab.plan" in repr(plan) and "unused: cpu:1" in plan._repr_html_()
     assert "unused" not in repr(ExecutionPlan.temporal(CHAIN, FOUR, dict.fromkeys("abc", 4)))
+
+
+# --- what a plan shows of itself ------------------------------------------------------------------------------------
+PLAIN = ExecutionPlan("p", ("cpu:0", "cpu:1"), {"a": ((0,),), "b": ((0,), (1,)), "c": ((1,),)})
+CHANGES = {
+    "name": "other", "devices": ("cpu:2", "cpu:1"), "placements": {"a": ((1,),), "b": ((0,), (1,)), "c": ((1,),)},
+    "micro_batches": {"x": 3}, "capacities": {"x": 4},
+    "sub_batches": {"a": 2}, "fused": (("a", "b"),), "memory": {"a": 1}, "device_memory": 2, "staleness": 1, "working": {"a": 1}, "priorities": {"a": 1},
+    "in_flight": {"a": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ExecutionPlan)])
+def test_every_field_is_seen(field: str) -> None:
+    changed = dataclasses.replace(PLAIN, **{field: CHANGES[field]})
+    assert repr(changed) != repr(PLAIN) and changed._repr_html_() != PLAIN._repr_html_()
+
+
+def test_what_is_default_is_not_mentioned() -> None:
+    assert len(repr(PLAIN).splitlines()) == 4 and "<small></small>" in PLAIN._repr_html_()
+
+
+def test_names_are_text_in_html() -> None:
+    plan = ExecutionPlan("p", ("cpu:0",), {"<a>": ((0,),)}, memory={"<a>": 1}, priorities={"<a>": 1})
+    assert "<a>" not in plan._repr_html_()

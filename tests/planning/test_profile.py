@@ -128,7 +128,7 @@ def test_on_the_host_it_is_as_fast_as_measured_whatever_the_kind(devices: dict[s
 
 
 LEARNER, ROLLOUT = "workers.learner.", "workers.rollout."
-NINE = "workers.a.lengths"
+NINE, HELD = "workers.a.lengths", {"shared_gib": 3, "shared_as": "m"}
 
 
 @pytest.mark.parametrize(
@@ -189,6 +189,9 @@ NINE = "workers.a.lengths"
         (CELL, {"cells": [{"members": ["s", "p"]}, {"members": ["p", "s"]}]}, r"cells\[1\]\.members is \['p', 's'\], .* no cycle .* no other entry"),
         (CELL, {"cells": [{"members": ["s", "p"], "sub_batches": [1, 2], "tokens": 12}]}, r"cells\[0\] has tokens: 12, which go round together .*"),
         (CELL, {"cells": [{"members": ["s", "p"]}], "edges.1.at_end": True}, r"at_end is True between members of a cell"),
+        (BASE, {"workers.a.memory": {"shared_gib": 3}}, r"profile.workers.a.memory.shared_gib is 3.0 without shared_as.* Next: both"),
+        (BASE, {"workers.a.memory": HELD, "workers.b.memory": {**HELD, "shared_as": "n"}}, r"a.memory.shared_as is 'm', which no other worker has; others are 'n'"),
+        (BASE, {"workers.a.memory": HELD, "workers.b.memory": {**HELD, "shared_gib": 4}}, r"the weights 'm' have one size, not a 3, b 4. Next: what differs"),
         (BASE, {"cells": [{"members": ["a"]}]}, r"cells\[0\]\.members is \['a'\].* Next: leave it out"),
     ],
 )  # fmt: skip

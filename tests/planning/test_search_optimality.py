@@ -82,7 +82,7 @@ def test_no_plan_is_better(name: str, seeds: range, monkeypatch: pytest.MonkeyPa
 
 
 def test_pruning_changes_nothing_on_larger_graphs() -> None:
-    for seed in range(12):
+    for seed in range(8):
         problem = random_problem(seed, leaves=(4, 6), devices=(20, 40), ticks=100)
         unpruned = min((f.seconds for f in _Solver(problem, np.inf, Only()).plans()), default=float("inf"))
         assert seconds(problem) == unpruned, f"seed {seed}"
@@ -101,7 +101,7 @@ def test_pruning_changes_nothing_in_streams_or_turns_alone(seeds: range) -> None
 
 def test_no_plan_of_a_large_graph_is_faster() -> None:
     """As `benchmarks/planner_optimality.py` asks of a hundred: the enumeration leaves out what is slower than the plan that was found, and finds the same."""
-    for seed in (2, 4, 14):
+    for seed in (4, 14):
         problem = random_problem(seed, leaves=(5, 8), devices=(17, 64), ticks=1000)
         found = seconds(problem)
         assert best(problem, dominance=True, most=found) == found, f"seed {seed}"
@@ -118,7 +118,7 @@ def test_the_enumeration_within_a_limit_is_the_one_without(seeds: range) -> None
 
 def test_fronts_keep_what_is_better_in_something() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(50):
+    for _ in range(25):
         size = int(rng.integers(1, 3000))
         code, fill, period = (rng.integers(0, k, size) for k in (6, 500, 500))
         period = 1000 - fill + period // 8  # otherwise few points survive

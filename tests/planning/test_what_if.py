@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,10 @@ import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.adapt.replan import WORTH_SHARE, replan
 from rlinf_lab.planning.adapt.whatif import Question, described, moved, sliders
+from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check
 from rlinf_lab.planning.costs import GenerationModel, fit_worker, fitted
+from rlinf_lab.planning.forecast.forecast import forecast
+from rlinf_lab.planning.forecast.stream_estimate import follow
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.gantt import BUSY, SWITCHING, gantt
 from rlinf_lab.planning.planner.planner import Plans, plan, planned
@@ -253,16 +259,6 @@ def test_no_plan_of_a_neighbouring_profile_is_faster(seed: int) -> None:
     is_as_fast(profile, profile.scaled(rng.choice(list(profile.workers)), rng.choice(FACTORS)), devices, more)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [p.stem for p in sorted(DOCS.glob("*.json"))])
-def test_no_plan_of_a_neighbouring_published_profile_is_faster(name: str) -> None:
-    profile = Profile.load(DOCS / f"{name}.json")
-    for worker in profile.workers:
-        for factor in (0.8, 1.1, 1.25):
-            is_as_fast(profile, profile.scaled(worker, factor), 64, {})
-
-
 def test_of_plans_that_take_as_long_the_order_does_not_depend_on_who_is_first() -> None:
     profile = branching(49)[0]
     found = [p.candidate for p in plan(profile, 6, simulate=False)]
@@ -325,3 +321,49 @@ def test_what_a_refusal_advises_is_possible(devices: int) -> None:
 def test_the_old_name_of_what_three_lines_do_says_which(where: Any) -> None:
     with pytest.raises(AttributeError, match=r"sensitivity is gone.*Next: for times in .*profile\.scaled"):
         _ = where.sensitivity
+
+
+# --- who wants no answer any more gets none -------------------------------------------------------------------------
+BY_HAND = Profile.load(Path(__file__).parents[2] / "docs" / "profiles" / "grpo_7b_by_hand.json")
+
+
+@functools.cache
+def by_hand() -> Plans:
+    return plan(BY_HAND, 8, simulate=False)
+
+
+def some_looks(number: int) -> Callable[[], bool]:
+    """Wanted until somebody has looked so often."""
+    looks = itertools.count()
+    return lambda: next(looks) < number
+
+
+def test_all_that_takes_long_looks_whether_it_is_wanted() -> None:
+    placement = by_hand().best.candidate.placement
+    works: list[Callable[[], object]] = [
+        lambda: plan(BY_HAND, 8), lambda: forecast(placement), lambda: follow(placement), lambda: Question.of(by_hand()).answer(BY_HAND),
+    ]  # fmt: skip
+    for work in works:
+        with pytest.raises(Abandoned), as_long_as(lambda: False):
+            work()
+
+
+@pytest.mark.slow
+def test_what_was_given_up_anywhere_leaves_no_trace() -> None:
+    asked = Question.of(by_hand())
+    looks = itertools.count()
+    with as_long_as(lambda: next(looks) >= 0):
+        expected = asked.answer(BY_HAND, simulate=True).to_dict()
+    for part in (0.3, 0.9):
+        with pytest.raises(Abandoned), as_long_as(some_looks(int(part * next(looks)))):
+            asked.answer(BY_HAND, simulate=True)
+    assert asked.answer(BY_HAND, simulate=True).to_dict() == expected
+
+
+def test_only_what_is_inside_is_given_up() -> None:
+    with as_long_as(lambda: False):
+        with as_long_as(lambda: True):
+            check()
+        with pytest.raises(Abandoned):
+            check()
+    check()

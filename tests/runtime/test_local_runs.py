@@ -22,7 +22,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import Cancelled, ExecutorError, RenamedError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.host.channels.credit import Credits
+from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.run.run import run, session
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -173,7 +173,7 @@ def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() 
     quick, other = flow.worker(Quick, name="quick"), flow.worker(Quick, name="other")
 
     def fail() -> None:
-        until(lambda: executor.driver_host.scheduler.instants.has_pending(Event.DONE))
+        until(lambda: any(e[1] == Event.DONE for e in executor.driver_host.scheduler.instants._pending))
         raise ValueError("as it was asked to")
 
     @flow.iteration
@@ -303,15 +303,15 @@ def test_the_end_of_a_stream_divides_what_no_get_has_taken_yet(makers: int, read
 
 
 def test_an_error_of_the_runtime_in_the_thread_of_a_rank_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, reader_ended = [], Credits.reader_ended
+    ended, published = [], WeightTable.ended
 
-    def fails(self: Credits, channel: str, *rest: Any) -> None:
-        ended.append(channel)
-        if len(ended) == 3:
+    def fails(self: WeightTable, process: Any, *rest: Any) -> None:
+        ended.append(process.worker)
+        if ended.count("c") == 2:  # in the second iteration
             raise IndexError("pop from an empty deque")
-        reader_ended(self, channel, *rest)
+        published(self, process, *rest)
 
-    monkeypatch.setattr(Credits, "reader_ended", fails)
+    monkeypatch.setattr(WeightTable, "ended", fails)
     flow = reading(x_whole=False)
     with pytest.raises(ExecutorError, match=r"(?s)\[0\] was lost in .*\(\) of iteration 1 by an error of the runtime: IndexError: pop .* Next: run again; "):
         lab.run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), 3, dashboard=False).wait(30)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.critical.critical_path import _Ends, path
-from rlinf_lab.timeline.critical.gains import _Ended
+from rlinf_lab.timeline.critical.critical_path import path
+from rlinf_lab.timeline.critical.flows import Ended
 
 K = SpanKind
 ONE, TWO = ("cpu:0",), ("cpu:1",)
@@ -87,15 +86,12 @@ def test_a_pipeline_of_two_goes_through_the_slow_one() -> None:
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), max_size=10), st.integers(-1, 10), st.integers(-1, 10), st.integers(-1, 2)
 )  # fmt: skip
 def test_who_ended_last_in_a_stretch_of_time(spans: list[tuple[int, int]], after: int, until: int, but: int) -> None:
-    """Asked of every span; of a stretch the end counts and the beginning does not; of equal ends the later row. Both ways of asking agree."""
-    end, track = np.array([e for e, _ in spans], np.int64), np.array([t for _, t in spans], np.int32)
-    as_they_end, live = np.argsort(end, kind="stable"), _Ended()
-    for row in as_they_end.tolist():
-        live.add(row, int(end[row]), int(track[row]))
+    """Asked of every span; of a stretch the end counts and the beginning does not; of equal ends the later row."""
+    live = Ended()
+    for row in sorted(range(len(spans)), key=lambda row: spans[row][0]):
+        live.add(row, *spans[row])
     fit = [(e, row) for row, (e, t) in enumerate(spans) if after < e <= until and t != but]
-    expected = max(fit)[1] if fit else -1
-    assert _Ends(np.arange(len(spans)), end, track).last(after, until, but) == expected
-    assert live.last(until, after, but) == expected
+    assert live.last(until, after, but) == (max(fit)[1] if fit else -1)
 
 
 @settings(max_examples=150, deadline=None)

@@ -193,17 +193,18 @@ def test_gradients_that_are_written_out_are_those_of_autograd_in_double_precisio
     by_hand, alpha, rng = step.by_hand, torch.tensor([0.3], dtype=torch.float64), np.random.default_rng(2)
     for rows in (16, 16, 9):  # memory is taken again, and is of another shape
         batch = Minibatch(*(None if x is None else x.double() for x in batch_of(rng, rows)))
-        noise = torch.from_numpy(rng.standard_normal((rows, 1)))
+        noise = torch.from_numpy(rng.standard_normal((2, rows, 1)))
         with torch.no_grad():
-            obs = by_hand.features(batch.obs)
-            losses = [by_hand.critic_gradients(batch, obs, noise, alpha, 1.0, step._subset(step.n_critics))[0]]
-            losses.append(by_hand.actor_gradients(obs, noise, alpha, 1.0, target_critics is not None)[0])
+            begun = by_hand.begin(batch, noise, True)
+            losses = [by_hand.critic_gradients(batch, begun, alpha, 1.0, step._subset(step.n_critics))[0]]
+            losses.append(by_hand.actor_gradients(begun, alpha, 1.0, target_critics is not None)[0])
         found = [flat.gradient.clone() for flat in (step.critics, step.actors)]
         step.learns_temperature = False
-        for flat, loss, mine, gradient in zip((step.critics, step.actors), (step.critic_loss, step.actor_loss), losses, found, strict=True):
+        sides = (step.critics, step.critic_loss, noise[0]), (step.actors, step.actor_loss, noise[1])
+        for (flat, loss, drawn), mine, gradient in zip(sides, losses, found, strict=True):
             flat.gradient.zero_()
             with step.fixed(step.critics) if flat is step.actors else nullcontext():
-                theirs = loss(batch, noise, alpha)[0]
+                theirs = loss(batch, drawn, alpha)[0]
             theirs.backward()
             torch.testing.assert_close(mine.reshape(()), theirs.detach().reshape(()), rtol=1e-10, atol=1e-10)
             torch.testing.assert_close(gradient, flat.gradient, rtol=1e-10, atol=1e-10)

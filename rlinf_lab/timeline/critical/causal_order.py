@@ -44,9 +44,7 @@ def in_causal_order(spans: SpanArray) -> SpanArray:
     order = np.arange(len(spans))
     for first, stop in pairwise(new.tolist()):
         if stop - first > 1:
-            order[first:stop] = first + np.array(
-                _Instant(spans[first:stop], arrival[first:stop], handed[first]).order()
-            )
+            order[first:stop] = first + np.array(_instant(spans[first:stop], arrival[first:stop], handed[first]))
     return spans[order]
 
 
@@ -67,46 +65,29 @@ def _cut_short(spans: SpanArray, arrival: Indices) -> tuple[tuple[Indices, Indic
     return (before[follows], gets[follows]), (gets, puts)
 
 
-class _Instant:
-    """The spans that end at one instant, and which of them must come before which."""
-
-    def __init__(self, spans: SpanArray, arrival: NDArray[np.intp], handed: list[tuple[int, int]]) -> None:
-        self._spans, self._size = spans, len(spans)
-        self._after: list[list[int]] = [[] for _ in range(self._size)]  # of each: what comes after it
-        self._missing = [0] * self._size  # of each: how many must come before it
-        for put, get in handed:
-            self._must(put, get)
-        self._tracks(arrival)
-
-    def _must(self, first: int, then: int) -> None:
-        self._after[first].append(then)
-        self._missing[then] += 1
-
-    def _tracks(self, arrival: NDArray[np.intp]) -> None:
-        track, start = self._spans["track"], self._spans["start"]
-        order = np.lexsort((arrival, start, track))  # what takes no time was written down in its order
-        # others lie within each other
-        follows = (track[order[1:]] == track[order[:-1]]) & (start[order[1:]] == self._spans["end"][0])
-        for first, then in zip(order[:-1][follows].tolist(), order[1:][follows].tolist(), strict=True):
-            self._must(first, then)
-
-    def order(self) -> list[int]:
-        """Numbers of the spans."""
-        ready = [number for number in range(self._size) if not self._missing[number]]
-        done, found, stuck = [False] * self._size, list[int](), 0
-        while len(found) < self._size:
-            if ready:
-                number = heapq.heappop(ready)
-            else:  # a ring
-                while done[stuck]:
-                    stuck += 1
-                number = stuck
-            if done[number]:
-                continue
-            done[number] = True
-            found.append(number)
-            for then in self._after[number]:
-                self._missing[then] -= 1
-                if not self._missing[then] and not done[then]:
-                    heapq.heappush(ready, then)
-        return found
+def _instant(spans: SpanArray, arrival: NDArray[np.intp], handed: list[tuple[int, int]]) -> list[int]:
+    """Numbers of spans that end at one instant, each after those that must come before it."""
+    track, size = spans["track"], len(spans)
+    written = np.lexsort((arrival, spans["start"], track))  # what takes no time was written down in its order
+    # others lie within each other
+    follows = (track[written[1:]] == track[written[:-1]]) & (spans["start"][written[1:]] == spans["end"][0])
+    after: list[list[int]] = [[] for _ in range(size)]  # of each: what comes after it
+    missing = [0] * size  # of each: how many must come before it
+    for first, then in [*handed, *zip(written[:-1][follows].tolist(), written[1:][follows].tolist(), strict=True)]:
+        after[first].append(then)
+        missing[then] += 1
+    ready = [number for number in range(size) if not missing[number]]
+    done, found, stuck = [False] * size, list[int](), 0
+    while len(found) < size:
+        while not ready and done[stuck]:  # a ring
+            stuck += 1
+        number = heapq.heappop(ready) if ready else stuck
+        if done[number]:
+            continue
+        done[number] = True
+        found.append(number)
+        for then in after[number]:
+            missing[then] -= 1
+            if not missing[then] and not done[then]:
+                heapq.heappush(ready, then)
+    return found

@@ -9,7 +9,7 @@ most that time: then another path is the longest.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.timeline.account.group_by import grouped_by
-from rlinf_lab.timeline.critical.flows import arrows
+from rlinf_lab.timeline.critical.flows import Ended, arrows
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.record.store import SpanStore
 
@@ -113,23 +113,12 @@ class _Lane:
         return self._held[i] if i >= 0 else -1
 
 
-class _Ends:
-    """Spans by their end: which ended last in a stretch of time?"""
-
-    def __init__(self, rows: Ints, end: Ints, track: NDArray[np.int32]) -> None:
-        rows = rows[np.argsort(end[rows], kind="stable")]
-        tracks, place = track[rows], np.arange(len(rows))
-        begins = np.append(True, tracks[1:] != tracks[:-1])[: len(rows)]
-        # the last before each that is on another track
-        self._elsewhere = (np.maximum.accumulate(np.where(begins, place, 0)) - 1).tolist()
-        self._rows, self._ends, self._tracks = rows.tolist(), end[rows].tolist(), tracks.tolist()
-
-    def last(self, after: int, until: int, not_track: int = -1) -> int:
-        """The row with the latest end in (after, until] that is on another track; -1 where there is none."""
-        i = bisect_right(self._ends, until) - 1
-        if i >= 0 and self._tracks[i] == not_track:
-            i = self._elsewhere[i]
-        return self._rows[i] if i >= 0 and self._ends[i] > after else -1
+def _ended(rows: Ints, end: Ints, track: NDArray[np.int32]) -> Ended:
+    """These spans by their end."""
+    found, rows = Ended(), rows[np.argsort(end[rows], kind="stable")]
+    for row, *its in zip(rows.tolist(), end[rows].tolist(), track[rows].tolist(), strict=True):
+        found.add(row, *its)
+    return found
 
 
 def _groups(rows: Ints, keys: NDArray[np.int32]) -> dict[int, Ints]:
@@ -149,18 +138,18 @@ class _Walk:
         lanes = _groups(lasting, track)
         self._lanes = {t: _Lane(rows, start, end) for t, rows in lanes.items()}
         work = lasting[np.isin(kind[lasting], _WORK)]
-        self._work = _Ends(work, end, track)
-        self._on_device: list[list[_Ends]] = [[] for _ in store.tracks]  # of each track
+        self._work = _ended(work, end, track)
+        self._on_device: list[list[Ended]] = [[] for _ in store.tracks]  # of each track
         for device in store.devices if (kind == SpanKind.LOCK).any() else ():
             here = np.array([device in t.devices for t in store.tracks], np.bool_)
-            ends = _Ends(work[here[track[work]]], end, track)
+            ends = _ended(work[here[track[work]]], end, track)
             for number in np.flatnonzero(here).tolist():
                 self._on_device[number].append(ends)
         self._gets = {}
         if (kind == SpanKind.PUT).any():
             channel = spans["channel"]
             gets = _groups(np.flatnonzero((kind == SpanKind.GET) & (channel >= 0)), channel)
-            self._gets = {c: _Ends(rows, end, track) for c, rows in gets.items()}
+            self._gets = {c: _ended(rows, end, track) for c, rows in gets.items()}
         self._last_row = int(np.argmax(np.where(counts, end, self._begin - 1)))
         self._put_of = self._last_puts(store).tolist()
         self._start, self._end, self._kind, self._track = start.tolist(), end.tolist(), kind.tolist(), track.tolist()
@@ -194,7 +183,7 @@ class _Walk:
                 if other >= 0:
                     since = min(time, max(since, ends[other]))
             else:  # no call was going on: go to who worked last
-                kind, row, other = _BETWEEN, -1, self._work.last(until, time)
+                kind, row, other = _BETWEEN, -1, self._work.last(time, until)
                 since = ends[other] if other >= 0 else until
             if since < time:
                 found += (track, kind, row, since, time)
@@ -213,8 +202,8 @@ class _Walk:
             return put if put >= 0 and self._end[put] > since else -1
         if kind == SpanKind.PUT:
             gets = self._gets.get(self._channel[row])
-            return gets.last(since, time, track) if gets else -1
+            return gets.last(time, since, track) if gets else -1
         if kind == SpanKind.LOCK:
-            found = [ends.last(since, time, track) for ends in self._on_device[track]]
+            found = [ends.last(time, since, track) for ends in self._on_device[track]]
             return max(found, key=lambda other: self._end[other] if other >= 0 else -1, default=-1)
-        return self._work.last(since, time, track) if kind == SpanKind.WAIT else -1
+        return self._work.last(time, since, track) if kind == SpanKind.WAIT else -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ from rlinf_lab.timeline.record.batch import SpanArray
 from rlinf_lab.timeline.record.span import SpanKind
 
 Indices = NDArray[np.intp]
+EVER = -(1 << 63)  # before all times
 
 
 def arrows(spans: SpanArray) -> tuple[Indices, Indices]:
@@ -54,3 +56,27 @@ def _overlaps(spans: SpanArray, puts: Indices, gets: Indices) -> tuple[Indices, 
     put = first[which] + np.arange(which.size) - np.repeat(np.cumsum(count) - count, count)
     real = high[put] > spans["flow"][gets[which]]
     return puts[put[real]], gets[which[real]]
+
+
+class Ended:
+    """Numbers of spans by their end; they come in that order. Asking takes O(log n)."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._ends: list[int] = []
+        self._tracks: list[int] = []
+        self._other: list[int] = []  # of each: the place before it of the last one on another track; -1 for none
+
+    def add(self, number: int, end: int, track: int) -> None:
+        at = len(self._numbers) - 1
+        self._other.append(-1 if at < 0 else at if self._tracks[at] != track else self._other[at])
+        self._numbers.append(number)
+        self._ends.append(end)
+        self._tracks.append(track)
+
+    def last(self, until: int, after: int = EVER, not_track: int = -1) -> int:
+        """The one that ended last in (after, until], on another track than ``not_track``; -1 for none."""
+        at = bisect_right(self._ends, until) - 1
+        if at >= 0 and self._tracks[at] == not_track:
+            at = self._other[at]
+        return self._numbers[at] if at >= 0 and self._ends[at] > after else -1

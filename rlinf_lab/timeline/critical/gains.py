@@ -18,7 +18,6 @@ What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.account.group_by import grouped_by
 from rlinf_lab.timeline.critical.causal_order import in_causal_order
-from rlinf_lab.timeline.critical.flows import arrows
+from rlinf_lab.timeline.critical.flows import EVER, Ended, arrows
 from rlinf_lab.timeline.critical.short_gets import cut_short, takes_the_rest
 from rlinf_lab.timeline.record.batch import SpanArray
 from rlinf_lab.timeline.record.span import SpanKind
@@ -43,7 +42,6 @@ COLUMNS = ("worker", "rank", "name")
 MAX_REPLAYED_SPANS = 60_000
 _MAX_NUMBERS = 1 << 24  # numbers in memory at a time
 _NOBODYS = 1 << 40  # the number of no group
-_EVER = -(1 << 63)  # before all times
 _WORK = (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.TRANSFER, SpanKind.SETUP)
 
 
@@ -135,9 +133,9 @@ class _Replay:
         self._puts_of = defaultdict[int, list[int]](list)
         for put, get in zip(*(rows.tolist() for rows in arrows(spans)), strict=True):
             self._puts_of[get].append(put)
-        self._of_track, self._on_device = defaultdict[int, _Ended](_Ended), defaultdict[str, _Ended](_Ended)
-        self._puts_in, self._gets_of = defaultdict[int, _Ended](_Ended), defaultdict[int, _Ended](_Ended)  # by channel
-        self._causes = _Ended()  # whose end others may have waited for
+        self._of_track, self._on_device = defaultdict[int, Ended](Ended), defaultdict[str, Ended](Ended)
+        self._puts_in, self._gets_of = defaultdict[int, Ended](Ended), defaultdict[int, Ended](Ended)  # by channel
+        self._causes = Ended()  # whose end others may have waited for
         self._before: list[list[tuple[int, int]]] = []  # of each: what its start waits for, and how much later it is
         self._until: list[list[int]] = []  # what its end waits for
         for i, kind in enumerate(spans["kind"].tolist()):
@@ -160,12 +158,12 @@ class _Replay:
         if kind == SpanKind.TRANSFER and self._channel[i] >= 0:  # bytes leave: somebody put them
             other = self._puts_in[self._channel[i]].last(at)
         if other < 0 and (last < 0 or self._call[last] != self._call[i]):  # a call begins: somebody made it
-            other = self._causes.last(at, _EVER if last < 0 else self._end[last], track)
+            other = self._causes.last(at, EVER if last < 0 else self._end[last], track)
         found = [(other, at - self._end[other])] if other >= 0 else []
         if last >= 0:
             found.append((last, 0 if found else at - self._end[last]))
         if kind in _WORK:
-            users = [self._on_device[device].last(at, _EVER, track) for device in self._devices[track]]
+            users = [self._on_device[device].last(at, EVER, track) for device in self._devices[track]]
             found += [(user, 0) for user in users if user >= 0]
         return found
 
@@ -244,27 +242,3 @@ def _latest(new: NDArray[np.int64], causes: Sequence[tuple[int, int]]) -> NDArra
     for other, lag in causes[1:]:
         np.maximum(found, new[other] + lag, out=found)
     return found
-
-
-class _Ended:
-    """Numbers of spans by their end; they come in that order. Asking takes O(log n)."""
-
-    def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._ends: list[int] = []
-        self._tracks: list[int] = []
-        self._other: list[int] = []  # of each: the place before it of the last one on another track; -1 for none
-
-    def add(self, number: int, end: int, track: int) -> None:
-        at = len(self._numbers) - 1
-        self._other.append(-1 if at < 0 else at if self._tracks[at] != track else self._other[at])
-        self._numbers.append(number)
-        self._ends.append(end)
-        self._tracks.append(track)
-
-    def last(self, until: int, after: int = _EVER, not_track: int = -1) -> int:
-        """The one that ended last in (after, until], on another track than ``not_track``; -1 for none."""
-        at = bisect_right(self._ends, until) - 1
-        if at >= 0 and self._tracks[at] == not_track:
-            at = self._other[at]
-        return self._numbers[at] if at >= 0 and self._ends[at] > after else -1

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlinf_lab.errors import TimelineError, UnknownNameError, shown
 from rlinf_lab.timeline.draw.palette import CAUSE_COLOURS, GROUND, INK, MODES, colour_numbers, worker_colour
 from rlinf_lab.timeline.draw.picture import Scene
@@ -87,12 +89,12 @@ def _font(size: float) -> FreeTypeFont:
 
 def _hatch(image: Image, box: tuple[int, int, int, int], cause: Cause, theme: str, scale: float) -> None:
     """Fill a box with a cause's pattern, in step with that of its neighbours."""
-    tile = _tile(cause, theme, max(2, round(6 * scale)))
-    x0, y0, x1, y1 = box
-    for x in range(x0 - x0 % tile.width, x1, tile.width):
-        for y in range(y0 - y0 % tile.height, y1, tile.height):
-            left, top, right, bottom = max(x, x0), max(y, y0), min(x + tile.width, x1), min(y + tile.height, y1)
-            image.paste(tile.crop((left - x, top - y, right - x, bottom - y)), (left, top))
+    from PIL import Image
+
+    tile, (x0, y0, x1, y1) = np.asarray(_tile(cause, theme, max(2, round(6 * scale)))), box
+    rows, columns = np.arange(y0, y1) % len(tile), np.arange(x0, x1) % len(tile)
+    if rows.size and columns.size:
+        image.paste(Image.fromarray(tile[rows[:, None], columns]), (x0, y0))
 
 
 @cache

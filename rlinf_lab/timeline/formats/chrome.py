@@ -13,19 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from rlinf_lab.timeline.critical.flows import arrows
-from rlinf_lab.timeline.formats.nesting import lane_name, nested
-from rlinf_lab.timeline.record.span import SpanKind, Track
+from rlinf_lab.timeline.formats.nesting import nested
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.record.store import SpanStore
 
 LEVEL = 4  # of compression: a tenth of the size for a third more time
 COUNTERS = "counters"  # the process that holds the counter tracks
-
-
-def process_of(track: Track) -> str:
-    """The label of the group of lanes that a track belongs to: its host and devices. For people: several may have the
-    same.
-    """
-    return f"{track.host}: {', '.join(track.devices) or 'no device'}"
 
 
 def write_chrome(store: SpanStore, path: Path, compressed: bool) -> None:
@@ -46,8 +39,9 @@ def write_chrome(store: SpanStore, path: Path, compressed: bool) -> None:
 
 def _events(store: SpanStore) -> Iterator[str]:
     tracks, zero = store.tracks, store.start_ns
-    labels = list(dict.fromkeys([process_of(t) for t in tracks]))
-    pids = [labels.index(process_of(t)) + 1 for t in tracks]
+    places = [f"{track.host}: {', '.join(track.devices) or 'no device'}" for track in tracks]  # groups of lanes
+    labels = list(dict.fromkeys(places))
+    pids = [labels.index(place) + 1 for place in places]
     for pid, label in enumerate(labels, 1):
         yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": label}})
         yield json.dumps({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
@@ -57,7 +51,8 @@ def _events(store: SpanStore) -> Iterator[str]:
     for tid in sorted({*range(1, len(tracks) + 1), *np.unique(tids).tolist()}):
         lane, number = divmod(tid - 1, len(tracks))
         track = tracks[number]
-        name = {"name": lane_name(track.worker, track.rank, lane), "track": track.as_json()}
+        shown = f"{track.worker}[{track.rank}]" + (f" ({lane + 1})" if lane else "")
+        name = {"name": shown, "track": track.as_json()}
         yield json.dumps({"ph": "M", "name": "thread_name", "pid": pids[number], "tid": tid, "args": name})
     yield from _spans(store, pids, order, tids)
     yield from _arrows(store, pids, tids)

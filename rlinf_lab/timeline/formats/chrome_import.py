@@ -26,8 +26,7 @@ import numpy as np
 
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.formats.chrome_text import Event, Loaded, load
-from rlinf_lab.timeline.formats.joined import joined
-from rlinf_lab.timeline.record.batch import COUNTER_DTYPE, SPAN_DTYPE
+from rlinf_lab.timeline.record.batch import COUNTER_DTYPE, SPAN_DTYPE, SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind, Track, writable
 from rlinf_lab.timeline.record.store import ITERATION
 
@@ -84,12 +83,12 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def read_ranks(paths: Sequence[Path]) -> tuple[list[str], dict[str, Any]]:
+def read_ranks(paths: Sequence[Path]) -> tuple[list[str], list[SpanBatch], int]:
     """Of several processes of one run, a file each, as one timeline: what is of rank 3 is on devices and threads called
     so.
 
     Ranks are as the files say (torch's ``distributedInfo``), else in the order of the paths. Clocks are taken as they
-    are.
+    are. (devices, what each says, how many arrows are left out.)
     """
     parts: list[tuple[str, dict[str, Any]]] = []
     with _uncollected():
@@ -100,8 +99,19 @@ def read_ranks(paths: Sequence[Path]) -> tuple[list[str], dict[str, Any]]:
     if len({name for name, _ in parts}) < len(parts):
         names = ", ".join(f"{path.name!r} of {name}" for path, (name, _) in zip(paths, parts, strict=True))
         raise TimelineError(f"Two of these traces are of the same rank: {names}. Next: name each rank's file once.")
-    content = joined(parts)
-    return _devices(content["tracks"]), content
+    batches = [batch for name, content in parts for batch in _of_rank(name, content)]
+    tracks = [track for batch in batches for track in batch.tracks]
+    return _devices(tracks), batches, sum(content["foreign_arrows"] for _, content in parts)
+
+
+def _of_rank(name: str, content: dict[str, Any]) -> list[SpanBatch]:
+    """What a rank's file holds, with the rank's name before threads, devices and counters."""
+    tracks = [Track(f"{name} {t.worker}", t.rank, tuple(f"{name}/{d}" for d in t.devices)) for t in content["tracks"]]
+    names, counters = content["names"], content["counters"].copy()
+    counters["name"] += len(names)
+    told = tuple(f"{name} {text}" for text in names) if len(counters) else ()
+    spans = SpanBatch(name, name, 0, content["spans"], tuple(tracks), tuple(names))
+    return [spans, SpanBatch(name, name, 1, content["spans"][:0], (), told, counters)]
 
 
 def _devices(tracks: Iterable[Track]) -> list[str]:

@@ -42,8 +42,3 @@ def nested(spans: SpanArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         again = np.lexsort((lanes, spans["track"][order]))
         order, lanes = order[again], lanes[again]
     return order, lanes
-
-
-def lane_name(worker: str, rank: int, lane: int) -> str:
-    """What a viewer calls it."""
-    return f"{worker}[{rank}]" + (f" ({lane + 1})" if lane else "")

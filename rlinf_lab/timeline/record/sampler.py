@@ -85,7 +85,9 @@ class UtilisationSampler:
 
     def _main(self) -> None:
         # made here: psutil measures since this thread's last call
-        processors, gpus = _processors(self._cores), self._gpus()
+        # GPUs once: a machine without NVML is searched for it
+        processors, gpus = _processors(self._cores), self._found or self._find_gpus()
+        self._found = gpus
         is_over, since = False, time.monotonic()
         while not is_over:
             is_over = self._ended.wait(self.seconds)
@@ -94,11 +96,6 @@ class UtilisationSampler:
             now, since = self.recorder.clock.now_ns(), time.monotonic()
             for name, value in [*processors(), *gpus()]:
                 self.recorder.counter(self.prefix + name, now, value)
-
-    def _gpus(self) -> Callable[[], list[tuple[str, float]]]:
-        if self._found is None:  # once: a machine without NVML is searched for it
-            self._found = self._find_gpus()
-        return self._found
 
     def _find_gpus(self) -> Callable[[], list[tuple[str, float]]]:
         import pynvml

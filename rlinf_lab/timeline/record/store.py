@@ -338,19 +338,10 @@ class SpanStore:
         dropped_samples: int = 0, clock_jumps: Mapping[str, int] | None = None, foreign_arrows: int = 0,
     ) -> None:  # fmt: skip
         """Fill an empty store with what another one held."""
+        held = SpanBatch("", "", 0, spans, tuple(tracks), tuple(names), counters, dropped, 0, dropped_samples)
+        self.extend(held)
         self.clock_errors, self.clock_jumps = dict(clock_errors or {}), dict(clock_jumps or {})
-        for track in tracks:
-            self._tracks[track] = len(self._tracks)
-            self._devices.update(dict.fromkeys(track.devices))
-        for name in names:
-            self._names[name] = len(self._names)
-        self._now, self.foreign_arrows = None, foreign_arrows
-        self.dropped, self.dropped_samples = dropped, dropped_samples
-        self._counters.append(counters)
-        if len(spans):
-            ours = self._spans.reserve(len(spans))
-            ours[...] = spans
-            self._show(ours)
+        self.foreign_arrows, self._now = foreign_arrows, None
 
     def snapshot(self) -> Self:
         """What is there now, as an object that does not grow. The spans are shared, not copied; the same object until
@@ -406,20 +397,21 @@ class SpanStore:
     @property
     def start_ns(self) -> int:
         """The earliest start of a span; 0 when there is none."""
-        self._settle()
-        return self._bounds[0] if self._bounds else 0
+        return self._from_to()[0]
 
     @property
     def end_ns(self) -> int:
         """The latest end of a span; 0 when there is none."""
-        self._settle()
-        return self._bounds[1] if self._bounds else 0
+        return self._from_to()[1]
 
     @property
     def elapsed_ns(self) -> int:
+        start, end = self._from_to()
+        return end - start
+
+    def _from_to(self) -> tuple[int, int]:
         self._settle()
-        bounds = self._bounds
-        return bounds[1] - bounds[0] if bounds else 0
+        return self._bounds or (0, 0)
 
     def __len__(self) -> int:
         return len(self.spans)

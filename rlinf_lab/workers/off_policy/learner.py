@@ -175,9 +175,7 @@ class OffPolicyLearner(TorchWorker):
                 self.replay.update(index_R, self._whole(error_B)[: len(index_R)])
             for name, value in found.items():
                 seen[name].append(value if shared.share == 1.0 else value * shared.share)
-        means = self.group.mean(
-            {name: float(torch.stack([v.reshape(()) for v in values]).mean()) for name, values in seen.items()}
-        )
+        means = self.group.mean({name: _mean(values) for name, values in seen.items()})
         return {**means, "gradient_steps": float(self.learnt.count)}
 
     def _noise(self, rows: int) -> Tensor:
@@ -264,6 +262,13 @@ class OffPolicyLearner(TorchWorker):
             self.group.leave()
         if self._save_to and self.rank == 0 and self._made is not None:
             self._made.save(self._save_to)
+
+
+def _mean(values: list[Tensor]) -> float:
+    """Of tensors of one number each."""
+    if len(values) == 1:
+        return float(values[0])
+    return float(torch.stack([value.reshape(()) for value in values]).mean())
 
 
 ALONE = Shared()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlinf_lab.algorithms import critic_loss, sac_actor_loss, sac_target, temperature_loss
 from rlinf_lab.policies import Actor, QEnsemble
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
-from rlinf_lab.workers.off_policy.sac_by_hand import ByHand, Features, works_for
+from rlinf_lab.workers.off_policy.sac_by_hand import Begun, ByHand, works_for
 from rlinf_lab.workers.off_policy.stepping import GradientStep, Shared
 
 
@@ -68,13 +68,14 @@ class SACStep(GradientStep):
             alpha = self.temperature.log_alpha.detach().exp()
         else:
             alpha = torch.full((1,), now["ent_coef"], device=self.device)
+        acts = (self.count + 1) % self.policy_delay == 0
         with torch.no_grad():
-            obs = None if self.by_hand is None else self.by_hand.features(batch.obs)
-        loss, q_KB, target_B = self._critic_step(batch, obs, noise_NBK[0], alpha, shared)
+            begun = None if self.by_hand is None else self.by_hand.begin(batch, noise_NBK, acts)
+        loss, q_KB, target_B = self._critic_step(batch, begun, noise_NBK[0], alpha, shared)
         found = {"critic_loss": loss.detach(), "q": q_KB.detach().mean(), "ent_coef": alpha}
         self.count += 1
-        if self.count % self.policy_delay == 0:
-            loss, log_prob_B = self._actor_step(batch, obs, noise_NBK[1], alpha, shared)
+        if acts:
+            loss, log_prob_B = self._actor_step(batch, begun, noise_NBK[1], alpha, shared)
             found |= {"actor_loss": loss.detach(), "entropy": -log_prob_B.detach().mean()}
         with torch.no_grad():
             self.targets.vector.lerp_(self.critics.vector, now["tau"])
@@ -83,31 +84,31 @@ class SACStep(GradientStep):
         return found
 
     def _critic_step(
-        self, batch: Minibatch, obs: Features | None, noise_BK: Tensor, alpha: Tensor, shared: Shared
+        self, batch: Minibatch, begun: Begun | None, noise_BK: Tensor, alpha: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if self.by_hand is None or obs is None:
+        if self.by_hand is None or begun is None:
             with self.computing():
                 found: tuple[Tensor, Tensor, Tensor] = self.critic_loss(batch, noise_BK, alpha)
             self.descend(self.critics, self.critic_optimizer, found[0], shared)
             return found
         with torch.no_grad():
             subset = self._subset(self.n_critics)
-            found = self.by_hand.critic_gradients(batch, obs, noise_BK, alpha, shared.share, subset)
+            found = self.by_hand.critic_gradients(batch, begun, alpha, shared.share, subset)
         shared.average(self.critics.gradient)
         self.critic_optimizer.step()
         return found
 
     def _actor_step(
-        self, batch: Minibatch, obs: Features | None, noise_BK: Tensor, alpha: Tensor, shared: Shared
+        self, batch: Minibatch, begun: Begun | None, noise_BK: Tensor, alpha: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor]:
         """Of the temperature, too."""
-        if self.by_hand is None or obs is None:
+        if self.by_hand is None or begun is None:
             with self.computing(), self.fixed(self.critics):
                 found: tuple[Tensor, Tensor] = self.actor_loss(batch, noise_BK, alpha)
             self.descend(self.actors, self.actor_optimizer, found[0], shared)
             return found
         with torch.no_grad():
-            loss, log_prob_B = self.by_hand.actor_gradients(obs, noise_BK, alpha, shared.share, self._climbs_mean)
+            loss, log_prob_B = self.by_hand.actor_gradients(begun, alpha, shared.share, self._climbs_mean)
             slope = -(log_prob_B.mean() + self.target_entropy) if self.learns_temperature else torch.zeros(())
             assert self.temperature.log_alpha.grad is not None
             self.temperature.log_alpha.grad.fill_(shared.share * slope)

@@ -38,11 +38,20 @@ def works_for(actor: Actor, critic: QEnsemble) -> bool:
     return plain and fixed and isinstance(head, SquashedGaussianHead) and head.state_std and head.reach.is_cpu
 
 
-class Features(NamedTuple):
-    """What nets read of observations."""
+class Begun(NamedTuple):
+    """What a gradient step begins with. What critics read of observations, and actions of the actor as it is."""
 
-    actor_BX: Tensor
-    critic_BX: Tensor
+    obs_BX: Tensor
+    next_obs_BX: Tensor
+    drawn: Squashed
+    """for the next observations and, where the actor learns, for these: rows (B, A) or (2 B, A)"""
+    hidden: list[Tensor]
+    """of the actor, for its gradients"""
+
+    def part(self, which: int) -> tuple[Squashed, list[Tensor]]:
+        """0: for the next observations; 1: for these."""
+        rows = slice(which * len(self.obs_BX), (which + 1) * len(self.obs_BX))
+        return Squashed(*(each[rows] for each in self.drawn)), [each[rows] for each in self.hidden]
 
 
 class ByHand:
@@ -59,27 +68,27 @@ class ByHand:
         prepared = actor.preprocess, critic.preprocess
         self._is_alike = prepared[0].space == prepared[1].space and not any(each.normalise for each in prepared)
 
-    def features(self, obs: object) -> Features:
-        """Of a tree of tensors (B, ...). Without statistics all nets read the same."""
-        actor_BX: Tensor = self.actor.encoder(self.actor.preprocess(obs))
-        return Features(actor_BX, actor_BX if self._is_alike else self.critic.encoder(self.critic.preprocess(obs)))
+    def begin(self, batch: Minibatch, noise_NBA: Tensor, acts: bool) -> Begun:
+        """Draw the actions of a gradient step. The actor learns in it if it ``acts``: its weights move last."""
+        obs, of_critic = zip(*(self._features(each) for each in (batch.next_obs, batch.obs)[: 1 + acts]), strict=True)
+        params, hidden = self.policy.forward(torch.cat(obs) if acts else obs[0])
+        mean, log_std = params.chunk(2, dim=1)
+        drawn = Squashed.of(mean, log_std, noise_NBA[: 1 + acts].flatten(0, 1), STATE_LOG_STD)
+        obs_BX = of_critic[1] if acts else self._features(batch.obs)[1]
+        return Begun(obs_BX, of_critic[0], drawn, hidden)
 
     def critic_gradients(
-        self, batch: Minibatch, obs: Features, noise_BA: Tensor, alpha: Tensor, share: float, subset: Tensor | None
+        self, batch: Minibatch, begun: Begun, alpha: Tensor, share: float, subset: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Write the critics' gradients, of ``share`` times the loss. Returns the loss, the values (K, B) and the
         targets (B).
         """
-        next_obs = self.features(batch.next_obs)
-        params_BP, _ = self.policy.forward(next_obs.actor_BX)
-        drawn = self._drawn(params_BP, noise_BA)
-        next_BI = torch.cat([next_obs.critic_BX, drawn.action_BA], 1)
-        next_q_KB = self.target_values.forward(next_BI)[0].squeeze(-1)
-        target_B = sac_target(
-            batch.reward, batch.discount, next_q_KB, drawn.log_prob_BA.sum(1) - self.log_reach, alpha, subset=subset
-        )
+        drawn, _ = begun.part(0)
+        next_q_KB = self.target_values.forward(torch.cat([begun.next_obs_BX, drawn.action_BA], 1))[0].squeeze(-1)
+        log_prob_B = drawn.log_prob_BA.sum(1) - self.log_reach
+        target_B = sac_target(batch.reward, batch.discount, next_q_KB, log_prob_B, alpha, subset=subset)
         action_BA = (in_rows(batch.action) - self.critic.centre) / self.critic.reach
-        q_KB1, inputs = self.values.forward(torch.cat([obs.critic_BX, action_BA], 1))
+        q_KB1, inputs = self.values.forward(torch.cat([begun.obs_BX, action_BA], 1))
         q_KB = q_KB1.squeeze(-1)
         error_KB = q_KB - target_B
         weighted_KB = error_KB if batch.weight is None else error_KB * batch.weight
@@ -87,16 +96,13 @@ class ByHand:
         self.values.backward((weighted_KB * (share / rows)).unsqueeze(-1), inputs)
         return (0.5 / rows) * torch.dot(error_KB.flatten(), weighted_KB.flatten()), q_KB, target_B
 
-    def actor_gradients(
-        self, obs: Features, noise_BA: Tensor, alpha: Tensor, share: float, average: bool
-    ) -> tuple[Tensor, Tensor]:
+    def actor_gradients(self, begun: Begun, alpha: Tensor, share: float, average: bool) -> tuple[Tensor, Tensor]:
         """Write the actor's gradients, of ``share`` times the loss (`sac_actor_loss`). Returns the loss and the
         log-probabilities (B).
         """
-        params_BP, hidden = self.policy.forward(obs.actor_BX)
-        drawn = self._drawn(params_BP, noise_BA)
-        q_KB1, inputs = self.values.forward(torch.cat([obs.critic_BX, drawn.action_BA], 1))
-        rows = len(params_BP)
+        drawn, hidden = begun.part(1)
+        q_KB1, inputs = self.values.forward(torch.cat([begun.obs_BX, drawn.action_BA], 1))
+        rows = len(drawn.action_BA)
         if average:
             value, pull_KB1 = q_KB1.mean(), torch.full_like(q_KB1, -share / (rows * len(q_KB1)))
         else:
@@ -109,9 +115,10 @@ class ByHand:
         self.policy.backward(torch.cat(drawn.backward(of_action_BA, float(alpha) * share / rows), 1), hidden)
         return (alpha * log_prob_B).mean() - value, log_prob_B
 
-    def _drawn(self, params_BP: Tensor, noise_BA: Tensor) -> Squashed:
-        mean_BA, log_std_BA = params_BP.chunk(2, dim=1)
-        return Squashed.of(mean_BA, log_std_BA, noise_BA, STATE_LOG_STD)
+    def _features(self, obs: object) -> tuple[Tensor, Tensor]:
+        """What actor and critics read of a tree of tensors (B, ...), (B, X). Without statistics it is the same."""
+        of_actor_BX: Tensor = self.actor.encoder(self.actor.preprocess(obs))
+        return of_actor_BX, of_actor_BX if self._is_alike else self.critic.encoder(self.critic.preprocess(obs))
 
 
 def _layers(nets: nn.Module) -> tuple[list[Layer], list[Layer], list[Layer], list[Layer]]:
