@@ -84,7 +84,7 @@ def first_simulated(name: str, staleness: int) -> float:
 
     def answer() -> None:
         made = next(simulated_one_by_one(quick))
-        described(made, in_haste=True)
+        described(made)
         [gantt(p) for p in made]
 
     return milliseconds(answer)

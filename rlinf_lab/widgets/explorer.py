@@ -120,7 +120,7 @@ class PlanExplorer(PushedWidget):
         """
         try:
             for better in simulated_one_by_one(first) if first is not None else ():
-                self._show(question, None, "", better, _drawn(better, in_haste=True))
+                self._show(question, None, "", better, _drawn(better))
             plans = question.answer(self._first.profile, simulate, self._first)
             drawn = _drawn(plans)
         except Exception as error:
@@ -192,8 +192,8 @@ class PlanExplorer(PushedWidget):
         )
 
 
-def _drawn(plans: Plans, in_haste: bool = False) -> Drawn:
-    """Plans as the page takes them. ``in_haste``: of `planning.adapt.whatif.described`."""
+def _drawn(plans: Plans) -> Drawn:
+    """Plans as the page takes them."""
     pictures = [gantt(p) for p in plans]
     charts = [
         {
@@ -208,7 +208,7 @@ def _drawn(plans: Plans, in_haste: bool = False) -> Drawn:
         }
         for p, g in zip(plans, pictures, strict=True)
     ]
-    return {**described(plans, in_haste), "charts": charts}, {
+    return {**described(plans), "charts": charts}, {
         f"bars{i}": g.bars.tobytes() for i, g in enumerate(pictures)
     }
 

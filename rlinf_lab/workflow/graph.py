@@ -205,42 +205,25 @@ class WorkflowGraph:
 
     @cached_property
     def _components(self) -> tuple[tuple[str, ...], ...]:
-        reach = {n.name: self._reachable(n.name) for n in self.nodes}
-        seen: set[str] = set()
-        found = []
-        for node in self.nodes:
-            if node.name in seen:
-                continue
-            members = (node.name, *(m for m in reach[node.name] if m != node.name and node.name in reach[m]))
-            ordered = tuple(n.name for n in self.nodes if n.name in members)
-            seen.update(ordered)
-            found.append(ordered)
+        reach = {n.name: self._ways(n.name) for n in self.nodes}
+        found = dict.fromkeys(tuple(m for m in reach if m == n or (m in reach[n] and n in reach[m])) for n in reach)
         return tuple(found)
 
-    def _reachable(self, start: str) -> set[str]:
-        found: set[str] = set()
-        open_: list[str] = [start]
-        while open_:
-            here = open_.pop()
+    def _ways(self, start: str) -> dict[str, Edge]:
+        """Of each worker that channels lead to from ``start``: the last edge of the shortest way."""
+        came: dict[str, Edge] = {}
+        front = [start]
+        for here in front:
             for edge in self.edges:
                 # The loop feeds channels and reads others; that it does both makes no cell of it and its workers.
-                if edge.producer == here and edge.consumer not in found and edge.consumer != DRIVER:
-                    found.add(edge.consumer)
-                    open_.append(edge.consumer)
-        return found
+                if edge.producer == here and edge.consumer not in came and edge.consumer != DRIVER:
+                    came[edge.consumer] = edge
+                    front.append(edge.consumer)
+        return came
 
     def ring_over(self, edge: Edge) -> str:
         """The shortest way over an edge, and over further channels, back to its producer: ``a --x--> b --y--> a``."""
-        came: dict[str, Edge] = {}
-        front = [edge.consumer]
-        while front and edge.producer not in came:
-            later = []
-            for worker in front:
-                for onward in self.edges:
-                    if onward.producer == worker and onward.consumer not in came and onward.consumer != DRIVER:
-                        came[onward.consumer] = onward
-                        later.append(onward.consumer)
-            front = later
+        came = self._ways(edge.consumer)
         way: list[Edge] = []
         here = edge.producer
         while here in came and (here != edge.consumer or not way):

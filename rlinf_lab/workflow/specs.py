@@ -247,9 +247,8 @@ class Nested:
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """One call of one worker, for all its ranks, or those in ``ranks`` (``began``: the first so many; the others have
-    come since).
-    ``starts_on_device``: it computes before its first get."""
+    """One call of one worker, for all its ranks, or those in ``ranks``. ``starts_on_device``: it computes before its
+    first get."""
 
     call_id: int
     worker: str
@@ -259,17 +258,14 @@ class CallSpec:
     iteration: int = 0
     starts_on_device: bool = True
     ranks: tuple[int, ...] = ()
-    began: int = 0
 
     def taken_by(self, ranks: int) -> tuple[int, ...]:
         """Who takes part, of so many."""
         return self.ranks or tuple(range(ranks))
 
     def place(self, rank: int, ranks: int) -> tuple[int, int]:
-        """Position of a rank, of so many, among those that take part. And how many of them began it: the position of
-        who has come since is that or larger.
-        """
-        return (self.ranks.index(rank), self.began or len(self.ranks)) if self.ranks else (rank, ranks)
+        """Position of a rank, of so many, among those that take part. And how many these are."""
+        return (self.ranks.index(rank), len(self.ranks)) if self.ranks else (rank, ranks)
 
     def arguments(self) -> list[Any]:
         return [*self.args, *self.kwargs.values()]

@@ -96,11 +96,9 @@ class Outbox(Protocol[T_contra]):
         When all calls that read the channel have ended, and no other can come, the iteration fails, and the next put
         raises `Cancelled`. On a channel with ``discard_unread=True`` the put ends the call instead, as a broken pipe
         does: ``finally`` blocks run, ``except Exception`` does not catch it, and what it has not read is not wanted
-        either. Whoever asks for its value later is told that there is none, unless it never returns any. The put drops
-        the item and the call goes on where somebody reads something else that it writes; where its value is wanted
-        (another call of that iteration takes it, the iteration function returns it or may still ask for it, unless the
-        method is annotated ``-> None``); and where the worker has several ranks and its code speaks of `exchange`,
-        `RankGroup` or `ShardGroup`.
+        either. The put drops the item and the call goes on where somebody reads something else that it writes; where
+        the method returns something (it may ask `is_wanted`); and where the worker has several ranks and its code
+        speaks of `exchange`, `RankGroup` or `ShardGroup`.
         """
 
     def put_all(

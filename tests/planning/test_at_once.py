@@ -73,8 +73,7 @@ def changed_hands(rng: random.Random) -> Counter[str]:
                 follow(one, other, one.close(stream), other.close(stream))
         elif chance < 0.08 and waiting:
             process = rng.choice(waiting)
-            ask = "dismiss" if one.processes[process].state == "get" and rng.random() < 0.5 else "cancel"
-            follow(one, other, *(getattr(engine, ask)(process) for engine in (one, other)))
+            follow(one, other, one.cancel(process), other.cancel(process))
         elif chance < 0.12:
             in_a_row(one, other, rng.sample(running, rng.randint(1, len(running))), rng.choice(channels), rng.randint(1, 9), taken)
         elif chance < 0.55:
@@ -218,24 +217,6 @@ def leaving(sizes: list[int], coming: int, memory: int, fixed: tuple[int, ...] =
 )
 def test_as_few_leave_as_make_room(sizes: list[int], more: tuple[Any, ...], leave: list[int]) -> None:
     assert leaving(sizes, *more) == leave
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_one_that_joins_a_stream_is_waited_for_unless_the_stream_has_ended(ended: bool) -> None:
-    engine = Engine(0)
-    for _ in range(3):
-        engine.add_process()
-    stream = engine.open_stream(None)
-    channel = engine.open_channel(stream)
-    engine.seal(stream, 1)
-    engine.settle([(p, Event.START, 0, 0) for p in range(3)])
-    if ended:
-        engine.close(stream)
-    assert engine.admit(stream) is not ended
-    engine.settle([(2, Event.GET, channel, 1)])
-    heard = [engine.close(stream) for _ in range(2)] if not ended else []
-    assert [bool(said) for said in heard] == ([False, True] if not ended else []), "both are waited for"
-    assert engine.processes[2].state == "run" and engine.streams[stream].ended
 
 
 def moved(said: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:

@@ -23,7 +23,6 @@ from rlinf_lab.planning.costs import (
 )
 from rlinf_lab.planning.costs.base import REPEAT
 from rlinf_lab.planning.costs.lengths import QUANTILES
-from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
 SHAPE = ModelShape(28, 4, 128, 15.2)
@@ -293,14 +292,6 @@ def test_the_stream_of_a_long_queue_is_even_and_ends_when_it_ends(group: int, re
     assert stream.times[-1] == pytest.approx(float(model.seconds(np.array([8]), 8.0 * requests)[0]), rel=1e-9 if group == 1 else 1e-3)
     assert (np.diff(stream.times) >= 0).all() and stream.times[0] > 0
     assert stream.times / stream.times[-1] == pytest.approx(np.arange(1, 65) / 64, abs=0.1)
-
-
-def test_a_plan_says_when_its_samples_do_not_agree() -> None:
-    def notes(*seconds: float) -> tuple[str, ...]:
-        worker = WorkerProfile(tuple(Sample(1, 64.0, s) for s in seconds), devices=1)
-        return plan(Profile(64, {"a": worker}), 1, micro_batches=1, simulate=False).notes
-
-    assert notes(1.0, 1.02) == () and notes(1.0, 1.5)[0].startswith("a: measured, good to 2")
 
 
 # --- whole items -----------------------------------------------------------------------------------------

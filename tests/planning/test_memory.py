@@ -371,8 +371,8 @@ def test_a_refusal_names_each_kind_of_device_with_its_memory() -> None:
     profile = Profile(8, {"t": keeps(80), "a": keeps(60, stays=False)}, (EdgeProfile("t", "a"),), kinds=kinds)
     with pytest.raises(PlanError) as error:
         plan(profile, {"A": 1, "B": 1})
-    assert "'a' fits on no kind of device: on each of 1 A it needs 60 GiB of 80, where 't' keeps 80 GiB (offloadable: false); " in str(error.value)
-    assert "on each of 1 B it needs 60 GiB of 50. Next: memory_gib=80 for every kind of device, or devices={'A': 2, 'B': 1}." in str(error.value)
+    needs = "'a' needs 60 GiB on 1 device of A, which has 80, or 60 GiB on 1 device of B, which has 50; 't' keeps 80 GiB (offloadable: false) where they sit."
+    assert f"{needs} Next: memory_gib=80 for every kind of device, or devices={{'A': 2, 'B': 1}}." in str(error.value)
 
 
 def test_a_refusal_offers_a_kind_that_was_not_asked_for() -> None:

@@ -120,13 +120,6 @@ def test_simulated_and_executed_timelines_are_equal(block: int) -> None:
     assert_all_equal(range(block * 125, block * 125 + 125))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("held_up")
-@pytest.mark.timeout(3600)
-def test_parity_over_many_flows() -> None:
-    assert_all_equal(range(10_000, 30_000))
-
-
 # --- ranks that come and go at random moments -----------------------------------------------------------------------
 
 

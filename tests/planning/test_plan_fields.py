@@ -312,18 +312,6 @@ def test_what_lab_plan_found_is_saved_and_compared_as_a_plan_is(tmp_path: Path) 
         best.diff(number)
 
 
-def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    for text in ("{", "[" * 100_000):
-        path.write_text(text)
-        with pytest.raises(PlanError, match=r"The plan '.*mine\.json' is not JSON"):
-            ExecutionPlan.load(path)
-        with pytest.raises(ConfigError, match=r"The profile '.*mine\.json' is not JSON"):
-            Profile.load(path)
-        with pytest.raises(ConfigError, match=r"The profile is not JSON"):
-            Profile.from_json(text)
-
-
 def test_names_of_before_are_read_from_files_and_refused_in_code_with_the_new_one() -> None:
     now = lab.plan(Profile.from_dict({"items": 4, "workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": 2.0}]}}}), 1).best.execution
     now = dataclasses.replace(now, micro_batches={"x": 3})

@@ -19,7 +19,6 @@ from timed_flows import Costs, Timed, timed
 import rlinf_lab as lab
 from rlinf_lab.planning.costs import BatchModel
 from rlinf_lab.planning.forecast.per_rank import by_rank
-from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.forecast.stream_estimate import stream_of
 from rlinf_lab.planning.placement.calls import Calls
 from rlinf_lab.planning.placement.search_space import Setting
@@ -325,12 +324,6 @@ def test_calls_are_of_whole_groups_for_each_rank(items: int, micro_batches: int,
     assert Calls.of(items, micro_batches, ranks, unit).parts().tolist() == sizes
 
 
-def test_what_is_left_counts_as_the_rank_that_has_most_of_it() -> None:
-    calls = Calls.of(20, 4, 3)
-    assert [float(calls.counted(n)) for n in calls.parts()] == [6, 6, 6, 4], "four on three ranks: one has two"
-    assert float(Calls.of(7, 1, 4).counted(7)) == 7
-
-
 def test_the_parts_of_a_share_are_the_share_and_the_least_that_comes_is_a_group() -> None:
     model = BatchModel((Sample(1, 32.0, 32.0),), 1.0, 1, 4)
     assert model.seconds(np.array([5]), 32) == pytest.approx(8.0)  # eight groups: two of four for one of five ranks
@@ -352,49 +345,3 @@ def test_no_plan_that_overlaps_runs_below_the_bound(items: int, ranks: int, stal
         plan = lab.ExecutionPlan("by hand", tuple(devices), places, {"ab": micro_batch}, staleness=staleness)
         assert between_ends(run(flow, plan, 12 * ranks + 6)) >= plans.bound.seconds * (1 - 1e-6), micro_batch
     assert plans.bound.seconds <= plans.best.seconds
-
-
-class Asks(Timed):
-    """For so many items, whatever its plan says."""
-
-    def work(self, inbox: lab.Inbox, *outs: lab.Outbox) -> None:
-        while batch := inbox.get(64):
-            self.worked(batch, outs)
-
-
-def test_many_more_batches_than_planned_are_told() -> None:
-    found = []
-    for kind in (Asks, Timed):
-        flow, profile = timed("ab", 512, {"a": (0, 0.01), "b": (1.0, 0.01)}, {"a": 1, "b": 1}, kinds={"b": kind})
-        planned = lab.plan(flow, ["cpu:0", "cpu:1"], profile)["spatial"]
-        assert planned.placement["b"]["micro_batches"] == 2
-        found.append(lab.replan(run(flow, planned, 5), planned, restart_s=0.0))
-    assert not any(d.sustained for d in found[0].drifts) and not found[1].notes
-    assert "b got 8 batches of 'ab' an iteration instead of 2, which takes 6 s more" in found[0].notes[0] and "Next: more room" in found[0].notes[0]
-    assert "9.68 s with the batches of the plan; with those that came they take up to 15.68 s" in found[0].notes[1]
-
-
-# --- sources that put items one by one ------------------------------------------------------------------------------
-def overlapping() -> tuple[lab.Workflow, Profile]:
-    return timed("ab bc", 64, {"a": (0, 0.01), "b": (0.01, 0.005), "c": (0, 0.005)})
-
-
-def test_a_plan_says_what_items_that_come_one_by_one_would_change() -> None:
-    flow, profile = overlapping()
-    plans = lab.plan(flow, [f"cpu:{i}" for i in range(4)], profile, micro_batches=1, staleness=1)
-    plan = next(p for p in plans if p.shape == "a | (b > c)")
-    ran = between_ends(run(flow, plan, 14))
-    assert ran > 1.1 * plan.seconds
-    (note,) = (n for n in plan.notes if "one by one" in n)
-    assert note.endswith(f"an iteration takes about {ran:.4g} s")
-    _, simulated = settled(steady(plan.candidate.placement, plan.devices, one_by_one=True), 1)
-    assert simulated == pytest.approx(ran)
-
-
-def test_nothing_is_said_where_it_changes_nothing_or_iterations_do_not_overlap() -> None:
-    flow, profile = overlapping()
-    devices = [f"cpu:{i}" for i in range(4)]
-    apart = next(p for p in lab.plan(flow, devices, profile, micro_batches=1, staleness=1) if p.mode == "spatial")
-    assert between_ends(run(flow, apart, 14)) == pytest.approx(apart.seconds, rel=0.02)
-    for plan in (apart, *lab.plan(flow, devices, profile, micro_batches=1)):
-        assert not any("one by one" in n or "simulated as handing over" in n for n in plan.notes)

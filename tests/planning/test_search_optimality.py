@@ -88,7 +88,7 @@ def test_pruning_changes_nothing_on_larger_graphs() -> None:
         assert seconds(problem) == unpruned, f"seed {seed}"
 
 
-@sweep(12, 100)
+@sweep(20, 100)
 def test_pruning_changes_nothing_in_streams_or_turns_alone(seeds: range) -> None:
     """Of streams alone more is known: everybody else has devices beside a part, and nobody time-shares."""
     for seed in seeds:
@@ -135,7 +135,7 @@ def test_fronts_keep_what_is_better_in_something() -> None:
 
 def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(3):
+    for _ in range(6):
         devices, count = int(rng.integers(200, 400)), int(rng.integers(2, 5))
         n = np.arange(devices + 1, dtype=float)
         with np.errstate(divide="ignore"):

@@ -12,7 +12,7 @@ import pytest
 import random_flows
 from random_flows import scenario
 from sweeps import sweep
-from timed_flows import timed
+from timed_flows import Timed, timed
 
 import rlinf_lab as lab
 from rlinf_lab import ExecutionPlan
@@ -50,24 +50,22 @@ class AtRandom:
         return zlib.crc32(repr((self.seed, "ask", of)).encode()) % (self.most + 1) * MS
 
 
-class Stage(lab.Worker):
-    def produce(self, out: lab.Outbox) -> None: ...
-    def read(self, inbox: lab.Inbox) -> None: ...
+class Other(lab.Worker):
     def work(self) -> None: ...
 
 
 def flow_of(other: bool = False) -> lab.Workflow:
     flow = lab.Workflow("far")
     items = flow.channel("items")
-    source, reader = flow.worker(Stage, name="source"), flow.worker(Stage, name="reader")
-    more = flow.worker(Stage, name="other") if other else None
+    source, reader = (flow.worker(Timed, 0, 0.0, 0.0, 1, name=name) for name in ("source", "reader"))
+    more = [flow.worker(Other, name="other")] if other else []
 
     @flow.iteration
     def iteration() -> None:
-        source.produce(items)
-        reader.read(items)
-        if more is not None:
-            more.work()
+        source.make(items)
+        reader.work(items)
+        for one in more:
+            one.work()
 
     return flow
 
@@ -83,7 +81,7 @@ def read(turn: Turn):
         yield run(MS)
 
 
-CALLS = [SimCall("source", "produce", produce, writes=("items",)), SimCall("reader", "read", read, reads=("items",), starts_on_device=False)]
+CALLS = [SimCall("source", "make", produce, writes=("items",)), SimCall("reader", "work", read, reads=("items",), starts_on_device=False)]
 
 
 def ends(timeline: Timeline, worker: str, kind: SpanKind, rank: int = 0) -> list[float]:

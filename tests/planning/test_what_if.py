@@ -259,16 +259,6 @@ def test_no_plan_of_a_neighbouring_profile_is_faster(seed: int) -> None:
     is_as_fast(profile, profile.scaled(rng.choice(list(profile.workers)), rng.choice(FACTORS)), devices, more)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [p.stem for p in sorted(DOCS.glob("*.json"))])
-def test_no_plan_of_a_neighbouring_published_profile_is_faster(name: str) -> None:
-    profile = Profile.load(DOCS / f"{name}.json")
-    for worker in profile.workers:
-        for factor in (0.8, 1.1, 1.25):
-            is_as_fast(profile, profile.scaled(worker, factor), 64, {})
-
-
 def test_of_plans_that_take_as_long_the_order_does_not_depend_on_who_is_first() -> None:
     profile = branching(49)[0]
     found = [p.candidate for p in plan(profile, 6, simulate=False)]

@@ -10,11 +10,10 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
-from flows import Numbers
 from mesh import MeshExecutor
 from sessions import session_of, step_within, until
 
@@ -42,10 +41,19 @@ class Source(Worker):
 
 
 class Sink(Worker):
+    """``leaves``: ranks other than the first end by `sys.exit` when they are closed."""
+
+    busy: ClassVar[threading.Event] = threading.Event()
+
+    def __init__(self, leaves: bool = False) -> None:
+        self.leaves = leaves
+
     def take(self, cuts: bool, inbox: Inbox) -> int:
         found = 0
         for batch in inbox:
             found += len(batch)
+            if found > 20:
+                self.busy.set()
             if cuts and found > 20:
                 cuts = False
                 for link in gc.get_objects():
@@ -53,17 +61,21 @@ class Sink(Worker):
                         link._socket.shutdown(socket.SHUT_RDWR)
         return found
 
+    def close(self) -> None:
+        if self.leaves and self.rank:
+            sys.exit(3)
+
 
 DEVICES = ["cpu:0", "cpu:1"]
 
 
-def two_hosts() -> tuple[Workflow, ExecutionPlan]:
+def two_hosts(sinks: int = 1, leaves: bool = False) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("cut")
     items = flow.channel("items")
-    source, sink = flow.worker(Source, name="source"), flow.worker(Sink, name="sink")
-
+    source, sink = flow.worker(Source, name="source"), flow.worker(Sink, leaves, name="sink")
     flow.iteration(lambda count, cuts: (source.make(count, items), sink.take(cuts, items)))
-    return flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "sink": [1]})
+    devices = [f"cpu:{i}" for i in range(1 + sinks)]
+    return flow, ExecutionPlan.spatial(flow, devices, {"source": [0], "sink": list(range(1, 1 + sinks))})
 
 
 @pytest.mark.long
@@ -82,14 +94,16 @@ def test_a_connection_that_ends_while_both_live_is_an_error() -> None:
 def test_a_host_that_dies_ends_the_iteration_and_every_later_one_by_name(first: str) -> None:
     """Whoever hears of it first. Before, the driver took the sink for one that had stopped early, and said so."""
     executor = MeshExecutor(*two_hosts())
+    Sink.busy.clear()
 
     def die() -> None:
+        assert Sink.busy.wait(60)
         if first == "host1":
             executor.hosts["host1"].lost("host0")
             time.sleep(0.3)
         executor.driver_host.lost("host0")
 
-    dying = threading.Timer(0.2, die)
+    dying = threading.Thread(target=die)
     with session_of(executor, clean=False) as s:
         dying.start()
         for count in (5000, 10):
@@ -102,12 +116,7 @@ def test_results_on_a_host_that_died_after_its_iteration_are_not_waited_for() ->
     flow = Workflow("died")
     sink, handles, items = flow.worker(Sink, name="sink"), list[Any](), flow.channel("items")
 
-    @flow.iteration
-    def iteration() -> Any:
-        items.put_all(range(3))
-        handles.append(sink.take(False, items))
-        return handles[-1]
-
+    flow.iteration(lambda: (items.put_all(range(3)), handles.append(sink.take(False, items)), handles[-1])[2])
     executor = MeshExecutor(flow, ExecutionPlan.spatial(flow, ["cpu:0"], {"sink": [0]}, staleness=1))
     with session_of(executor, clean=False) as s:
         started = s.submit()
@@ -167,29 +176,9 @@ def test_who_hears_of_a_death_before_it_is_connected_does_not_die_of_it(monkeypa
         host.stop()
 
 
-class Takes(Numbers):
-    """``leaves``: ranks other than the first end by `sys.exit` when they are closed."""
-
-    def __init__(self, leaves: bool = False) -> None:
-        self.leaves = leaves
-
-    def close(self) -> None:
-        if self.leaves and self.rank:
-            sys.exit(3)
-
-
-def two_workers(leaves: bool = False) -> Workflow:
-    flow = Workflow("two")
-    numbers = flow.channel("numbers")
-    makes, takes = flow.worker(Numbers, name="makes"), flow.worker(Takes, leaves, name="takes")
-
-    flow.iteration(lambda count: (makes.make(count, numbers), takes.total(numbers).wait())[1])
-    return flow
-
-
 @pytest.mark.fresh
 def test_a_host_that_dies_before_the_others_are_connected_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow = two_workers()
+    flow, plan = two_hosts()
     before = set(psutil.Process().children())  # a browser that another test started
     launch = ProcessExecutor._launch
 
@@ -199,22 +188,19 @@ def test_a_host_that_dies_before_the_others_are_connected_is_named(monkeypatch: 
             psutil.Process(self._children[host].pid).kill()
 
     monkeypatch.setattr(ProcessExecutor, "_launch", launch_and_kill)
-    plan = ExecutionPlan.spatial(flow, DEVICES, {"makes": [0], "takes": [1]})
     monkeypatch.setattr(Listener, "wait_for_farewells", lambda *_: pytest.fail("nobody who was not connected says farewell"))
-    told = r"Host 'host1' died while its workers were being set up with signal 9.*takes\[0\] lived there.*Next: "
+    told = r"Host 'host1' died while its workers were being set up with signal 9.*sink\[0\] lived there.*Next: "
     with pytest.raises(ExecutorError, match=told), session(flow, plan, executor="processes", emulate=True):
         pass
     assert not set(psutil.Process().children()) - before
 
 
 def test_a_rank_that_leaves_by_leaving_python_has_left() -> None:
-    flow = two_workers(leaves=True)
-    plan = ExecutionPlan.spatial(flow, [*DEVICES, "cpu:2"], {"makes": [0], "takes": [1, 2]})
-    with pytest.raises(WorkerError, match=r"Worker 'takes' rank 1 failed in close\(\): SystemExit: 3"), session(flow, plan, emulate=True) as s:
-        s.leave("takes", 1)
-        s.join("takes", 1, timeout=10.0)
-        assert s.members["takes"] == (0, 1)
-        assert sum(s.step(10)) == 45
+    with pytest.raises(WorkerError, match=r"Worker 'sink' rank 1 failed in close\(\): SystemExit: 3"), session(*two_hosts(2, True), emulate=True) as s:
+        s.leave("sink", 1)
+        s.join("sink", 1, timeout=60)
+        assert s.members["sink"] == (0, 1)
+        assert sum(s.step(10, False)[1]) == 10
 
 
 TOLD = threading.Event()

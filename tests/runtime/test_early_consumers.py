@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from typing import Any
 
 import pytest
-from sessions import executor_of, in_time, kinds, opened, recorded, session_of, step_within
+from sessions import in_time, kinds, opened, recorded, step_within
 
-from rlinf_lab.errors import WorkerError, WorkflowError
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator import scripts as sim
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
-from rlinf_lab.runtime.host.elastic import exchange
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.declaration import returns_nothing
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -78,25 +76,6 @@ class Maker(Worker):
     def some(self, out: Outbox) -> str:
         out.put_all(range(300))
         return "all"
-
-    def meets_hidden(self, out: Outbox) -> None:
-        while True:
-            out.put(1)
-            swap(self)
-
-    def meets_late(self, out: Outbox) -> None:
-        out.put(1)
-        if self.rank == 0:
-            swap(self)
-        while True:
-            time.sleep(0.001)
-            out.put(1)
-
-
-def swap(worker: Worker) -> None:
-    """A meeting that the code of the worker does not speak of."""
-    worker.exchange(worker.rank)
-
 
 class Meeting(Worker):
     def one_puts(self, out: Outbox) -> None:
@@ -195,10 +174,8 @@ def test_the_producers_of_what_nobody_will_read_hear_of_it_at_once(kind: str, di
 
 @kinds
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("method", ["endless", "unannotated"])
-def test_the_value_of_a_call_that_ended_at_a_put(kind: str, method: str, late: bool) -> None:
-    """Kept by the loop; asked for by a call of the next iteration, or ``late``, by its handle. Who only waits for the end of a call that returns nothing
-    hears of it, without an annotation, too."""
+def test_the_value_of_a_call_that_ended_at_a_put(kind: str, late: bool) -> None:
+    """Kept by the loop; asked for by a call of the next iteration, or ``late``, by its handle."""
     flow, kept = Workflow("kept"), list[Any]()
     items = flow.channel("items", capacity=3, discard_unread=True)
     maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
@@ -206,19 +183,12 @@ def test_the_value_of_a_call_that_ended_at_a_put(kind: str, method: str, late: b
     @flow.iteration
     def iteration() -> Any:
         before = kept[-1:] if not late else []
-        kept.append(getattr(maker, method)(items))
-        taken = taker.take(items)
-        return taken, [taker.keep(handle) for handle in before]
+        kept.append(maker.unannotated(items))
+        return taker.take(items), [taker.keep(handle) for handle in before]
 
-    with session_of(executor_of(kind, flow, plan_of(flow)), clean=method == "unannotated") as s:
+    with opened(kind, flow, plan_of(flow)) as s:
         assert step_within(s) == (1, [])
-        ask = kept[-1].wait if late else s.step
-        if method == "unannotated":
-            assert in_time(ask, s) == (None if late else (1, [None]))
-            return
-        told = r"maker\[0\].endless\(\) of iteration 0 has no value: nobody read what it put into 'items'.* Next: take the value in the same iteration"
-        with pytest.raises((WorkflowError, WorkerError), match=told):
-            in_time(ask, s)
+        assert in_time(kept[-1].wait if late else s.step, s) == (None if late else (1, [None]))
 
 
 def test_what_returns_nothing_is_read_from_its_code() -> None:
@@ -232,45 +202,13 @@ def test_what_returns_nothing_is_read_from_its_code() -> None:
     def perhaps(x):
         return x or None
 
-    def one_of_two(x):
-        return None if x else 3
-
-    assert returns_nothing(leaves_early) and not returns_nothing(perhaps) and not returns_nothing(one_of_two)
-    assert returns_nothing(Maker.forever) and returns_nothing(Maker.unannotated) and not returns_nothing(Maker.endless)
+    of_makers = [returns_nothing(method) for method in (Maker.forever, Maker.unannotated, Maker.endless)]
+    assert returns_nothing(leaves_early) and not returns_nothing(perhaps) and of_makers == [True, True, False]
 
 
 @kinds
-def test_ranks_that_meet_end_together(kind: str) -> None:
-    flow = flow_of("meets_hidden", discard_unread=True)
-    with opened(kind, flow, plan_of(flow, makers=2)) as s:
-        assert [step_within(s) for _ in range(3)] == [([None, None], 1)] * 3
-
-
-@pytest.mark.parametrize("aside", [False, True])
-def test_a_rank_that_is_about_to_meet_others_that_have_ended_ends_too(aside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has begun to when the news comes that nobody reads."""
-    flow = Workflow("late")
-    items = flow.channel("items", capacity=3, discard_unread=True)
-    maker, taker, other = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker"), flow.worker(Meeting, name="relay")
-    flow.iteration(lambda: (maker.meets_late(items), taker.take(items), other.meet())[:0])
-    shared = ((0,), (1,)) if aside else ((2,), (4,))
-    plan = ExecutionPlan("late", plan_of(flow).devices, {"maker": ((0,), (1,)), "taker": ((3,),), "relay": shared}, micro_batches={"items": 1})
-    key_of = exchange.key_of
-    with opened("local", flow, plan) as s:
-
-        def late(process: Any) -> int:
-            while process.worker == "maker" and not s._executor.driver_host._unwanted.discarded:
-                time.sleep(0.001)
-            time.sleep(0.05)
-            return key_of(process)
-
-        monkeypatch.setattr(exchange, "key_of", late)
-        assert step_within(s) == ()
-
-
-@kinds
-@pytest.mark.parametrize("how", ["returned", "part", "taken", "waited", "read by others", "meets by its own code"])
-def test_a_call_whose_value_or_items_are_wanted_goes_on_to_its_end(kind: str, how: str) -> None:
+@pytest.mark.parametrize("how", ["returns a value", "read by others", "meets by its own code"])
+def test_a_call_that_returns_or_whose_items_are_wanted_goes_on_to_its_end(kind: str, how: str) -> None:
     flow = Workflow("wanted")
     items, other = flow.channel("items", capacity=3, discard_unread=True), flow.channel("other", capacity=3)
     maker, taker = flow.worker(Meeting if "meets" in how else Maker, name="maker"), flow.worker(Taker, name="taker")
@@ -283,14 +221,14 @@ def test_a_call_whose_value_or_items_are_wanted_goes_on_to_its_end(kind: str, ho
         if how == "read by others":
             made = maker.two(items, other)
             return taker.both(items, other), made
-        made, taken = maker.some(items), taker.take(items)
-        taken.wait()
-        return taken, {"returned": lambda: [made], "part": lambda: {"a": made[:]}, "taken": lambda: taker.keep(made), "waited": made.wait}[how]()
+        kept.append(maker.some(items))
+        return taker.take(items), None
 
     ENDED.clear()
+    kept = list[Any]()
     with opened(kind, flow, plan_of(flow, makers=1 + ("meets" in how))) as s:
-        expected: dict[str, Any] = {"returned": (1, ["all"]), "part": (1, {"a": "all"}), "read by others": (300, "all"), "meets by its own code": (1, None)}
-        assert step_within(s) == expected.get(how, (1, "all"))
+        assert step_within(s) == ((300, "all") if how == "read by others" else (1, None))
+        assert [in_time(made.wait, s) for made in kept] == ["all"] * (how == "returns a value")
     assert sorted(ENDED) == (["maker[0] has done all", "maker[1] has done all"] if "meets" in how else [])
 
 
@@ -301,16 +239,17 @@ def test_a_reader_that_comes_after_the_rest_was_discarded_is_refused() -> None:
 
     @flow.iteration
     def iteration(again: bool) -> Any:
-        made = maker.forever(items)
-        first = taker.take(items)
+        made, first = maker.forever(items), taker.take(items)
         made.wait()
         return first, taker.take(items) if again else 0
 
     with session(flow, plan_of(flow), emulate=True) as s:
-        assert step_within(s, False) == (1, 0)
-        with pytest.raises(WorkflowError, match=r"taker.take\(\) reads channel 'items', of which the rest was discarded.*Next: call every reader before"):
-            step_within(s, True)
-        assert step_within(s, False) == (1, 0)
+        for again in (False, True, False):
+            if not again:
+                assert step_within(s, again) == (1, 0)
+                continue
+            with pytest.raises(WorkflowError, match=r"taker.take\(\) reads channel 'items', of which the rest was discarded.*Next: call every reader before"):
+                step_within(s, again)
 
 
 def test_between_processes() -> None:

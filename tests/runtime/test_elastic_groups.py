@@ -3,25 +3,23 @@ all is built there in its turn: what is there leaves first, and comes back to it
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
 from flows import DEVICES, Numbers, cell_flow
 from sessions import both, opened, until
-from torch import nn
 
-from rlinf_lab.errors import Cancelled, ExecutorError, PlanError, UnknownNameError, WorkerError, WorkflowError
+from rlinf_lab.errors import ExecutorError, PlanError, UnknownNameError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.run.run import Run, session
 from rlinf_lab.runtime.session.session import Session
-from rlinf_lab.workers import TorchWorker
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -38,19 +36,16 @@ class Doubles(Worker):
         self.seconds = seconds
 
     def setup(self) -> None:
-        self.done = 0
         Doubles.built[self.rank] += 1
 
     def close(self) -> None:
         Doubles.closed[self.rank] += 1
 
-    def convert(self, inbox: Inbox, out: Outbox) -> int:
+    def convert(self, inbox: Inbox, out: Outbox) -> None:
         for batch in inbox:
             self.compute(self.seconds)
             for item in batch:
                 out.put((item, self.rank))
-            self.done += len(batch)
-        return self.done
 
     def who(self) -> tuple[int, int]:
         return self.rank, self.ranks
@@ -146,18 +141,7 @@ class Reached:
     """What the ranks have done, and whether that is enough."""
 
     def __init__(self) -> None:
-        self.by: Counter[int] = Counter()
-        self.over = False
-        self._news = threading.Condition()
-
-    def tell(self, rank: int) -> None:
-        with self._news:
-            self.by[rank] += 1
-            self._news.notify_all()
-
-    def wait(self, is_there: Callable[[], bool]) -> None:
-        with self._news:
-            assert self._news.wait_for(is_there, 30)
+        self.by, self.over = Counter[int](), False
 
 
 class Tells(Worker):
@@ -165,10 +149,8 @@ class Tells(Worker):
         self.reached = reached
 
     def produce(self, out: Outbox) -> None:
-        n = 0
-        while not self.reached.over:
-            out.put(n)
-            n += 1
+        for number in itertools.takewhile(lambda _: not self.reached.over, itertools.count()):
+            out.put(number)
 
     def convert(self, inbox: Inbox, out: Outbox) -> int:
         done = 0
@@ -176,7 +158,7 @@ class Tells(Worker):
             self.compute(0.0005)
             out.put((batch[0], self.rank))
             done += 1
-            self.reached.tell(self.rank)
+            self.reached.by[self.rank] += 1
         return done
 
 
@@ -206,9 +188,9 @@ class Meets(Worker):
         return self.exchange(self.rank)
 
 
-def grouped(ranks: int = 2) -> tuple[Workflow, ExecutionPlan]:
+def grouped(ranks: int = 2, cls: type[Worker] = Meets) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("grouped")
-    workers = flow.worker(Meets, name="workers")
+    workers = flow.worker(cls, name="workers")
     flow.iteration(lambda: workers.work())
     return flow, ExecutionPlan.spatial(flow, [f"cpu:{r}" for r in range(ranks)], {"workers": list(range(ranks))})
 
@@ -232,21 +214,12 @@ def test_those_meet_who_are_there_and_one_that_cannot_be_set_up_spoils_nothing(k
         assert s.step() == [[0, 1]] * 2
 
 
-class MeetsAfterwards(Tells):
-    """It meets the others when it has read everything."""
-
-    def convert(self, inbox: Inbox, out: Outbox) -> int:
-        super().convert(inbox, out)
-        return len(self.exchange(self.rank))
-
-
-@pytest.mark.parametrize("meets", [False, True])
-def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over(meets: bool) -> None:
-    """Every step waits for the one before, so it is certain who did what. Those who began it do not wait to meet it: which is said, with what to do."""
+def test_who_goes_in_the_middle_of_a_call_hands_over_and_who_comes_takes_part_in_the_next() -> None:
+    """Every step waits for the one before, so it is certain who did what."""
     flow, reached = Workflow("steps"), Reached()
     numbers, doubled = flow.channel("numbers", capacity=1, may_be_empty=True), flow.channel("doubled", capacity=None, may_be_empty=True)
     source, sink = flow.worker(Tells, reached, name="source"), flow.worker(Sink, name="sink")
-    doubles = flow.worker(MeetsAfterwards if meets else Tells, reached, name="doubles")
+    doubles = flow.worker(Tells, reached, name="doubles")
 
     @flow.iteration
     def iteration() -> Any:
@@ -254,24 +227,18 @@ def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over(me
         return {"shares": doubles.convert(numbers, doubled), "items": sink.consume(doubled)}
 
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [2], "doubles": [0, 1], "sink": [2]})
-    with opened("local", flow, plan, absent={"doubles": [1]}) as s:
+    with opened("local", flow, plan) as s:
         one = s.submit()
-        reached.wait(lambda: reached.by[0] >= 2)
-        s.join("doubles", 1)
-        reached.wait(lambda: reached.by[1] >= 2)
-        if meets:
-            reached.over = True
-            with pytest.raises(WorkerError, match=r"ranks \[0\] began before this one had joined.*Next: call session.join\('doubles', 1\) between two steps"):
-                one.wait(30)
-            assert s.submit().wait(30)["shares"] == [2, 2]
-            return
+        until(lambda: min(reached.by[0], reached.by[1]) >= 2)
         s.leave("doubles", 1)
-        before = reached.by[0]
-        reached.wait(lambda: reached.by[0] >= before + 5)
+        s.join("doubles", 1)
+        before = reached.by.copy()
+        until(lambda: reached.by[0] >= before[0] + 5)
         reached.over = True
         result = one.wait(30)
+        assert reached.by[1] == before[1] and result["shares"] == [reached.by[0], reached.by[1]]
+        assert s.step()["shares"] == [0, 0], "both of them"
     assert [item for item, _ in sorted(result["items"])] == list(range(len(result["items"])))
-    assert result["shares"] == [reached.by[0], reached.by[1]] and reached.by[1] >= 2
 
 
 def test_what_cannot_come_or_go_is_refused_by_name() -> None:
@@ -285,10 +252,12 @@ def test_what_cannot_come_or_go_is_refused_by_name() -> None:
                 getattr(s, what)(*arguments)
         assert s.step() == [[0, 1], [0, 1]]
     cell = cell_flow()
+    tight = ExecutionPlan("tight", DEVICES, {"source": [[0]], "doubles": [[0], [1]], "sink": [[1]]}, memory={"doubles": 2, "sink": 2}, device_memory=3)
     for of, there, absent, message in (
         (flow, plan, {"workers": [0]}, "rank 0 of 'workers' stays"),
         (cell, ExecutionPlan.temporal(cell, DEVICES, {"sim": 2}), {"sim": [1]}, "reads its own keys of channel 'act'"),
         (cell, ExecutionPlan.fused_cells(cell, DEVICES, {"sim": 2}), {"sim": [1]}, "is fused with others"),
+        (flow_of(), tight, {"doubles": [1]}, "workers take turns on cpu:1"),
     ):
         with pytest.raises(PlanError, match=message):
             LocalExecutor(of, there, absent=absent)
@@ -304,160 +273,21 @@ def test_a_run_that_is_not_there_yet_says_so() -> None:
         made.join("workers", 1)
 
 
-# --- a device that does not hold all ---
-class Guest(TorchWorker):
-    """``there``: who is on the tight device. ``beside``: who else was, when somebody was built there or at work."""
-
-    there: ClassVar[set[str]] = set()
-    beside: ClassVar[list[set[str]]] = []
-    fails: ClassVar[bool] = False
-    released: ClassVar[threading.Event] = threading.Event()
-
-    def __init__(self, module: nn.Module | None = None) -> None:
-        self.module = module or nn.Linear(4, 1)
-
-    def _leaves_at_once(self) -> bool:
-        return True  # as on a GPU
-
-    def is_here(self, yes: bool = True) -> None:
-        if (self.name, self.rank) != ("works", 0):  # it has a device of its own
-            (Guest.there.add if yes else Guest.there.discard)(self.name)
-
-    def look(self, seconds: float) -> None:
-        for _ in range(2):
-            if (self.name, self.rank) != ("works", 0):
-                Guest.beside.append(Guest.there - {self.name})
-            self.compute(seconds / 2)
+class SetUpLater(Worker):
+    there: ClassVar[threading.Event] = threading.Event()
 
     def setup(self) -> None:
-        if (self.name, self.rank) == ("works", 0):
-            self.module = nn.Linear(4, 1)
-        self.is_here()
-        self.look(0.02)
-        if Guest.fails and self.rank:
-            raise ValueError("no model")
+        assert not self.rank or SetUpLater.there.wait(30)
 
-    def onload(self) -> None:
-        super().onload()
-        self.is_here()
-
-    def offload(self) -> None:
-        super().offload()
-        self.is_here(False)
-
-    def close(self) -> None:
-        self.is_here(False)
+    def work(self) -> int:
+        return self.rank
 
 
-    def convert(self, inbox: Inbox, out: Outbox) -> None:
-        for batch in inbox:
-            self.look(0.002)
-            out.put_all((item, self.rank) for item in batch)
-
-    def consume(self, inbox: Inbox) -> list[tuple[int, int]]:
-        found = []
-        for batch in inbox:
-            self.look(0.002)
-            found += batch
-        return found
-
-    def hold(self) -> None:
-        """Its device, until it is told to let go, or the run ends."""
-        self.look(0.002)
-        while not Guest.released.is_set():
-            self.compute(0.002)
-
-
-def tight(device_memory: int = 3, module: nn.Module | None = None) -> tuple[Workflow, ExecutionPlan]:
-    flow = Workflow("tight")
-    numbers, done = flow.channel("numbers", capacity=4), flow.channel("done", capacity=4)
-    source, works, sink = flow.worker(Numbers, name="source"), flow.worker(Guest, module, name="works"), flow.worker(Guest, module, name="sink")
-
-    @flow.iteration
-    def iteration(items: int, holds: bool = False) -> Any:
-        if holds:
-            return sink.hold()
-        source.make(items, numbers)
-        works.convert(numbers, done)
-        return sink.consume(done)
-
-    places, memory = {"source": ((2,),), "works": ((1,), (0,)), "sink": ((0,),)}, {"works": 2, "sink": 2}
-    return flow, ExecutionPlan("tight", ("cpu:0", "cpu:1", "cpu:2"), places, memory=memory, device_memory=device_memory)
-
-
-@contextmanager
-def one_is_absent(flow: Workflow, plan: ExecutionPlan, kind: str = "local", fails: bool = False) -> Iterator[Session]:
-    Guest.there.clear(), Guest.beside.clear()
-    Guest.fails = fails
-    Guest.released.clear()
-    with opened(kind, flow, plan, 0.0005, absent={"works": [1]}) as s:
-        yield s
-    assert not Guest.there
-
-
-@contextmanager
-def meanwhile(do: Callable[[], Any]) -> Iterator[None]:
-    thread = threading.Thread(target=lambda: (time.sleep(0.05), do()))
-    thread.start()
-    yield
-    thread.join()
-
-
-@both
-@pytest.mark.parametrize(("device_memory", "most"), [(3, 0), (4, 1)])
-def test_nobody_is_built_beside_whom_the_device_does_not_hold(kind: str, device_memory: int, most: int) -> None:
-    with one_is_absent(*tight(device_memory), kind) as s:
-        for _ in range(2):
-            with meanwhile(lambda: s.join("works", 1)):
-                assert sorted(item for item, _ in s.step(60)) == list(range(60))
-            ranks = {rank for _, rank in s.step(100)}
-            assert ranks == {0, 1}
-            s.leave("works", 1)
-        s.join("works", 1)  # while nobody works
-        assert len(s.step(20)) == 20
-    assert max(map(len, Guest.beside)) == most
-
-
-def test_what_it_shares_with_who_has_left_for_it_is_there_again() -> None:
-    """Its setup finds it in host memory. It is on its device already, so nothing else would bring it."""
-    module = nn.Linear(4, 1)
-    with one_is_absent(*tight(3, module)) as s:
-        s.step(5)
-        s.join("works", 1)
-        there = {p.label: p.instance for p in s._executor.driver_host.state.ranks if isinstance(p.instance, Guest)}
-        assert there["works[1]"].module is there["sink[0]"].module is module
-        assert not any(m.host.data_ptr() == module.weight.data_ptr() for worker in there.values() for m in worker._own_residence()._moved)
-        assert len(s.step(20)) == 20
-
-
-def test_one_that_cannot_be_built_gives_its_place_back() -> None:
-    with one_is_absent(*tight(), fails=True) as s:
-        s.step(5)
-        for _ in range(3):
-            with pytest.raises(WorkerError, match=r"failed in setup\(\): ValueError: no model"):
-                s.join("works", 1)
-            Guest.there.discard("works")
-            assert len(s.step(5)) == 5
-        Guest.fails = False
-        s.join("works", 1)
-        assert len(s.step(20)) == 20
-    assert not any(Guest.beside)
-
-
-def test_who_waits_for_its_place_goes_when_the_run_ends() -> None:
-    """And a wait that ends before is a time-out of the caller, not of the rank."""
-    with one_is_absent(*tight()) as s:
-        held = s.submit(0, True)
-        until(lambda: Guest.beside[1:])
+def test_a_wait_for_one_that_is_being_set_up_is_a_time_out_of_the_caller_not_of_the_rank() -> None:
+    flow, plan = grouped(cls=SetUpLater)
+    with opened("local", flow, plan, absent={"workers": [1]}) as s:
         with pytest.raises(TimeoutError, match=r"has not been set up yet, after 0\.1 s\. That goes on\."):
-            s.join("works", 1, timeout=0.1)
-        Guest.released.set()
-        held.wait()
-        assert len(s.step(20)) == 20 and s.members["works"] == (0, 1)
-        s.leave("works", 1)
-        seen = len(Guest.beside)
-        Guest.released.clear()
-        s.submit(0, True)
-        until(lambda: len(Guest.beside) > seen)
-        with meanwhile(s._executor.stop), pytest.raises((Cancelled, ExecutorError), match="the run was stopped|has not been set up yet, and the run has ended"):
-            s.join("works", 1)
+            s.join("workers", 1, timeout=0.1)
+        SetUpLater.there.set()
+        until(lambda: s.members["workers"] == (0, 1))
+        assert s.step() == [0, 1]

@@ -128,7 +128,6 @@ def test_opening_and_closing_a_session_may_be_interrupted_at_any_line() -> None:
 
 
 def test_a_run_whose_dashboard_was_interrupted_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow, plan = chain()
     others = set(threading.enumerate())
 
     def interrupted(run: Any) -> None:
@@ -136,11 +135,10 @@ def test_a_run_whose_dashboard_was_interrupted_is_stopped(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(notebook, "show", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        notebook.run(flow, plan, dashboard=True)
-    for thread in threading.enumerate():
-        if thread not in others and thread.name == "run chain":
-            thread.join(20)
-            assert not thread.is_alive()
+        notebook.run(*chain(), dashboard=True)
+    for thread in (t for t in threading.enumerate() if t not in others and t.name == "run chain"):
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 class Interrupted(threading.Thread):
@@ -283,16 +281,13 @@ def test_an_iteration_that_waits_for_an_interrupted_call_says_so(monkeypatch: py
             raise interrupted.pop()
         return value
 
-    logger, seen = logging.getLogger("rlinf_lab"), Seen()
-    logger.addHandler(seen)
-    try:
-        with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
-            interrupted.append(KeyboardInterrupt())
-            with pytest.raises(KeyboardInterrupt):
-                s.step(True)
-            assert s.step(False) == "done"
-    finally:
-        logger.removeHandler(seen)
+    logger = logging.getLogger("rlinf_lab")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, Seen()])
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
+        interrupted.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            s.step(True)
+        assert s.step(False) == "done"
     told = [r.getMessage() for r in caplog.records if "left computing" in r.getMessage()]
     assert len(told) == 1 and "waits for worker[0].go" in told[0] and "Next: wait" in told[0]
 

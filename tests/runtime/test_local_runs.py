@@ -1,4 +1,5 @@
-"""The local executor and runs: results, failures, interruption, pausing; nothing left behind."""
+"""The local executor and runs: results, failures, interruption, pausing; nothing left behind. What the engine says is carried out in the order in which it
+said it, and an error of the runtime's own ends a run."""
 
 from __future__ import annotations
 
@@ -17,10 +18,13 @@ from flows import DEVICES, cell_flow, cell_plans, failing_flow
 from own_threads import own_threads
 from sessions import executor_of, session_of, until
 
-from rlinf_lab.errors import Cancelled, RenamedError, WorkerError, WorkflowError
+import rlinf_lab as lab
+from rlinf_lab.errors import Cancelled, ExecutorError, RenamedError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -164,15 +168,13 @@ def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() 
         def put(self, out: Outbox) -> None:  # ends a moment later than `work`, within the same instant
             out.put(3)
 
-    flow = Workflow("quick")
+    flow, then = Workflow("quick"), list[Any]()
     items = flow.channel("items")
     quick, other = flow.worker(Quick, name="quick"), flow.worker(Quick, name="other")
 
     def fail() -> None:
-        until(lambda: executor.driver_host.scheduler.instants.has_pending(Event.DONE))
+        until(lambda: any(e[1] == Event.DONE for e in executor.driver_host.scheduler.instants._pending))
         raise ValueError("as it was asked to")
-
-    then = []
 
     @flow.iteration
     def iteration() -> list[int]:
@@ -258,3 +260,58 @@ def test_a_seed_that_a_worker_sets_in_its_setup_holds_until_that_ends() -> None:
     with pytest.raises(WorkerError, match="'fails' rank 0 failed in setup.*no weights there"):
         run(flow, ExecutionPlan.temporal(flow, DEVICES), 1).wait(30)
     assert "never" not in Seeded.begun, "nobody is set up after one that has failed"
+
+
+# --- the order of instructions ---
+CPUS = [f"cpu:{i}" for i in range(8)]
+
+
+class Makes(lab.Worker):
+    def make(self, n: int, out: lab.Outbox) -> None:
+        for i in range(n * self.rank // self.ranks, n * (self.rank + 1) // self.ranks):
+            self.compute(0.01)
+            out.put(i)
+
+
+class Reads(lab.Worker):
+    def both(self, x: lab.Inbox, y: lab.Inbox) -> list[int]:
+        """As many of one as of the other, and at last the rest of that: a get by number and a share of everything wait in one channel."""
+        got: list[int] = []
+        for batch in x:
+            got += y.get(len(batch))
+            self.compute(0.1)
+        return got + y.get_all()
+
+
+def reading(x_whole: bool) -> lab.Workflow:
+    flow = lab.Workflow("two")
+    x, y = flow.channel("x", capacity=None, whole=x_whole), flow.channel("y", capacity=None)
+    a, b, c = flow.worker(Makes, name="a"), flow.worker(Makes, name="b"), flow.worker(Reads, name="c")
+
+    flow.iteration(lambda: (a.make(5, x), b.make(5, y), c.both(x, y))[2])
+    return flow
+
+
+@pytest.mark.parametrize("makers", [1, 3, 8])
+@pytest.mark.parametrize("readers", [1, 2, 8])
+def test_the_end_of_a_stream_divides_what_no_get_has_taken_yet(makers: int, readers: int) -> None:
+    flow = reading(x_whole=True)
+    places = {"a": ((0,),), "b": tuple((i,) for i in range(makers)), "c": tuple((i,) for i in range(readers))}
+    plan = lab.ExecutionPlan("hand", tuple(CPUS), places, {"y": 1})
+    for result in lab.run(flow, plan, 3, dashboard=False, clock=MockClock()).wait(30):
+        assert sorted(result if readers == 1 else (i for items in result for i in items)) == [0, 1, 2, 3, 4]
+
+
+def test_an_error_of_the_runtime_in_the_thread_of_a_rank_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, published = [], WeightTable.ended
+
+    def fails(self: WeightTable, process: Any, *rest: Any) -> None:
+        ended.append(process.worker)
+        if ended.count("c") == 2:  # in the second iteration
+            raise IndexError("pop from an empty deque")
+        published(self, process, *rest)
+
+    monkeypatch.setattr(WeightTable, "ended", fails)
+    flow = reading(x_whole=False)
+    with pytest.raises(ExecutorError, match=r"(?s)\[0\] was lost in .*\(\) of iteration 1 by an error of the runtime: IndexError: pop .* Next: run again; "):
+        lab.run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), 3, dashboard=False).wait(30)

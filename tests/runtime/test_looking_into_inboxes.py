@@ -25,6 +25,15 @@ SEQUENCES, DECODE_MS, TOOL_MS, CALLS_AT, TOOLS = 8, 4, 30, 10, 4
 FEWEST = 18 + 23  # the longest of 33 tokens calls after 10, which takes eight steps, and has 23 more to go
 
 
+def decoded(running: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """One token of each (number, length, tokens so far): those that call a tool now, and those that are done; they run no more."""
+    for one in running:
+        one[2] += 1
+    calls, ended = [r for r in running if r[2] == CALLS_AT and r[0] % 2], [r for r in running if r[2] >= r[1]]
+    running[:] = [r for r in running if r not in calls and r not in ended]
+    return calls, ended
+
+
 class Decoder(Worker):
     """Sequences of 12, 15, 18... tokens; every other one calls a tool after ten, and goes on when its result is there."""
 
@@ -36,14 +45,11 @@ class Decoder(Worker):
             if running:
                 self.compute(DECODE_MS / 1000)
                 steps += 1
-            for one in running:
-                one[2] += 1
-            for one in [r for r in running if r[2] == CALLS_AT and r[0] % 2]:
-                running.remove(one)
-                out += 1
+            calls, ended = decoded(running)
+            out += len(calls)
+            for one in calls:
                 requests.put(one)
-            for one in [r for r in running if r[2] >= r[1]]:
-                running.remove(one)
+            for one in ended:
                 done.put(one[0])
         return steps
 
@@ -74,21 +80,17 @@ def tool_cell() -> tuple[Workflow, ExecutionPlan]:
 
 def scripts() -> list[SimCall]:
     def decoder(turn: Turn) -> Script:
-        running, away, steps = [[p, 12 + 3 * p, 0] for p in range(SEQUENCES)], [], 0
+        running, away = [[p, 12 + 3 * p, 0] for p in range(SEQUENCES)], list[list[int]]()
         while running or away:
             n = yield get_nowait("results") if running else get("results", 1)
             running, away = running + away[:n], away[n:]
             if running:
                 yield run(DECODE_MS * MS)
-                steps += 1
-            for one in running:
-                one[2] += 1
-            for one in [r for r in running if r[2] == CALLS_AT and r[0] % 2]:
-                running.remove(one)
-                away.append(one)
+            calls, ended = decoded(running)
+            away += calls
+            for _ in calls:
                 yield put("requests")
-            for one in [r for r in running if r[2] >= r[1]]:
-                running.remove(one)
+            for _ in ended:
                 yield put("done")
 
     def tool(turn: Turn) -> Script:
@@ -226,12 +228,7 @@ def over_sampled() -> tuple[Workflow, ExecutionPlan]:
     prompts, answers = flow.channel("prompts"), flow.channel("answers", discard_unread=True)
     sampler, takes = flow.worker(Sampler, name="sampler"), flow.worker(Takes, name="takes")
 
-    @flow.iteration
-    def iteration() -> Any:
-        prompts.put_all(range(8))
-        made = sampler.sample(prompts, answers)
-        return made, takes.take(answers, 1)
-
+    flow.iteration(lambda: (prompts.put_all(range(8)), sampler.sample(prompts, answers), takes.take(answers, 1))[1:])
     return flow, ExecutionPlan("over", ("cpu:0", "cpu:1"), {"sampler": ((0,),), "takes": ((1,),)})
 
 
@@ -306,12 +303,8 @@ def test_one_request_is_aborted_while_the_others_go_on() -> None:
     requests, aborts, answers = flow.channels("requests", "aborts", "answers")
     serving, judge = flow.worker(Serving, name="serving"), flow.worker(Judge, name="judge")
 
-    @flow.iteration
-    def iteration() -> Any:
-        requests.put_all([(1, 3), (2, 1000), (3, 8)])
-        serving.serve(requests, aborts, answers)
-        return judge.judge(answers, aborts)
-
+    asked = [(1, 3), (2, 1000), (3, 8)]
+    flow.iteration(lambda: (requests.put_all(asked), serving.serve(requests, aborts, answers), judge.judge(answers, aborts))[2])
     plan = ExecutionPlan("aborts", ("cpu:0", "cpu:1"), {"serving": ((0,),), "judge": ((1,),)}, micro_batches={"answers": 1, "aborts": 1})
     found, _ = mock_run(flow, plan)
     assert found == [(1, 3, "done"), (2, 3, "aborted"), (3, 8, "done")]

@@ -29,6 +29,11 @@ class Source(lab.Worker):
             b.put(i)
             self.compute(0.001)
 
+    def slowly(self, n: int, out: lab.Outbox) -> None:
+        for i in range(n):
+            out.put(i)
+            time.sleep(0.03)
+
 
 class Meets(lab.Worker):
     """A step is an item of each rank, and a meeting."""
@@ -98,11 +103,6 @@ def test_who_stands_aside_when_the_run_is_stopped_goes_on_and_ends(monkeypatch: 
     assert long == [SpanKind.WAIT] and looked and all(looked)
 
 
-class Reader(lab.Worker):
-    def read(self, inbox: lab.Inbox) -> None:
-        inbox.take()
-
-
 class PutsOn(lab.Worker):
     """Rank 0 is in the meeting already when rank 1 is ended, for nobody reads what it puts."""
 
@@ -124,11 +124,14 @@ class MeetsAtOnce(lab.Worker):
         else:
             self.compute(1.0)
 
+    def read(self, inbox: lab.Inbox) -> None:
+        inbox.take()
+
 
 def test_who_stands_aside_goes_when_the_other_rank_is_ended() -> None:
     flow = lab.Workflow("discarded")
     items = flow.channel("items", discard_unread=True)
-    puts, reader = flow.worker(PutsOn, name="puts"), flow.worker(Reader, name="reader")
+    puts, reader = flow.worker(PutsOn, name="puts"), flow.worker(MeetsAtOnce, name="reader")
     flow.worker(MeetsAtOnce, name="meets")  # it is what the others share their devices with
 
     flow.iteration(lambda: (puts.train(items), reader.read(items))[:0])
@@ -139,7 +142,7 @@ def test_who_stands_aside_goes_when_the_other_rank_is_ended() -> None:
 def test_a_loop_that_fails_takes_away_who_came_to_a_meeting_in_this_very_instant() -> None:
     """Under a mock clock its coming has not been settled yet."""
     flow = lab.Workflow("failing")
-    m, o, quick = flow.worker(MeetsAtOnce, name="m"), flow.worker(MeetsAtOnce, name="o"), flow.worker(Reader, name="quick")
+    m, o, quick = flow.worker(MeetsAtOnce, name="m"), flow.worker(MeetsAtOnce, name="o"), flow.worker(MeetsAtOnce, name="quick")
     items, fails = flow.channel("items"), []
 
     @flow.iteration
@@ -218,10 +221,6 @@ class LearnsAlone(lab.TorchWorker):
         return steps
 
 
-class OneHasWork(lab.TorchWorker):
-    def setup(self) -> None:
-        self.net = nn.Linear(4, 1)
-
     def take(self, inbox: lab.Inbox) -> int:
         taken = 0
         for items in inbox if self.rank == 0 else ():
@@ -231,21 +230,14 @@ class OneHasWork(lab.TorchWorker):
         return taken
 
 
-class Feeds(lab.Worker):
-    def go(self, n: int, out: lab.Outbox) -> None:
-        for i in range(n):
-            out.put(i)
-            time.sleep(0.03)
-
-
 def test_a_learner_that_leaves_its_device_while_it_waits_for_the_others_wraps_anew_with_them() -> None:
     flow = lab.Workflow("moved")
     items = flow.channel("items")
-    feeds, learns, other = flow.worker(Feeds, name="feeds"), flow.worker(LearnsAlone, name="learns"), flow.worker(OneHasWork, name="other")
+    feeds, learns, other = flow.worker(Source, name="feeds"), flow.worker(LearnsAlone, name="learns"), flow.worker(LearnsAlone, name="other")
 
     @flow.iteration
     def iteration() -> tuple:
-        feeds.go(10, items)
+        feeds.slowly(10, items)
         learnt, taken = learns.train(6), other.take(items)
         return learnt.wait(), taken.wait()
 

@@ -75,6 +75,10 @@ def made(call: Any, ranks: int = 1, **workers: type[Worker]) -> tuple[Workflow, 
     return flow, lab.ExecutionPlan.temporal(flow, [f"cpu:{i}" for i in range(ranks)], dict.fromkeys(handles, ranks))
 
 
+def counted() -> tuple[Workflow, lab.ExecutionPlan]:
+    return made(lambda h, i: h["w"].go(i))
+
+
 def ended(going: Any) -> Any:
     going.wait(30)
     return going
@@ -99,8 +103,7 @@ def test_a_session_shows_what_a_run_shows_and_waits_for_nobody_to_look() -> None
 
 
 def test_a_failed_iteration_of_a_session_is_no_row() -> None:
-    flow, plan = made(lambda h, m: h["w"].say(m))
-    with session(flow, plan) as s:
+    with session(*made(lambda h, m: h["w"].say(m))) as s:
         s.step({"x": 1.0})
         with pytest.raises(WorkerError):
             s.step({"x": "abc"})
@@ -113,7 +116,7 @@ def test_what_cannot_be_collected_is_raised_by_the_next_step_or_ends_the_run(who
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    flow, plan = made(lambda h, i: h["w"].go(i))
+    flow, plan = counted()
     if who == "a run":
         going = run(flow, plan, inputs=itertools.count())
         monkeypatch.setattr(going.timeline, "extend", full)
@@ -182,25 +185,24 @@ def test_odd_texts_of_spans_are_kept_so_that_every_file_can_hold_them(label: str
 # --- what is kept -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("keep", "kept"), [(True, [0, 1, 2, 3]), (2, [2, 3]), (False, [])])
 def test_results_are_kept_as_asked(keep: bool | int, kept: list[int]) -> None:
-    done = run(*made(lambda h, i: h["w"].go(i)), inputs=range(4), keep_results=keep)
+    done = run(*counted(), inputs=range(4), keep_results=keep)
     assert done.wait(30) == done.results == kept and len(done.metrics) == 4
     assert not done._observer.table._ranks  # nothing more of iterations that cannot change any more
     for bad in (-1, 2.5, "all", None):
         with pytest.raises(ConfigError, match="keep_results="):
-            run(*made(lambda h, i: h["w"].go(i)), 1, keep_results=bad)
+            run(*counted(), 1, keep_results=bad)
 
 
 # --- what the dashboard gets --------------------------------------------------------------------------------------------
 class Board:
-    """Remembers what a dashboard is sent."""
+    """Remembers what a dashboard is sent. With a ``loop`` it has a thread that sends, which comes so often as it is asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
-        self.sent: list[int] = []
+        self.sent, self.states, self.beats, self.threads = list[int](), list[str](), list[Beat](), set[str]()
         self.pictures = self.spans = self.later = 0
-        self.states: list[str] = []
-        self.is_closed = False
-        self.ended = threading.Event()
+        self.is_closed = self.fails = False
+        self.ended, self.loop = threading.Event(), loop
 
     def wants_frame(self) -> bool:
         return True
@@ -222,39 +224,25 @@ class Board:
         self.spans += 1
         if state is not None and state != self.states[-1]:
             self.states.append(state)
-
-    def every(self, _seconds: float, _work: Callable[[], bool]) -> Any:
-        return None  # no thread that sends
-
-    def account(self) -> None: ...
-
-
-class Beats(Board):
-    """Its thread that sends comes ``every`` so often."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
-        self.loop, self.beats, self.threads = loop, list[Beat](), set[str]()
-        self.fails = False
-
-    def every(self, seconds: float, work: Callable[[], bool]) -> Any:
-        self.beats.append(Beat(self.loop, seconds, work))
-        return self.beats[-1]
-
-    def push_spans(self, timeline: Any, wait: bool = True, state: str | None = None, iteration: int | None = None) -> None:
-        super().push_spans(timeline, wait, state, iteration)
-        if not wait:
+        if self.loop and not wait:
             self.threads.add(threading.current_thread().name)
             if self.fails:
                 raise RuntimeError("no way to the page")
 
+    def every(self, seconds: float, work: Callable[[], bool]) -> Any:
+        if self.loop:
+            self.beats.append(Beat(self.loop, seconds, work))
+        return self.beats[-1] if self.beats else None
+
+    def account(self) -> None: ...
+
 
 @pytest.fixture
-def beats() -> Iterator[Beats]:
+def beats() -> Iterator[Board]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="sends", daemon=True)
     thread.start()
-    yield Beats(loop)
+    yield Board(loop)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(5)
     loop.close()
@@ -293,7 +281,7 @@ def napping(s: Any) -> Iterator[list[int]]:
     breaths.append(one.wait())
 
 
-def test_the_thread_that_sends_comes_for_the_spans(beats: Beats) -> None:
+def test_the_thread_that_sends_comes_for_the_spans(beats: Board) -> None:
     with session(*made(lambda h, _: h["w"].nap(), w=Naps)) as s:
         feeder = feeding(s, beats)
         taken = 0
@@ -345,12 +333,10 @@ def test_how_often_the_own_thread_looks(monkeypatch: pytest.MonkeyPatch, glanced
 @pytest.mark.parametrize("is_open", [False, True])
 def test_somebody_glances_for_longer_than_the_own_thread_is_away_once_nothing_goes_on(monkeypatch: pytest.MonkeyPatch, is_open: bool) -> None:
     """What begins right after that was seen half a second later."""
-    away = observer.IDLE_SECONDS + observer.SELDOM_SECONDS
     news, executor = SimpleNamespace(rows=lambda _: (b"", b"", 0)), SimpleNamespace(driver_host=SimpleNamespace(loop=SimpleNamespace(is_open=lambda: is_open)))
-    watching, now = Observer.__new__(Observer), [0.0]
+    watching, now, away, glances = Observer.__new__(Observer), [0.0], observer.IDLE_SECONDS + observer.SELDOM_SECONDS, list[bool]()
     watching.__dict__.update(_over=False, problem=None, moved_at=0.0, _lock=threading.Lock(), _news=news, _executor=executor)
     monkeypatch.setattr(observer, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    glances = []
     for now[0] in (0.0, away, away + 2 * observer.LOOK_SECONDS):
         glances.append(watching.glance())
     assert glances == [True, True, is_open]
@@ -358,7 +344,7 @@ def test_somebody_glances_for_longer_than_the_own_thread_is_away_once_nothing_go
 
 @pytest.mark.parametrize("what", ["no picture", "no way to the page", "nobody is asked any more", "closed"])
 def test_a_dashboard_that_fails_or_is_closed_is_fed_no_more_and_the_work_goes_on(
-    what: str, beats: Beats, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    what: str, beats: Board, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spans alone, without an end, would look as if all were well. One that is closed is told the end, and nothing before."""
 
@@ -437,7 +423,7 @@ def test_the_dashboard_is_told_what_diverged() -> None:
 
 
 def test_the_dashboard_has_every_number_when_wait_returns_also_those_that_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, board = run(*made(lambda h, i: h["w"].go(i)), inputs=range(100)), Board()
+    started, board = run(*counted(), inputs=range(100)), Board()
     said = started._executor.news.metrics
     late: list[Any] = []
 
@@ -474,7 +460,7 @@ def test_between_two_tellings_spans_alone_are_sent_unless_the_state_changes_and_
 
 def test_the_stored_picture_is_renewed_while_the_run_goes_on_and_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook saved meanwhile, and a page loaded while a cell is busy, have nothing else. Pause is told at once."""
-    flow, plan = made(lambda h, i: h["w"].go(i))
+    flow, plan = counted()
     done, now, spent, kept = run(flow, plan, 5), [0.0], [0.0], list[float]()
     done.wait(30)
     done.state = "running"  # as if it went on
@@ -508,14 +494,13 @@ def test_the_stored_picture_is_renewed_while_the_run_goes_on_and_costs_next_to_n
 
 
 def test_why_gpus_have_no_curves_is_told_once_and_in_the_status() -> None:
-    flow, plan = made(lambda h, i: h["w"].go(i))
-    with session(flow, plan) as s:
+    with session(*counted()) as s:
         tell = s._observer._sampler._tell
         tell("Not Supported")
         s.step(0)
         assert "curves" not in s.status().lower(), "of a plan without GPUs nobody wants them"
         (devices,), host = tell.args, s._host
-        assert list(devices) == list(plan.devices)
+        assert list(devices) == ["cpu:0"]
         with pytest.warns(RuntimeWarning, match="Curves of GPUs are missing on host .*: Not Supported.*Next: ") as told:
             for i in range(2):
                 tell.func(["cpu:0", "cuda:0"], "Not Supported")
@@ -529,30 +514,23 @@ def test_why_gpus_have_no_curves_is_told_once_and_in_the_status() -> None:
 
 # --- bad input -------------------------------------------------------------------------------------------------------------
 def test_a_dashboard_of_a_session_has_its_rows_states_and_no_buttons() -> None:
-    flow, plan = made(lambda h, i: h["w"].go(i))
-    states: list[str] = []
-    with session(flow, plan) as s:
-        board = Board()
-        feeder = _Feeder(s, board, None)
-        s.on_update(feeder)
+    states, board = list[str](), Board()
+    with session(*counted()) as s:
+        s.on_update(_Feeder(s, board, None))
         s.on_update(lambda it: states.append(it.state))
         assert s.state == "idle" and s.iterations is None
         for i in range(3):
             s.step(i)
         config = lab.show(s).config
         assert config["buttons"] is False and config["every_seconds"] == CLOCK_SECONDS and "idle" in s.state
+        for charts in ("loss", [3], []):
+            with pytest.raises(ConfigError, match=r"show\(charts="):
+                lab.show(s, charts)
     assert board.ended.wait(60)  # of listeners that last the end is not waited for
     assert s.state == states[-1] == "finished" and [board.rows[i]["x"] for i in range(3)] == [0.0, 1.0, 2.0]
-    with pytest.raises(KeyError), session(flow, plan) as s:
+    with pytest.raises(KeyError), session(*counted()) as s:
         raise KeyError("mine")
     assert s.state == "failed" and isinstance(s.error, KeyError)
-
-
-@pytest.mark.parametrize("charts", ["loss", [3], []])
-def test_charts_are_names(charts: Any) -> None:
-    done = ended(run(*made(lambda h, i: h["w"].go(i)), 1))
-    with pytest.raises(ConfigError, match=r"show\(charts="):
-        lab.show(done, charts)
 
 
 class Unprintable(Exception):
@@ -594,7 +572,7 @@ def test_a_loop_that_fails_without_a_text_ends_the_run_and_the_dashboard_is_told
 
 @pytest.mark.parametrize("error", [SystemExit(1), ZeroDivisionError("in the listener")])
 def test_a_listener_that_raises_is_logged_once_and_dropped_and_the_others_go_on(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    flow, plan = made(lambda h, i: h["w"].go(i))
+    flow, plan = counted()
     heard, calls = list[str](), list[int]()
 
     def bad(_: Any) -> None:
@@ -639,7 +617,7 @@ def test_classes_that_mind_their_attributes_can_be_workers() -> None:
 
 # --- counters beside spans ------------------------------------------------------------------------------------------------
 def test_what_is_returned_logged_and_queued_lies_beside_the_spans() -> None:
-    done = ended(run(*made(lambda h, i: h["w"].go(i)), inputs=range(4)))
+    done = ended(run(*counted(), inputs=range(4)))
     table = done.timeline.counters().groupby("name", observed=True)["value"].apply(list)
     assert table["result"] == [0.0, 1.0, 2.0, 3.0] and table["w[0].x"] == [0.0, 1.0, 2.0, 3.0]
     assert done.counters["result"] == 3.0
@@ -648,42 +626,26 @@ def test_what_is_returned_logged_and_queued_lies_beside_the_spans() -> None:
 
 
 
-class Told(list[str]):
-    """What listeners were told, in order. ``enough`` is set when it has a word so many times."""
-
-    def __init__(self, word: str, times: int) -> None:
-        self.enough = threading.Event()
-        self._last = (word, times)
-
-    def says(self, word: str) -> Callable[[Any], None]:
-        def listener(_run: Any) -> None:
-            self.append(word)
-            if self.count(self._last[0]) == self._last[1]:
-                self.enough.set()
-
-        return listener
-
-
 def test_what_is_not_urgent_comes_after_what_is_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, later, no_function = Told("afterwards", 3), Told("later", 4), cast(Any, 3)
+    told, no_function = list[str](), cast(Any, 3)
 
     def fails(_run: Any) -> None:
         told.append("fails")
         raise ValueError("no")
 
-    with session(*made(lambda h, i: h["w"].go(i))) as s:
-        s.on_update(told.says("now"), afterwards=told.says("afterwards"))
+    with session(*counted()) as s:
+        s.on_update(lambda _: told.append("now"), afterwards=lambda _: told.append("afterwards"))
         s.on_update(lambda _: None, afterwards=fails)
         with pytest.raises(ConfigError, match=r"on_update\(3\)"):
             s.on_update(lambda _: None, afterwards=no_function)
         s.step(1)
-        assert told.enough.wait(20)
-        first = [what for what in told if what != "fails"]
-        assert first[: first.index("afterwards")] and told.count("fails") == 1
+        until(lambda: told.count("afterwards") >= 3)
+        assert "now" in told[: told.index("afterwards")] and told.count("fails") == 1
         monkeypatch.setattr(observer, "AFTER_SECONDS", 1000.0)
-        s.on_update(later.says("later"), afterwards=later.says("much later"))
+        s.on_update(lambda _: told.append("later"), afterwards=lambda _: told.append("much later"))
         s.step(1)
-        assert later.enough.wait(20) and later.count("much later") <= 1  # none where the first time was before it was asked for
+        until(lambda: told.count("later") >= 4)
+        assert told.count("much later") <= 1  # none where the first time was before it was asked for
 
 
 # --- the table of metrics by itself: what a row holds, which rows are new, what is forgotten ---

@@ -20,7 +20,7 @@ from own_threads import own_threads
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import make_policy
-from rlinf_lab.runtime.executors.node_probe import NodeFacts, facts_here
+from rlinf_lab.runtime.executors.node_probe import facts_here
 from rlinf_lab.runtime.run import preflight
 from rlinf_lab.runtime.run.preflight import _Looking
 from rlinf_lab.runtime.transport.pickling import Packed
@@ -51,7 +51,7 @@ def plan_of(flow: lab.Workflow, ranks: int = 1, **fields) -> lab.ExecutionPlan:
 def test_a_plan_that_can_be_launched_is_ready() -> None:
     flow = robot()
     report = lab.check(flow, plan_of(flow, 2), emulate=True)
-    assert report.ok and report["plan"].found == "3 ranks of 2 workers on 2 devices" and report["memory"].status == "optional"
+    assert report.ok and report["plan"].found == "3 ranks of 2 workers on 2 devices"
     assert lab.run(flow, plan_of(flow, 2), 1, emulate=True).wait(60) == [2]
 
 
@@ -75,27 +75,6 @@ def test_what_does_not_fit_is_named() -> None:
     assert "node1/cpu:0" in lab.check(flow, elsewhere)["devices"].found
     report = lab.check(flow, lab.ExecutionPlan("odd", ("cpu:0",), {"nobody": ((0,),)}))
     assert not report.ok and "nobody" in report["plan"].found and [c.name for c in report.checks] == ["plan"]
-    profile = lab.Profile.from_dict({"items": 4, "workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": 1.0}]}}})
-    assert "no worker 'simulator'" in lab.check(flow, plan_of(flow), profile=profile, emulate=True)["memory"].found
-
-
-def test_memory_is_added_up_for_those_who_stay_and_not_for_those_who_take_turns() -> None:
-    flow = robot()
-    sample = {"devices": 1, "items": 4, "seconds": 1.0}
-    huge = facts_here().memory_gib * 0.7
-
-    def holding(gib: float) -> lab.Profile:
-        workers = {w: {"samples": [sample], "memory": {"resident_gib": gib}} for w in ("simulator", "policy")}
-        return lab.Profile.from_dict({"items": 4, "workers": workers})
-
-    report = lab.check(flow, plan_of(flow), profile=holding(huge), emulate=True)
-    assert not report.ok and "host memory of node 0 needs" in report["memory"].found and "simulator[0], policy[0]" in report["memory"].found
-    assert lab.check(flow, plan_of(flow), profile=holding(0.001), emulate=True).ok
-    for memory, needed in (({"policy": 1, "simulator": 1}, huge), ({"policy": 1}, 2 * huge), ({}, 2 * huge)):
-        plan = replace(plan_of(flow, memory=memory, device_memory=1 if memory else None), devices=("cuda:0", "cuda:1"))
-        looking = _Looking(flow, plan, holding(huge), False)
-        looking.plan()
-        assert looking._needs()["cuda:0"][0] == pytest.approx(needed), "on a GPU who time-shares needs its own memory only"
 
 
 def test_a_worker_whose_module_is_missing_elsewhere_is_named() -> None:
@@ -117,7 +96,7 @@ def test_several_processes_are_asked_for_pickling_packages_and_ports() -> None:
     flow = robot()
     report = lab.check(flow, plan_of(flow, 2), "ray", emulate=True)
     assert report.ok, str(report)
-    assert [c.name for c in report.checks] == ["plan", "workers", "devices", "pickling", "packages of node 0", "memory", "ports", "items"]
+    assert [c.name for c in report.checks] == ["plan", "workers", "devices", "pickling", "packages of node 0", "ports", "items"]
     flow = lab.Workflow("locked")
     locked = flow.worker(Locked, threading.Lock(), name="locked")
     flow.iteration(lambda: locked.go())
@@ -163,6 +142,6 @@ def test_a_worker_whose_module_another_process_cannot_import_is_found_before_the
 def test_nodes_that_do_not_reach_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "reach", lambda first, second: "10.0.0.2:7: timed out" if second == "b" else "")
     flow, plan = elastic()
-    found = _Looking(flow, plan, None, False, "ray")._ports({0: "a", 1: "b"}, {0: NodeFacts({}, 1.0)})
+    found = _Looking(flow, plan, False, "ray", None)._ports({0: "a", 1: "b"})
     assert (found.status, found.mend) == ("broken", "let TCP through between the nodes")
     assert found.found == "node 0 cannot open a connection to node 1 (10.0.0.2:7: timed out)"

@@ -27,7 +27,7 @@ from sessions import until
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
-from rlinf_lab.runtime.executors import multi_process
+from rlinf_lab.runtime.executors import child, multi_process
 from rlinf_lab.runtime.executors.child import Child, _answer, _settle
 from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.run.run import run, session
@@ -38,9 +38,9 @@ from rlinf_lab.timeline.record.span import SpanKind
 def started_since(before: set[psutil.Process]) -> list[psutil.Process]:
     """By this process and its new children, but for the one that forks them (`warm_processes`). What was there before starts some of its own at any time."""
     new = []
-    for child in set(psutil.Process().children()) - before:
+    for process in set(psutil.Process().children()) - before:
         with contextlib.suppress(psutil.NoSuchProcess):
-            new += [] if "warm_processes.py" in " ".join(child.cmdline()) else [child, *child.children(recursive=True)]
+            new += [] if "warm_processes.py" in " ".join(process.cmdline()) else [process, *process.children(recursive=True)]
     return new
 
 
@@ -201,10 +201,10 @@ class Slippery:
 def test_an_answer_that_cannot_travel_is_the_error_of_its_call() -> None:
     executor = ProcessExecutor(*fragile())
     executor.start()
-    child = executor._children["host0"]
+    host = executor._children["host0"]
     with pytest.raises(ExecutorError, match="Host 'host0' could not answer __getattribute__.*cannot be sent to another process"):
-        child.ask("__getattribute__", "host").result(30)
-    assert child.ask("address").result(30)[1] == child.pid
+        host.ask("__getattribute__", "host").result(60)
+    assert host.ask("address").result(60)[1] == host.pid
     executor.stop()
     value, error = pickle.loads(_answer("host0", "m", Slippery(), None))
     assert value is None and isinstance(error, ExecutorError) and "(SystemExit: 1)" in str(error)
@@ -347,6 +347,7 @@ def hogs_of(entered: Path) -> tuple[Workflow, ExecutionPlan]:
 def test_ranks_of_a_process_that_does_not_answer_are_left_behind_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are in a call; neither who is idle nor who is not there."""
     monkeypatch.setattr(multi_process, "STOP_SECONDS", 0.3)
+    monkeypatch.setattr(child, "DEATH_SECONDS", 0.3)
     going = run(*hogs_of(tmp_path / "entered"), executor="processes", absent={"hogs": [1]})
     until((tmp_path / "entered").exists)
     with pytest.warns(RuntimeWarning, match=r"hogs\[0\] did not end in time, and was ended together with its process"):
@@ -356,6 +357,7 @@ def test_ranks_of_a_process_that_does_not_answer_are_left_behind_too(tmp_path: P
 
 def test_a_process_that_does_not_answer_between_iterations_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_process, "STOP_SECONDS", 0.3)
+    monkeypatch.setattr(child, "DEATH_SECONDS", 0.3)
     flow, plan = hogs_of(tmp_path)
     executor = ProcessExecutor(flow, plan, absent={"hogs": [1]})
     executor.start()

@@ -59,7 +59,7 @@ def test_what_nobody_reads_is_dropped_whether_its_queue_is_there_already_or_not(
     other, later, stub = (filled(table.queue(n), 3) for n in (name("endless"), name(iteration=1), name(home="there")))
     if opened:
         filled(table.queue(name()), 2, 3)
-    assert table.abandon("x", 0) == ([table.queue(name())] if opened else [])
+    assert table.abandon("x", 0, True) == ([table.queue(name())] if opened else [])
     left = table.queue(name())
     assert left.abandoned and not left.parcels
     assert opened or table._engine.channels[left.index].capacity > 10**6, "whatever is put is accepted"

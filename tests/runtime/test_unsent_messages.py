@@ -14,7 +14,8 @@ from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError, WorkflowError
 from rlinf_lab.runtime.host.driver import waiting
 from rlinf_lab.runtime.host.liveness.failures import described
-from rlinf_lab.runtime.host.state.messages import kinds as all_kinds
+from rlinf_lab.runtime.host.state.messages import _KINDS
+from rlinf_lab.runtime.host.state.values import Returned, ValueTable
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.transport.links import Link
 from rlinf_lab.runtime.transport.pickling import pickled
@@ -96,17 +97,17 @@ class Unsendable:
             raise RuntimeError(f"no {self.kind} today")
 
 
-ALWAYS = ["put", "close", "get", "got", "read", "want", "value", "published", "pull", "weights", "ended", "call", "seal", "readers", "stall", "credit", "fix",
+ALWAYS = ["put", "close", "get", "got", "want", "value", "published", "pull", "weights", "ended", "call", "seal", "stall", "credit", "fix",
           "fixed", "pin", "pinned"]  # fmt: skip
 
 
 def test_all_kinds_are_tried() -> None:
     """Those of elastic groups and the watch leave the iteration alone and are tried below, or one for all."""
     others = (
-        "puts failed broken cancel retire join joined leave left dismiss admit admitted give_up_place take_part pulse? pulse remarked "
-        "relieve relieved unwanted wanted unread collected came met cut_off lacks never_comes"
+        "puts failed broken cancel retire join joined leave left pulse? pulse remarked "
+        "relieve relieved unwanted unread collected came met cut_off lacks never_comes"
     )
-    assert {*ALWAYS, *others.split()} == set(all_kinds()) == {*MeshExecutor(*flow_of()).driver_host.post.kinds()}
+    assert {*ALWAYS, *others.split()} == set(_KINDS) == {kind.kind for kind in MeshExecutor(*flow_of()).driver_host.post._handlers}
 
 
 @pytest.mark.parametrize("kind", ALWAYS)
@@ -121,7 +122,7 @@ def test_an_iteration_that_cannot_go_on_says_so(kind: str) -> None:
                 step_within(s)
         assert unsendable.met and isinstance(caught.value, (WorkerError, ExecutorError))
         unsendable.kind = ""
-        if kind in ("got", "value", "weights", "put", "call"):  # a user's object is the cause: the next iteration is a new one
+        if kind in ("got", "value", "weights"):  # a user's object is the cause: the next iteration is a new one
             assert sum(step_within(s)[1]) == 30
         else:
             with pytest.raises(ExecutorError, match=f"could not send a '{kind}' message to .*The session has ended by that"):
@@ -246,3 +247,17 @@ def test_what_is_at_fault_is_named_only_where_it_is_known() -> None:
     ):
         with pytest.raises(WorkflowError, match=place):
             pickled(value)
+
+
+@pytest.mark.parametrize(("call", "words"), [(5, "What actor[2] returned from act()"), (-5, "What actor[2] gave to the other ranks in act()")])
+def test_what_is_not_plain_travels_with_its_source(call: int, words: str) -> None:
+    entry, _ = ValueTable().entry(call, 2, 0)
+    entry.source = ("actor", 2, "act")
+    for plain in (None, True, 3, 2.5, "text"):
+        entry.value = plain
+        assert entry.to_send(call) is plain
+    entry.value = [1, 2]
+    sent = entry.to_send(call)
+    assert isinstance(sent, Returned) and sent.what == words and sent.open() == [1, 2]
+    entry.value = sent
+    assert entry.to_send(call) is sent and entry.get() == [1, 2]

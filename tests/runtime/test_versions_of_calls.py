@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from typing import Any
 
@@ -175,46 +174,6 @@ def test_few_versions_are_kept_also_of_who_publishes_often(kind: str, monkeypatc
         for call in calls:
             assert len({pulled for _, pulled in call}) == 1, call
     assert max(within) <= 10, within  # each call of the ranks has two, at most: its own, and that beyond it
-
-
-class Gives(Worker):
-    def give(self, out: Outbox, there: threading.Event) -> None:
-        out.put(0)
-        assert there.wait(20)
-        out.put_all(range(1, 40))
-
-
-class Takes(Worker):
-    def act(self, inbox: Inbox, weights: Weights, pulled: threading.Event) -> Any:
-        version = weights.pull().version
-        pulled.set()
-        for _ in inbox:
-            time.sleep(0.01)
-        return self.rank, version
-
-
-class Publishes(Worker):
-    def learn(self, weights: Weights, pulled: threading.Event, published: threading.Event) -> None:
-        assert pulled.wait(20)
-        weights.publish("new")
-        published.set()
-
-
-def test_who_joins_a_call_gets_what_the_one_rank_that_began_it_has() -> None:
-    """It had begun alone, so nobody had asked for a version of the call."""
-    flow, events = Workflow("joined"), [threading.Event() for _ in range(3)]
-    weights, items = flow.weights("actor"), flow.channel("items", capacity=2)
-    gives, acts, learns = flow.worker(Gives, name="gives"), flow.worker(Takes, name="acts"), flow.worker(Publishes, name="learns")
-    flow.iteration(lambda there, pulled, published: (gives.give(items, there), acts.act(items, weights, pulled), learns.learn(weights, pulled, published)))
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2", "cpu:3"], {"gives": [0], "acts": [1, 2], "learns": [3]})
-    with opened("local", flow, plan, absent={"acts": [1]}) as s:
-        there, _, published = events
-        one = s.submit(*events)
-        assert published.wait(20)
-        s.join("acts", 1)
-        there.set()
-        s.finish()
-        assert sorted(one.wait()[1]) == [(0, 0), (1, 0)]
 
 
 class PullsTwice(Worker):

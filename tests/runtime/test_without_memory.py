@@ -21,6 +21,7 @@ from sessions import until
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, WorkerError
 from rlinf_lab.runtime.executors import device_host
+from rlinf_lab.runtime.host.liveness.failures import not_understood
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.transport import frames, shared_memory
 from rlinf_lab.runtime.transport.links import Address, Link, Ways
@@ -81,6 +82,12 @@ def test_slots_that_cannot_be_seen_are_free(number: int, ends: Ends, monkeypatch
 
     monkeypatch.setattr(shared_memory.SlotViews, "view", viewed)
     assert_slots_are_free_after_loss(ends, [70_000] * 3)
+
+
+def test_who_may_open_no_more_files_is_told() -> None:
+    """Before: "could not understand a message", and advice about how classes are unpickled."""
+    with pytest.raises(ExecutorError, match=r"Host 'a' may open no more files.*Next: close what its workers opened"):
+        raise not_understood("'a'", "'b'", OSError(errno.EMFILE, "no"))
 
 
 def test_a_sender_without_memory_for_the_rest_of_a_message_ends_its_stream(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +170,7 @@ def test_a_reader_without_memory_fails_the_iteration_and_the_session_goes_on() -
 FEW_FILES = """
 import os, resource, sys
 from rlinf_lab.errors import ExecutorError
+from rlinf_lab.runtime.host.liveness.failures import not_understood
 from rlinf_lab.runtime.run.run import session
 
 class One(Worker):

@@ -160,10 +160,6 @@ class Window:
         gets, _ = self._gets(worker)
         return float(np.median(np.bincount(self._at(gets), gets["items"], len(self.warm)))) if len(gets) else 0.0
 
-    def channel_of(self, worker: str) -> str:
-        """The channel that tells its batches."""
-        return self.timeline.names[self._gets(worker)[1]]
-
     @cached_method
     def _spans(self, worker: str) -> np.ndarray:
         """What a worker computed and took."""

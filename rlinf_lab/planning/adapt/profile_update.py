@@ -22,7 +22,6 @@ from rlinf_lab.planning.replay.batch_model import fit
 SIZES_FACTOR = 1.25  # the largest batch over the smallest, from which on sizes tell
 # standard error of what a batch always takes, relative to its seconds: with more, sizes do not tell
 SURE_RELATIVE = 0.1
-MORE_FACTOR = 1.5  # times as many batches as the plan's, from which on that is said
 MATTERS_SHARE = 0.02  # of a worker's seconds: a fixed part below it makes no difference
 
 
@@ -89,41 +88,6 @@ def _in_turn_with_others(candidate: Candidate, window: Window, worker: str, plan
     return (
         [planned * float(p.sum()) * tokens / ranks for p in parts] if parts and all(len(p) for p in parts) else planned
     )
-
-
-@dataclass(frozen=True)
-class MoreBatches:
-    """A worker got many more batches than its plan says. So it took longer, although it is no slower. ``got`` and
-    ``planned`` in an iteration, of the rank that computed most; ``seconds``: by which it takes longer for that."""
-
-    worker: str
-    channel: str
-    got: float
-    planned: int
-    seconds: float
-
-    @classmethod
-    def of(cls, candidate: Candidate, window: Window, worker: str, planned: float) -> MoreBatches | None:
-        """None where the batches are about as many, or cost no more."""
-        found, parts = _Batches.of(candidate, worker), window.taken(worker)
-        if found is None or not all(len(p) for p in parts):
-            return None
-        got = float(np.mean([len(p) for p in parts]))
-        if got <= MORE_FACTOR * found.count:
-            return None
-        more = float(np.mean(as_taken(candidate, window, worker, planned))) - planned
-        if more <= MATTERS_SHARE * planned:
-            return None
-        return cls(worker, window.channel_of(worker), got, found.count, more)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.worker} got {self.got:.3g} batches of {self.channel!r} an iteration instead of {self.planned}, "
-            f"which takes {self.seconds:.4g} s more (each "
-            "batch takes time besides its items; the seconds expected of it are for the batches that came). Next: "
-            "more room in the channel "
-            f"(flow.channel({self.channel!r}, capacity=None)), and get() without a number."
-        )
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rlinf_lab.errors import PlanError, counted, shown
 from rlinf_lab.planning.adapt.drift import Drift, Window
-from rlinf_lab.planning.adapt.profile_update import MoreBatches, Readings, as_taken
+from rlinf_lab.planning.adapt.profile_update import Readings, as_taken
 from rlinf_lab.planning.adapt.trials import DEFAULT_MOMENTS, Trial, Trials
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.plan.device import Device
@@ -206,9 +206,8 @@ def replan(
     followed = tuple(c.seconds for c in present)
     seconds = (followed if now is None else now.seconds)[0]
     elapsed = Drift.of("an iteration", seconds, seen.elapsed_of(profile), threshold)
-    more = [m for w in profile.workers if (m := MoreBatches.of(plan.candidate, seen, w, expected[w])) is not None]
     others = _other_workers(plan, seen) + _other_items(plan.candidate, seen, threshold)
-    unknown = others + tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
+    unknown = others + ((_unaccounted(elapsed),) if elapsed.sustained else ())
     if now is None:
         unknown = (
             _unreached(f"the plan that runs ({seconds:.4g} s, followed micro-batch by micro-batch)", moments),
@@ -237,8 +236,7 @@ def replan(
     onload = max((w.onload_s + w.offload_s for w in profile.workers.values()), default=0.0)
     restart = _setup_seconds(timeline) if restart_s is None else restart_s
     proposal = _proposed(best, now, plan)
-    # nothing that is yet to be simulated
-    found = replace(found, notes=(*found.notes, *(f"{proposal.shape}: {note}" for note in proposal.assumed)))
+    found = replace(found, notes=(*found.notes, *(f"{proposal.shape}: {note}" for note in proposal.notes)))
     return replace(
         found, proposal=proposal, now=now.seconds[worst], then=best.seconds[worst], switching=onload + restart
     )
@@ -376,22 +374,16 @@ def _other_items(candidate: Candidate, seen: Window, threshold: float) -> tuple[
     )
 
 
-def _unaccounted(elapsed: Drift, more: Sequence[MoreBatches] = ()) -> str:
-    """``more``: batches of an iteration than planned, which the plan's seconds are without."""
+def _unaccounted(elapsed: Drift) -> str:
     off = f"an iteration takes {elapsed.measured:.4g} s, and its workers account for {elapsed.expected:.4g} s"
     if elapsed.measured < elapsed.expected:
         return (
             f"{off}: they may overlap more than the plan says. Next: the notes of the plan, and "
             "run.timeline.bubbles(by=['cause', 'waiting_for'])."
         )
-    known = elapsed.expected + sum(m.seconds for m in more)
-    if more:
-        off += f" with the batches of the plan; with those that came they take up to {known:.4g} s"
-    if elapsed.measured <= known:
-        return f"{off}, some of it at the same time."
     return (
-        f"{off}: the rest (waits for values, the loop itself, "
-        "messages) is not in the profile. Next: run.timeline.bubbles(by=['cause', 'waiting_for']), and "
+        f"{off}: the rest (waits for values, the loop itself, messages, more batches than planned) is not in the "
+        "profile. Next: run.timeline.bubbles(by=['cause', 'waiting_for']), and "
         "lab.planning.profile_from_run(flow, plan, run.timeline).notes."
     )
 

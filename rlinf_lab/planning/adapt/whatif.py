@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -161,11 +161,10 @@ class Question:
             setting = Setting.of(profile, self.devices, self.micro_batches, self.rule, self.staleness)
         except Unplaceable as error:
             wish = Wish(profile, self.devices, self.micro_batches, self.rule, self.staleness, MODES)
-            raise PlanError(error.refusal.said + nearest(wish, error.refusal.gib, error.refusal.devices)) from None
+            raise PlanError(error.said + nearest(wish)) from None
         if like is None:
             return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
         before = like.best.candidate.placement.setting
-        setting = _with_known(setting, before)
         known = replace(like.best.known, alone=_devices_of(setting) == _devices_of(before))
         names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
         return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, known=known)
@@ -207,22 +206,6 @@ def _mean_length(profile: Profile, generator: str) -> float:
     model = fit_worker(profile.workers[generator])
     assert isinstance(model, GenerationModel)
     return float(np.mean(model.asked))
-
-
-def _with_known(setting: Setting, before: Setting) -> Setting:
-    """With the tables of another one, where the two differ in nothing but the seconds of coming and leaving, which are
-    in none of them.
-    """
-
-    def rest(one: Setting) -> list[object]:
-        workers = {n: replace(w, onload_s=0.0, offload_s=0.0) for n, w in one.profile.workers.items()}
-        others = [getattr(one.profile, f.name) for f in fields(one.profile) if f.name != "workers"]
-        return [getattr(one, f.name) for f in fields(one) if f.name != "profile"] + others + [workers]
-
-    if rest(setting) == rest(before):
-        # where `cached_property` looks
-        setting.__dict__.update(tables=before.tables.without(setting, ()), models=before.models)
-    return setting
 
 
 def _devices_of(setting: Setting) -> list[tuple[str, int, float]]:
@@ -390,10 +373,11 @@ def _memories(profile: Profile, question: Question, now: float | None) -> tuple[
     return tuple(sorted(usual | ({now} if now is not None else set())))
 
 
-def described(plans: Plans, in_haste: bool = False) -> dict[str, Any]:
+def described(plans: Plans) -> dict[str, Any]:
     """`Plans.to_dict` with, for each plan, the causes of its bubbles where it was simulated: [cause, share of device
-    time]. ``in_haste``: without notes for which something would have to be simulated."""
-    data = plans.to_dict(plans.assumed if in_haste else None)
+    time].
+    """
+    data = plans.to_dict()
     for made, entry in zip(plans, data["plans"], strict=True):
         if made.simulated is not None:
             bubbles = made.timeline.bubbles()

@@ -79,7 +79,7 @@ class Engine:
         self.put_to_waiting, self.arrival_at_once = at_once.put_to_waiting, at_once.arrival_at_once
         self.get_at_once, self.wait_at_once = at_once.get_at_once, at_once.wait_at_once
         self.depth, self.waiting_at, self.is_putting = looks.depth, looks.waiting_at, looks.is_putting
-        self.is_getting, self.waits_for_all, self.is_full = looks.is_getting, looks.waits_for_all, looks.is_full
+        self.is_getting, self.is_full = looks.is_getting, looks.is_full
         self.waiting, self.is_waiting, self.is_present = looks.waiting, looks.is_waiting, looks.is_present
         self.is_room_for_all, self.holder = looks.is_room_for_all, looks.holder
 
@@ -231,38 +231,11 @@ class Engine:
             self._serve(channel)
         return self._flush()
 
-    def dismiss(self, process: int) -> Instructions:
-        """A process that waits at a queue here gets nothing, as at the end: others take its items."""
-        p = self.processes[process]
-        expect(p, "get")
-        left = [c for c, q in self.channels.items() if q.leave(p)]
-        self._queues.give_nothing(p)
-        for channel in left:
-            self._serve(channel)
-        return self._flush()
-
     def vacate(self, process: int) -> None:
         """A process that is idle has left its devices, for good or until rebuilt."""
         p = self.processes[process]
         expect(p, "idle")
         self._devices.vacate(p)
-
-    def built(self, process: int, there: bool) -> Instructions:
-        """A process is idle from now on. Devices that it has been given to be built there (as for a call) others may
-        have. ``there``: it has been.
-        """
-        self.processes[process].state = "idle"
-        if not there:  # before others want its place: it would be asked to leave
-            self.vacate(process)
-        self._release(self.processes[process])
-        return self._flush()
-
-    def admit(self, stream: int) -> bool:
-        """One producer more than were counted; not when the stream has ended."""
-        if self.streams[stream].ended:
-            return False
-        self.streams[stream].closed -= 1
-        return True
 
     def relieve(self, widen: bool = False, spared: Collection[int] = ()) -> Instructions:
         """Nothing can move: let one putter exceed the capacity (the shallowest full channel), else serve a short get.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlinf_lab.planning.engine.devices import Devices
-from rlinf_lab.planning.engine.state import ALL, Channel, Process
+from rlinf_lab.planning.engine.state import Channel, Process
 
 
 class Looks:
@@ -27,10 +27,6 @@ class Looks:
 
     def is_getting(self, process: int) -> bool:
         return self._processes[process].state == "get"
-
-    def waits_for_all(self, process: int) -> bool:
-        """Whether it waits for (its share of) everything."""
-        return any(g == (self._processes[process], ALL) for q in self._channels.values() for g in q.getters)
 
     def is_full(self, channel: int) -> bool:
         """Putters wait at this channel."""

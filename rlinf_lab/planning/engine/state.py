@@ -17,8 +17,7 @@ IN_TURN, LAST_FIRST, BY_RANK, OLDEST_GROUP = ORDERS = range(4)  # in which the i
 
 
 class Part(NamedTuple):
-    """Of a rank in a call: its ``position`` among the ``ranks`` that began it, as large or larger of those that have
-    come since. ``group``: a number for its worker."""
+    """Of a rank in a call: its ``position`` among the ``ranks`` that take part. ``group``: a number for its worker."""
 
     group: int = -1
     position: int = 0

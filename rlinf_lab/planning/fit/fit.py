@@ -6,10 +6,8 @@ import dataclasses
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
-
 from rlinf_lab.errors import PlanError, shown
-from rlinf_lab.planning.fit.own_batches import are_groups, asked_for, held_back
+from rlinf_lab.planning.fit.own_batches import are_groups, asked_for
 from rlinf_lab.planning.fit.run_record import switch_ns
 from rlinf_lab.planning.fit.samples import Observed, giving_at_end, inputs, refilling, taking_all, together, within
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan, execution_in
@@ -30,13 +28,9 @@ from rlinf_lab.planning.profile.profile import (
 from rlinf_lab.planning.profile.reconcile import begins_at_once
 from rlinf_lab.planning.schema.arguments import MAX_DEVICES, ranks_by_worker, whole
 from rlinf_lab.planning.schema.json_schema import known, listing
-from rlinf_lab.timeline.account.tables import whole_iterations
-from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, Edge
 from rlinf_lab.workflow.workflow import Workflow
-
-IDLE_SHARE = 0.15  # of an iteration: less time in which nobody computes is not worth a word
 
 
 def profile_from_run(
@@ -72,7 +66,6 @@ def profile_from_run(
     advice = f"ranks={{{flow.graph.workers[0]!r}: [1, 2]}} allows others"
     note = f"Fitted to one run: plans give every worker the ranks that it had{other} ({allowed}). Next: {advice}."
     switches, seen = _switches(observed, timeline)
-    seen += _unaccounted(timeline) if not plan.staleness else []
     memory = {w: Memory(float(units)) for w, units in plan.memory.items()} if plan.device_memory is not None else {}
     if memory:
         held = listing([f"{w} {n}" for w, n in plan.memory.items()])
@@ -85,29 +78,6 @@ def profile_from_run(
         fingerprint=fingerprint,
         device_memory_gib=float(plan.device_memory) if memory and plan.device_memory else None, notes=(note, *seen),
     )  # fmt: skip
-
-
-def _unaccounted(timeline: Timeline) -> list[str]:
-    """A note where in much of an iteration nobody computes nor switches: a plan of the profile has no such time."""
-    table, over = timeline.iterations().sort_values("iteration"), whole_iterations(timeline)
-    table = table[table["iteration"].isin(over or ())].iloc[1:]
-    spans = timeline.spans
-    work = spans[np.isin(spans["kind"], (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD)) & (spans["iteration"] >= 0)]
-    work = np.sort(work, order="start")
-    idle = elapsed = 0
-    for start, end in zip(table["start_ns"].tolist(), table["end_ns"].tolist(), strict=True):
-        own = work[(work["end"] > start) & (work["start"] < end)]
-        reached = np.concatenate([[start], np.maximum.accumulate(np.maximum(own["end"], start))])
-        idle += int(np.maximum(np.append(own["start"], end) - reached, 0).sum())
-        elapsed += end - start
-    if not elapsed or idle <= IDLE_SHARE * elapsed:
-        return []
-    each = 1e-9 / len(table)
-    return [
-        f"In {idle * each:.3g} s of each iteration ({elapsed * each:.3g} s) nobody computes: the loop itself, "
-        "messages, threads that wake up. Plans do not "
-        f"count that; lab.estimate(flow, plan, timeline) does."
-    ]
 
 
 def _switches(run: Observed, timeline: Timeline) -> tuple[dict[str, tuple[float, float]], list[str]]:
@@ -247,9 +217,7 @@ def _shared_channels(runs: Sequence[Observed]) -> list[str]:
 def _own_batches(
     runs: Sequence[Observed], items: int, workers: Mapping[str, WorkerProfile], names: Sequence[str]
 ) -> tuple[dict[str, int], list[str]]:
-    """How many items at a time those ask for that do. And what plans make of them, and of those that take several
-    batches before they work.
-    """
+    """How many items at a time those ask for that do, and what plans make of them."""
     found, notes = dict[str, int](), []
     for name in names:
         if (size := asked_for(runs, name)) > 1 and are_groups(runs, name, size, items, workers):
@@ -260,12 +228,6 @@ def _own_batches(
                 f"{name!r} asks for {size} items at a time, whatever a plan's batches are: plans count it as if it "
                 "began with each batch, so an iteration may "
                 f"take longer than they say."
-            )
-        elif (count := held_back(runs, name)) > 1:
-            notes.append(
-                f"{name!r} takes {count} batches before it works: plans count each batch as if it was worked on at "
-                "once, so an iteration may take longer than "
-                f"they say. Next: inbox.get(n), where it needs a certain number of items."
             )
     return found, notes
 

@@ -102,13 +102,6 @@ class Moments:
             for out, total in self.given.items()
         )
 
-    def before_work(self, channel: str) -> list[int]:
-        """How many batches were taken before each stretch of work, but the last one. Empty where there was only one
-        stretch.
-        """
-        counts = [len(list(same)) for _, same in itertools.groupby(busy for _, busy in self.taken.get(channel, ()))]
-        return counts[:-1]
-
 
 def agreed(told: Iterable[bool | None]) -> bool:
     """Whether somebody can tell, and all who can say yes."""

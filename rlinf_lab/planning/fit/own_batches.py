@@ -1,8 +1,5 @@
-"""Who takes its items otherwise than in the batches of a plan: as many as it asks for (``inbox.get(6)``), or several
-batches before it works.
-
-The first is a group to plans: they wait for as many, as a run does, and send no fewer. The second follows the plan's
-batches, and is said.
+"""Who takes its items otherwise than in the batches of a plan: as many as it asks for (``inbox.get(6)``). That is a
+group to plans: they wait for as many, as a run does, and send no fewer.
 """
 
 from __future__ import annotations
@@ -44,19 +41,6 @@ def are_groups(
         workers[p].kind == "generation" or (not inputs(graph, p) and _may_have_several(workers[p].ranks))
         for p in graph.producers(channel)
     )
-
-
-def held_back(runs: Sequence[Observed], worker: str) -> int:
-    """Batches that a worker takes before it works, each time as many. 1 where it works on each, or on all of them
-    together.
-    """
-    channel = _only_input(runs[0], worker)
-    found = (
-        {n for run in runs for turn in run.every_turn(worker) for n in turn.moments.before_work(channel)}
-        if channel
-        else set()
-    )
-    return min(found) if len(found) == 1 else 1
 
 
 def _only_input(run: Observed, worker: str) -> str:

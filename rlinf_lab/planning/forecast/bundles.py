@@ -10,7 +10,7 @@ import numpy as np
 from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.costs import Stream
 from rlinf_lab.planning.costs.base import ROUNDING
-from rlinf_lab.planning.forecast.per_rank import bundles_of_a_rank, by_rank, separable
+from rlinf_lab.planning.forecast.per_rank import bundles_of_a_rank, by_rank
 from rlinf_lab.planning.forecast.stream_estimate import stream_of
 from rlinf_lab.planning.placement.placement import Placement, Seat
 from rlinf_lab.planning.profile.profile import EdgeProfile
@@ -21,15 +21,13 @@ ATOMS = 512  # points of a generator's stream
 
 
 class Bundles:
-    """``count``: how many an iteration has. ``by_rank``: workers whose ranks go on by themselves. ``one_by_one``: see
-    `forecast`.
-    """
+    """``count``: how many an iteration has. ``by_rank``: workers whose ranks go on by themselves."""
 
-    def __init__(self, placement: Placement, edges: Sequence[EdgeProfile], detail: int, one_by_one: bool) -> None:
+    def __init__(self, placement: Placement, edges: Sequence[EdgeProfile], detail: int) -> None:
         self.placement, self.setting, self.profile = placement, placement.setting, placement.setting.profile
-        self.edges, self.one_by_one = edges, one_by_one
+        self.edges = edges
         self.by_rank = frozenset(
-            name for name in (separable if one_by_one else by_rank)(placement) if not self.streams(name)
+            name for name in by_rank(placement) if not self.streams(name)
         )
         self.count = self._counted(detail)
 

@@ -52,20 +52,18 @@ def forecast(
     noise: float = 0.0,
     seed: int = 0,
     detail: int = BUNDLES,
-    one_by_one: bool = False,
 ) -> Timeline:
     """The predicted timeline of some iterations. The first one includes coming to the devices; later ones are what a
     run settles to. With staleness they overlap.
 
     ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn
     from ``seed``.
-    ``detail``: bundles of items at most, unless the plan's micro-batches ask for more. ``one_by_one``: sources hand
-    over each bundle as soon as it is made, and ranks take theirs by themselves, whatever the plan's micro-batches.
+    ``detail``: bundles of items at most, unless the plan's micro-batches ask for more.
     """
     whole("iterations", iterations, 1, MAX_ITERATIONS)
     number("noise", noise, 0, 10)
     whole("seed", seed, 0, 2**63)
-    return _Forecast(placement, devices, noise, seed, detail, one_by_one).run(iterations)
+    return _Forecast(placement, devices, noise, seed, detail).run(iterations)
 
 
 def device_names(placement: Placement) -> tuple[str, ...]:
@@ -149,15 +147,13 @@ def _answers(budget: Budget, edge: EdgeProfile) -> bool:
 
 
 class _Forecast:
-    def __init__(
-        self, placement: Placement, devices: Sequence[str], noise: float, seed: int, detail: int, one_by_one: bool
-    ) -> None:
+    def __init__(self, placement: Placement, devices: Sequence[str], noise: float, seed: int, detail: int) -> None:
         self.placement, self.setting, self.profile = placement, placement.setting, placement.setting.profile
         self.problem = self.setting.problem(placement.arrangement)
         self.edges = (*self.profile.edges, *gates(self.profile))
         self.names = tuple(devices) or device_names(placement)
         self.noise, self.random = noise, np.random.default_rng(seed)
-        self.bundles = Bundles(placement, self.edges, detail, one_by_one)
+        self.bundles = Bundles(placement, self.edges, detail)
         self.links = Links.of(self.profile, self._moving(), self.bundles.count)
 
     def run(self, iterations: int) -> Timeline:
@@ -350,8 +346,7 @@ class _Forecast:
         def script(turn: Turn) -> Script:
             if not inputs:
                 share = self.bundles.share(name, turn.position, turn.count)
-                at_once = share if self.bundles.one_by_one else seat.micro_batches
-                parts = made if made and not self.bundles.one_by_one else _divided(share, at_once)
+                parts = made or _divided(share, seat.micro_batches)
                 if lead:
                     yield run(self._noisy(lead * seconds * seat.micro_batches))
                 for first, some in _parts(0, parts):

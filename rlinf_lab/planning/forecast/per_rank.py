@@ -23,22 +23,17 @@ MAX_BATCHES = 1024
 
 
 def by_rank(placement: Placement) -> frozenset[str]:
-    """Workers whose ranks are simulated one by one, if they do not generate. Members of a cell go on step by step: not
-    they.
+    """Workers whose ranks are simulated one by one, if they do not generate: no members of a cell, which go on step by
+    step, and not too many batches.
     """
-    seats = placement.seats
-    return frozenset(
-        n
-        for n in separable(placement)
-        if seats[n].ranks == 1 or begins_unevenly(placement, seats[n]) or has_a_rest(placement, seats[n])
-    )
-
-
-def separable(placement: Placement) -> frozenset[str]:
-    """Workers whose ranks can be simulated one by one: no members of a cell, and not too many batches."""
     stages, home = placement.setting.stages, placement.setting.home
     seats = [s for s in placement.seats.values() if s.devices and len(stages[home[s.worker]].members) == 1]
-    return frozenset(s.worker for s in seats if s.ranks == 1 or s.ranks * s.micro_batches <= MAX_BATCHES)
+    return frozenset(
+        s.worker
+        for s in seats
+        if s.ranks == 1
+        or (s.ranks * s.micro_batches <= MAX_BATCHES and (begins_unevenly(placement, s) or has_a_rest(placement, s)))
+    )
 
 
 def has_a_rest(placement: Placement, seat: Seat) -> bool:

@@ -25,13 +25,11 @@ MAX_SPANS = 100_000  # of a forecast that is made longer: some tenths of a secon
 ALIKE_RELATIVE = 1e-7  # relative to the run: durations are rounded to nanoseconds
 
 
-def steady(
-    placement: Placement, devices: Sequence[str] = (), detail: int = BUNDLES, one_by_one: bool = False
-) -> Timeline:
-    """A forecast of as many iterations as it takes to settle. ``detail``, ``one_by_one``: of `forecast`."""
+def steady(placement: Placement, devices: Sequence[str] = (), detail: int = BUNDLES) -> Timeline:
+    """A forecast of as many iterations as it takes to settle. ``detail``: of `forecast`."""
     staleness = placement.setting.staleness
     iterations = needed(staleness)
-    timeline = forecast(placement, iterations, devices, detail=detail, one_by_one=one_by_one)
+    timeline = forecast(placement, iterations, devices, detail=detail)
     while (
         staleness
         and iterations < MAX_ITERATIONS
@@ -39,7 +37,7 @@ def steady(
         and _period(timeline, staleness) is None
     ):
         iterations = min(2 * iterations, MAX_ITERATIONS)
-        timeline = forecast(placement, iterations, devices, detail=detail, one_by_one=one_by_one)
+        timeline = forecast(placement, iterations, devices, detail=detail)
     return timeline
 
 

@@ -4,10 +4,9 @@ devices; inf where it cannot be.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from rlinf_lab.planning.search.problem import members
 
 TINY_S = 1e-300  # seconds
 SAMPLED_COUNTS = 8  # device counts for which a stream is computed
-T = TypeVar("T")
 PERIOD_FACTORS = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream, relative to an even one
 
 
@@ -54,22 +52,6 @@ class Tables:
     _lags: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     _workers: dict[Any, _Alone] = field(default_factory=dict, repr=False, compare=False)
     _lone: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-
-    def without(self, setting: Budget, stages: Collection[int]) -> Tables:
-        """Of a setting in which only the seconds of some stages are others: what is known of the rest stays true."""
-
-        def rest(known: dict[Any, T]) -> dict[Any, T]:
-            return {key: found for key, found in known.items() if key[0] not in stages}
-
-        return Tables(
-            setting,
-            rest(self._known),
-            rest(self._streams),
-            rest(self._apart),
-            rest(self._lags),
-            rest(self._workers),
-            rest(self._lone),
-        )
 
     @cached_property
     def free_memory(self) -> FreeMemory:

@@ -58,13 +58,6 @@ def order_of(members: int, choice: int) -> tuple[int, ...]:
     return next(itertools.islice(itertools.permutations(range(members)), choice, None))
 
 
-def ways(node: Tree, members: int) -> int:
-    """How many choices there are, those that are the same counted, too. ``members``: workers of a leaf that
-    sit apart.
-    """
-    return math.factorial(members) if isinstance(node, Leaf) else len(_starts(node))
-
-
 def _choices(node: Tree, members: dict[int, int]) -> list[int]:
     """Those that are not all the same."""
     if isinstance(node, Leaf):

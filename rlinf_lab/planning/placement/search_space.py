@@ -19,7 +19,7 @@ from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.placement.budget import DEFAULT_MICRO_BATCHES, Budget, Stage
 from rlinf_lab.planning.placement.cost_table import Tables
 from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Forms
-from rlinf_lab.planning.placement.infeasible import Unplaceable, refusal
+from rlinf_lab.planning.placement.infeasible import Unplaceable, why_nowhere
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.handovers import is_closed
 from rlinf_lab.planning.profile.profile import Profile
@@ -253,4 +253,4 @@ class Setting(Budget):
             forms = [TOGETHER, APART] if len(stage.members) > 1 else [SINGLE]
             tried = [Forms(tuple(f if j == i else SINGLE for j in range(len(self.stages)))) for f in forms]
             if not any(np.isfinite(self.tables.of(i, 0, t)).any() for t in tried):
-                raise Unplaceable(refusal(self, stage), self.devices)
+                raise Unplaceable(why_nowhere(self, stage), self.devices)

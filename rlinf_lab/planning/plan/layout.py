@@ -172,6 +172,12 @@ def refuse_fixed_place(layout: Layout, what: str, worker: str, rank: int) -> Non
             f"{what}: {worker!r} is fused with others under plan {layout.plan.name!r}, rank by rank. Next: a plan that "
             "does not fuse it."
         )
+    if layout.plan.may_have_to_leave(worker):
+        raise PlanError(
+            f"{what}: workers take turns on {', '.join(layout.device_names(worker, rank))} for want of memory, and a "
+            f"rank that comes is built beside all others there. Next: a larger device_memory, or other devices for "
+            f"{worker!r}."
+        )
     keyed = [c.name for c in layout.graph.channels if c.keyed and worker in layout.graph.consumers(c.name)]
     if keyed:
         raise PlanError(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +15,6 @@ from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.candidates import Candidate
 from rlinf_lab.planning.planner.lower_bound import Bound
 from rlinf_lab.planning.profile import memory
-from rlinf_lab.planning.profile.memory import ROUNDING
 from rlinf_lab.planning.search.plan_tree import TEMPORAL
 from rlinf_lab.timeline.timeline import Timeline
 
@@ -135,12 +132,10 @@ def why_no(setting: Setting, kind: str) -> str:
         return "two that time-share or stream are no mixture; it takes three."
     elif kind == "temporal" and split is not None:
         return (
-            f"{_all(split)} cannot sit on the same devices{_no_number(setting, split)}, and apart they stream to each "
+            f"{_all(split)} cannot sit on the same devices, and apart they stream to each "
             "other."
         )
-    elif not _somebody_shares(setting, kind):
-        return "no two have room on the same devices: " + shortage(setting).said
-    elif kind == "temporal" and shortage(setting).gib > min(map(setting.cap, setting.kinds)):
+    elif shortage(setting).gib > min(map(setting.cap, setting.kinds)):
         return "who stays on the devices leaves too little memory for the others: " + shortage(setting).said
     return ("no mixture" if kind == "hybrid" else "none") + " was found that is different from the others."
 
@@ -164,33 +159,6 @@ def _together(setting: Setting, stage: int) -> bool:
         return True
     forms = Forms(tuple(TOGETHER if i == stage else SINGLE for i in range(len(setting.stages))))
     return bool(np.isfinite(setting.tables.of(stage, 0, forms)).any())
-
-
-def _no_number(setting: Setting, stage: Stage) -> str:
-    """Of a cell whose members cannot share devices: whether that is because of how many each may have."""
-    devices = np.arange(1, max(setting.counts) + 1)
-    workers = [setting.profile.workers[m] for m in stage.members]
-    common = np.all([allowed(w, devices) for w in workers if w.resource == "device"], axis=0)
-    return "" if np.any(common) else " (no number of devices suits all of them)"
-
-
-def _somebody_shares(setting: Setting, kind: str) -> bool:
-    """Whether any two stages on devices may time-share on the same ones, one of them perhaps leaving."""
-    forms = [f for f in {a.forms for a in setting.arrangements()} if kind == "hybrid" or APART not in f.of]
-    stays = [any(not setting.profile.workers[m].offloadable for m in u.members) for u in setting.stages]
-    on_devices = [
-        i
-        for i, u in enumerate(setting.stages)
-        if any(setting.profile.workers[m].resource == "device" for m in u.members)
-    ]
-
-    def fits(stage: int, beside: int) -> bool:
-        """Beside a cell whose members sit apart, perhaps on the devices of one of them only."""
-        some = [replace(f, meeting=frozenset()) if f[beside] == APART or f[stage] == APART else f for f in forms]
-        return any(np.isfinite(setting.tables.of(stage, 1 << beside if stays[beside] else 0, f)).any() for f in some)
-
-    pairs = list(itertools.combinations(on_devices, 2))
-    return not pairs or any(fits(i, j) and fits(j, i) for i, j in pairs)
 
 
 @dataclass(frozen=True)
@@ -226,9 +194,7 @@ def shortage(setting: Setting) -> Shortage:
     )
     others = ", ".join(f"{s!r} keeps {g:.3g} GiB" for s, g in keeps.items() if s != short and g > 0)
     if len(setting.kinds) > 1:
-        return Shortage(
-            _short_of_kinds(setting, list(most)) or _short_somewhere(setting, short, most[short], others), gib
-        )
+        return Shortage(_short_of_kinds(setting, short, others), gib)
     same = _twice(setting, {short, *keeps})
     beside = (
         f" while {others} there (offloadable: false{cells}{f', {same:.3g} GiB of it the same weights' if same else ''})"
@@ -241,56 +207,16 @@ def shortage(setting: Setting) -> Shortage:
     )
 
 
-def _short_somewhere(setting: Setting, name: str, devices: int, others: str) -> str:
-    """Where each would find a kind of device, but not all of them."""
-    there = ", ".join(f"{kind} {setting.cap(kind):g} GiB" for kind in setting.kinds)
-    beside = f"; {others} (offloadable: false) where they sit" if others else ""
-    return (
-        f"{name!r} needs {_needs(setting, name, devices):.3g} GiB {on_each(devices)}{beside}. There are {there} on a "
-        "device."
-    )
-
-
-def _short_of_kinds(setting: Setting, names: list[str]) -> str:
-    """Of several kinds of devices: the worker for whom, beside those that can stay nowhere else, none will do; "" where
-    there is none.
-    """
-    homes = {m: [k for k in setting.kinds if _missing(setting, m, k, {}) <= ROUNDING] for m in names}
-    bound = {m: homes[m][0] for m in names if len(homes[m]) == 1 and not setting.profile.workers[m].offloadable}
-    worst = max(names, key=lambda m: min(_missing(setting, m, k, bound) for k in setting.kinds))
-    if min(_missing(setting, worst, k, bound) for k in setting.kinds) <= ROUNDING:
-        return ""
-    return (
-        f"{worst!r} fits on no kind of device: {'; '.join(_short_of(setting, worst, k, bound) for k in setting.kinds)}."
-    )
-
-
-def _short_of(setting: Setting, name: str, kind: str, bound: Mapping[str, str]) -> str:
-    devices, there = _most(setting, name, setting.devices[kind]), setting.devices[kind]
-    if not devices:
-        return f"of {kind} there are {there}, too few for its ranks"
-    kept = [
-        f"{m!r} keeps {_keeps(setting, m, _most(setting, m, there)):.3g} GiB (offloadable: false)"
-        for m, k in bound.items()
-        if k == kind and m != name
+def _short_of_kinds(setting: Setting, name: str, others: str) -> str:
+    """On each kind of device that has enough of them."""
+    most = {kind: _most(setting, name, n) for kind, n in setting.devices.items()}
+    needs = [
+        f"{_needs(setting, name, n):.3g} GiB {on_each(n)} of {kind}, which has {setting.cap(kind):g}"
+        for kind, n in most.items()
+        if n
     ]
-    beside = f", where {', '.join(kept)}" if kept else ""
-    return (
-        f"on each of {devices} {kind} it needs {_needs(setting, name, devices):.3g} GiB of "
-        f"{setting.cap(kind):g}{beside}"
-    )
-
-
-def _missing(setting: Setting, name: str, kind: str, bound: Mapping[str, str]) -> float:
-    """GiB that a worker is short of on a kind of device, beside those that are ``bound`` to it; inf where there are too
-    few of them.
-    """
-    devices = _most(setting, name, setting.devices[kind])
-    there = [m for m, k in bound.items() if k == kind and m != name]
-    kept = sum(_keeps(setting, m, _most(setting, m, setting.devices[kind])) for m in there) - _twice(
-        setting, [name, *there]
-    )
-    return _needs(setting, name, devices) + kept - setting.cap(kind) if devices else math.inf
+    beside = f"; {others} (offloadable: false) where they sit" if others else ""
+    return f"{name!r} needs {', or '.join(needs)}{beside}."
 
 
 def _twice(setting: Setting, names: Collection[str]) -> float:
@@ -318,11 +244,6 @@ def _most(setting: Setting, name: str, there: int) -> int:
     """The most devices that it may have; 0 where there are too few."""
     devices = np.arange(1, there + 1)
     return int(devices[allowed(setting.profile.workers[name], devices)].max(initial=0))
-
-
-def fewest_apart(setting: Setting) -> int:
-    """The fewest devices on which all could sit on devices of their own."""
-    return sum(_fewest(setting, i) for i in range(len(setting.stages)))
 
 
 def _fewest(setting: Setting, stage: int) -> int:

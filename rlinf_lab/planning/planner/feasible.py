@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.candidates import NOTHING, Candidate, Known, candidates
-from rlinf_lab.planning.planner.explain import fewest_apart, shortage, why_no
+from rlinf_lab.planning.planner.explain import shortage, why_no
 from rlinf_lab.planning.profile.memory import advised, less_than_advised
 from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.planning.schema.arguments import MAX_DEVICES
@@ -38,7 +38,7 @@ def why_none(setting: Setting, modes: tuple[str, ...]) -> str:
     else:
         said = " ".join(f"{mode}: {why_no(setting, mode)}" for mode in modes)
     wish = Wish(setting.profile, setting.devices, setting.micro_batches, setting.rule, setting.staleness, modes)
-    return said + nearest(wish, advised(short.gib) if math.isfinite(short.gib) else None, fewest_apart(setting))
+    return said + nearest(wish)
 
 
 @dataclass(frozen=True)
@@ -68,30 +68,28 @@ class Wish:
         )
 
 
-def nearest(wish: Wish, gib: float | None = None, count: int | None = None) -> str:
-    """What to change so that there is a plan. Each way was tried. ``gib``, ``count``: memory and devices that are
-    likely to do.
-    """
+def nearest(wish: Wish) -> str:
+    """What to change so that there is a plan. Each way was tried."""
     found = []
     if wish.modes != MODES and wish.is_possible(modes=MODES):
         found.append(f"modes={MODES}")
-    if (enough := _least_memory(wish, gib)) is not None:
+    if (enough := _least_memory(wish)) is not None:
         found.append(f"memory_gib={enough}" + " for every kind of device" * (len(wish.devices) > 1))
-    if (more := _least_devices(wish, count)) is not None:
+    if (more := _least_devices(wish)) is not None:
         found.append(f"devices={more.get('', more)}")
     return f" Next: {', or '.join(found) or _both(wish)}."
 
 
 def _both(wish: Wish) -> str:
     """Where more memory or more devices alone would not do."""
-    more = _least_devices(replace(wish, profile=limited(wish.profile, MAX_GIB)), None)
-    gib = _least_memory(replace(wish, devices=more), None) if more is not None else None
+    more = _least_devices(replace(wish, profile=limited(wish.profile, MAX_GIB)))
+    gib = _least_memory(replace(wish, devices=more)) if more is not None else None
     if more is None or gib is None:
         return "other ranks or pins of the workers, or workers that can leave (offloadable: true)"
     return f"memory_gib={gib} and devices={more.get('', more)}"
 
 
-def _least_memory(wish: Wish, likely: float | None) -> float | None:
+def _least_memory(wish: Wish) -> float | None:
     """GiB of a device with which there is a plan, and with one percent less there is none; None when memory is not what
     is missing.
     """
@@ -104,25 +102,15 @@ def _least_memory(wish: Wish, likely: float | None) -> float | None:
     if not math.isfinite(least) or not does(MAX_GIB):
         return None
     low, high = least, advised(least)
-    if likely is not None and likely > low and does(likely):
-        before = less_than_advised(likely)
-        if before <= low or not does(before):
-            return likely
-        high = before
     while high < MAX_GIB and not does(high):
         low, high = high, min(MAX_GIB, 2 * high)
-    return _between(low, high, does)
-
-
-def _between(low: float, high: float, does: Callable[[float], bool]) -> float:
-    """The least number to advise that does; ``low`` does not."""
     while low < (less := less_than_advised(high)):
         middle = min(advised((low + high) / 2), less)
         low, high = (low, middle) if does(middle) else (middle, high)
     return high
 
 
-def _least_devices(wish: Wish, likely: int | None) -> Mapping[str, int] | None:
+def _least_devices(wish: Wish) -> Mapping[str, int] | None:
     """With the fewest more of one kind, among the numbers that are tried: also of one that the profile knows and that
     was not asked for.
     """
@@ -133,15 +121,6 @@ def _least_devices(wish: Wish, likely: int | None) -> Mapping[str, int] | None:
         def does(number: int, kind: str = kind) -> bool:
             return number <= MAX_DEVICES and wish.is_possible(devices={**wish.devices, kind: number})
 
-        if (
-            kind in wish.devices
-            and likely is not None
-            and likely > there
-            and does(likely)
-            and (likely == there + 1 or not does(likely - 1))
-        ):
-            found.append((likely - there, {**wish.devices, kind: likely}))
-            continue
         near = range(there + 1, there + 9) if there <= MAX_TRIED_DEVICES else ()
         low = there
         for high in sorted({*near, *((there or max(wish.devices.values())) * t for t in (2, 3, 4, 8, 16, 64))}):

@@ -4,6 +4,7 @@ followed, or from the simulated timeline.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,9 @@ from rlinf_lab.timeline.record.span import SpanKind
 FINEST_SHARE = 1 / 800  # of an iteration: gaps and bars below it melt together
 SAME_RELATIVE = 1e-9  # relative: sums of the same seconds in another order
 BUSY, SWITCHING = 0, 1
-Bar = tuple[float, float, float, float, int, int]
+Lanes = dict[str, tuple[int, int]]
+Bar = tuple[str, tuple[int, int], float, float, int]
+"""worker, lanes, start, end, kind"""
 
 
 @dataclass(frozen=True)
@@ -49,28 +52,30 @@ def gantt(planned: Planned) -> Gantt:
     hosts = [n for n, s in placement.seats.items() if not len(s.devices)]
     lanes = {n: (s.devices.start, s.devices.stop) for n, s in placement.seats.items()}
     lanes |= {n: (devices + i, devices + i + 1) for i, n in enumerate(hosts)}
-    bars = _followed(planned, workers, lanes) if planned.simulated is None else _simulated(planned, workers, lanes)
-    table = np.array(bars, np.float32).reshape(-1, 6)
+    bars = (_followed if planned.simulated is None else _simulated)(planned, lanes)
+    found = [
+        (start, end, *_part(planned, name, lanes, on), workers.index(name), kind) for name, on, start, end, kind in bars
+    ]
+    table = np.array(found, np.float32).reshape(-1, 6)
     return Gantt(table, devices + len(hosts), devices, workers, planned.seconds)
 
 
-def _followed(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tuple[int, int]]) -> list[Bar]:
-    placement = planned.candidate.placement
-    found = list[Bar]()
+def _part(planned: Planned, name: str, lanes: Lanes, on: tuple[int, int]) -> tuple[float, float]:
+    """Of the lanes of a bar those that are drawn: members of a cell on the same devices time-share step by step, too
+    finely to be seen, so each has its part of the height.
+    """
+    setting = planned.candidate.placement.setting
+    mates = [m for m in setting.stages[setting.home[name]].members if lanes[m] == lanes[name]]
+    (low, high), at = on, mates.index(name)
+    return low + (high - low) * at / len(mates), low + (high - low) * (at + 1) / len(mates)
+
+
+def _followed(planned: Planned, lanes: Lanes) -> Iterator[Bar]:
+    setting = planned.candidate.placement.setting
     for stage, work in planned.candidate.streamed.work.items():
-        members = placement.setting.stages[stage].members
-        together = len(members) > 1 and len({lanes[m] for m in members}) == 1
-        for i, name in enumerate(members):
-            low, high = lanes[name]
-            # they time-share step by step, too finely to be seen: each has its part of the height
-            parts = len(members) if together else 1
-            at = i if together else 0
-            first, last = low + (high - low) * at / parts, low + (high - low) * (at + 1) / parts
-            found += [
-                (start, end, first, last, workers.index(name), BUSY)
-                for start, end in _melted(work, planned.seconds, placement.setting.overlap > 0)
-            ]
-    return found
+        for name in setting.stages[stage].members:
+            for start, end in _melted(work, planned.seconds, setting.overlap > 0):
+                yield name, lanes[name], start, end, BUSY
 
 
 def _melted(work: Work, seconds: float, overlap: bool) -> list[tuple[float, float]]:
@@ -89,64 +94,23 @@ def _together(work: Work, seconds: float) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([starts, np.zeros(rest.sum())]), np.concatenate([starts + lengths - over, over[rest]])
 
 
-def _simulated(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tuple[int, int]]) -> list[Bar]:
+def _simulated(planned: Planned, lanes: Lanes) -> Iterator[Bar]:
     timeline = planned.timeline
-    spans, tracks = timeline.spans, timeline.tracks
     last, seconds = settled(timeline, planned.candidate.placement.setting.staleness)
     origin, end = round((last - seconds) * 1e9), round(last * 1e9)
-    kinds = {BUSY: (SpanKind.RUN,), SWITCHING: (SpanKind.ONLOAD, SpanKind.OFFLOAD)}
-    within = spans[(spans["end"] > origin) & (spans["start"] < end)]
+    spans = timeline.spans[(timeline.spans["end"] > origin) & (timeline.spans["start"] < end)]
+    spans = spans[np.argsort(spans["start"], kind="stable")]
     at = {name: i for i, name in enumerate(planned.devices)}
-    found, melted = list[Bar](), list[int]()
-    for number, track in enumerate(tracks):
-        if track.worker not in workers:
+    for number, track in enumerate(timeline.tracks):
+        if track.worker not in lanes:
             continue
-        own = within[within["track"] == number]
         places = [at[d] for d in track.devices]
-        first, stop = (min(places), max(places) + 1) if places else lanes[track.worker]
-        for kind, of in kinds.items():
-            rows = own[np.isin(own["kind"], of)]
-            rows = rows[np.argsort(rows["start"], kind="stable")]
-            starts, ends = (
-                (np.maximum(rows["start"], origin) - origin) / 1e9,
-                (np.minimum(rows["end"], end) - origin) / 1e9,
-            )
-            bars = _merged(starts, ends, (end - origin) / 1e9)
-            if len(bars) < len(rows):
-                melted += range(len(found), len(found) + len(bars))
-            found += [(a, b, first, stop, workers.index(track.worker), kind) for a, b in bars]
-    return _told_apart(found, melted, FINEST_SHARE * (end - origin) / 1e9)
-
-
-def _told_apart(bars: list[Bar], melted: list[int], least: float) -> list[Bar]:
-    """Bars of several workers on one lane at the same time, for ``least`` seconds or longer, were turns too fine to be
-    seen: each has its part of the height. Nobody else works on a lane at the same time, so only ``melted`` ones, those
-    of workers whose spans were joined, are looked at."""
-    lanes: dict[int, list[int]] = {}
-    for i in melted:
-        for lane in range(int(bars[i][2]), int(bars[i][3])):
-            lanes.setdefault(lane, []).append(i)
-    beside: dict[int, set[int]] = {}
-    for some in lanes.values():
-        open_: list[int] = []
-        for i in sorted(some, key=lambda i: bars[i][0]) if len({bars[i][4] for i in some}) > 1 else ():
-            open_ = [k for k in open_ if bars[k][1] - bars[i][0] >= least]
-            for k in open_:
-                if bars[k][4] != bars[i][4] and min(bars[k][1], bars[i][1]) - bars[i][0] >= least:
-                    beside.setdefault(i, {i}).add(k)
-                    beside.setdefault(k, {k}).add(i)
-            open_.append(i)
-    found = list[Bar]()
-    for i, bar in enumerate(bars):
-        start, end, first, stop, worker, kind = bar
-        there = sorted({bars[k][4] for k in beside.get(i, ())}) or [worker]
-        alike = len({bars[k][2:4] for k in beside.get(i, ())}) <= 1
-        at, parts = there.index(worker), len(there)
-        for low, high in [(first, stop)] if alike else [(lane, lane + 1) for lane in range(int(first), int(stop))]:
-            found.append(
-                (start, end, low + (high - low) * at / parts, low + (high - low) * (at + 1) / parts, worker, kind)
-            )
-    return found
+        on = (min(places), max(places) + 1) if places else lanes[track.worker]
+        for kind, of in ((BUSY, (SpanKind.RUN,)), (SWITCHING, (SpanKind.ONLOAD, SpanKind.OFFLOAD))):
+            rows = spans[(spans["track"] == number) & np.isin(spans["kind"], of)]
+            starts, ends = np.maximum(rows["start"], origin) - origin, np.minimum(rows["end"], end) - origin
+            for start, stop in _merged(starts / 1e9, ends / 1e9, seconds):
+                yield track.worker, on, start, stop, kind
 
 
 def _merged(starts: np.ndarray, ends: np.ndarray, seconds: float) -> list[tuple[float, float]]:

@@ -4,7 +4,6 @@ and streams.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,13 +23,11 @@ ATOMS, GRID_COUNTS = 512, 24  # of a generator's stream, and of device counts fo
 @dataclass(frozen=True)
 class Bound:
     """``seconds`` and what they come from, for people. An estimate where costs that it rests on were not measured:
-    then ``unsure`` names their workers, and the seconds may be ``low`` to ``high``.
+    then ``unsure`` names their workers.
     """
 
     seconds: float
     why: str
-    low: float = 0.0
-    high: float = 0.0
     unsure: tuple[str, ...] = ()
 
     @property
@@ -39,8 +36,7 @@ class Bound:
         if not self.unsure:
             return f"none can take less than {self.seconds:.4g} s ({self.why})"
         return (
-            f"estimate: none takes less than about {self.seconds:.4g} s ({self.low:.4g} to {self.high:.4g}; "
-            f"{self.why}); "
+            f"estimate: none takes less than about {self.seconds:.4g} s ({self.why}); "
             f"{' and '.join(self.unsure)} {'was' if len(self.unsure) == 1 else 'were'} not measured there. "
             "Next: lab.profile(flow) measures a second size"
         )
@@ -64,32 +60,23 @@ def lower_bound(setting: Setting, known: float = np.inf) -> Bound:
     if handing:
         best = replace(best, seconds=best.seconds + handing, why=f"{best.why}, and handing over {handing:.4g} s")
     concerned = [slowest] if at == 1 else range(len(setting.stages))
-    return _with_range(setting, best, [n for stage in concerned for n in setting.stages[stage].members], known, at == 0)
+    names = [n for stage in concerned for n in setting.stages[stage].members]
+    return replace(best, unsure=tuple(n for n in names if not _is_measured(setting, n, known, at == 0)))
 
 
-def _with_range(setting: Setting, bound: Bound, names: Sequence[str], known: float, is_work: bool) -> Bound:
-    """How sure the costs are on the devices that give a bound, all items at once: no smaller calls are cheaper."""
-    unsure, low, high, total = list[str](), 0.0, 0.0, 0.0
-    for name in names:
-        worker, stage = setting.profile.workers[name], setting.home[name]
-        if worker.resource == "host":
-            continue
-        busy = _least(setting, stage, name)
-        quick = np.isfinite(busy) & (busy <= max(known * ROUNDING_FACTOR, busy.min()))
-        seconds = np.full(busy.shape, np.inf)
-        seconds[quick] = busy[quick] * (setting.totals[quick] if is_work else 1)
-        counts = np.unravel_index(int(np.argmin(seconds)), setting.shape)
-        axis = int(np.argmax(counts))
-        kind = setting.kinds[axis]
-        found = setting.models[name, kind].estimate(int(counts[axis]), setting.profile.items)
-        if setting.measured_on(name, kind) != kind:
-            found = found.by_speed(setting.measured_on(name, kind))
-        if found.basis not in (MEASURED, INTERPOLATED):
-            unsure.append(name)
-        weight = float(busy.min()) / found.seconds if found.seconds else 0.0
-        low, high, total = low + weight * found.low, high + weight * found.high, total + weight * found.seconds
-    scale = bound.seconds / total if total else 0.0
-    return replace(bound, low=float(low * scale), high=float(high * scale), unsure=tuple(unsure))
+def _is_measured(setting: Setting, name: str, known: float, is_work: bool) -> bool:
+    """Whether costs are known on the devices that give a bound, all items at once: no smaller calls are cheaper."""
+    if setting.profile.workers[name].resource == "host":
+        return True
+    busy = _least(setting, setting.home[name], name)
+    quick = np.isfinite(busy) & (busy <= max(known * ROUNDING_FACTOR, busy.min()))
+    seconds = np.full(busy.shape, np.inf)
+    seconds[quick] = busy[quick] * (setting.totals[quick] if is_work else 1)
+    counts = np.unravel_index(int(np.argmin(seconds)), setting.shape)
+    axis = int(np.argmax(counts))
+    kind = setting.kinds[axis]
+    found = setting.models[name, kind].estimate(int(counts[axis]), setting.profile.items)
+    return setting.measured_on(name, kind) == kind and found.basis in (MEASURED, INTERPOLATED)
 
 
 def _device_seconds(setting: Setting, stage: int, known: float) -> float:

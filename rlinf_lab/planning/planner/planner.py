@@ -38,7 +38,6 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
-WORTH_SHARE = 0.02  # of an iteration: less is not worth a word
 MAX_FACTOR = 100.0  # an estimate that is off by more says nothing
 ABOUT = "~ followed micro-batch by micro-batch, not simulated"
 
@@ -95,38 +94,14 @@ class Planned:
             for name, s in there.seats.items()
         }
 
-    @property
+    @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What it assumes, and what other times of its items would change."""
-        return (*self.assumed, *self._one_by_one)
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
         """Who takes its devices before its input is there, and who may have one rank only."""
         placement = self.candidate.placement
         told = [
             s for s in splits(placement.setting.profile, self.graph) if s.sure or placement.seats[s.worker].ranks > 1
         ]
         return (*early(placement), *(f"{split}. Next: {split.advice}" for split in told))
-
-    @cached_property
-    def _one_by_one(self) -> tuple[str, ...]:
-        """Where iterations overlap: what it would change if sources put items one by one, simulated. A profile does not
-        say when within a call items appear.
-        """
-        placement = self.candidate.placement
-        sources = sorted(placement.setting.sources)
-        if self.simulated is None or not placement.setting.overlap or not sources:
-            return ()
-        _, seconds = settled(steady(placement, self.devices, one_by_one=True), placement.setting.staleness)
-        if abs(seconds - self.simulated) <= WORTH_SHARE * self.simulated:
-            return ()
-        return (
-            f"{' and '.join(sources)}: simulated as handing over items in the plan's micro-batches, to all ranks at a "
-            "time; where items are put one by one, "
-            "and ranks "
-            f"begin with theirs in another turn, an iteration takes about {seconds:.4g} s",
-        )
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -161,7 +136,7 @@ class Planned:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the timeline, which is simulated again."""
-        return {key: value for key, value in self.__dict__.items() if key not in ("timeline", "_one_by_one")}
+        return {key: value for key, value in self.__dict__.items() if key != "timeline"}
 
     def to_dict(self) -> dict[str, Any]:
         fields = ("name", "mode", "shape", "seconds", "seconds_are")
@@ -231,15 +206,6 @@ class Plans(Sequence[Planned]):
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What the figures of the best plan rest on, and its own notes."""
-        return (*self._resting_on, *self.best.notes)
-
-    @cached_property
-    def assumed(self) -> tuple[str, ...]:
-        """The same but for what simulations of their own have to tell."""
-        return (*self._resting_on, *self.best.assumed)
-
-    @cached_property
-    def _resting_on(self) -> list[str]:
         found = [f"profile is stale: {s}" for s in self.profile.stale()]
         placement = self.best.candidate.placement
         for i, stage in enumerate(placement.setting.stages):
@@ -276,17 +242,17 @@ class Plans(Sequence[Planned]):
                 f"Next: one worker where several do the same, for an exact search (any {FEW_LEAVES} workers, a chain "
                 f"of {LONG})"
             )
-        return found
+        return (*found, *self.best.notes)
 
-    def to_dict(self, notes: Sequence[str] | None = None) -> dict[str, Any]:
-        """What `to_json` writes; ``notes``: others than those of these plans."""
+    def to_dict(self) -> dict[str, Any]:
+        """What `to_json` writes."""
         return {
             "profile": self.profile.name,
             "devices": dict(self.devices) if len(self.devices) > 1 else next(iter(self.devices.values())),
             "lower_bound_s": self.bound.seconds, "lower_bound_is": "estimated" if self.bound.unsure else "measured",
             "plans": [p.to_dict() for p in self.ranked],
             "refused": [{"mode": mode, "reason": why} for mode, why in self.refused.items()],
-            "notes": list(self.notes if notes is None else notes),
+            "notes": list(self.notes),
         }  # fmt: skip
 
     def to_json(self) -> str:
@@ -400,7 +366,7 @@ def plan(
         setting = Setting.of(profile, counts, micro_batches, rule, staleness)
     except Unplaceable as error:
         wish = Wish(profile, error.devices, micro_batches, rule, staleness, tuple(modes))
-        raise PlanError(error.refusal.said + nearest(wish, error.refusal.gib, error.refusal.devices)) from None
+        raise PlanError(error.said + nearest(wish)) from None
     return searched(setting, graph, names, tuple(modes), simulate, quick)
 
 
@@ -434,16 +400,9 @@ def planned(
         profile = limited(profile, memory_gib)
     try:
         candidate, names = as_given(profile, graph, plan, counts, rule)
-    except Unplaceable as error:  # the plan has its devices: only memory can be asked for
-        gib, wanted = error.refusal.gib, error.refusal.devices
-        advice = (
-            f"memory_gib={gib}"
-            if gib is not None
-            else f"a plan on {counted(wanted, 'device')}"
-            if wanted
-            else "a plan for this profile"
-        )
-        raise PlanError(f"{error.refusal.said} Next: {advice}.") from None
+    except Unplaceable as error:
+        wish = Wish(profile, counts, DEFAULT_MICRO_BATCHES, rule, plan.staleness, MODES)
+        raise PlanError(error.said + nearest(wish)) from None
     timeline = steady(candidate.placement, names)
     _, seconds = settled(timeline, plan.staleness)
     made = Planned(plan.name, candidate, seconds, "as it was given", graph, names)

@@ -1,13 +1,12 @@
 """Durations from a finished run, so that other plans can be simulated before they are run.
 
-Every call of the workflow gets one of five descriptions, read off its spans (the first iteration left out because it
+Every call of the workflow gets one of four descriptions, read off its spans (the first iteration left out because it
 warms up caches):
 
 - *token holder*: it reads a keyed channel (a simulator). Its sequence of runs, gets and puts for one token is replayed,
   token by token; a plan may move tokens between ranks and sub-batches, but not change how many there are.
 - *consumer*: it reads batches (a policy, a learner, a join); see `batch_model`. A batch of n items takes ``fixed + each
   * n`` nanoseconds, least squares over the batches seen; `Estimate.notes` says where that is a guess.
-- *head* of a cell in which nothing is keyed; see `loop_script`.
 - *source*: it only writes (a generator). Its runs and puts are replayed in order, so that consumers start as early as
   they would.
 - *plain*: it neither reads nor writes (setting weights). Its total time.
@@ -34,7 +33,7 @@ from rlinf_lab.planning.plan.fields import shown
 from rlinf_lab.planning.plan.layout import Layout, checked_layout
 from rlinf_lab.planning.profile.profile import Message
 from rlinf_lab.planning.replay.batch_model import Consumption, learn
-from rlinf_lab.planning.replay.loop_script import is_replayed, loop_script, replayed, seen_messages
+from rlinf_lab.planning.replay.loop_script import loop_script, seen_messages
 from rlinf_lab.planning.simulator.messages import Flights
 from rlinf_lab.planning.simulator.scripts import Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.simulator.simulator import Simulator
@@ -151,8 +150,6 @@ class Estimate:
             consumer = self.consumers[number]
             consumer.check(layout, Layout(self.graph, self.measured), step.worker)
             return consumer.script(lambda channel, rank: self._slots(channel, rank, layout), waiting.take)
-        if step.call.reads:
-            return replayed(self.graph, step, recorded, self.measured, layout.plan)
         if step.call.writes:
             return self._source(recorded, step, layout)
         total = round(statistics.median(r.runs() for r in recorded))
@@ -300,11 +297,18 @@ def estimate(
         )
     measured, timeline = checked_layout(flow, plan), timeline.snapshot()
     graph, plan = measured.graph, measured.plan
+    for cell in graph.cells:
+        if not any(e.keyed for e in graph.edges if e.producer in cell and e.consumer in cell):
+            raise PlanError(
+                f"{' and '.join(map(repr, cell))} answer each other in a cell in which no channel is keyed: what a "
+                "round waits for under another plan is not seen in spans. Next: lab.planning.planned(flow, plan, "
+                "profile) with profile = lab.planning.profile_from_run(flow, plan, run.timeline)."
+            )
     records = read(graph, timeline, iterations)
     consumers = {}
     for number, step in enumerate(graph.program):
         keyed = [c for c in step.call.reads if graph.channel(c).keyed]
-        if step.call.reads and not keyed and not is_replayed(graph, step, records.calls[number]):
+        if step.call.reads and not keyed:
             consumers[number] = learn(step, records, records.calls[number], measured)
         for channel in step.call.writes:
             if graph.channel(channel).keyed and DRIVER in graph.consumers(channel):

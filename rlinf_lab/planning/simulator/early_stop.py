@@ -1,8 +1,8 @@
 """In virtual time: where the rest of a stream is not wanted and nobody reads it any more, calls that put into it end.
 
 The rules of `runtime.host.channels.stream_end`, as far as a plan tells: a call whose value another one takes goes on to
-its end. That the loop returns a value, or that ranks may meet, is not known here; such calls are foretold to end,
-though they go on.
+its end. That a method returns a value which no call takes, or that ranks may meet, is not known here; such calls are
+foretold to end, though they go on.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ a run are.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pickle
 import subprocess
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.runtime.executors.device_host import import_path
-from rlinf_lab.runtime.executors.node_probe import NodeFacts, facts_here
+from rlinf_lab.runtime.executors.node_probe import facts_here
 from rlinf_lab.runtime.transport.pickling import Packed
 
 SECONDS = 120.0  # for all imports
@@ -22,10 +21,8 @@ _START = (
 )
 
 
-def facts_of_a_child(packed: Mapping[str, Packed]) -> NodeFacts:
-    """As `facts_here`, and what keeps a new process from making these workers. Raises `PlanError` when it does not
-    answer.
-    """
+def problems_in_a_child(packed: Mapping[str, Packed]) -> dict[str, str]:
+    """What keeps a new process from making these workers, by name. Raises `PlanError` when it does not answer."""
     reading, writing = os.pipe()
     with open(reading, "rb") as answers:
         command = [sys.executable, "-c", _START.format(paths=import_path(), fd=writing)]
@@ -51,7 +48,8 @@ def facts_of_a_child(packed: Mapping[str, Packed]) -> NodeFacts:
             f"a process that imports the workers' modules ended before it could answer ({last[0]}). Next: import them "
             "in a Python of its own."
         )
-    return dataclasses.replace(facts_here(), problems=pickle.loads(said))
+    problems: dict[str, str] = pickle.loads(said)
+    return problems
 
 
 def answer(fd: int) -> None:

@@ -15,12 +15,13 @@ import dataclasses
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
-from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, WorkflowError, shown
+from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, shown
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
@@ -28,6 +29,7 @@ from rlinf_lab.runtime.executors.device_host import pack
 from rlinf_lab.runtime.executors.driver import Driver
 from rlinf_lab.runtime.session.session import Ended
 from rlinf_lab.runtime.transport.links import Address, Ways
+from rlinf_lab.runtime.transport.pickling import unsendable
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
 
@@ -36,7 +38,7 @@ LOOPBACK = "127.0.0.1"
 BETWEEN_GPUS = ("ipc", "nccl", "host")
 
 
-class HostsExecutor:
+class HostsExecutor(ABC):
     """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has
     cores.
 
@@ -70,50 +72,47 @@ class HostsExecutor:
         self._ended: Ended | None = None
 
     # --- what a kind of executor knows ---------------------------------------------------------------------
-    def _prepare(self) -> None:
-        """Before the first process; returns when they can be made."""
-
-    def _ip(self) -> str:
-        """Where hosts on other nodes reach this process."""
+    def _prepare(self) -> str:
+        """Before the first process; returns when they can be made: where hosts on other nodes reach this process."""
         return LOOPBACK
 
     def _ways(self) -> Ways:
         """How messages of this process get to the hosts."""
         return Ways(between_gpus=self._between_gpus)
 
+    @abstractmethod
     def _launch(self, host: str, payload: bytes) -> None:
         """Have a process made that holds a `DeviceHost`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ask(self, host: str, method: str, *args: Any) -> Any:
         """Have a method of a host called; what `_answer` takes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _answer(self, asked: Any, seconds: float | None = None) -> Any:
         """What the method returned. Raises what `_explained` understands when the process died, or says nothing for so
         many seconds.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _as_they_come(self, asked: list[Any]) -> Iterator[Any]:
         """What `_ask` gave, in the order in which the answers come."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _explained(self, error: BaseException) -> str | None:
         """Why nothing could be started; None for an error that is not about processes."""
-        raise NotImplementedError
 
     def _is_of_processes(self, error: BaseException) -> bool:
         """Whether it can be explained; asks nobody."""
         return self._explained(error) is not None
 
+    @abstractmethod
     def _reachable(self) -> list[str]:
         """Hosts that were launched and can be asked to stop."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end_processes(self) -> None:
         """Kill what is left; harmless when nothing is."""
-        raise NotImplementedError
 
     # --- life ------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -125,8 +124,7 @@ class HostsExecutor:
         """
         try:
             self._refuse_when_stopped()
-            self._prepare()
-            ip = self._ip()
+            ip = self._prepare()
             address = self.driver.listen(ip)
             payload = pack(self.layout, self.place, ip == LOOPBACK, self._check_items)
             for name in self.hosts:
@@ -271,19 +269,8 @@ def ship(declarations: dict[str, Declaration]) -> bytes:
         return cloudpickle.dumps(declarations)
     except Exception:
         for name, declaration in declarations.items():
-            parts = {
-                "the class": declaration.cls,
-                **{f"argument {i}": a for i, a in enumerate(declaration.args)},
-                **declaration.kwargs,
-            }
-            for part, value in parts.items():
-                try:
-                    cloudpickle.dumps(value)
-                except Exception as error:
-                    raise WorkflowError(
-                        f"Worker {name!r} ({declaration.class_name}) cannot be sent to another process: {part} = "
-                        f"{value!r} does not "
-                        f"pickle ({type(error).__name__}: {error}). Next: pass plain values and open files, locks or "
-                        "connections in setup()."
-                    ) from error
+            try:
+                cloudpickle.dumps(declaration)
+            except Exception as error:
+                raise unsendable(f"Worker {name!r} ({declaration.class_name})", declaration, error) from error
         raise

@@ -1,17 +1,14 @@
-"""What is true of a node of a cluster, asked there: versions, memory, whether workers can be made, who can
-reach whom.
-"""
+"""What is true of a node of a cluster, asked there: versions, whether workers can be made, who can reach whom."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rlinf_lab.errors import said
@@ -24,25 +21,18 @@ SECONDS = 5.0  # to open a connection
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """``versions``: of packages, None where one is missing. ``memory_gib``: free host memory. ``gpu_gib``: free on each
-    GPU.
-
-    ``problems``: by worker, why it cannot be unpickled there. ``shared_memory``: memory files can be made.
+    """``versions``: of packages, None where one is missing. ``problems``: by worker, why it cannot be unpickled
+    there.
     """
 
     versions: Mapping[str, str | None]
-    memory_gib: float
-    gpu_gib: tuple[float, ...] = ()
-    problems: Mapping[str, str] = field(default_factory=dict)
-    shared_memory: bool = True
+    problems: Mapping[str, str]
 
 
 def facts_here(packed: Mapping[str, Packed] | None = None, path: Sequence[str] = ()) -> NodeFacts:
     """Of the machine and process that asks. ``packed``: declarations of workers to unpickle; ``path``: the driver's,
     which hosts get too.
     """
-    import psutil
-
     sys.path += [entry for entry in path if entry not in sys.path]
 
     versions: dict[str, str | None] = {"python": platform.python_version()}
@@ -56,24 +46,7 @@ def facts_here(packed: Mapping[str, Packed] | None = None, path: Sequence[str] =
             declaration.open()
         except Exception as error:  # whatever the module of the worker raises when it is imported
             problems[worker] = f"{type(error).__name__}: {said(error)}".splitlines()[0]
-    return NodeFacts(
-        versions, psutil.virtual_memory().available / 2**30, _free_gpu_gib(), problems, hasattr(os, "memfd_create")
-    )
-
-
-def _free_gpu_gib() -> tuple[float, ...]:
-    from rlinf_lab.runtime.machine.devices import gpus
-
-    if not gpus().usable:
-        return ()
-    import pynvml
-
-    # Heeding CUDA_VISIBLE_DEVICES would need a CUDA context; with it, a device's memory is left to the profile's
-    # figure.
-    if os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return ()
-    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-    return tuple(float(pynvml.nvmlDeviceGetMemoryInfo(handle).free) / 2**30 for handle in handles)
+    return NodeFacts(versions, problems)
 
 
 def facts_of(node: str, packed: Mapping[str, Packed], path: Sequence[str]) -> NodeFacts:
@@ -121,5 +94,3 @@ def _affinity(node: str) -> Any:
     ray: Any = load_ray()
     return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
-
-__all__ = ["NodeFacts", "facts_here", "facts_of", "reach"]

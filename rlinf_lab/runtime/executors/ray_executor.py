@@ -66,7 +66,7 @@ class RayExecutor(HostsExecutor):
         self._nodes: dict[int, str] = {}
         self._reservation: Reservation | None = None
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> str:
         ensure_ray(self._address)
         self._refuse_when_stopped()
         used = sorted({d for host in self.hosts for d in self._device_names(host)})
@@ -80,8 +80,6 @@ class RayExecutor(HostsExecutor):
         if not is_private():
             self._reservation = Reservation.of(used, self._nodes, emulate=self._emulate)
             self._reservation.wait(lambda: self.driver_host.stopping)
-
-    def _ip(self) -> str:
         return LOOPBACK if is_private() else load_ray().util.get_node_ip_address()
 
     def _ways(self) -> Ways:

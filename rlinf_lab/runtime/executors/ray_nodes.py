@@ -4,7 +4,6 @@ first seen.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
@@ -106,24 +105,10 @@ def answer_of_ray(question: Callable[[Any, float], T]) -> T:
     raise ExecutorError(
         f"The Ray at {address!r} did not answer {len(ANSWER_SECONDS)} times within {times} s ({said}): its control "
         "service "
-        f"(gcs_server{_state_of_service(address)}) is stopped, or its node is overloaded. Next: `ray status "
+        f"(gcs_server) is stopped, or its node is overloaded. Next: `ray status "
         f"--address={address}`; rlinf_lab.shutdown() ends a "
         f"private one, and the next run starts another."
     )
-
-
-def _state_of_service(address: str) -> str:
-    """Of the process that listens there, if this one has started it."""
-    import psutil
-
-    port = int(address.rsplit(":", 1)[1])
-    with contextlib.suppress(psutil.Error):
-        for process in psutil.Process().children(recursive=True):
-            if "gcs_server" in process.name() and any(
-                c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp")
-            ):
-                return f", process {process.pid}, which is {process.status()}"
-    return ""
 
 
 def _refuse_when_gone(address: str) -> None:

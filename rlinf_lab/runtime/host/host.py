@@ -22,7 +22,7 @@ from rlinf_lab.runtime.host.channels.remote_readers import FarReaders
 from rlinf_lab.runtime.host.channels.stream_end import Unwanted
 from rlinf_lab.runtime.host.context import Told
 from rlinf_lab.runtime.host.control.post import Post
-from rlinf_lab.runtime.host.control.scheduler import Duties, Scheduler
+from rlinf_lab.runtime.host.control.scheduler import Scheduler
 from rlinf_lab.runtime.host.driver.loop import Loop
 from rlinf_lab.runtime.host.driver.remarks import remark_of_curves
 from rlinf_lab.runtime.host.elastic.exchange import Exchange
@@ -72,16 +72,16 @@ class Host:
         control = self.scheduler = Scheduler(state, post)
         meetings = Meetings(state, control, post)
         credits = Credits(state, control, post)
-        far = FarReaders(state, control, post, credits)
-        unwanted = self._unwanted = Unwanted(state, control, post, credits, meetings.waiting, meetings.may_meet)
+        far = FarReaders(state, control, post)
+        unwanted = self._unwanted = Unwanted(state, post, credits, meetings.may_meet)
         ends = ChannelEnds(state, control, post, credits, far, unwanted)
         self.ports = Ports(layout, ends, meetings.refuse_within)
         self.weights = WeightTable(state, control, post)
-        self.values = Values(state, control, post, unwanted)
+        self.values = Values(state, control, post)
         arguments = Arguments(state, self.ports, self.weights, self.values)
-        calls = Calls(state, control, post, ends, credits, unwanted, self.weights, self.values, arguments)
-        exchange = Exchange(state, control.spans, post, self.values, unwanted, meetings)
-        turnover = Turnover(state, control, control.instants, post, credits, exchange)
+        calls = Calls(state, control, post, ends, unwanted, self.weights, self.values, arguments)
+        exchange = Exchange(state, control.spans, post, self.values, meetings)
+        turnover = Turnover(state, control, post, exchange)
         self.told = Told()
         self._ranks = Ranks(
             state, control, post, control.residency, calls, turnover, self.told, control.instants, exchange
@@ -91,23 +91,19 @@ class Host:
         self._relief = Relief(state, control, post, unwanted.indices, self._waits)
         if self.loop is not None:
             Connections(state, post)
-            self._watch = Watch(state, post, self._relief, self._waits, self.loop)
+            self._watch = Watch(
+                state, post, self._relief, self._waits, self.loop.waits_in_iteration, self.loop.streams.stranded,
+                self.loop.deadlock,
+            )  # fmt: skip
             self.loop.watch_reset = self._watch.reset
             self.weights.unpublished.users = self.loop.under_way.users
             self.weights.unpublished.waits_for_end_of = self.loop.waiting.waits_for_end_of
             self.loop.waiting.on_look = self.weights.unpublished.look
         post.on_failure(Unsent(state, post, lambda weights: self.weights.store(weights).owner).replace)
         post.on(messages.Retire, self._retire)
-        self._retired = (far, state.queues, state.values, state.readers, meetings, unwanted)
+        self._retired = (far, state.queues, state.values, meetings, unwanted)
         control.connect(
-            Duties(
-                ends,
-                finished=calls.finished,
-                came=meetings.came,
-                takes_nothing_more=turnover.takes_nothing_more,
-                stuck=self._is_stuck,
-                write_down=self.write_down,
-            )
+            ends, calls.finished, meetings.came, turnover.takes_nothing_more, self._is_stuck, self.write_down
         )
         self.start = self._ranks.start
         self.flush = post.flush

@@ -98,7 +98,7 @@ class Ranks:
             state.stopping = True
             for process in state.ranks:
                 process.calls.clear()
-                if process.call is not None or process.joining or process.waits_for == "calls":
+                if process.call is not None or process.waits_for == "calls":
                     control.interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
                 elif process.waits_for == "call":
                     control.wake(process)
@@ -129,9 +129,8 @@ class Ranks:
     def _is_set_up(self, process: Process, context: HostContext) -> bool:
         """Build its worker. False where the thread ends by that; at the start of a run it waits to be stopped."""
         state = self._state
-        given_up = self._turnover.take_devices(process) if process.joining else None
         start, process.thread = state.clock.now_ns(), threading.get_ident()
-        failure = None if given_up else self._setups.set_up(process, context)
+        failure = self._setups.set_up(process, context)
         if failure is not None and not process.joining:
             self._post.fail(failure)
         end = state.clock.now_ns()
@@ -143,8 +142,8 @@ class Ranks:
         if process.stays_until:
             self._setups.leave_after_others(process)
         if process.joining:
-            self._turnover.set_up(process, failure or given_up)
-            return not failure and not given_up
+            self._turnover.set_up(process, failure)
+            return failure is None
         return True
 
     def _do_calls(self, process: Process, context: HostContext) -> bool:

@@ -79,19 +79,14 @@ class Request:
         graph = self.flow.graph
         if set(profile.workers) != set(graph.workers):
             return (f"it is of workers {listing(list(profile.workers))}, the workflow has {listing(graph.workers)}",)
-        there = {(e.producer, e.consumer) for e in profile.edges}
         values = Values.of(graph)
-        here = {(e.producer, e.consumer) for e in graph.edges if DRIVER not in (e.producer, e.consumer)} | set(
-            values.edges
-        )
-        found = [f"it has no edge from {p} to {c}" for p, c in sorted(here - there)]
-        found += [f"it has an edge from {p} to {c}, the workflow has none" for p, c in sorted(there - here)]
-        known_of, called = (
-            {f"{h.worker}.{h.method}()" for h in profile.handovers},
-            {f"{w}.{m}()" for w, m, _ in values.handovers},
-        )
-        found += [f"it knows nothing of {call}, which hands over a value" for call in sorted(called - known_of)]
-        found += [f"it has a handover {call}, the workflow has none" for call in sorted(known_of - called)]
+        own = [(e.producer, e.consumer) for e in graph.edges if DRIVER not in (e.producer, e.consumer)]
+        here = {f"edge from {p} to {c}" for p, c in (*own, *values.edges)}
+        here |= {f"handover {w}.{m}()" for w, m, _ in values.handovers}
+        there = {f"edge from {e.producer} to {e.consumer}" for e in profile.edges}
+        there |= {f"handover {h.worker}.{h.method}()" for h in profile.handovers}
+        found = [f"it has no {missing}" for missing in sorted(here - there)]
+        found += [f"it has {'an' if x[0] == 'e' else 'a'} {x}, the workflow has none" for x in sorted(there - here)]
         if self.items is not None and profile.items != self.items:
             found.append(f"it counts {profile.items} items an iteration, asked for are {self.items}")
         found += [

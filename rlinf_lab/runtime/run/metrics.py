@@ -1,11 +1,11 @@
-"""The numbers of a run: a row for each iteration, columns that grow, and which rows have changed since somebody looked.
+"""The numbers of a run: a row for each iteration, and which rows have changed since somebody looked.
 
 Adding a number costs the same however many iterations there were, and so does asking what is new.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 import threading
 from array import array
 from collections import Counter
@@ -21,39 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Key = tuple[str, str]  # who said it (a worker, or the driver's loop), under which name
-_NAN = math.nan
 MOST_FAILURES = 1000
-
-
-class _Column:
-    """Numbers of consecutive iterations, from the first that has one. NaN is a number like any other: ``said`` tells
-    where there is one.
-    """
-
-    def __init__(self, first: int) -> None:
-        self.first, self.values, self.said = first, array("d"), bytearray()
-
-    def set(self, row: int, value: float) -> None:
-        if row < self.first:
-            self.values = array("d", [_NAN] * (self.first - row)) + self.values
-            self.said = bytearray(self.first - row) + self.said
-            self.first = row
-        gap = row - self.first + 1 - len(self.values)
-        if gap > 0:
-            self.values.extend([_NAN] * gap)
-            self.said.extend(bytes(gap))
-        self.values[row - self.first] = value
-        self.said[row - self.first] = True
-
-    def get(self, row: int) -> float | None:
-        """None where nothing was said."""
-        at = row - self.first
-        return self.values[at] if 0 <= at < len(self.values) and self.said[at] else None
-
-    def upto(self, rows: int) -> np.ndarray:
-        whole = np.full(rows, _NAN)
-        whole[self.first : self.first + len(self.values)] = self.values
-        return whole
 
 
 class MetricTable:
@@ -66,8 +34,8 @@ class MetricTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seconds = _Column(0)
-        self._columns: dict[Key, _Column] = {}
+        self._seconds: dict[int, float] = {}  # by iteration, of those that have finished
+        self._columns: dict[Key, dict[int, float]] = {}
         self._labels: dict[Key, str] = {}
         self._ranks: dict[int, dict[Key, dict[int, float]]] = {}  # of iterations that may still change
         self._journal = array("q")  # iterations in the order in which they changed
@@ -79,7 +47,7 @@ class MetricTable:
     def finished(self, iteration: int, seconds: float, returned: Mapping[str, float]) -> None:
         """An iteration has ended; ``returned``: numbers among what the loop returned."""
         with self._lock:
-            self._seconds.set(iteration, seconds)
+            self._seconds[iteration] = seconds
             for name, value in returned.items():
                 self._set(iteration, (DRIVER, name), value)
             self._changed(iteration)
@@ -109,12 +77,12 @@ class MetricTable:
 
     def _set(self, iteration: int, key: Key, value: float) -> None:
         if key not in self._columns:
-            self._columns[key] = _Column(iteration)
+            self._columns[key] = {}
             before, self._labels = self._labels, labels(self._columns)
             # a name is not one worker's alone any more
             if any(self._labels[known] != label for known, label in before.items()):
-                self._journal.extend(range(len(self._seconds.values)))
-        self._columns[key].set(iteration, value)
+                self._journal.extend(self._seconds)
+        self._columns[key][iteration] = value
 
     def _changed(self, iteration: int) -> None:
         if len(self._journal) == self._told or self._journal[-1] != iteration:
@@ -131,28 +99,21 @@ class MetricTable:
             return [row for i in changed if (row := self._row(i)) is not None], self._told
 
     def _row(self, iteration: int) -> dict[str, float] | None:
-        seconds = self._seconds.get(iteration)
-        if seconds is None:
+        if iteration not in self._seconds:
             return None
-        found = ((self._labels[key], column.get(iteration)) for key, column in self._columns.items())
-        return {
-            "iteration": iteration,
-            "seconds": seconds,
-            **{name: value for name, value in found if value is not None},
-        }
+        said = {self._labels[key]: column[iteration] for key, column in self._columns.items() if iteration in column}
+        return {"iteration": iteration, "seconds": self._seconds[iteration], **said}
 
     def frame(self) -> pd.DataFrame:
         """One row for each finished iteration."""
         import pandas as pd
 
         with self._lock:
-            rows = max([len(self._seconds.values), *(c.first + len(c.values) for c in self._columns.values())])
-            seconds = self._seconds.upto(rows)
-            columns = {"seconds": seconds} | {
-                self._labels[key]: column.upto(rows) for key, column in self._columns.items()
-            }
-        done = np.flatnonzero(~np.isnan(seconds))
-        return pd.DataFrame({"iteration": done, **{name: values[done] for name, values in columns.items()}})
+            named = {"seconds": self._seconds} | {self._labels[key]: column for key, column in self._columns.items()}
+            columns = {name: pd.Series(column, dtype="float64") for name, column in named.items()}
+        done = np.sort(columns["seconds"].index.to_numpy(np.int64))
+        said = {name: column.reindex(done).to_numpy() for name, column in columns.items()}
+        return pd.DataFrame({"iteration": done, **said})
 
     def failures(self) -> pd.DataFrame:
         """Of samples; the first ones."""
@@ -166,7 +127,7 @@ class MetricTable:
     def pace(self, last: int = 10) -> float | None:
         """Mean seconds of the last iterations; None before the first has ended."""
         with self._lock:
-            recent = [s for s in self._seconds.values[-last:] if not math.isnan(s)]
+            recent = list(itertools.islice(reversed(self._seconds.values()), last))
         return sum(recent) / len(recent) if recent else None
 
 

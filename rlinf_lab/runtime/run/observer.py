@@ -75,11 +75,9 @@ class Observer:
         self._depths_due = 0.0
         self._counters: dict[str, float] = {}
         self._samples = 0  # counter samples that are in it
-        # by the number of its name: each counter's name, and that of the device whose load it is, or ""
-        self._counted: dict[int, tuple[str, str]] = {}
         self._counting = threading.Lock()
-        self._unsettled: deque[tuple[int, int]] = deque()  # (rounds of news when it ended, iteration)
-        self._arriving: deque[tuple[int, int]] = deque()  # the same, of those whose mark is in the timeline
+        # rounds of news when an iteration ended, it, and who is told when no more of it can come
+        self._unsettled: deque[tuple[int, int, Callable[[int], None]]] = deque()
         self._lock = threading.Lock()  # one at a time collects; the loop never waits for it
         host = executor.driver_host
         # else each host samples its own GPUs, by the plan's names for them
@@ -152,7 +150,7 @@ class Observer:
         numbers = returned(self._loop_name, result)
         self.table.finished(iteration, seconds, numbers)
         self._note(numbers)
-        self._unsettled.append((self._news.rounds(), iteration))
+        self._unsettled.append((self._news.rounds(), iteration, self.table.settle))
 
     # --- collecting -------------------------------------------------------------------------------------
     def _pumping(self) -> None:
@@ -241,9 +239,8 @@ class Observer:
             self._take_spans(rounds)
             # The news under way when it ended may lack what was logged last; those after them do not.
             while self._unsettled and (self._unsettled[0][0] + 2 <= rounds or self._stopped):
-                self.table.settle(self._unsettled.popleft()[1])
-            while self._arriving and (self._arriving[0][0] + 2 <= rounds or self._stopped):
-                self.timeline.settle(self._arriving.popleft()[1])
+                _, iteration, settle = self._unsettled.popleft()
+                settle(iteration)
 
     def _take_spans(self, rounds: int) -> None:
         """The caller holds the lock, and has asked for ``rounds`` before."""
@@ -259,7 +256,7 @@ class Observer:
             return
         numbers = batch.spans["iteration"][batch.spans["kind"] == SpanKind.MARK].tolist()
         self.timeline.expect(numbers)
-        self._arriving.extend((rounds, number) for number in numbers)
+        self._unsettled.extend((rounds, number, self.timeline.settle) for number in numbers)
 
     def _note(self, values: Mapping[str, float]) -> None:
         """Beside the spans: what was said or seen just now."""
@@ -272,27 +269,11 @@ class Observer:
         """The latest sample of each counter, and the loads of the devices. Costs what is new."""
         with self._counting:
             fresh = self.timeline.counter_samples[self._samples :]
-            if len(fresh):
-                self._samples += len(fresh)
-                numbers = fresh["name"].tolist()
-                if not self._counted.keys() >= set(numbers):
-                    self._name_counters(numbers)
-                for number, value in zip(numbers, fresh["value"].tolist(), strict=True):
-                    name, device = self._counted[number]
-                    self._counters[name] = value
-                    if device:
-                        self._counters[device] = value / 100
-            return dict(self._counters)
-
-    def _name_counters(self, numbers: Iterable[int]) -> None:
-        """Counters with these numbers are told from now on, too: a core that comes may change which one is a device."""
-        names = self.timeline.names
-        known = {number: names[number] for number in (*self._counted, *numbers)}
-        devices = loaded_devices(known.values())
-        self._counted = {number: (name, devices.get(name, "")) for number, name in known.items()}
-        self._counters |= {
-            device: self._counters[name] / 100 for name, device in devices.items() if name in self._counters
-        }
+            self._samples += len(fresh)
+            names, numbers = self.timeline.names, fresh["name"].tolist()
+            self._counters |= {names[n]: value for n, value in zip(numbers, fresh["value"].tolist(), strict=True)}
+            devices = loaded_devices(self._counters)
+            return self._counters | {device: self._counters[name] / 100 for name, device in devices.items()}
 
 
 class Observed:

@@ -4,18 +4,17 @@ would something hang?
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, PlanError, RlinfLabError, counted, said, shown
-from rlinf_lab.planning.plan.device import Device, whole
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import Layout, checked_layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
 from rlinf_lab.planning.planner.planner import Planned
-from rlinf_lab.planning.profile.profile import Profile
-from rlinf_lab.runtime.executors.import_probe import facts_of_a_child
+from rlinf_lab.runtime.executors.import_probe import problems_in_a_child
 from rlinf_lab.runtime.executors.node_probe import NodeFacts, facts_here, facts_of, reach
 from rlinf_lab.runtime.executors.ray_nodes import wait_for_nodes
 from rlinf_lab.runtime.executors.ray_start import check_address, ensure_ray
@@ -32,7 +31,6 @@ def check(
     plan: ExecutionPlan | Planned | None = None,
     executor: str = "local",
     *,
-    profile: Profile | None = None,
     address: str | None = None,
     emulate: bool = False,
     absent: Mapping[str, Sequence[int]] | None = None,
@@ -46,20 +44,17 @@ def check(
     (``check_items``): it would arrive changed where both ends are in one process, and unchanged elsewhere, so under
     one plan and not under another. With executor="local" all are.
 
-    ``profile``: says what workers occupy, so that memory is checked too. ``address``, ``emulate``, ``absent``: as in
-    `run`. Returns a `Report` of plan, workers, devices, memory, and for other processes pickling,
-    packages and ports of every node; ``report.ok`` says whether a launch can succeed. Never raises for what it finds,
-    only for arguments that are none.
+    ``address``, ``emulate``, ``absent``: as in `run`. Returns a `Report` of plan, workers, devices, and for other
+    processes pickling, packages and ports of every node; ``report.ok`` says whether a launch can succeed. Never raises
+    for what it finds, only for arguments that are none.
     """
     check_workflow("check", flow)
     check_executor(executor)
     check_address(address)
-    if profile is not None and not isinstance(profile, Profile):
-        raise PlanError(f"check(profile={profile!r}): a Profile. Next: profile=lab.profile(flow), or leave it out.")
     wanted = plan.execution if isinstance(plan, Planned) else plan or ExecutionPlan.temporal(flow, devices_here())
     if not isinstance(iterations, int) or iterations < 0:
         raise ConfigError(f"check(iterations={shown(iterations)}): how many to run. Next: iterations=1, or 0 for none.")
-    looking = _Looking(flow, wanted, profile, emulate, executor, absent)
+    looking = _Looking(flow, wanted, emulate, executor, absent)
     checks = [looking.plan()]
     if checks[0].status != BROKEN:
         checks += [looking.workers(), *(looking.cluster(address) if executor == "ray" else looking.here())]
@@ -70,10 +65,10 @@ def check(
 
 class _Looking:
     def __init__(
-        self, flow: Workflow, plan: ExecutionPlan, profile: Profile | None, emulate: bool, executor: str = "local",
-        absent: Mapping[str, Sequence[int]] | None = None,
+        self, flow: Workflow, plan: ExecutionPlan, emulate: bool, executor: str,
+        absent: Mapping[str, Sequence[int]] | None,
     ) -> None:  # fmt: skip
-        self.flow, self.wanted, self.profile, self.emulate, self.executor = flow, plan, profile, emulate, executor
+        self.flow, self.wanted, self.emulate, self.executor = flow, plan, emulate, executor
         self.absent = absent
 
     # --- the plan and the workers -----------------------------------------------------------------------------
@@ -127,17 +122,15 @@ class _Looking:
             refuse_missing(self.wanted, self.emulate)
             return ", ".join(self.wanted.devices[:8]) + " …" * (len(self.wanted.devices) > 8)
 
-        facts = {0: facts_here()}
         travelling: list[Check] = []
         if self.executor != "local":
             pickling, packed = self._pickling()
-            travelling = [pickling, _tried("imports", lambda: self._imports(packed)), self._ports({}, facts)]
-        return [_tried("devices", look), *travelling, *self._memory(facts)]
+            travelling = [pickling, _tried("imports", lambda: self._imports(packed)), self._ports({})]
+        return [_tried("devices", look), *travelling]
 
     def _imports(self, packed: dict[str, Packed]) -> str:
         """Every worker can be unpickled in a process of its own."""
-        problems = facts_of_a_child(packed).problems
-        if problems:
+        if problems := problems_in_a_child(packed):
             worker, problem = next(iter(problems.items()))
             raise PlanError(
                 f"worker {worker!r} cannot be made in another process: {problem}. Next: put its class into a module on "
@@ -161,7 +154,7 @@ class _Looking:
             return [devices, self._pickling()[0]]
         pickling, packed = self._pickling()
         facts = {number: facts_of(node, packed, sys.path) for number, node in sorted(found.items())}
-        return [devices, pickling, *self._packages(facts), *self._memory(facts), self._ports(found, facts)]
+        return [devices, pickling, *self._packages(facts), self._ports(found)]
 
     def _pickling(self) -> tuple[Check, dict[str, Packed]]:
         packed: dict[str, Packed] = {}
@@ -205,7 +198,7 @@ class _Looking:
                 checks.append(Check(name, OK, f"{len(there)} packages as here"))
         return checks
 
-    def _ports(self, nodes: dict[int, str], facts: dict[int, NodeFacts]) -> Check:
+    def _ports(self, nodes: dict[int, str]) -> Check:
         """Hosts of different nodes speak TCP with each other, in both directions."""
         pairs = [pair for number in nodes if number for pair in ((0, number), (number, 0))]
         closed = [
@@ -217,7 +210,7 @@ class _Looking:
             return Check("ports", BROKEN, "; ".join(closed), "let TCP through between the nodes")
 
         def look() -> str:
-            if not facts[0].shared_memory:
+            if not hasattr(os, "memfd_create"):
                 raise PlanError("memory files cannot be made here. Next: Linux 3.17 or newer.")
             return (
                 f"node 0 and {counted(len(nodes) - 1, 'other node')} reach each other"
@@ -226,70 +219,6 @@ class _Looking:
             )
 
         return _tried("ports", look)
-
-    # --- memory ---------------------------------------------------------------------------------------------------
-    def _memory(self, facts: dict[int, NodeFacts]) -> list[Check]:
-        """What the profile says against what is there: GPUs one by one, cores together as their node's memory."""
-        profile = self.profile
-        if profile is None:
-            return [Check("memory", OPTIONAL, "not looked at: no profile", "lab.check(..., profile=lab.profile(flow))")]
-
-        def look() -> str:
-            unknown = [w for w in self.flow.graph.workers if w not in profile.workers]
-            if unknown:
-                raise PlanError(f"profile {profile.name!r} has no worker {unknown[0]!r}. Next: lab.profile(flow).")
-            needs = self._needs()
-            for place, (need, who) in needs.items():
-                there = self._there(place, facts)
-                if there is not None and need > there:
-                    raise PlanError(
-                        f"{place} needs {need:.1f} GiB for {', '.join(who)} and has {there:.1f} free. Next: fewer "
-                        "ranks there, or device_memory=."
-                    )
-            found = ", ".join(f"{place} {need:.1f} GiB" for place, (need, _) in list(needs.items())[:4])
-            return found
-
-        return [_tried("memory", look)]
-
-    def _needs(self) -> dict[str, tuple[float, list[str]]]:
-        """GiB by GPU, or by the host memory of a node: of all who stay there, and of the largest of those who
-        time-share.
-        """
-        assert self.profile is not None
-        turns = self.wanted.device_memory is not None
-        found: dict[str, list[tuple[float, str, bool]]] = {}
-        held = set[tuple[str, str]]()  # weights that are on a device all the time
-        names = self.flow.graph.workers
-        # those who may leave come last
-        for worker in sorted(names, key=lambda w: turns and self.wanted.memory.get(w, 0) > 0):
-            memory = self.profile.workers[worker].memory
-            for rank in range(self.layout.ranks(worker)):
-                for name in self.wanted.device_names(worker, rank):
-                    device = Device.parse(name)
-                    place = whole(name) if device.kind == "cuda" else f"host memory of node {device.node}"
-                    leaves = turns and place in self.wanted.devices and self.wanted.memory.get(worker, 0) > 0
-                    shared = 0.0 if (name, memory.shared_as) in held else memory.shared_gib
-                    if memory.shared_as and not leaves:
-                        held.add((name, memory.shared_as))
-                    found.setdefault(place, []).append((memory.resident_gib + shared, f"{worker}[{rank}]", leaves))
-        return {
-            place: (
-                sum(g for g, _, leaves in rows if not leaves)
-                + max((g for g, _, leaves in rows if leaves), default=0.0),
-                [who for _, who, _ in rows],
-            )
-            for place, rows in found.items()
-        }
-
-    def _there(self, place: str, facts: dict[int, NodeFacts]) -> float | None:
-        if place.startswith("host memory"):
-            node = facts.get(int(place.rsplit(" ", 1)[1]))
-            return None if node is None else node.memory_gib
-        device = Device.parse(place)
-        gpus = facts[device.node].gpu_gib if device.node in facts else ()
-        return (
-            gpus[device.index] if device.index < len(gpus) else self.profile.device_memory_gib if self.profile else None
-        )
 
 
 def _tried(name: str, look: Callable[[], str]) -> Check:

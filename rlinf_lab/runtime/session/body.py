@@ -24,14 +24,6 @@ class IterationBody:
         self.sealed: set[str] = set()
         self.ports: dict[tuple[str, str], Any] = {}
 
-    def readers(self) -> dict[str, list[tuple[str, int]]]:
-        """For each channel the ranks that read it in this iteration, once for every call."""
-        found: dict[str, list[tuple[str, int]]] = {channel: [] for channel in self._layout.graph_channels()}
-        for call in self.calls:
-            for channel in call.channels(READ):
-                found[channel] += [(call.worker, rank) for rank in call.taken_by(self._layout.ranks(call.worker))]
-        return found
-
     def port(self, channel: str, direction: str) -> Any:
         """The loop's own end of a channel."""
         if (channel, direction) not in self.ports:
@@ -39,11 +31,15 @@ class IterationBody:
             self.ports[channel, direction] = made(self._host.driver, channel, self._now)
         return self.ports[channel, direction]
 
-    def behind(self, call: CallSpec) -> set[str]:
-        """The channels that are read by calls which have to end before this one can: each rank does its own in order,
+    def feeding(self, channel: str) -> set[str]:
+        """This one, and those `behind` the calls that write to it."""
+        return {channel} | self.behind([call for call in self.calls if channel in call.channels(WRITE)])
+
+    def behind(self, calls: list[CallSpec]) -> set[str]:
+        """The channels that are read by calls which have to end before these can: each rank does its own in order,
         and a call waits for its arguments and for who puts what it reads."""
         found: set[str] = set()
-        open_, seen = [call], set[int]()
+        open_, seen = list(calls), set[int]()
         while open_:
             one = open_.pop()
             if one.call_id not in seen:
@@ -54,19 +50,6 @@ class IterationBody:
                     is_before = other.worker == one.worker and other.call_id < one.call_id
                     if is_before or other.call_id in wanted or reads & set(other.channels(WRITE)):
                         open_.append(other)
-        return found
-
-    def above(self, channels: list[str]) -> set[str]:
-        """These, those read by calls that write to them, and so on."""
-        found: set[str] = set()
-        open_ = list(channels)
-        while open_:
-            channel = open_.pop()
-            if channel not in found:
-                found.add(channel)
-                for spec in self.calls:
-                    if channel in spec.channels(WRITE):
-                        open_ += spec.channels(READ)
         return found
 
     def seal(self, channels: set[str]) -> None:

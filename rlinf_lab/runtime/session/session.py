@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError, counted
 from rlinf_lab.planning.engine.engine import ALL
 from rlinf_lab.planning.plan.layout import Layout
-from rlinf_lab.runtime.host.driver.loop import StreamsOpen, short
+from rlinf_lab.runtime.host.driver.loop import short
 from rlinf_lab.runtime.host.host import Host
-from rlinf_lab.runtime.host.state.messages import ReadersOf, Retire, ValuesWanted, moved
+from rlinf_lab.runtime.host.state.messages import Retire, moved
 from rlinf_lab.runtime.session.body import IterationBody
 from rlinf_lab.runtime.session.news import News
 from rlinf_lab.runtime.threads.main_thread_guard import Servant, aside
@@ -28,7 +28,7 @@ from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.handles import Handle, awaited
 from rlinf_lab.workflow.specs import READ, WRITE, CallSpec, ChannelSpec
-from rlinf_lab.workflow.structure import follow, leaves, rebuilt
+from rlinf_lab.workflow.structure import follow, rebuilt
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -194,10 +194,9 @@ class Session:
         """A rank that has a place in the plan and is absent comes: its worker is built there. Returns when it is set
         up. From any thread.
 
-        It takes part in calls under way whose ranks take items from one channel that they share, and in all later ones.
-        (Where those meet in their calls, by `Worker.exchange` or a `RankGroup`, let it join between two steps: those
-        who began a call do not wait for it.) Raises the `WorkerError` of its setup (nobody else suffers), `PlanError`
-        for a rank that cannot come, `TimeoutError` after ``timeout`` seconds (default: two minutes).
+        It takes part in all calls that the loop makes from then on. Raises the `WorkerError` of its setup (nobody else
+        suffers), `PlanError` for a rank that cannot come, `TimeoutError` after ``timeout`` seconds (default: two
+        minutes).
         """
         aside(lambda: self._loop.members.join(worker, rank, timeout))
 
@@ -284,10 +283,6 @@ class Session:
         """The iteration function has returned."""
         self._made.seal(set(self._layout.graph_channels()))
         self._loop.streams.counted(self._now, moved(self._made.ports.values()))
-        self._loop.broadcast(ReadersOf(self._now, self._made.readers()))
-        # before it can be known that nobody reads one any more
-        if any(spec.discard_unread for spec in self._layout.graph.channels):
-            self._loop.broadcast(ValuesWanted(self._now, self._wanted()))
         self._loop.leave(self._now)
 
     def _wait_until_over(self, number: int, timeout: float | None = None) -> None:
@@ -390,12 +385,6 @@ class Session:
             failure.add_note(f"That was in iteration {first}{later and f'; given up with it: {later}'}.")
         return first, failure
 
-    def _wanted(self) -> frozenset[int]:
-        """The calls of this iteration whose value another call takes, or the iteration function has returned."""
-        taken = {ref.call_id for spec in self._made.calls for ref in spec.refs()}
-        lazy = [found for leaf in leaves(self._open[-1]._returned) if (found := awaited(leaf)) is not None]
-        return frozenset(taken | {call.call_id for call, _ in lazy})
-
     def _resolved(self, result: Any) -> Any:
         """Handles and lazy parts inside the returned structure become their values."""
 
@@ -436,27 +425,15 @@ class Session:
 
     def _wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None = None) -> Any:
         self._refuse_forgotten(_value_of(call), call.iteration)
-        if call.iteration != self._now or self._body() is None:
-            return self._fetched(call, path, timeout)
-        made = self._made
-        made.seal(made.above(call.channels(READ)))  # the loop waits for it, so it cannot add producers to those
-        self._loop.waits_behind_streams = lambda: not made.behind(call) <= made.sealed
-        try:
-            return self._fetched(call, path, timeout)
-        except StreamsOpen:
-            made.seal(made.behind(call))
-        finally:
-            self._loop.waits_behind_streams = bool
-        return self._fetched(call, path, timeout)
-
-    def _fetched(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:
-        fetch, driver = self._host.values.fetch, self._host.driver
-        if path or self._layout.ranks(call.worker) == 1:
-            return follow(fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
-        return [
-            fetch(driver, call.call_id, call.worker, r, call.iteration, timeout)
-            for r in self._loop.members.of(call)
+        if call.iteration == self._now and self._body() is not None:
+            self._made.seal(self._made.behind([call]))  # the loop waits for it, so it cannot add producers to those
+        ranks = self._layout.ranks(call.worker)
+        one = bool(path) or ranks == 1
+        found = [
+            self._host.values.fetch(self._host.driver, call.call_id, call.worker, r, call.iteration, timeout)
+            for r in ((0,) if one else call.taken_by(ranks))
         ]
+        return follow(found[0], path) if one else found
 
     def done(self, call: CallSpec) -> bool:
         return self._loop.is_done(call.call_id, self._layout.ranks(call.worker))
@@ -486,7 +463,7 @@ class Session:
     def _get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
         self._made.refuse_untraced(channel.name, READ, DRIVER, "The iteration function")
         self._loop.streams.reads(self._now, channel.name)
-        self._made.seal(self._made.above([channel.name]))
+        self._made.seal(self._made.feeding(channel.name))
         items: list[Any] = self._made.port(channel.name, READ).get(ALL if n == "all" else n, key=key)
         return items
 

@@ -68,10 +68,6 @@ class Router:
             self._homes[channel] = homes_of(self._layout, self._place, channel)
         return self._homes[channel]
 
-    def has_far_readers(self, channel: str) -> bool:
-        """Whether ranks of other hosts read the queue that lives here."""
-        return self._layout.is_shared(channel)
-
     def share(self, channel: str) -> int | None:
         """How much of the capacity one producing host may fill: evenly divided, at least one item; None without a
         bound.

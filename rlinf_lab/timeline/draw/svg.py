@@ -13,7 +13,7 @@ from html import escape
 
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline.draw.palette import CAUSE_COLOURS, INK, MODES, colour_numbers, worker_colour
-from rlinf_lab.timeline.draw.picture import Line, Scene, Word
+from rlinf_lab.timeline.draw.picture import Scene
 from rlinf_lab.timeline.record.span import Cause
 
 #: What a document of XML 1.0 cannot hold, not even escaped.
@@ -119,7 +119,15 @@ def _svg(scene: Scene, theme: str, prefix: str) -> str:
             else f'class="{prefix}-w{number[bar.fill]}"'
         )
         parts.append(f'<rect x="{bar.x:g}" y="{bar.y:g}" width="{bar.width:g}" height="{bar.height:g}" {fill}/>')
-    parts += [_line(line, prefix) for line in scene.lines] + [_word(word, prefix) for word in scene.words]
+    parts += [
+        f'<path class="{prefix}-l" d="M{line.x0:.5g} {line.y0:g}L{line.x1:.5g} {line.y1:g}" '
+        f'stroke-width="{line.width:g}"' + f' opacity="{line.opacity:g}"' * (line.opacity < 1) + "/>"
+        for line in scene.lines
+    ]
+    parts += [
+        f'<text class="{prefix}-t" x="{word.x:g}" y="{word.y:g}" text-anchor="{word.anchor}">{_text(word.text)}</text>'
+        for word in scene.words
+    ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {scene.width} {scene.height}" width="100%" role="img"'
         f' style="max-width:{scene.width}px"><title>{_text(scene.title)}</title>{"".join(parts)}</svg>'
@@ -152,17 +160,3 @@ def _rules(prefix: str, mode: str, used: Sequence[Cause], colours: Sequence[int]
 def _text(text: str) -> str:
     """As XML can hold it: no control characters, which a name may have, nor halves of characters."""
     return escape(_NO_XML.sub("\N{REPLACEMENT CHARACTER}", text))
-
-
-def _word(word: Word, prefix: str) -> str:
-    return (
-        f'<text class="{prefix}-t" x="{word.x:g}" y="{word.y:g}" text-anchor="{word.anchor}">{_text(word.text)}</text>'
-    )
-
-
-def _line(line: Line, prefix: str) -> str:
-    faint = f' opacity="{line.opacity:g}"' if line.opacity < 1 else ""
-    return (
-        f'<path class="{prefix}-l" d="M{line.x0:.5g} {line.y0:g}L{line.x1:.5g} {line.y1:g}" '
-        f'stroke-width="{line.width:g}"{faint}/>'
-    )

@@ -39,7 +39,7 @@ def works_for(actor: Actor, critic: QEnsemble) -> bool:
 
 
 class Begun(NamedTuple):
-    """What a gradient step begins with: what critics read of observations, and actions of the actor as it is."""
+    """What a gradient step begins with. What critics read of observations, and actions of the actor as it is."""
 
     obs_BX: Tensor
     next_obs_BX: Tensor
@@ -69,7 +69,7 @@ class ByHand:
         self._is_alike = prepared[0].space == prepared[1].space and not any(each.normalise for each in prepared)
 
     def begin(self, batch: Minibatch, noise_NBA: Tensor, acts: bool) -> Begun:
-        """Draw the actions of a gradient step, in which the actor learns if it ``acts``: its weights move last."""
+        """Draw the actions of a gradient step. The actor learns in it if it ``acts``: its weights move last."""
         obs, of_critic = zip(*(self._features(each) for each in (batch.next_obs, batch.obs)[: 1 + acts]), strict=True)
         params, hidden = self.policy.forward(torch.cat(obs) if acts else obs[0])
         mean, log_std = params.chunk(2, dim=1)

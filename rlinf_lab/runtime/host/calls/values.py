@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_lab.runtime.host.channels.stream_end import Unwanted
 from rlinf_lab.runtime.host.liveness.failures import death
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
@@ -14,8 +13,8 @@ from rlinf_lab.runtime.host.state.rank import Process
 class Values:
     """Of one host."""
 
-    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Messenger, unwanted: Unwanted) -> None:
-        self._state, self._control, self._post, self._unwanted = state, control, post, unwanted
+    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post) -> None:
+        self._state, self._control, self._post = state, control, post
         post.on(messages.Want, lambda m: state.values.ask(m.call_id, m.rank, m.iteration, m.asker, post.say))
         post.on(messages.ValueOf, lambda m: self.set(m.call_id, m.rank, m.iteration, m.value, m.error))
         post.on(messages.Collected, lambda m: state.values.forget(m.place, m.rank))
@@ -45,8 +44,6 @@ class Values:
             process.raise_if_interrupted()
             value, new = state.values.entry(call_id, rank, iteration)
             blocked = not value.ready
-            if blocked and process.exchanges:  # here, for `stream_end` interrupts only who waits already
-                self._unwanted.end_call(process)
             if blocked and home in state.dead:
                 raise death(state, home)
             if new and home != state.name:

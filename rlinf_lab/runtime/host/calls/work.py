@@ -10,7 +10,6 @@ from rlinf_lab.errors import Cancelled
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.runtime.host.calls.arguments import Arguments
 from rlinf_lab.runtime.host.calls.values import Values
-from rlinf_lab.runtime.host.channels.credit import Credits
 from rlinf_lab.runtime.host.channels.ends import ChannelEnds
 from rlinf_lab.runtime.host.channels.stream_end import NobodyReads, Unwanted
 from rlinf_lab.runtime.host.liveness.failures import described
@@ -20,7 +19,7 @@ from rlinf_lab.runtime.host.state.messages import Failure, Moved, moved
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.host.weights.weights import WeightTable
 from rlinf_lab.runtime.machine.devices import finish_work
-from rlinf_lab.workflow.specs import READ, WRITE, CallSpec
+from rlinf_lab.workflow.specs import WRITE, CallSpec
 
 
 class Calls:
@@ -32,25 +31,23 @@ class Calls:
         control: parts.RankControl,
         post: parts.Post,
         ends: ChannelEnds,
-        credits: Credits,
         unwanted: Unwanted,
         weights: WeightTable,
         values: Values,
         arguments: Arguments,
     ) -> None:
         self._state, self._control, self._post = state, control, post
-        self._ends, self._credits, self._unwanted = ends, credits, unwanted
+        self._ends, self._unwanted = ends, unwanted
         self._weights, self._values, self._arguments = weights, values, arguments
         self._finishing: dict[Process, tuple[CallSpec, Any, BaseException | None]] = {}
-        post.on(messages.Perform, lambda m: self.submit(m.call))
-        post.on(messages.TakePart, lambda m: self.submit(m.call, only=m.rank))
+        post.on(messages.Perform, self._submit)
         post.on(messages.Cancel, lambda m: self._cancel(m.iteration, m.cause))
 
     # --- under the mutex ---------------------------------------------------------------------------------------
-    def submit(self, call: CallSpec, only: int | None = None) -> None:
-        """Queue a call for its ranks that live here, or for one of them. The caller flushes."""
-        state = self._state
-        ranks = call.taken_by(state.layout.ranks(call.worker)) if only is None else (only,)
+    def _submit(self, message: messages.Perform) -> None:
+        """Queue a call for its ranks that live here. The caller flushes."""
+        state, call = self._state, message.call
+        ranks = call.taken_by(state.layout.ranks(call.worker))
         for process in state.ranks:
             if process.worker == call.worker and process.rank in ranks:
                 value, _ = state.values.entry(call.call_id, process.rank, call.iteration)
@@ -91,19 +88,11 @@ class Calls:
 
     def finished(self, process: Process) -> None:
         """The call has ended; close what it wrote, tell who waits for its value."""
-        state, name = self._state, self._state.name
         call, value, error = self._finishing.pop(process)
         process.on_device = False
         process.call = None
         for channel in call.channels(WRITE):
             self._ends.close(channel, call.iteration, process.rank)
-        for channel in call.channels(READ):
-            far = state.router.has_far_readers(channel)
-            home = state.router.home(channel, state.layout.shard(channel, process.rank)) if far else name
-            if home != name:
-                self._post.say(home, messages.Read(channel, call.iteration, name, process.index))
-            else:
-                self._credits.reader_ended(channel, call.iteration)
         self._weights.ended(process, call, error is None)  # before the driver hears that the call has ended
         self._complete(call, process, value, error, moved(process.ports))
         self._control.wake(process)
@@ -157,7 +146,7 @@ class Calls:
             for port in process.ports:
                 port.refuse_incomplete()
         except NobodyReads:
-            value = self._unwanted.leave_off(process, call)
+            self._unwanted.leave_off(process)
         except BaseException as raised:
             error = described(process, call, raised)
         control.spans.end_run(process)

@@ -12,11 +12,10 @@ PLENTY = 1 << 50  # credit of a producer whose items are dropped
 class Credits:
     """Of one host, both ways. Every method runs under its mutex."""
 
-    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Messenger) -> None:
+    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post) -> None:
         self._state, self._control, self._post = state, control, post
         post.on(messages.Credit, self._come)
         post.on(messages.Stall, self._stalled)
-        post.on(messages.ReadersOf, self._readers)
 
     # --- at a producer's host --------------------------------------------------------------------------------
     def _come(self, message: messages.Credit) -> None:
@@ -44,7 +43,7 @@ class Credits:
         if queue.saved[origin]:
             self._grant(queue, origin, queue.saved.pop(origin))
             return
-        if queue.abandoned:
+        if queue.lets_go:
             self._grant(queue, origin, PLENTY)
             return
         queue.stalled[origin] = None
@@ -79,29 +78,8 @@ class Credits:
             queue.debt[origin] += n
             self._grant(queue, origin, n)
 
-    # --- the end of reading ------------------------------------------------------------------------------------
-    def abandon(self, channel: str, iteration: int) -> None:
-        """All calls that read this channel here have ended: let its producers finish; what they put is dropped."""
-        for queue in self._state.queues.abandon(channel, iteration):
-            for origin in list(queue.stalled):
-                self._grant(queue, origin, PLENTY)
-            self._control.apply(self._state.engine.abandon(queue.index))
-
-    def reader_ended(self, channel: str, iteration: int) -> None:
-        """One rank's call that reads this channel, which lives here, has ended."""
-        if not self._state.queues.is_retired(iteration) and self._state.readers.end(iteration, channel):
-            self.abandon(channel, iteration)
-
-    def _readers(self, message: messages.ReadersOf) -> None:
-        """What nobody here reads to its end is abandoned.
-
-        With one host there is nothing to do: all ends are its own (`stream_end`), and until then producers are let go
-        on when nothing else moves.
-        """
-        state = self._state
-        for channel, ranks in message.readers.items():
-            if state.name in state.router.homes(channel) and not state.alone:
-                far = state.router.has_far_readers(channel)
-                count = len(ranks) if far else sum(state.place[member] == state.name for member in ranks)
-                if state.readers.expect(message.iteration, channel, count):
-                    self.abandon(channel, message.iteration)
+    def let_go(self, queue: Queue) -> None:
+        """Nobody reads it any more, and nobody minds: what is put is dropped."""
+        for origin in list(queue.stalled):
+            self._grant(queue, origin, PLENTY)
+        self._control.apply(self._state.engine.abandon(queue.index))

@@ -7,7 +7,6 @@ mutex.
 from __future__ import annotations
 
 from rlinf_lab.planning.engine.engine import Event, Part
-from rlinf_lab.runtime.host.channels.credit import Credits
 from rlinf_lab.runtime.host.liveness.failures import misunderstood
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
@@ -19,13 +18,11 @@ from rlinf_lab.runtime.transport.item_batches import Parcel, Piece
 class FarReaders:
     """Of one host, both ways: its own ranks that read elsewhere, and ranks of others that read here."""
 
-    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post, credits: Credits) -> None:
-        self._state, self._control, self._post, self._credits = state, control, post, credits
+    def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post) -> None:
+        self._state, self._control, self._post = state, control, post
         self._readers: dict[tuple[str, int], FarReader] = {}
         post.on(messages.Get, self._serve)
         post.on(messages.Got, self._take)
-        post.on(messages.Read, self._left)
-        post.on(messages.Dismiss, self._dismiss)
 
     # --- a rank that lives here --------------------------------------------------------------------------
     def ask(self, process: Process, queue: Queue, wanted: int) -> None:
@@ -81,20 +78,6 @@ class FarReaders:
             return
         first = reader.first if found else reader.machine.lo  # of none: how many there are, for who has asked that
         self._post.say(reader.host, messages.Got(queue.name, reader.there, reader.asked, first, found))
-
-    def _dismiss(self, message: messages.Dismiss) -> None:
-        """It takes nothing more: the get that it waits in is answered with nothing."""
-        if self._state.queues.is_retired(message.name.iteration):
-            return
-        reader = self._readers.get((message.origin, message.there))
-        if reader is not None and reader.asked == message.asked and self._state.engine.is_getting(reader.index):
-            self._control.apply(self._state.engine.dismiss(reader.index))
-
-    def _left(self, message: messages.Read) -> None:
-        """Its call has ended: what it asked for last and did not wait for (the call was given up) goes to others."""
-        if reader := self._readers.get((message.origin, message.index)):
-            self._withdraw(reader)
-        self._credits.reader_ended(message.channel, message.iteration)
 
     def retire(self, iteration: int) -> None:
         """Nobody waits any more for items of this iteration and of those before it."""

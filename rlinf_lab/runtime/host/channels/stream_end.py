@@ -4,7 +4,7 @@ certain.
 When the iteration function has returned the driver knows all calls, and it hears the end of each (`driver.ends`). When
 the last one that reads a channel has ended it tells every host. Where the rest is not wanted (``discard_unread``) the
 next put of a call ends that call without a word, as a broken pipe does, if nobody reads any of what it writes; what it
-has not read itself is then not wanted either, so the ends go upstream. A call whose value may be wanted, or whose ranks
+has not read itself is then not wanted either, so the ends go upstream. A call that returns something, or whose ranks
 may meet, goes on to its end: its items are dropped. Elsewhere the home of the channel reports what lies there or comes,
 and the iteration fails.
 """
@@ -19,8 +19,7 @@ from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.queues import Queue
 from rlinf_lab.runtime.host.state.rank import Process
-from rlinf_lab.runtime.host.state.values import Unmade
-from rlinf_lab.workflow.declaration import returns_nothing, says_none
+from rlinf_lab.workflow.declaration import returns_nothing
 from rlinf_lab.workflow.specs import WRITE, CallSpec
 
 GOES_ON_SECONDS = 10.0  # for which a call goes on in vain before that is told
@@ -31,24 +30,19 @@ class NobodyReads(BaseException):
 
 
 class Unwanted:
-    """Of one host: the streams that nobody reads any more. Under its mutex, but for `end_call`. ``meeting``: ranks that
-    meet just now; ``may_meet``: whether those of a worker may.
+    """Of one host: the streams that nobody reads any more. Under its mutex, but for `end_call`. ``may_meet``: whether
+    the ranks of a worker may meet.
     """
 
     def __init__(
-        self, state: HostState, control: parts.RankControl, post: parts.Post, credits: Credits,
-        meeting: Callable[[], list[Process]], may_meet: Callable[[str], bool],
-    ) -> None:  # fmt: skip
-        self._state, self._control, self._post = state, control, post
-        self._credits, self._meeting, self._may_meet = credits, meeting, may_meet
+        self, state: HostState, post: parts.Post, credits: Credits, may_meet: Callable[[str], bool]
+    ) -> None:
+        self._state, self._post, self._credits, self._may_meet = state, post, credits, may_meet
         self.discarded: set[tuple[str, int]] = set()  # (channel, iteration): nobody minds
         self._missed: set[tuple[str, int]] = set()  # here something that comes is an error
-        # by iteration whose loop has returned: the calls whose value somebody takes
-        self._wanted: dict[int, frozenset[int]] = {}
         self._goes_on: dict[Process, tuple[int, float]] = {}  # in vain: which call, and since when
         self._remarked: set[str] = set()
         post.on(messages.NoReaders, lambda m: self._told(m.channel, m.iteration, m.discards))
-        post.on(messages.ValuesWanted, self._values_wanted)
 
     def _told(self, channel: str, iteration: int, discards: bool) -> None:
         """Nobody reads this stream any more."""
@@ -58,23 +52,9 @@ class Unwanted:
         (self.discarded if discards else self._missed).add(stream)
         if state.name in state.router.homes(channel):
             self._report(stream)
-            self._credits.abandon(channel, iteration)
-        if discards:
-            for process in state.ranks:  # for what another rank, which ends, does not give
-                if process.waits_for == "value" and process.exchanges and self._is_in_vain(process):
-                    self._control.interrupt(process, NobodyReads())
-            for process in self._meeting():  # also one that is about to
-                if process.error is None and self._is_in_vain(process):
-                    self._control.interrupt(process, NobodyReads())
-
-    def _values_wanted(self, message: messages.ValuesWanted) -> None:
-        """The loop has returned: the values of these calls are wanted, and no others."""
-        iteration = message.iteration
-        if self._state.is_over(iteration):
-            return
-        self._wanted[iteration] = message.calls
-        for channel, _ in [s for s in self.discarded if s[1] == iteration]:
-            self._told(channel, iteration, True)
+            for queue in state.queues.abandon(channel, iteration, discards):
+                if discards:
+                    self._credits.let_go(queue)
 
     def came(self, queue: Queue) -> None:
         """Something was put into a queue that is abandoned."""
@@ -93,13 +73,11 @@ class Unwanted:
         assert process.call is not None
         stream = channel, process.call.iteration
         if self._call_in_vain(process) is not None:
-            for port in process.ports:
-                port.moved.left_off = True
+            self.leave_off(process)
         return stream not in self.discarded and stream not in self._missed
 
     def end_call(self, process: Process) -> None:
-        """In the thread of a rank that puts or is about to wait for others: raises `NobodyReads` when nobody reads
-        anything that its call writes."""
+        """In the thread of a rank that puts: raises `NobodyReads` when nobody reads anything that its call writes."""
         if not self.discarded or (call := self._call_in_vain(process)) is None:
             return
         if not (why := self._why_it_goes_on(call)):
@@ -119,23 +97,17 @@ class Unwanted:
         self._remarked.add(who)
         text = (
             f"{who} goes on though nobody reads what it puts into {', '.join(map(repr, call.channels(WRITE)))}: {why}, "
-            f"so its items are dropped until it returns. Next: nothing, if it will; else let it put a number of items "
-            f"that it knows, or read them to the end."
+            f"so its items are dropped until it returns. Next: nothing, if it will; else let it ask is_wanted() before "
+            f"each put, or return nothing: then a put ends it."
         )
         with self._state.mutex:
             self._post.remark(f"{who} goes on", text, at_once=True)
 
-    def leave_off(self, process: Process, call: CallSpec) -> Unmade | None:
-        """Its call has ended by that. What stands for its value."""
+    @staticmethod
+    def leave_off(process: Process) -> None:
+        """Its call has ended by that."""
         for port in process.ports:
             port.moved.left_off = True
-        function = self._state.declarations[call.worker].function(call.method)
-        if returns_nothing(function):  # whoever waits for it only wants it to have ended
-            return None
-        return Unmade(f"{process.label}.{call.method}() of iteration {call.iteration}", tuple(call.channels(WRITE)))
-
-    def _is_in_vain(self, process: Process) -> bool:
-        return (call := self._call_in_vain(process)) is not None and not self._why_it_goes_on(call)
 
     def _call_in_vain(self, process: Process) -> CallSpec | None:
         """Its call, if that writes and nobody reads any of it."""
@@ -149,12 +121,9 @@ class Unwanted:
         """Why a call that writes in vain is not ended, the same for all its ranks; "" if it is."""
         if self._may_meet(call.worker):  # one that is cut off within a collective breaks it for the others
             return "its ranks may meet"
-        if says_none(self._state.declarations[call.worker].function(call.method)):
+        if returns_nothing(self._state.declarations[call.worker].function(call.method)):
             return ""
-        wanted = self._wanted.get(call.iteration)
-        if wanted is None:
-            return "the loop may still ask for its value"
-        return "its value is wanted" if call.call_id in wanted else ""
+        return "it returns a value"
 
     def indices(self, stranded: Iterable[tuple[str, int]]) -> set[int]:
         """The engine's numbers of the queues of these streams that live here."""
@@ -163,4 +132,3 @@ class Unwanted:
     def retire(self, iteration: int) -> None:
         self.discarded = {s for s in self.discarded if s[1] > iteration}
         self._missed = {s for s in self._missed if s[1] > iteration}
-        self._wanted = {i: calls for i, calls in self._wanted.items() if i > iteration}

@@ -6,7 +6,7 @@ import heapq
 import time
 from collections.abc import Callable
 
-from rlinf_lab.planning.engine.engine import ALL, Event
+from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.runtime.host.state import parts
 from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.rank import Process
@@ -86,25 +86,3 @@ class Instants:
         kept = [e for e in self._pending if e[0] != process.index or e[1] not in (_PUT, _GET, _START, _ASIDE)]
         taken, self._pending = len(kept) < len(self._pending), kept
         return taken
-
-    def dismiss(self, process: Process) -> bool:
-        """The get that it waits in, if it does, ends without items. Whether only its home can say so.
-
-        Not one of everything: nobody else gets its share.
-        """
-        engine = self._state.engine
-        get = next((e for e in self._pending if e[0] == process.index and e[1] == _GET), None)
-        if (get is not None and get[3] == ALL) or engine.waits_for_all(process.index):
-            return False
-        if get is not None:
-            self._pending.remove(get)
-            self._pending.append((get[0], _GET, get[2], 0))
-        elif process.queue is not None and engine.is_getting(process.index):
-            if process.queue.stub:
-                return True
-            self._scheduler.apply(engine.dismiss(process.index))
-        return False
-
-    def has_pending(self, kind: int) -> bool:
-        """Whether an event of this kind is of this very instant."""
-        return any(e[1] == kind for e in self._pending)

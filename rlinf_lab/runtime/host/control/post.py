@@ -44,10 +44,6 @@ class Post:
         """Under the mutex: do what a message says."""
         self._handlers[type(message)](message)
 
-    def kinds(self) -> set[str]:
-        """Those that somebody handles here."""
-        return {kind.kind for kind in self._handlers}
-
     # --- saying, under the mutex -------------------------------------------------------------------------
     def say(self, host: str, message: Message, urgent: bool = False) -> None:
         if message.counted:

@@ -73,14 +73,6 @@ class Residency:
         self._tell(process, self._shared_units(process, [*mates[0], *mates[1]]))
         return mates
 
-    def bring_what_is_away(self, process: Process) -> None:
-        """One that has its devices was built there. What it shares with others may have left with them."""
-        with self._state.mutex:
-            mates = self.mates(process)
-        switch(process, "onload", mates)
-        with self._state.mutex:
-            self._tell(process, self._shared_units(process, [*mates[0], *mates[1]]))
-
     def mates(self, process: Process) -> tuple[list[Process], list[Process]]:
         """Under the mutex: other ranks here with workers: those on their devices or about to come, and the rest."""
         found: tuple[list[Process], list[Process]] = [], []

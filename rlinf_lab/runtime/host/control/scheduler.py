@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rlinf_lab.planning.engine.engine import ALL, Do, Event
 from rlinf_lab.planning.engine.fast_path import NOBODY, NOT_AT_ONCE
@@ -35,23 +34,6 @@ _PUT, _GET, _START = map(int, (Event.PUT, Event.GET, Event.START))
 TOGETHER = 64  # puts one after another, at most
 
 
-@dataclass(frozen=True)
-class Duties:
-    """What parts above do where the engine, or a lack of movement, asks for it. Under the mutex but for the last.
-
-    ``items``: of channels; ``finished(rank)``: its call has ended; ``came(rank)``: it steps aside for a meeting;
-    ``takes_nothing_more(rank)``: whether the get of one that leaves ends without items; ``stuck()``: see `Instants`;
-    ``write_down()``: what has come over the links is recorded.
-    """
-
-    items: parts.Items
-    finished: Callable[[Process], None]
-    came: Callable[[Process], None]
-    takes_nothing_more: Callable[[Process], bool]
-    stuck: Callable[[], bool]
-    write_down: Callable[[], None]
-
-
 class Scheduler:
     """See the module's docstring, and `state.parts.RankControl` for what parts use of it."""
 
@@ -67,17 +49,25 @@ class Scheduler:
         self._lookout: Lookout | None = None
         self._said: deque[Sequence[parts.Event]] = deque()  # by the engine; the first of it is being carried out
         self._held: list[Gate] | None = None  # of those who are being let go: opened a little later
-        self._duties: Duties
-        self._items: parts.Items
 
-    def connect(self, duties: Duties) -> None:
-        """Once, before the first thread."""
-        self._duties, self._items, self.instants.stuck = duties, duties.items, duties.stuck
+    def connect(
+        self, items: parts.Items, finished: Callable[[Process], None], came: Callable[[Process], None],
+        takes_nothing_more: Callable[[Process], bool], stuck: Callable[[], bool], write_down: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Once, before the first thread: what parts above do where the engine, or a lack of movement, asks for it.
+        Under the mutex but for the last.
+
+        ``items``: of channels; ``finished(rank)``: its call has ended; ``came(rank)``: it steps aside for a meeting;
+        ``takes_nothing_more(rank)``: whether the get of one that leaves ends without items; ``stuck()``: see
+        `Instants`; ``write_down()``: what has come over the links is recorded.
+        """
+        self._items, self._finished, self._came, self._write_down = items, finished, came, write_down
+        self._takes_nothing_more, self.instants.stuck = takes_nothing_more, stuck
 
     def open_lookout(self, own_cores: bool) -> Lookout:
         """A rank that waits may hear messages by itself. ``own_cores``: no other host computes on those of this one."""
         if self._lookout is None:
-            self._lookout = Lookout(lambda: own_cores and self._state.running == 0, self._duties.write_down)
+            self._lookout = Lookout(lambda: own_cores and self._state.running == 0, self._write_down)
         return self._lookout
 
     def has_listener(self) -> bool:
@@ -120,7 +110,7 @@ class Scheduler:
                         process.raise_if_interrupted()
                     process.bound_ns, process.bound_batch, process.first = 0, -1, -1
                     process.lock_waited = kind == _START
-                    if process.leaving and kind == _GET and n != ALL and self._duties.takes_nothing_more(process):
+                    if process.leaving and kind == _GET and n != ALL and self._takes_nothing_more(process):
                         n = 0
                     if not self._at_once(process, kind, channel, n):
                         self.block(process, "engine", what, (process.index, kind, channel, n))
@@ -299,9 +289,9 @@ class Scheduler:
                 if process.getting:
                     self._items.hand_over(process, a, b)
             elif do == Do.FINISHED:
-                self._duties.finished(process)
+                self._finished(process)
             elif do == Do.MEET:
-                self._duties.came(process)
+                self._came(process)
             else:
                 self.residency.order(process, "onload" if do == Do.ONLOAD else "offload")
 

@@ -25,7 +25,6 @@ class OpenIteration:
     in_body: bool = True  # the iteration function has not returned
     ended_ns: int = 0
     failure: BaseException | None = None  # why it was given up
-    specs: list[CallSpec] = field(default_factory=list)  # of workers with several ranks
     unread: Unread = field(default_factory=Unread)
     ends: Ends = field(default_factory=Ends)
 
@@ -69,10 +68,6 @@ class Iterations:
     def given_up(self) -> list[int]:
         """Those that are not closed yet."""
         return [number for number, one in list(self.open.items()) if one.failure is not None]
-
-    def calls(self) -> list[CallSpec]:
-        """Of workers with several ranks, in those that have not failed."""
-        return [c for _, one in sorted(self.open.items()) if one.failure is None for c in one.specs]
 
 
 class Streams:

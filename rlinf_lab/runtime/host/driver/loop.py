@@ -26,10 +26,6 @@ from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.specs import READ, CallSpec, ChannelArg, Nested, RefArg, WeightsArg
 
 
-class StreamsOpen(BaseException):
-    """Nothing can move: the loop's thread has to end streams, for what it waits for comes after who reads them."""
-
-
 class Loop:
     """Lives at the driver's host (`Host.loop`). What it says to all hosts it also does at its own.
 
@@ -48,10 +44,9 @@ class Loop:
         self.iterations, self.under_way = Iterations(state.mutex), CallsUnderWay()
         self.streams = Streams(state, self.iterations, self._tell_all, self.failed)
         self.waiting = Waiting(state, control, post, self.iterations, self.under_way)
-        self.members = Members(state, post, self)
-        self.remarks = Remarks(post)
         self.lost: ExecutorError | None = None
-        self.waits_behind_streams: Callable[[], bool] = bool  # whether the value that it waits for may need their ends
+        self.members = Members(state, post, lambda: self.lost)
+        self.remarks = Remarks(post)
         self._open = self.iterations.open
         post.on(messages.Ended, lambda m: self._ended(m.call_id, m.rank, m.iteration, m.error, m.moved))
         post.on(messages.Failed, self._has_failed)
@@ -104,7 +99,6 @@ class Loop:
         """It is over, or was given up: forget it."""
         with self._state.mutex:
             one = self._open.pop(iteration)
-            self.members.forget(one.specs)
             self._control.ends(not self._open)
             return one
 
@@ -167,9 +161,6 @@ class Loop:
         if self.streams.end_stranded(waits):
             self._post.flush_soon()
             return
-        if self._driver.waits_for == "value" and self.waits_behind_streams():
-            self._control.interrupt(self._driver, StreamsOpen())
-            return
         error = standstill(waits)
         self._post.fail(error)
         for process in self._state.ranks:
@@ -196,36 +187,14 @@ class Loop:
             taking = call.taken_by(ranks)
             if self.lost is not None:
                 raise ExecutorError(*self.lost.args)
-            self._expect(call, taking)
-            if ranks > 1:
-                self._open[call.iteration].specs.append(travelling)
+            for rank in taking:
+                self.under_way.add(call, rank, state.place[call.worker, rank])
+            self._open[call.iteration].calls += len(taking)
+            self.streams.begin(call, len(taking))
             for name in sorted({state.place[call.worker, r] for r in taking}):
                 self._post.tell(name, messages.Perform(call if name == state.name else travelling))
         self._post.flush()
         return call
-
-    def _expect(self, call: CallSpec, ranks: Sequence[int]) -> None:
-        for rank in ranks:
-            self.under_way.add(call, rank, self._state.place[call.worker, rank])
-        self._open[call.iteration].calls += len(ranks)
-        self.streams.begin(call, len(ranks))
-
-    def calls_of(self, worker: str) -> list[CallSpec]:
-        """Under the mutex: calls of a worker with several ranks that some of them have not ended."""
-        found = [c for c in self.iterations.calls() if c.worker == worker]
-        return [c for c in found if self.under_way.has(c.call_id, self.members.of(c))]
-
-    def expects(self, call: CallSpec, rank: int) -> bool:
-        """Whether this rank has not ended it."""
-        return self.under_way.has(call.call_id, [rank])
-
-    def expect(self, call: CallSpec, rank: int) -> None:
-        """Under the mutex: one rank more may take part; the iteration waits until it has ended, or is known not to."""
-        self._expect(call, [rank])
-
-    def gives_up_part(self, call: CallSpec, rank: int) -> None:
-        """Under the mutex: it does not, after all."""
-        self._ended(call.call_id, rank, call.iteration, None, ())
 
     def _ended(
         self, call_id: int, rank: int, iteration: int, error: Failure | None, moved: Sequence[Moved]
@@ -263,10 +232,6 @@ class Loop:
         """Whether all ranks have ended a call."""
         with self._state.mutex:
             return not self.under_way.has(call_id, range(ranks))
-
-    def stranded(self) -> list[tuple[str, int]]:
-        """Under the mutex: streams whose readers have all ended while the loop waits for something else."""
-        return self.streams.stranded()
 
     def waits_in_iteration(self) -> bool:
         """Under the mutex: an iteration is going on, and the loop waits."""

@@ -11,57 +11,29 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from rlinf_lab.errors import ExecutorError, WorkflowError
 from rlinf_lab.planning.plan.layout import refuse_fixed_place
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
-from rlinf_lab.workflow.specs import READ, WRITE, CallSpec
+from rlinf_lab.workflow.specs import CallSpec
 
 JOIN_SECONDS = 120.0
 
 
-@dataclass
-class Admission:
-    """A rank that has come asks to take part in a call under way. ``homes``: of its channels, which answer
-    one by one.
+class Members:
+    """At the driver's host. What others than the caller's thread do here they do under its mutex. ``lost()``: why the
+    run is over.
     """
 
-    call: CallSpec
-    rank: int
-    homes: list[tuple[str, str, bool]] = field(default_factory=list)  # host, channel, whether it is read
-    admitted: list[tuple[str, str, bool]] = field(default_factory=list)
-    answers: int = 0
-
-
-class CallsOfLoop(Protocol):
-    """What is asked of the loop, under the mutex; see `driver.loop`."""
-
-    lost: ExecutorError | None
-
-    def calls_of(self, worker: str) -> list[CallSpec]: ...
-    def expects(self, call: CallSpec, rank: int) -> bool: ...
-    def expect(self, call: CallSpec, rank: int) -> None: ...
-    def gives_up_part(self, call: CallSpec, rank: int) -> None: ...
-
-
-class Members:
-    """At the driver's host. What others than the caller's thread do here they do under its mutex."""
-
-    def __init__(self, state: HostState, post: parts.Post, loop: CallsOfLoop) -> None:
-        self._state, self._post, self._loop = state, post, loop
+    def __init__(self, state: HostState, post: parts.Post, lost: Callable[[], ExecutorError | None]) -> None:
+        self._state, self._post, self._lost = state, post, lost
         self._absent = set(state.layout.absent)
         self._on_its_way: dict[tuple[str, int], str] = {}  # "joining" or "leaving"
         self._failures: dict[tuple[str, int], BaseException] = {}
         self._changed = threading.Condition(state.mutex)
-        self._admissions: dict[int, Admission] = {}
-        self._asked = 0
-        self._came: dict[int, list[int]] = {}  # ranks that take part in a call since its middle
         post.on(messages.Left, lambda m: self._left(m.worker, m.rank))
         post.on(messages.Joined, lambda m: self._joined(m.worker, m.rank, m.failure))
-        post.on(messages.Admitted, self._admitted)
 
     # --- asking --------------------------------------------------------------------------------------------
     def present(self, worker: str) -> tuple[int, ...]:
@@ -73,12 +45,6 @@ class Members:
         ranks = self.present(call.worker) if self._absent else ()
         everybody = len(ranks) in (0, self._state.layout.ranks(call.worker))
         return call if everybody else dataclasses.replace(call, ranks=ranks)
-
-    def of(self, call: CallSpec) -> list[int]:
-        """Who takes part in a call, also since its middle."""
-        with self._state.mutex:
-            began = call.taken_by(self._state.layout.ranks(call.worker))
-            return sorted([*began, *self._came.get(call.call_id, ())])
 
     # --- coming and going ------------------------------------------------------------------------------------
     def join(self, worker: str, rank: int, timeout: float | None) -> None:
@@ -130,8 +96,8 @@ class Members:
                 raise ExecutorError(
                     f"{who} {what}, and the run has ended or its host has died. Next: open a new session."
                 )
-            if self._loop.lost is not None:
-                raise ExecutorError(*self._loop.lost.args)
+            if (lost := self._lost()) is not None:
+                raise ExecutorError(*lost.args)
             if (left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError(
                     f"{who} {what}, after {seconds:g} s. That goes on. Next: wait; session.members tells when it is "
@@ -149,50 +115,11 @@ class Members:
         self._changed.notify_all()
 
     def _joined(self, worker: str, rank: int, failure: BaseException | None) -> None:
-        """It is set up, or cannot be. It takes part in what is called from now on, and in what can take it in."""
+        """It is set up, or cannot be. It takes part in what is called from now on."""
         member = (worker, rank)
         del self._on_its_way[member]
         if failure is None:
             self._absent.discard(member)
-            for call in self._loop.calls_of(worker):
-                takes_part = rank in self.of(call) or self._loop.expects(call, rank)
-                if not takes_part and self._state.is_streamed(call):
-                    self._ask_for(call, rank)
         else:
             self._failures[member] = failure
         self._changed.notify_all()
-
-    def _ask_for(self, call: CallSpec, rank: int) -> None:
-        """Whether the rank can take part in a call under way: none of its channels may have ended."""
-        self._asked += 1
-        router, number = self._state.router, self._asked
-        homes = [(home, c, False) for c in dict.fromkeys(call.channels(WRITE)) for home in router.homes(c)]
-        homes += [(router.home(c, 0), c, True) for c in call.channels(READ)]
-        self._admissions[number] = Admission(call, rank, homes)
-        self._loop.expect(call, rank)
-        for home, channel, reads in homes:
-            self._post.tell(home, messages.Admit(number, call.iteration, channel, reads))
-
-    def _admitted(self, message: messages.Admitted) -> None:
-        one, place = self._admissions[message.number], (message.home, message.channel, message.reads)
-        one.answers += 1
-        if message.ok:
-            one.admitted.append(place)
-        if one.answers < len(one.homes):
-            return
-        del self._admissions[message.number]
-        call, rank = one.call, one.rank
-        if len(one.admitted) == len(one.homes) and (call.worker, rank) not in self._absent:
-            self._came.setdefault(call.call_id, []).append(rank)
-            began = call.taken_by(self._state.layout.ranks(call.worker))
-            call = dataclasses.replace(call, ranks=(*began, *self._came[call.call_id]), began=len(began))
-            self._post.tell(self._state.place[call.worker, rank], messages.TakePart(call, rank))
-            return
-        for home, channel, reads in one.admitted:
-            self._post.tell(home, messages.GiveUpPlace(call.iteration, channel, reads))
-        self._loop.gives_up_part(call, rank)
-
-    def forget(self, calls: list[CallSpec]) -> None:
-        """Their iteration is over."""
-        for call in calls:
-            self._came.pop(call.call_id, None)

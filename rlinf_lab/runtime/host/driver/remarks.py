@@ -15,7 +15,7 @@ _CURVES, _NEXT = "curves of GPUs of ", ". Next:"
 class Remarks:
     """At the driver's host. Written under its mutex."""
 
-    def __init__(self, post: parts.Messenger) -> None:
+    def __init__(self, post: parts.Post) -> None:
         self.untold: deque[str] = deque()
         self._all: dict[str, str] = {}  # by what they are about
         post.on(messages.Remarked, self._add)

@@ -56,10 +56,6 @@ class CallsUnderWay:
         spared = set(iterations)
         return [label for _, label, i in list(self._parts.values()) if i not in spared]
 
-    def is_within(self, iterations: Iterable[int]) -> bool:
-        """Whether all are of these iterations."""
-        return {i for _, _, i in list(self._parts.values())} <= set(iterations)
-
     def ranks_at(self, host: str) -> list[str]:
         """Who of a host has one: worker[rank], each once."""
         mine = [label for home, label, _ in list(self._parts.values()) if home == host]

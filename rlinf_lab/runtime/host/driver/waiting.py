@@ -23,7 +23,7 @@ class Waiting:
         self,
         state: HostState,
         control: parts.RankControl,
-        post: parts.Messenger,
+        post: parts.Post,
         iterations: Iterations,
         under_way: CallsUnderWay,
     ) -> None:
@@ -55,7 +55,7 @@ class Waiting:
         """Block until what computes on since its iteration was given up has ended: the next one wants idle workers."""
         open_, what = self._iterations.open, "calls of an iteration that was given up"
         try:
-            self._until(lambda: self._under_way.is_within(open_), what, UNSAID_SECONDS)
+            self._until(lambda: not self._under_way.but_of(open_), what, UNSAID_SECONDS)
         except TimeoutError:
             late = ", ".join(sorted(self._under_way.but_of(open_)))
             logging.getLogger("rlinf_lab").warning(
@@ -63,7 +63,7 @@ class Waiting:
                 "method that computes for long looks at self.cancelled now and then, and returns.",
                 late,
             )
-            self._until(lambda: self._under_way.is_within(open_), what)
+            self._until(lambda: not self._under_way.but_of(open_), what)
 
     def settle(self) -> list[str]:
         """Wait until every call of the iterations that were given up has ended. Returns those that compute on after

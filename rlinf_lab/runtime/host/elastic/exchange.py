@@ -11,7 +11,6 @@ from typing import Any
 
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.runtime.host.calls.values import Values
-from rlinf_lab.runtime.host.channels.stream_end import Unwanted
 from rlinf_lab.runtime.host.elastic.meetings import Meetings
 from rlinf_lab.runtime.host.state import messages, parts
 from rlinf_lab.runtime.host.state.host_state import HostState
@@ -26,16 +25,9 @@ class Exchange:
     """Of one host; by the ranks' own threads."""
 
     def __init__(
-        self,
-        state: HostState,
-        spans: SpanWriter,
-        post: parts.Messenger,
-        values: Values,
-        unwanted: Unwanted,
-        meetings: Meetings,
+        self, state: HostState, spans: SpanWriter, post: parts.Post, values: Values, meetings: Meetings
     ) -> None:
-        self._state, self._spans, self._post = state, spans, post
-        self._values, self._unwanted, self._meetings = values, unwanted, meetings
+        self._state, self._spans, self._post, self._values, self._meetings = state, spans, post, values, meetings
 
     def exchange(self, process: Process, value: Any, keeps_device: bool = False) -> list[Any]:
         """The values of the ranks of this call, in their order. Blocks until each has given its own, as its exchange
@@ -50,14 +42,6 @@ class Exchange:
                 f"{process.label}: exchange() outside a call: the ranks are not all there yet. Next: call it in a "
                 f"method that the loop calls."
             )
-        if process.call.began:
-            began = list(process.call.ranks[: process.call.began])
-            raise WorkflowError(
-                f"{process.label}: exchange() in a call of {process.worker}.{process.call.method}() that ranks {began} "
-                f"began before this one had joined: they do not wait for it. Next: call "
-                f"session.join({process.worker!r}, {process.rank}) between two steps."
-            )
-        self._unwanted.end_call(process)  # other ranks may have ended by it
         state, call, key = self._state, process.call, key_of(process)
         ranks = call.taken_by(state.layout.ranks(process.worker))
         within = f" in exchange() {process.exchanges} of {call.method}()"
@@ -69,7 +53,7 @@ class Exchange:
         self._post.flush()
         if not keeps_device and self._meetings.steps_aside(process.worker):
             what = f"the other ranks of {process.worker!r}{within}"
-            self._meetings.meet(process, key, ranks, what, advice, self._unwanted.end_call)
+            self._meetings.meet(process, key, ranks, what, advice)
         with self._spans.wait(process):
             return [
                 value

@@ -15,7 +15,7 @@ block nobody here knows of.)
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -87,16 +87,12 @@ class Meetings:
         ranks: tuple[int, ...],
         what: str,
         advice: str,
-        before: Callable[[Process], None],
     ) -> None:
         """Wait, without devices, until all of these ranks have come. Their values are asked for meanwhile.
-
-        ``before(rank)``: asked under the mutex; raises what ends the call instead.
         """
         assert process.call is not None
         state, meeting = self._state, Meeting(process.worker, ranks, key, process.call.iteration)
         with state.mutex:
-            before(process)  # from here on `stream_end` finds it
             self._waiting[key][process] = meeting
             for rank in ranks:
                 _, new = state.values.entry(key, rank, meeting.iteration)
@@ -116,10 +112,6 @@ class Meetings:
         if end > process.since:
             self._control.spans.add(process, SpanKind.WAIT, process.since, end)
         self._control.spans.resumed(process)
-
-    def waiting(self) -> list[Process]:
-        """Who is in a meeting, or about to wait in one."""
-        return [process for ranks in self._waiting.values() for process in ranks]
 
     def came(self, process: Process) -> None:
         """The engine has let it step aside."""

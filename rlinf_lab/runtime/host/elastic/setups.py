@@ -28,7 +28,7 @@ TOLD_AFTER_SECONDS = 120.0
 class Setups:
     """Of one host; by the ranks' own threads."""
 
-    def __init__(self, state: HostState, residency: Residency, post: parts.DriverLink) -> None:
+    def __init__(self, state: HostState, residency: Residency, post: parts.Post) -> None:
         self._state, self._residency, self._post = state, residency, post
 
     def set_up(self, process: Process, context: Context) -> WorkerError | None:
@@ -44,11 +44,8 @@ class Setups:
                 finish_work(process.device, True)  # others may be given what it has made
             method = "can_leave"
             refuse_to_stay(state.layout, state.declarations, process.worker, instance)
-            method = "onload" if process.joining else "offload"
-            if process.joining:
-                if process.machine.holding:
-                    self._residency.bring_what_is_away(process)
-            elif in_truth and process.machine.size and _can_leave(Residence(instance)):
+            method = "offload"
+            if in_truth and process.machine.size and _can_leave(Residence(instance)):
                 self._leave_if_others_need_the_place(process)
         except BaseException as error:
             return WorkerError.of(process.worker, process.rank, method, error, traceback.format_exc())

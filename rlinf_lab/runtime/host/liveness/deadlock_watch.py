@@ -8,8 +8,7 @@ can, it is a deadlock, and the waits of all hosts say who waits for whom.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from rlinf_lab.runtime.host.liveness.relief import Relief
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait, Waits
@@ -18,25 +17,19 @@ from rlinf_lab.runtime.host.state.host_state import HostState
 from rlinf_lab.runtime.host.state.messages import Pulse
 
 
-class Driver(Protocol):
-    """What the watch asks of the driver's loop, under the mutex."""
-
-    def waits_in_iteration(self) -> bool:
-        """An iteration is going on, and the loop waits."""
-
-    def stranded(self) -> list[tuple[str, int]]:
-        """Streams whose readers have all ended; see `driver.ends`."""
-
-    def deadlock(self, waits: Sequence[Wait]) -> None:
-        """Nothing can move any more, for these reasons."""
-
-
 class Watch:
-    """At the driver's host. Every method runs under its mutex."""
+    """At the driver's host. Every method runs under its mutex, and what it asks the loop: ``waits_in_iteration()``, an
+    iteration is going on and the loop waits; ``stranded()``, streams whose readers have all ended; ``deadlock(waits)``,
+    nothing can move any more, for these reasons.
+    """
 
-    def __init__(self, state: HostState, post: parts.Messenger, relief: Relief, waits: Waits, driver: Driver) -> None:
+    def __init__(
+        self, state: HostState, post: parts.Post, relief: Relief, waits: Waits, waits_in_iteration: Callable[[], bool],
+        stranded: Callable[[], list[tuple[str, int]]], deadlock: Callable[[Sequence[Wait]], None],
+    ) -> None:  # fmt: skip
         self._name, self._others = state.name, sorted(set(state.place.values()) - {state.name})
-        self._post, self._relief, self._here, self._driver = post, relief, waits, driver
+        self._post, self._relief, self._here = post, relief, waits
+        self._waits_in_iteration, self._stranded, self._deadlock = waits_in_iteration, stranded, deadlock
         self._quiet: dict[str, bool] = {}
         self.reset()
         post.on(messages.PulseOf, self._answered)
@@ -59,7 +52,7 @@ class Watch:
         """Another host has said in passing whether it is quiet. When all are, they are asked."""
         self._quiet[name] = quiet
         suspicious = all(self._quiet.get(other) for other in self._others)
-        if suspicious and not self._busy and self._driver.waits_in_iteration():
+        if suspicious and not self._busy and self._waits_in_iteration():
             self._before = None
             self._ask_all()
 
@@ -79,7 +72,7 @@ class Watch:
         pulses = answers.values()
         settled = all(p.quiet for p in pulses) and sum(p.said for p in pulses) == sum(p.heard for p in pulses)
         changed = self._before is not None and self._before != answers
-        if not settled or changed or not self._driver.waits_in_iteration():
+        if not settled or changed or not self._waits_in_iteration():
             self.reset()
         elif self._before is None:
             self._before = answers
@@ -90,7 +83,7 @@ class Watch:
             self._ask_next()
 
     def _ask_next(self) -> None:
-        name, stranded = self._asking[0], self._driver.stranded()
+        name, stranded = self._asking[0], self._stranded()
         if name == self._name:
             self._relieved(name, self._relief.relieve(stranded), self._here.all())
         else:
@@ -109,4 +102,4 @@ class Watch:
         else:
             waits = self._waits
             self.reset()
-            self._driver.deadlock(waits)
+            self._deadlock(waits)

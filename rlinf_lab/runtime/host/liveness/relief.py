@@ -20,7 +20,6 @@ class Relief:
     ) -> None:  # fmt: skip
         self._state, self._control, self._post = state, control, post
         self._queues_of, self._waits = queues_of, waits
-        self.times = 0  # that somebody was let exceed a capacity
         post.on(messages.AskPulse, lambda m: post.tell_driver(messages.PulseOf(state.name, m.wave, self.pulse())))
         post.on(messages.Relieve, self._asked)
 
@@ -28,7 +27,6 @@ class Relief:
         """Let somebody exceed a capacity, but not at these streams; whether there was anybody."""
         spared = self._queues_of(stranded)
         instructions = self._state.engine.relieve(widen=not self._state.alone, spared=spared)
-        self.times += bool(instructions)
         self._control.apply(instructions)
         return bool(instructions)
 

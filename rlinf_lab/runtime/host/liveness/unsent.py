@@ -1,8 +1,9 @@
 """Messages that cannot be sent, for whatever cause: one that can takes their place, and the run ends in words.
 
-What a user's object can be the cause of (an item, a result, weights, an argument, an error of a worker's own) fails its
-iteration by name, and the session goes on. Anything else is the runtime's own and leaves the hosts in doubt about each
-other: the session is over, as after the death of a host. None is lost in silence.
+What a user's object can be the cause of (an item, a result, weights, an error of a worker's own) fails its iteration by
+name, and the session goes on. (Arguments, and items that are put into a channel of another host, are packed where the
+user wrote that.) Anything else is the runtime's own and leaves the hosts in doubt about each other: the session is
+over, as after the death of a host. None is lost in silence.
 """
 
 from __future__ import annotations
@@ -32,10 +33,6 @@ class Unsent:
             messages.ValueOf: self._value,
             messages.Got: self._got,
             messages.WeightsState: self._weights,
-            messages.Put: self._put,
-            messages.Ended: self._ended,
-            messages.Failed: self._failed,
-            messages.Perform: self._call,
         }
 
     def replace(self, to: str, message: Message, error: Exception) -> None:
@@ -83,42 +80,6 @@ class Unsent:
         self._post.report(WorkerError.of(owner, 0, "publish", error, where))
         return True
 
-    def _put(self, to: str, message: messages.Put, error: Exception) -> bool:
-        name = message.name
-        what = f"Items of channel {name.channel!r} in iteration {name.iteration}"
-        self._post.report(ExecutorError(f"{what} could not be sent to {to!r}: {_cause(error)}"))
-        return True
-
-    def _ended(self, to: str, message: messages.Ended, error: Exception) -> bool:
-        """The end of a call, with its error: that one, in plain words."""
-        failed = message.error
-        if failed is None or type(failed) is ExecutorError:
-            return False
-        plain = messages.Ended(message.call_id, message.rank, message.iteration, _plain(failed), message.moved)
-        with self._state.mutex:
-            self._post.say(to, plain, urgent=True)
-        return True
-
-    def _failed(self, to: str, message: messages.Failed, error: Exception) -> bool:
-        if type(message.error) is ExecutorError:
-            return False
-        with self._state.mutex:
-            self._post.say(to, messages.Failed(_plain(message.error)), urgent=True)
-        return True
-
-    def _call(self, to: str, message: messages.Perform, error: Exception) -> bool:
-        """From the driver: the ranks that do not hear of it have ended it."""
-        call, state = message.call, self._state
-        if not state.is_driver:
-            return False
-        what = f"The call of {call.worker}.{call.method}() in iteration {call.iteration}"
-        failure = ExecutorError(f"{what} could not be sent to {to!r}: {_cause(error)}")
-        with state.mutex:
-            for rank in call.taken_by(state.layout.ranks(call.worker)):
-                if state.place[call.worker, rank] == to:
-                    self._post.tell_driver(messages.Ended(call.call_id, rank, call.iteration, failure, ()))
-        return True
-
     def _break_off(self, to: str, message: Message, error: Exception) -> None:
         """The session cannot go on: the driver says so."""
         values = [getattr(message, f.name) for f in fields(message)]  # type: ignore[arg-type]
@@ -126,7 +87,7 @@ class Unsent:
         here = ", ".join(p.label for p in self._state.ranks)
         failure = ExecutorError(
             f"Host {self._state.name!r} ({here}) could not send a {message.kind!r} message to {to!r}: "
-            f"{_cause(error, advised=True)}{told} The session has ended by that: the hosts do not know any more what "
+            f"{_cause(error)}{told} The session has ended by that: the hosts do not know any more what "
             f"the others know. Next: open a new one; if it comes again, report it with this:\n"
             + "".join(traceback.format_exception(error))
         )
@@ -146,16 +107,7 @@ def _told(error: Exception, what: str, value: object) -> Exception:
     return told
 
 
-def _plain(error: BaseException) -> ExecutorError:
-    """What it says, without anything that may not travel."""
-    return ExecutorError(f"{type(error).__name__}: {said(error)}")
-
-
-def _cause(error: Exception, advised: bool = False) -> str:
-    """In a sentence. ``advised``: what to do about it follows."""
+def _cause(error: Exception) -> str:
+    """In a sentence."""
     text = f"{type(error).__name__}: {said(error)}"
-    text = text if text.endswith(".") else f"{text}."
-    if advised or "Next:" in text:
-        return text
-    trace = "".join(traceback.format_exception(error))
-    return f"{text} Next: run again; if it comes again, report it with this:\n{trace}"
+    return text if text.endswith(".") else f"{text}."

@@ -11,7 +11,6 @@ from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.runtime.host.state.messages import Failure
 from rlinf_lab.runtime.host.state.queues import QueueTable
 from rlinf_lab.runtime.host.state.rank import Process
-from rlinf_lab.runtime.host.state.readers import Readers
 from rlinf_lab.runtime.host.state.values import ValueTable
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.runtime.transport.routing import Router
@@ -78,7 +77,6 @@ class HostState:
         self.is_driver = self.driver == self.name
         self.router = Router(self.layout, self.place, self.name)
         self.queues = QueueTable(self.layout, self.engine, self.router, self.name)
-        self.readers = Readers()
         self.values = ValueTable()
         self.traffic = Traffic(self.name, self.recorder, self.clock)
 

@@ -61,11 +61,6 @@ def decoded(parts: tuple) -> Message:
     return _KINDS[parts[0]](*parts[1:])
 
 
-def kinds() -> dict[str, type[Message]]:
-    """All that there are, by their names on the wire."""
-    return dict(_KINDS)
-
-
 # --- parts of messages -----------------------------------------------------------------------------------------
 class Question(NamedTuple):
     """Which version of weights a call has: one answer for all its ranks."""
@@ -196,26 +191,6 @@ class Got(Message):
     asked: int
     first: int
     parts: list[tuple[int, Any]]
-
-
-@message("read")
-class Read(Message):
-    """A rank's call that reads here has ended."""
-
-    channel: str
-    iteration: int
-    origin: str
-    index: int
-
-
-@message("dismiss")
-class Dismiss(Message):
-    """A rank that leaves waits for no more items."""
-
-    name: QueueId
-    origin: str
-    there: int
-    asked: int
 
 
 # --- values and weights ------------------------------------------------------------------------------------------
@@ -350,14 +325,6 @@ class SealStreams(Message):
     expected: dict[str, int]
 
 
-@message("readers")
-class ReadersOf(Message):
-    """The ranks whose calls read each channel, once for every call."""
-
-    iteration: int
-    readers: dict[str, list[tuple[str, int]]]
-
-
 @message("cancel")
 class Cancel(Message):
     """An iteration is given up."""
@@ -380,14 +347,6 @@ class NoReaders(Message):
     iteration: int
     channel: str
     discards: bool
-
-
-@message("wanted")
-class ValuesWanted(Message):
-    """The loop has returned, and somebody takes the values of these calls."""
-
-    iteration: int
-    calls: frozenset[int]
 
 
 # --- everyone to the driver ------------------------------------------------------------------------------------------
@@ -473,44 +432,6 @@ class Left(Message):
     """It has gone."""
 
     worker: str
-    rank: int
-
-
-@message("admit")
-class Admit(Message):
-    """May one rank more take part in what reads or writes this channel?"""
-
-    number: int
-    iteration: int
-    channel: str
-    reads: bool
-
-
-@message("admitted")
-class Admitted(Message):
-    """The answer."""
-
-    number: int
-    home: str
-    channel: str
-    reads: bool
-    ok: bool
-
-
-@message("give_up_place")
-class GiveUpPlace(Message):
-    """It does not, after all."""
-
-    iteration: int
-    channel: str
-    reads: bool
-
-
-@message("take_part")
-class TakePart(Message):
-    """A rank that has come takes part in a call under way."""
-
-    call: CallSpec
     rank: int
 
 

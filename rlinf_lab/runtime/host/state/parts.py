@@ -14,8 +14,10 @@ Event = tuple[int, int, int, int]
 M = TypeVar("M", bound=Message)
 
 
-class Messenger(Protocol):
-    """Messages out of this host, and what is done about those that come. Under the mutex, but for `flush`."""
+class Post(Protocol):
+    """Messages out of this host, what is done about those that come, and what the driver's hears. Under the mutex, but
+    for `flush`.
+    """
 
     def on(self, kind: type[M], handler: Callable[[M], None]) -> None:
         """Register what is done about messages of this kind, under the mutex."""
@@ -32,10 +34,6 @@ class Messenger(Protocol):
     def flush_soon(self) -> None:
         """Have a thread of the host send it, together with what comes until then: for those who go on putting."""
 
-
-class DriverLink(Protocol):
-    """What any host says to the driver's."""
-
     def tell_driver(self, message: Message, urgent: bool = False) -> None:
         """Under the mutex; at the driver's own host it is done at once."""
 
@@ -47,10 +45,6 @@ class DriverLink(Protocol):
 
     def remark(self, about: str, text: str, at_once: bool = False) -> None:
         """Under the mutex: for the user, once; see `driver.loop.Loop.remark`."""
-
-
-class Post(Messenger, DriverLink, Protocol):
-    """Both."""
 
 
 class RankControl(Protocol):

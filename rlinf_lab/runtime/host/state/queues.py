@@ -42,7 +42,8 @@ class Queue:
     number: int = -1  # of the channel's name, in the recorder
     within: list[int] = field(default_factory=lambda: [0, 0, 0])  # what was handed over here, in `traffic`
     portion: int = 1  # of a put of many, at most so many at a time
-    abandoned: bool = False  # nobody will read it: what comes is dropped
+    abandoned: bool = False  # nobody will read it: what comes is dropped,
+    lets_go: bool = False  # and nobody minds
     received: int = 0  # credit that has arrived at this stub
     credited: Counter[str] = field(default_factory=Counter)  # credit that this home has sent to each origin
     saved: Counter[str] = field(default_factory=Counter)  # credit not yet sent
@@ -98,7 +99,7 @@ class QueueTable:
         self._queues: dict[QueueId, Queue] = {}
         self._streams: dict[StreamId, int] = {}
         self._by_index: dict[int, Queue] = {}
-        self._abandoned: set[tuple[str, int]] = set()  # (channel, iteration)
+        self._abandoned: dict[tuple[str, int], bool] = {}  # (channel, iteration): whether nobody minds
         self._retired = -1
 
     def queue(self, name: QueueId) -> Queue:
@@ -120,17 +121,18 @@ class QueueTable:
 
             if stub:  # half of the room, so that one half travels while the other is used up
                 found.portion = MOST_TOGETHER if share is None else min(MOST_TOGETHER, max(1, share // 2))
-            if not stub and (name.channel, name.iteration) in self._abandoned:
-                found.abandoned = True
-                self._engine.abandon(index)
+            if not stub and (lets_go := self._abandoned.get((name.channel, name.iteration))) is not None:
+                found.abandoned, found.lets_go = True, lets_go
+                if lets_go:
+                    self._engine.abandon(index)
         return found
 
-    def abandon(self, channel: str, iteration: int) -> list[Queue]:
-        """Mark the queues that live here as read to the end; those that exist already."""
-        self._abandoned.add((channel, iteration))
+    def abandon(self, channel: str, iteration: int, lets_go: bool) -> list[Queue]:
+        """Mark the queues that live here as read to the end; those that exist already. ``lets_go``: nobody minds."""
+        self._abandoned[channel, iteration] = lets_go
         found = self.at_home(channel, iteration)
         for queue in found:
-            queue.abandoned = True
+            queue.abandoned, queue.lets_go = True, lets_go
             queue.clear()
         return found
 
@@ -168,7 +170,7 @@ class QueueTable:
             self._engine.forget_channel(queue.index)
         for stream in [s for s in self._streams if s.iteration <= iteration]:
             self._engine.forget_stream(self._streams.pop(stream))
-        self._abandoned = {a for a in self._abandoned if a[1] > iteration}
+        self._abandoned = {a: lets_go for a, lets_go in self._abandoned.items() if a[1] > iteration}
 
     def rows(self) -> list[dict[str, Any]]:
         """Depth, capacity (None: no bound), counts, and how many ranks wait at either end, of every live queue.

@@ -10,31 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError, said
+from rlinf_lab.errors import Cancelled, ExecutorError, said
 from rlinf_lab.runtime.host.state.messages import Message, ValueOf
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.transport.pickling import Packed
 
 _PLAIN = (type(None), bool, int, float, str)
-
-
-@dataclass(frozen=True)
-class Unmade:
-    """Instead of the value of a call that ended because nobody read it. ``call``: for people; ``channels``: what it
-    put into.
-    """
-
-    call: str
-    channels: tuple[str, ...]
-
-    def error(self) -> WorkflowError:
-        into = ", ".join(map(repr, self.channels))
-        return WorkflowError(
-            f"{self.call} has no value: nobody read what it put into {into} any more, and it ended there. Next: take "
-            "the value in the same iteration "
-            "(return it, or give it to another call), then the call goes on to its end; or leave out "
-            "discard_unread=True."
-        )
 
 
 class Returned:
@@ -95,14 +76,11 @@ class Value:
     def get(self) -> Any:
         if self.error is not None:
             raise self.error
-        value = self.value.open() if isinstance(self.value, Returned) else self.value
-        if isinstance(value, Unmade):
-            raise value.error()
-        return value
+        return self.value.open() if isinstance(self.value, Returned) else self.value
 
     def to_send(self, call_id: int) -> Any:
         """What travels of it. ``call_id``: negative for what was given to `exchange`, or left behind."""
-        if type(self.value) in _PLAIN or isinstance(self.value, (Unmade, Returned)):
+        if type(self.value) in _PLAIN or isinstance(self.value, Returned):
             return self.value
         worker, rank, method = self.source
         done = f"returned from {method}()" if call_id > 0 else f"gave to the other ranks in {method}()"

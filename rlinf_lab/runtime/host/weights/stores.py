@@ -40,8 +40,8 @@ class Store:
     home: str = ""  # the host where it lies
     owner: str = ""  # the worker that publishes
     asked: int = 0  # the version that is on its way, one at a time
-    waiters: dict[Process, Wanted] = field(default_factory=dict)
-    others: dict[threading.Event, Wanted] = field(default_factory=dict)  # threads that are no rank's
+    # ranks, and events of threads that are no rank's
+    waiters: dict[Process | threading.Event, Wanted] = field(default_factory=dict)
     unsealed: Held | None = None  # it has come, and may have changed on its way
 
     @property
@@ -70,11 +70,11 @@ class Store:
             return held
         return next((held for held in self.held.values() if held.version >= wanted.version), None)
 
-    def say_what_is_there(self, process: Process, name: str, wanted: int) -> None:
+    def say_what_is_there(self, process: Process, wanted: int) -> None:
         """For whoever looks at its wait."""
         process.awaited = f"{self.owner}[0]" if self.owner else ""
         there = f"({self.known} is the newest)" if self.known else "(nobody has yet)"
         process.advice = (
-            f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or "
+            f"publish version {wanted} of the weights {self.name!r} {there} in a call that ends before this one, or "
             f"pull(at_least=) of less"
         )

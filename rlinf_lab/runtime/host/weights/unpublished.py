@@ -73,7 +73,7 @@ class Unpublished:
             return
         if store.known >= message.version:
             return
-        store.say_what_is_there(process, message.name, message.version)
+        store.say_what_is_there(process, message.version)
         what, on = f"version {message.version} of the weights {message.name!r}", process.awaited
         wait = Wait(process.label, what, (on,) if on else (), advice=process.advice)
         error = DeadlockError(f"{wait}, and no call that goes on can publish it.\nNext: {process.advice}.")

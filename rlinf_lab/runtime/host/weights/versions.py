@@ -42,7 +42,7 @@ class Versions:
         self,
         state: HostState,
         control: parts.RankControl,
-        post: parts.Messenger,
+        post: parts.Post,
         store: Callable[[str], Store],
         unpublished: Unpublished,
     ) -> None:
@@ -89,7 +89,7 @@ class Versions:
         """For whoever looks at its wait, and it waits from here on."""
         store = self._store(question.name)
         if store.known < question.at_least:
-            store.say_what_is_there(process, question.name, question.at_least)
+            store.say_what_is_there(process, question.at_least)
             self._control.block(process, "value", f"version {question.at_least} of the weights {question.name!r}")
             self._unpublished.lacks(process, question.name, question.at_least)
         else:

@@ -77,7 +77,7 @@ class WeightTable:
     ) -> Published:
         """``pulled``: what this rank has in this call."""
         store = self.store(name)
-        alone = self._state.layout.ranks(call.worker) == 1  # not how many take part now: others may join
+        alone = len(call.taken_by(self._state.layout.ranks(call.worker))) == 1
         if alone and (enough := [before for before in pulled if before.version >= at_least]):
             return min(enough, key=lambda before: before.version)  # as `versions` decides it for several
         if alone:
@@ -92,10 +92,8 @@ class WeightTable:
             held = store.found(wanted)
         if held is None:
             with self._control.spans.wait(process):
-                while (held := self._awaited(process, store, name, wanted)) is None:
+                while (held := self._awaited(process, store, wanted)) is None:
                     pass
-        if (refused := self._refusal(store, name, held)) is not None:
-            raise refused
         return self._opened(store, held)
 
     def newest(self, name: str, seconds: float) -> Published:
@@ -107,13 +105,13 @@ class WeightTable:
                 return NEVER
             fetches = store.found(wanted) is None and store.home not in state.dead and not state.stopping
             if fetches:
-                store.others[arrived] = wanted
-                self._ask(name, store)
+                store.waiters[arrived] = wanted
+                self._ask(store)
         if fetches:
             self._post.flush()
             arrived.wait(seconds)
         with state.mutex:
-            if store.others.pop(arrived, None) is not None:
+            if store.waiters.pop(arrived, None) is not None:
                 store.asked = 0
             held = store.found(wanted)
         if held is None:
@@ -123,8 +121,6 @@ class WeightTable:
                 f"Version {wanted.version} of the weights {name!r} is not here: {home} {why}. "
                 "Next: ask while the run goes on, or have the worker return what it publishes."
             )
-        if (refused := self._refusal(store, name, held)) is not None:
-            raise refused
         return self._opened(store, held)
 
     def fetch_all(self, seconds: float) -> None:
@@ -134,24 +130,26 @@ class WeightTable:
                 self.newest(name, seconds)
 
     @staticmethod
-    def _refusal(store: Store, name: str, held: Held) -> WorkflowError | None:
-        return None if held.unchanged is None else held.unchanged.refusal(held.version, name, store.owner)
-
-    def _opened(self, store: Store, held: Held) -> Published:
-        """Put together, if it came from elsewhere. Raises whatever its classes raise when they are rebuilt."""
+    def _opened(store: Store, held: Held) -> Published:
+        """Put together, if it came from elsewhere. Raises whatever its classes raise when they are rebuilt, and
+        `WorkflowError` where it was changed since it was published.
+        """
+        if held.unchanged is not None and (refused := held.unchanged.refusal(held.version, store.name, store.owner)):
+            raise refused
         with held.opening:
             if held.whole is not None:
                 held.state, held.whole = held.whole.open(), None
             return Published(held.version, held.state)
 
-    def _awaited(self, process: Process, store: Store, name: str, wanted: Wanted) -> Held | None:
+    def _awaited(self, process: Process, store: Store, wanted: Wanted) -> Held | None:
+        name = store.name
         with self._state.mutex:
             process.raise_if_interrupted()
             if (held := store.found(wanted)) is not None:
                 return held
             store.waiters[process] = wanted
-            self._ask(name, store)
-            store.say_what_is_there(process, name, wanted.version)
+            self._ask(store)
+            store.say_what_is_there(process, wanted.version)
             self._control.block(process, "value", f"version {wanted.version} of the weights {name!r}")
             if store.known < wanted.version:
                 self.unpublished.lacks(process, name, wanted.version)
@@ -185,35 +183,29 @@ class WeightTable:
         store.announced.append((message.version, message.iteration))
         store.owner, store.home = message.owner, message.home
         self.versions.published(message.name)
-        self._serve(message.name, store)
+        self._serve(store)
         if self._state.is_driver:
             for other in sorted(set(self._state.place.values()) - {message.home, self._state.name}):
                 self._post.say(other, message)
 
-    def _serve(self, name: str, store: Store) -> None:
+    def _serve(self, store: Store) -> None:
         """Let those go on whose version is here, and ask for another one's."""
-        for process, wanted in list(store.waiters.items()):
+        for waiter, wanted in list(store.waiters.items()):
             if store.found(wanted) is not None:
-                del store.waiters[process]
-                self._control.wake(process)
-            else:
-                store.say_what_is_there(process, name, wanted.version)
-        for arrived, wanted in list(store.others.items()):
-            if store.found(wanted) is not None:
-                del store.others[arrived]
-                arrived.set()
-        self._ask(name, store)
+                del store.waiters[waiter]
+                if isinstance(waiter, Process):
+                    self._control.wake(waiter)
+                else:
+                    waiter.set()
+            elif isinstance(waiter, Process):
+                store.say_what_is_there(waiter, wanted.version)
+        self._ask(store)
 
-    def _ask(self, name: str, store: Store) -> None:
-        waiting = (*store.waiters.values(), *store.others.values())
-        wanted = [version for w in waiting if (version := store.first(w.version))]
+    def _ask(self, store: Store) -> None:
+        wanted = [version for w in store.waiters.values() if (version := store.first(w.version))]
         if wanted and not store.asked:
             store.asked, store.unsealed = min(wanted), None
-            self._post.say(store.home, messages.Pull(name, store.asked, self._state.name))
-
-    def owner(self, name: str) -> str:
-        """The worker that publishes."""
-        return self.store(name).owner
+            self._post.say(store.home, messages.Pull(store.name, store.asked, self._state.name))
 
     def _asked(self, message: messages.Pull) -> None:
         """Another host wants a version. Or it has one, and asks whether that is whole."""
@@ -251,7 +243,7 @@ class WeightTable:
                 return
         store.asked, store.unsealed = 0, None
         self._take(store, held)
-        self._serve(name, store)
+        self._serve(store)
 
     def _take(self, store: Store, held: Held) -> None:
         store.held.setdefault(held.version, held)
