@@ -25,7 +25,7 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rlinf_lab.errors import ExecutorError, said, shown
 from rlinf_lab.runtime.executors.device_host import DeviceHost, import_path
@@ -180,7 +180,7 @@ def _die_with(leash: socket.socket) -> None:
         _end_all()  # it is closed already
 
 
-def _end_all() -> NoReturn:
+def _end_all() -> None:
     """This process and all that it has started."""
     if _leads_a_group():
         os.killpg(os.getpid(), signal.SIGKILL)
@@ -213,7 +213,6 @@ def main(fd: int, end: int) -> None:
     close_when_forked(leash)
     _die_with(leash)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the driver, which stops its children
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a group of its own may write to the driver's terminal all the same
     connection = socket.socket(fileno=fd)
     close_when_forked(connection)
     host: Future[DeviceHost] = Future()
