@@ -41,14 +41,12 @@ class Nursery:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
-    def popen(
-        self, command: Sequence[str], stdin: int, pass_fds: Sequence[int], env: Mapping[str, str], process_group: int | None = None
-    ) -> subprocess.Popen[bytes]:
+    def popen(self, command: Sequence[str], stdin: int, pass_fds: Sequence[int], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """As `subprocess.Popen` of ``[python, "-c", code]``, whose methods the returned object has."""
         _, option, code = command
         assert option == "-c" and stdin == subprocess.DEVNULL
         limits = {limit: resource.getrlimit(limit) for limit in LIMITS}
-        told = pickle.dumps((code, list(pass_fds), dict(env), str(Path.cwd()), os.sched_getaffinity(0), limits, process_group))
+        told = pickle.dumps((code, list(pass_fds), dict(env), str(Path.cwd()), os.sched_getaffinity(0), limits))
         with self._lock, _reaping():
             connection = self._connection()
             socket.send_fds(connection, [_HEAD.pack(len(told))], [1, 2, *pass_fds])
@@ -131,9 +129,7 @@ def _main(connection: socket.socket) -> str | None:
 
 def _become(told: tuple[Any, ...], files: list[int]) -> str:
     """Be as if started anew."""
-    code, numbers, environment, folder, processors, limits, process_group = told
-    if process_group is not None:
-        os.setpgid(0, process_group)
+    code, numbers, environment, folder, processors, limits = told
     _place(dict(zip([1, 2, *numbers], files, strict=True)))
     os.environ.clear()
     os.environ.update(environment)

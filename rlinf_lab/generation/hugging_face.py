@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,8 @@ from rlinf_lab.generation.decoder import FAMILIES
 PAD, END = "<pad>", "<end>"
 MARK = "rlinf_lab.json"
 """in a folder that `LanguageModel.save` wrote: the names of its files, which the next one may replace"""
+OF_A_MODEL = re.compile(r"(config|generation_config|tokenizer\w*|special_tokens_map|added_tokens|vocab|model\.safetensors\.index)\.json|merges\.txt|chat_template\.jinja|model[-\w]*\.safetensors")
+"""names of the files that transformers writes for a model and its tokenizer"""
 OF_FILES = (".onnx", ".pt2", ".pt", ".pth", ".bin", ".safetensors", ".gguf", ".zip")
 
 
@@ -147,6 +150,8 @@ def _saved_before(folder: Path) -> list[str]:
         return [str(name) for name in names if Path(name).name == name]
     except (OSError, ValueError, LookupError, TypeError) as error:
         held = sorted(file.name for file in folder.iterdir())
+        if "config.json" in held and all(OF_A_MODEL.fullmatch(name) for name in held):
+            return held  # of an earlier version, which left no mark
         raise ConfigError(
             f"{shown(str(folder))} has files that no model was saved with: {', '.join(map(repr, held[:3]))}{', …' * (len(held) > 3)}. "
             f"Next: a new folder, such as {shown(str(folder / 'model'))}."

@@ -205,4 +205,6 @@ def test_a_flat_name_of_before_says_the_one_of_today() -> None:
     flow = cell_flow()
     with pytest.raises(lab.errors.ConfigError, match="'fillers' is gone. Next: a second workflow"):
         lab.run(flow, lab.ExecutionPlan.temporal(flow, DEVICES), fillers=[])
+    with pytest.raises(lab.errors.ConfigError, match=r"check: 'profile' is gone\. Next: lab\.plan"):
+        lab.check(flow, profile=None)
     assert len(lab._HOME) <= 33  # a newcomer reads all of it

@@ -78,6 +78,9 @@ def test_a_model_is_saved_over_an_earlier_one_and_over_nobody_elses_files(tmp_pa
             one.save(tmp_path / name)
     assert (foreign / "model.safetensors").read_bytes() == b"of somebody else" and (folder / "model.safetensors").read_bytes() == weights
     assert {file.name for file in tmp_path.iterdir()} == {"model", "foreign", "file"}
+    (folder / "notes.txt").unlink()
+    (folder / "rlinf_lab.json").unlink()  # as earlier versions left it
+    assert one.save(folder) == folder and (folder / "rlinf_lab.json").exists()
 
 
 def test_warm_up_learns_and_repeats_itself():

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 
-import cloudpickle
 import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, NOTEBOOK_RESULT, notebook_flow
-from sessions import until
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.executors.child import Child
 from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.executors.spares import Spares, environment_of_hosts
 from rlinf_lab.runtime.run.run import run
@@ -55,30 +50,6 @@ def test_a_run_has_the_processes_that_wait(tmp_path: Path) -> None:
     assert not any(map(psutil.pid_exists, pids)) and repr(spares) == "Spares(none left)"
     told = {int(file.name): file.read_text() for file in tmp_path.iterdir()}
     assert told == dict.fromkeys(pids, repr(one_core))
-
-
-def begin_a_server(file: Path) -> None:
-    """As a simulator does that lives in a process of its own."""
-    file.write_text(str(subprocess.Popen(["sleep", "10000"]).pid))
-
-
-def is_over(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-@pytest.mark.parametrize("end", [Child.end, partial(Child.end, at_once=True), lambda child: child._leash.close()])
-def test_what_a_process_has_started_ends_with_it(tmp_path: Path, end: Callable[[Child], None]) -> None:
-    """The last way is the death of the driver, as the kernel tells of it."""
-    child = Child(environment_of_hosts())
-    child.prepare(cloudpickle.dumps(partial(begin_a_server, tmp_path / "pid")), []).result(60)
-    server = psutil.Process(int((tmp_path / "pid").read_text()))
-    assert not is_over(server)
-    end(child)
-    until(lambda: is_over(server))
-    child.end()
 
 
 def test_one_that_would_be_started_otherwise_now_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

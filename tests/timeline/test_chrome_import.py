@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import warnings
@@ -12,6 +13,7 @@ import pytest
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.formats import chrome_import
 
 K = SpanKind
 
@@ -214,3 +216,44 @@ def test_arrows_of_another_tool_are_counted_and_told(tmp_path: Path) -> None:
     ours.extend(recorder.drain())
     back = Timeline.open(ours.to_perfetto(tmp_path / "ours.json"))
     assert back.foreign_arrows == 0 and "arrows" not in repr(back) and "arrow" not in repr(back.summary())
+
+
+def test_cycles_are_not_looked_for_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million events that took three quarters of the time. Afterwards it is as it was, also where the file holds no trace."""
+    seen, load = [], chrome_import._load
+    monkeypatch.setattr(chrome_import, "_load", lambda path: (seen.append(gc.isenabled()), load(path))[1])
+    good, bad = write(tmp_path / "good.json", [x("a", 1, 2)]), write(tmp_path / "bad.json", "no trace")
+    for was in (True, False):
+        try:
+            (gc.enable if was else gc.disable)()
+            assert len(Timeline.open(good)) == 1 and gc.isenabled() == was
+            with pytest.raises(TimelineError):
+                Timeline.open(bad)
+            assert gc.isenabled() == was and not any(seen)
+        finally:
+            gc.enable()
+
+
+def exported() -> Timeline:
+    recorder, ours = Recorder("box"), Timeline(["cuda:0", "cuda:1"])
+    gen, name, load = recorder.track("gen", 1, ("cuda:0", "cuda:1")), recorder.name("c"), "load"
+    recorder.add(gen, K.RUN, name, 10**15, 10**15 + 2001, 3, 4)
+    recorder.counter(load, 10**15 + 7, 0.5)
+    recorder.counter(load, 10**15 + 9, float("nan"))
+    ours.extend(recorder.drain())
+    return ours
+
+
+def test_exports_of_earlier_versions_open_as_they_were(tmp_path: Path) -> None:
+    """They have the tracks beside the events, and each lane the number of its own; dropped spans and gaps of counters are told by both."""
+    ours = exported()
+    content = json.loads(ours.to_perfetto(tmp_path / "now.json").read_text())
+    content["otherData"] |= {"tracks": [track.as_json() for track in ours.snapshot().tracks], "dropped_spans": 4}
+    for event in content["traceEvents"]:
+        if event["name"] == "thread_name":
+            event["args"]["track"] = 0
+    back = Timeline.open(write(tmp_path / "then.json", content))
+    assert back.devices == ours.devices and (back.spans == ours.spans).all() and back.snapshot().tracks == ours.snapshot().tracks
+    assert back.snapshot().dropped == 4 and str(back.snapshot().counter_samples["value"].tolist()) == "[0.5, nan]"
+    with pytest.raises(TimelineError, match="export of a whole run"):
+        Timeline.open([tmp_path / "now.json", tmp_path / "then.json"])

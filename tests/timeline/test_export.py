@@ -14,6 +14,7 @@ from PIL import Image
 
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.critical.flows import arrows
 from rlinf_lab.timeline.draw import png, svg
 from rlinf_lab.timeline.draw.palette import colour_numbers, worker_colour
 from rlinf_lab.timeline.draw.picture import _NOTCH, scene
@@ -64,6 +65,25 @@ def test_chrome_json_is_valid_and_complete(timeline: Timeline, tmp_path: Path):
         (get,) = [e for e in slices if e["cat"] == "get" and e["ts"] <= ends[number]["ts"] < e["ts"] + e["dur"]]
         assert get["args"]["flow"] <= put["args"]["flow"] < get["args"]["flow"] + get["args"]["items"]
     assert json.loads(Timeline(["cpu:0"]).to_perfetto(tmp_path / "t.json").read_text())["traceEvents"] == []
+
+
+def test_arrows_join_what_was_put_and_got_in_the_same_iteration():
+    recorder, timeline = Recorder(), Timeline()
+    track, channel = recorder.track("w", 0), recorder.channel("c")
+    for iteration in range(3):
+        at = 100 * iteration
+        for i in range(6):
+            recorder.add(track, K.PUT, 0, at + i, at + i, iteration, 1, 0, channel, i)
+        recorder.add(track, K.GET, 0, at, at + 10, iteration, 4, 0, channel, 0)
+        recorder.add(track, K.GET, 0, at + 10, at + 20, iteration, 2, 0, channel, 4)
+    recorder.add(track, K.GET, 0, 0, 99, 1, 1, 0, channel, 0)  # over before that put began
+    timeline.extend(recorder.drain())
+    spans = timeline.spans
+    put, get = arrows(spans)
+    assert len(put) == 18
+    assert (spans["iteration"][put] == spans["iteration"][get]).all()
+    assert (spans["flow"][get] <= spans["flow"][put]).all()
+    assert (spans["flow"][put] < spans["flow"][get] + spans["items"][get]).all()
 
 
 def unpack(header: dict, data: bytes) -> dict[str, np.ndarray]:

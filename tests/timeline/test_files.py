@@ -73,7 +73,7 @@ def test_whatever_names_and_times_there_are_files_come_back_equal(
         assert made.diff(back) == "" and (back.tracks, back.devices) == (made.tracks, made.devices), path.name
         assert (back.start_ns, back.end_ns) == (made.start_ns, made.end_ns), path.name
         told, kept = made.counters(), back.counters()
-        told = told if path.suffix == ".parquet" else told[np.isfinite(told["value"])]
+        told = told if path.suffix == ".parquet" else told.replace([np.inf, -np.inf], np.nan)
         assert kept.astype({"name": str}).equals(told.astype({"name": str}).reset_index(drop=True)), path.name
     json.loads((folder / "t.json").read_text(), parse_constant=no_json)
 

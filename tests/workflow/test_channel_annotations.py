@@ -90,3 +90,17 @@ def test_settings_called_like_a_channel_pass_as_a_value() -> None:
     flow.iteration(lambda: reads.go(InboxSettings()))
     assert flow.graph.channels == ()
     assert computes_first(Reads.go, Reads) and not computes_first(Reads.drink, Reads)
+
+
+def test_of_what_cannot_be_evaluated_the_names_decide_where_they_stand() -> None:
+    """Not every Inbox in a text is an end: not one in a literal, a note, or inside of another type."""
+    told = {
+        "Absent | Inbox": "read", "Optional[lab.Outbox[Absent]]": "write", "Annotated[Inbox[Absent], 'of mails']": "read",
+        "Annotated[Absent, 'what lies in the Inbox']": None, "Literal['Inbox', 'Sent'] | Absent": None, "dict[Absent, lab.Inbox]": None,
+        "Absent[Inbox]": None, "Callable[[Inbox], Absent]": None,
+    }  # fmt: skip
+    for annotation, end in told.items():
+        def method(self: Any, a: Any) -> None: ...
+
+        method.__annotations__ = {"a": annotation}
+        assert channel_ends(method).get("a") == end, annotation

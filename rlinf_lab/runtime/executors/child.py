@@ -3,8 +3,7 @@
 Both ends hold one socket. A request is answered by a thread of its own, for `stop` must get through while `start` still
 waits. When the stream ends the child ends: nobody is left to work for. The driver's end is closed in processes that it
 forks (`links`), so its death is noticed. A worker that holds the interpreter's lock lets no thread see that: a second
-socket, on which nothing is said, has Linux kill the child when the driver is gone. A child is the first of a process
-group: what it starts (a simulator's server, say) ends with it.
+socket, on which nothing is said, has Linux kill the child when the driver is gone.
 
 A process may be there before it is known which host it will be (`Child.become`), and import meanwhile what it will need
 (`Child.prepare`).
@@ -66,7 +65,7 @@ class Child:
             ]
             try:
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, pass_fds=passed, env=self.environment, process_group=0
+                    command, stdin=subprocess.DEVNULL, pass_fds=passed, env=self.environment
                 )
             except BaseException:
                 mine.close()
@@ -144,52 +143,33 @@ class Child:
         until it is gone.
         """
         if at_once:
-            self._kill()
+            self._process.kill()
         with contextlib.suppress(OSError):  # it is gone already
             self._socket.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(DEATH_SECONDS)
         except subprocess.TimeoutExpired:  # a worker holds the interpreter's lock
-            self._kill()
+            self._process.kill()
             self._process.wait()
         self._leash.close()
         self._socket.close()
-
-    def _kill(self) -> None:
-        """With all that it has started. Its number is its own until it has been waited for."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it is in nobody's group yet
-                os.killpg(self.pid, signal.SIGKILL)
-            self._process.kill()
 
     def __repr__(self) -> str:
         return f"Child({self.name!r}, process {self.pid})"
 
 
 def _die_with(leash: socket.socket) -> None:
-    """Linux kills this process group when the other end is closed, whatever its threads do. On other systems one that
-    holds the interpreter's lock goes on.
+    """Linux kills this process when the other end is closed, whatever its threads do. On other systems one that holds
+    the interpreter's lock goes on.
     """
     if not hasattr(fcntl, "F_SETSIG"):
         return
-    fcntl.fcntl(leash, fcntl.F_SETOWN, -os.getpid() if _leads_a_group() else os.getpid())
+    fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(leash, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(leash, fcntl.F_SETFL, fcntl.fcntl(leash, fcntl.F_GETFL) | os.O_ASYNC)
     with contextlib.suppress(BlockingIOError):
         leash.recv(1, socket.MSG_DONTWAIT)
-        _end_all()  # it is closed already
-
-
-def _end_all() -> None:
-    """This process and all that it has started."""
-    if _leads_a_group():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(0)
-
-
-def _leads_a_group() -> bool:
-    """Whether its process group has nobody else in it than what it has started."""
-    return os.getpgrp() == os.getpid()
+        os._exit(0)  # it is closed already
 
 
 def _prepared(packed: bytes, cores: list[int]) -> None:
@@ -243,7 +223,7 @@ def main(fd: int, end: int) -> None:
         except OSError:
             request = None
         if request is None:
-            _end_all()
+            os._exit(0)
         number, data = request
         method, args = pickle.loads(data)
         if method in (_BECOME, _PREPARE):  # on this thread: those that are made later stay on its cores

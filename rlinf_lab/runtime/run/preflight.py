@@ -4,12 +4,22 @@ would something hang?
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, PlanError, RlinfLabError, counted, said, shown
+from rlinf_lab.errors import (
+    ConfigError,
+    PlanError,
+    RlinfLabError,
+    UnknownNameError,
+    counted,
+    refuse_old_names,
+    said,
+    shown,
+)
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import Layout, checked_layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
@@ -36,6 +46,7 @@ def check(
     absent: Mapping[str, Sequence[int]] | None = None,
     iterations: int = 0,
     inputs: Iterable[Any] | None = None,
+    **options: Any,
 ) -> Report:
     """Look at everything that can be known before a launch. Starts no worker, unless it shall run ``iterations``.
 
@@ -48,6 +59,11 @@ def check(
     processes pickling, packages and ports of every node; ``report.ok`` says whether a launch can succeed. Never raises
     for what it finds, only for arguments that are none.
     """
+    gone = "lab.plan(flow, devices, profile), whose plans fit into the memory of their devices"
+    refuse_old_names("check", options, {"profile": gone})
+    if options:
+        known = list(inspect.signature(check).parameters)[:-1]
+        raise UnknownNameError.of("argument of check()", next(iter(options)), known)
     check_workflow("check", flow)
     check_executor(executor)
     check_address(address)

@@ -58,15 +58,17 @@ def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
     """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a file that holds no trace."""
     with _uncollected():
         found = _load(Path(path))
-        reader = _Reader()
+        reader = _Reader(found.other)
         reader.read(found.events)
-        content, zero, devices = reader.content(), found.other.get("start_ns"), found.other.get("devices")
-        if not isinstance(zero, int) or not isinstance(devices, list):  # not ours
+        content = reader.content()
+        if not _is_ours(found.other):
             return _devices(content["tracks"]), content
+        zero = found.other["start_ns"]
         content["spans"]["start"] += zero
         content["spans"]["end"] += zero
         content["counters"]["time"] += zero
-        return devices, content
+        content["dropped"] = _number(found.other.get("dropped_spans", 0))
+        return found.other["devices"], content
 
 
 @contextmanager
@@ -93,7 +95,12 @@ def read_ranks(paths: Sequence[Path]) -> tuple[list[str], list[SpanBatch], int]:
     parts: list[tuple[str, dict[str, Any]]] = []
     with _uncollected():
         for number, path in enumerate(paths):
-            found, reader = _load(path), _Reader()
+            found, reader = _load(path), _Reader({})
+            if _is_ours(found.other):
+                raise TimelineError(
+                    f"{str(path)!r} is an export of a whole run, with all its ranks. Next: "
+                    f"Timeline.open({str(path)!r})."
+                )
             reader.read(found.events)
             parts.append((f"rank{number if found.rank is None else found.rank}", reader.content()))
     if len({name for name, _ in parts}) < len(parts):
@@ -102,6 +109,11 @@ def read_ranks(paths: Sequence[Path]) -> tuple[list[str], list[SpanBatch], int]:
     batches = [batch for name, content in parts for batch in _of_rank(name, content)]
     tracks = [track for batch in batches for track in batch.tracks]
     return _devices(tracks), batches, sum(content["foreign_arrows"] for _, content in parts)
+
+
+def _is_ours(other: Event) -> bool:
+    """Whether `Timeline.to_perfetto` wrote the file."""
+    return isinstance(other.get("start_ns"), int) and isinstance(other.get("devices"), list)
 
 
 def _of_rank(name: str, content: dict[str, Any]) -> list[SpanBatch]:
@@ -140,7 +152,10 @@ def _load(path: Path) -> Loaded:
 class _Reader:
     """Collects rows of `SPAN_DTYPE` and the tables that their numbers refer to."""
 
-    def __init__(self) -> None:
+    def __init__(self, other: Event) -> None:
+        self._other, self._is_ours = other, _is_ours(other)
+        listed = other.get("tracks")
+        self._listed = listed if isinstance(listed, list) else []  # of our exports of earlier versions: its tracks
         self._processes: dict[Any, str] = {}
         self._threads: dict[tuple[Any, Any], str] = {}
         self._tracks: dict[Track, int] = {}
@@ -183,7 +198,7 @@ class _Reader:
         good = [event for event, problem in zip(kept, told, strict=True) if not problem]
         if odd and not any(event["ph"] in _TIMED for event in good):
             raise ValueError(odd[0])
-        _Reader.__init__(self)  # what was read until then
+        _Reader.__init__(self, self._other)  # what was read until then
         self._read(good)
         if odd:
             warnings.warn(
@@ -219,7 +234,10 @@ class _Reader:
             self._processes[event.get("pid")] = _LONG_ID.sub(r"\1", text)
         elif event.get("name") == "thread_name":
             self._threads[event.get("pid"), event.get("tid")] = _LONG_ID.sub(r"\1", text)
-            if isinstance(said := _args(event).get("track"), list):  # of ours: exactly
+            said = _args(event).get("track")
+            if isinstance(said, int) and 0 <= said < len(self._listed):  # of ours of earlier versions: its number
+                said = self._listed[said]
+            if isinstance(said, list):  # of ours: exactly
                 track = Track.from_json(said)
                 lane = self._tracks.setdefault(track, len(self._tracks))
                 self._lanes[event.get("pid"), event.get("tid"), ""] = lane
@@ -301,7 +319,8 @@ class _Reader:
         self._rows.append((start, end, 0, -1, track, self._name(name), -1, iteration, 0, kind))
 
     def _sample(self, event: Event) -> None:
-        values = {k: v for k, v in _args(event).items() if isinstance(v, int | float)}
+        said = {k: np.nan if v is None and self._is_ours else v for k, v in _args(event).items()}
+        values = {k: v for k, v in said.items() if isinstance(v, int | float)}
         for key, value in values.items():
             text = _text(event.get("name", ""))
             self._samples.append(
