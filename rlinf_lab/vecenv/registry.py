@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import importlib
 import inspect
 import multiprocessing.queues
@@ -356,7 +357,9 @@ def _by_id(id: str) -> EnvFactory:
 
 def _known_ids(simulator: str, simulator_given: bool) -> list[str]:
     prefix = f"{GYMNASIUM}/" if simulator == GYMNASIUM else ""
-    known = [*_REGISTERED, *(f"{name}/…" for name in adapters()), *(prefix + task for task in gymnasium.registry)]
+    known = [*_REGISTERED, *(f"{name}/…" for name in adapters())]
+    if simulator in adapters() or not difflib.get_close_matches(simulator, adapters(), n=1):  # else it is one misspelt
+        known += [prefix + task for task in gymnasium.registry]
     return [id for id in known if "/" in id] if simulator_given else known
 
 

@@ -69,12 +69,12 @@ def test_cycles_become_units_and_producers_come_first() -> None:
     [
         (dataclasses.replace(BATCH, ranks=RankRule(8)), 4, None, "'a' needs at least 8 devices .* there are 4 devices. Next: devices=8"),
         (dataclasses.replace(BATCH, ranks=RankRule(counts=(3, 5)), memory=Memory(640, sharded=True)), 4, 64.0, "needs 213 GiB on each of 3 devices"),
-        (WorkerProfile((Sample(1, 0.2, 1.0),), "simulator"), 4, None, r"0\.25 items on a device, and was measured up to 0\.2\. Next: at least 5 devices"),
+        (WorkerProfile((Sample(1, 0.2, 1.0),), "simulator"), 4, None, r"0\.25 items on a device, and was measured up to 0\.2\. Next: devices=5"),
     ],
 )  # fmt: skip
 def test_what_fits_nowhere_is_refused_with_what_would_work(worker: WorkerProfile, devices: int, memory: float | None, says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        Setting.of(profile(memory, a=worker, b=BATCH), devices)
+        plan(profile(memory, a=worker, b=BATCH), devices, simulate=False)
 
 
 def test_who_was_measured_on_the_second_kind_only_is_as_much_faster_on_the_first() -> None:
