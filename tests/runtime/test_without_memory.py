@@ -168,10 +168,10 @@ def test_a_reader_without_memory_fails_the_iteration_and_the_session_goes_on() -
 
 
 FEW_FILES = """
-import os, resource, sys
+import os, resource
+from rlinf_lab import ExecutionPlan, Worker, Workflow, session
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.runtime.host.liveness.failures import not_understood
-from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.host.liveness.failures import not_understood  # not for the first time when files are few
 
 class One(Worker):
     def one(self) -> int:

@@ -111,6 +111,7 @@ print("spread over three nodes")
 
 NODE_DIES = """
 import os, threading, time
+import ray
 from ray.cluster_utils import Cluster
 import rlinf_lab as lab
 from rlinf_lab.errors import ExecutorError
@@ -145,6 +146,7 @@ try:
     lab.run(flow, plan, 1, executor="ray", address=cluster.address, dashboard=False).wait(100)
 except ExecutorError as error:
     print("told:", error)
+ray.shutdown()
 cluster.shutdown()
 """
 
