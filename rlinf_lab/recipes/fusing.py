@@ -59,4 +59,4 @@ def together(plan: ExecutionPlan) -> Ranks | None:
 def as_one(plan: ExecutionPlan, places: Ranks) -> ExecutionPlan:
     """The plan of the workflow in which they are one."""
     placements = {"rollout": places, "learner": plan.placements["learner"]}
-    return ExecutionPlan(plan.name, plan.devices, placements, staleness=plan.staleness)
+    return ExecutionPlan(plan.name, plan.devices, placements, staleness=plan.staleness, origin=plan.origin)

@@ -14,6 +14,7 @@ from rlinf_lab.planning.placement.cell_order import head
 from rlinf_lab.planning.placement.free_memory import APART
 from rlinf_lab.planning.placement.memory_units import Turns, priorities
 from rlinf_lab.planning.placement.placement import Placement, Seat
+from rlinf_lab.planning.placement.provenance import origin_of
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.profile.profile import EdgeProfile, Profile
 from rlinf_lab.planning.schema.json_schema import listing
@@ -52,7 +53,7 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
     plan = ExecutionPlan(
         name, tuple(devices), placements, micro_batches, _rooms(placement, graph, micro_batches), sub_batches, fused,
         turns.memory, turns.device_memory,
-        placement.setting.staleness, turns.working, priorities(placement, graph), in_flight,
+        placement.setting.staleness, turns.working, priorities(placement, graph), in_flight, origin_of(placement),
     )  # fmt: skip
     plan.validate(graph)
     return plan

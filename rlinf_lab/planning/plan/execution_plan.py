@@ -58,6 +58,8 @@ class ExecutionPlan:
     ``in_flight``: for one worker of a cell, how many items its head's ranks together put into the cell at a time and
         wait for, whatever ``sub_batches`` says (default: ranks times sub-batches): as large may the cell's
         micro-batches be.
+    ``origin``: how the search found it, for simulations (`planning.placement.provenance`); executors do not look at it,
+        nor do comparisons. Of a plan that was edited since it says nothing, and need not be taken out.
     """
 
     name: str
@@ -73,6 +75,7 @@ class ExecutionPlan:
     working: Mapping[str, int] = field(default_factory=dict)
     priorities: Mapping[str, int] = field(default_factory=dict)
     in_flight: Mapping[str, int] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __new__(cls, *_: Any, **fields: Any) -> Self:
         """Raises `ConfigError` for a field by the name that it had before."""
@@ -93,7 +96,7 @@ class ExecutionPlan:
         values = {
             "devices": devices, "placements": read.placements(self.placements, devices),
             "fused": read.fused(self.fused), "device_memory": read.device_memory(self.device_memory),
-            "staleness": read.staleness(self.staleness),
+            "staleness": read.staleness(self.staleness), "origin": read.origin(self.origin),
             **{name: read.numbers(name, getattr(self, name)) for name in NUMBERS},
         }  # fmt: skip
         for field_name, value in values.items():
@@ -346,11 +349,13 @@ class ExecutionPlan:
 
     # --- JSON and pictures ---------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, free to be changed. Without an empty ``in_flight``."""
+        """Plain values, free to be changed. Without ``origin`` where no search found it, and without an empty
+        ``in_flight``.
+        """
         found = {
             key: dict(value) if isinstance(value, Mapping) else value for key, value in dataclasses.asdict(self).items()
         }
-        return {key: value for key, value in found.items() if value or key != "in_flight"}
+        return {key: value for key, value in found.items() if value or key not in ("origin", "in_flight")}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
@@ -547,11 +552,15 @@ def _spread(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any)
 
 
 def _by_new_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    """What a file says, with fields by the names that they have now, without ``origin``: how a search found the plan,
-    which files said once.
-    """
-    names = OLD_NAMES if set(data).isdisjoint(OLD_NAMES.values()) else {}
-    return {names.get(key, key): value for key, value in data.items() if key != "origin"}
+    """What a file says, with fields by the names that they have now, also within ``origin``."""
+    found = (
+        {OLD_NAMES.get(key, key): value for key, value in data.items()}
+        if set(data).isdisjoint(OLD_NAMES.values())
+        else dict(data)
+    )
+    if isinstance(found.get("origin"), Mapping):
+        found["origin"] = {OLD_NAMES.get(key, key): value for key, value in found["origin"].items()}
+    return found
 
 
 def _cell_micro_batches(

@@ -185,6 +185,12 @@ class Fields:
         advice = "0 to end each iteration before the next begins, 1 to overlap two of them"
         return self.whole("staleness", value, 0, advice, MAX_STALENESS)
 
+    def origin(self, value: Any) -> dict[str, Any]:
+        """Read where it is looked at (`as_given`)."""
+        return self.by_name(
+            "origin", value, lambda where, said: said, "no origin: the plan is read from its other fields then"
+        )
+
     def fused(self, value: Any) -> tuple[tuple[str, ...], ...]:
         advice = "fused=[['simulator', 'policy']]"
         groups = []

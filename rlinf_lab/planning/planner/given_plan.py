@@ -1,6 +1,7 @@
 """A plan that somebody gives, as one that the search could have found.
 
-Such a plan is made by hand, edited, or read from a file. Who sits where, in which batches and who is offloaded is read
+Such a plan is made by hand, edited, or read from a file. A plan that the search wrote and nobody edited says how it was
+found (`planning.placement.provenance`). Of any other one, who sits where, in which batches and who is offloaded is read
 off the plan; from whose devices are whose follows who time-shares with whom and who streams. What has no place in such
 a plan is refused in words. An executor's own fields (capacities, priorities, units of memory) are not simulated: queues
 are unbounded, and whoever has units of ``memory`` is offloaded while others work there.
@@ -21,8 +22,9 @@ from rlinf_lab.planning.forecast.stream_estimate import follow
 from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Forms, Window
 from rlinf_lab.planning.placement.memory_units import priorities
 from rlinf_lab.planning.placement.placement import Placement, Seat
+from rlinf_lab.planning.placement.provenance import found_by
 from rlinf_lab.planning.placement.search_space import DEFAULT_MICRO_BATCHES, Arrangement, Setting
-from rlinf_lab.planning.placement.to_execution_plan import micro_batch_between
+from rlinf_lab.planning.placement.to_execution_plan import execution_plan, micro_batch_between
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.candidates import Candidate
 from rlinf_lab.planning.planner.given_batches import GivenBatches, in_given_batches
@@ -58,6 +60,8 @@ def as_given(
     simulated from a profile.
     """
     plan.validate(graph)
+    if plan.origin and (candidate := _as_found(profile, graph, plan, devices, rule)) is not None:
+        return candidate, plan.devices
     setting = Setting.of(profile, devices, DEFAULT_MICRO_BATCHES, rule, plan.staleness)
     if (changed := in_given_batches(setting, graph, plan)) is not profile:
         profile, setting = changed, Setting.of(changed, devices, DEFAULT_MICRO_BATCHES, rule, plan.staleness)
@@ -67,6 +71,27 @@ def as_given(
             Setting.of(profile, devices, min(MAX_MICRO_BATCHES, profile.items), rule, plan.staleness), graph, plan
         )
     return reader.candidate()
+
+
+def _as_found(
+    profile: Profile, graph: WorkflowGraph, plan: ExecutionPlan, devices: Mapping[str, int], rule: str
+) -> Candidate | None:
+    """The plan of the search that it was, if that still makes this very plan (nobody has edited it) and fits."""
+    finest = plan.origin.get("micro_batches", 0)
+    if not isinstance(finest, int) or not 1 <= finest <= MAX_MICRO_BATCHES:
+        finest = DEFAULT_MICRO_BATCHES
+    setting = Setting.of(profile, devices, finest, rule, plan.staleness)
+    try:
+        placement = found_by(plan.origin, setting)
+        if placement is None or placement.misfit() or execution_plan(placement, graph, plan.devices, plan.name) != plan:
+            return None
+        candidate = Candidate.of(placement.setting, placement.arrangement, placement.tree)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise PlanError(
+            f"Plan {plan.name!r}: origin is not what a search wrote ({error!r}). Next: without origin it is read from "
+            "the rest."
+        ) from error
+    return candidate if math.isfinite(candidate.searched) else None
 
 
 class _Reader:
