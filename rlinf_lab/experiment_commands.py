@@ -116,13 +116,18 @@ def words(arguments: Sequence[str]) -> list[str]:
 
     Numbers are left out where there is anything else: an option may have several values.
     """
+    found = _bare(arguments)
+    return [word for word in found if not _is_number(word)] or found
+
+
+def _bare(arguments: Sequence[str]) -> list[str]:
     found, is_value = [], False
     for argument in arguments:
         is_option = argument.startswith("-") and not _is_number(argument)
         if not is_option and not is_value:
             found.append(argument)
         is_value = is_option and "=" not in argument and argument not in ("-h", "--help")
-    return [word for word in found if not _is_number(word)] or found
+    return found
 
 
 def _is_number(text: str) -> bool:
@@ -134,8 +139,8 @@ def _is_number(text: str) -> bool:
 
 
 def words_first(arguments: Sequence[str]) -> list[str]:
-    """The same arguments with `words` before all options. A list of folders must stand together."""
-    first, rest = words(arguments), list(arguments)
+    """The same arguments with those before all options that are none. A list of folders must stand together."""
+    first, rest = _bare(arguments), list(arguments)
     for word in first:
         rest.remove(word)
     return [*first, *rest]

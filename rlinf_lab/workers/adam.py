@@ -33,15 +33,16 @@ class Adam(torch.optim.Adam):
 
         On a core that is torch's kernel alone: what torch does around it takes longer at the sizes of small policies.
         """
-        (group,) = self.param_groups
+        group = self.param_groups[0]
         parameters = [p for p in group["params"] if p.grad is not None]
         gradients = [p.grad for p in parameters]
-        states = [self.state.get(p) for p in parameters]
+        states = [self.state[p] for p in parameters]
         plain = all(type(g) is torch.Tensor and g.is_cpu and g.dtype == gradients[0].dtype for g in gradients)
-        if not plain or not all(states):
+        other = len(self.param_groups) > 1 or group["amsgrad"] or group["maximize"]  # as a loaded state may have it
+        if other or not plain or not all(states):
             self._whole_step()  # the first one, which makes the state, too
             return
-        first, second, count = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))  # type: ignore[index]
+        first, second, count = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         if count:
             torch._foreach_add_(count, 1)
             beta1, beta2 = group["betas"]

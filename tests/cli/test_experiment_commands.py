@@ -105,8 +105,8 @@ def test_options_may_stand_before_or_behind(
 def test_folders_to_compare_may_stand_around_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Compare] = []
     monkeypatch.setattr(Compare, "run", lambda self: seen.append(self) or 0)
-    assert main(["compare", "a", "--metric", "return", "b", "--to", "c.png"]) == 0
-    assert seen == [Compare((Path("a"), Path("b")), "return", Path("c.png"))]
+    assert main(["compare", "1", "--metric", "return", "b", "--to", "c.png"]) == 0
+    assert seen == [Compare((Path("1"), Path("b")), "return", Path("c.png"))]
 
 
 @pytest.mark.parametrize(("while_importing", "said"), [("tyro", "nothing had begun"), ("rlinf_lab.experiments.starting", "everything was stopped")])

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -31,3 +33,23 @@ def test_steps_and_state_are_torchs_to_the_last_bit(dtype):
     assert ours.keys() == theirs.keys()
     for i, state in theirs.items():
         assert all(torch.equal(ours[i][name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize("option", ["amsgrad", "maximize"])
+def test_a_loaded_state_of_torchs_other_kinds_of_adam_is_gone_on_from(option):
+    """Not by the kernel alone, which is told that there is neither."""
+    torch.manual_seed(0)
+    sides = [[torch.nn.Parameter(torch.ones(4))] for _ in range(2)]
+    theirs = torch.optim.Adam(sides[1], lr=1e-2, eps=1e-5, fused=True, **{option: True})
+    ours = Adam(sides[0], lr=1e-2, eps=1e-5)
+    for count in range(4):
+        gradient = torch.randn(4) / (1 + count) ** 2  # what was largest is not forgotten by amsgrad
+        for (parameter,) in sides:
+            parameter.grad = gradient.clone()
+        theirs.step()
+        if not count:
+            ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+            sides[0][0].data.copy_(sides[1][0].data)
+        else:
+            ours.step()
+        assert torch.equal(sides[0][0], sides[1][0]), count

@@ -25,10 +25,15 @@ def write_chrome(store: SpanStore, path: Path, compressed: bool) -> None:
     """Write the trace. Times are µs (with three decimals, so whole ns) since the timeline's start.
 
     Labels of lanes are for people; for `Timeline.from_chrome` each lane has its track, too, and ``otherData`` the
-    devices. Exact within 25 days: a double, which readers make of a time, tells no more ns apart.
+    devices, what was dropped, and what is told of clocks. Exact within 25 days: a double, which readers make of a
+    time, tells no more ns apart.
     """
     with gzip.open(path, "wt", LEVEL, encoding="utf-8") if compressed else path.open("w", encoding="utf-8") as file:
-        other = {"start_ns": store.start_ns, "devices": store.devices, "dropped_spans": store.dropped}
+        other = {
+            "start_ns": store.start_ns, "devices": store.devices, "dropped_spans": store.dropped,
+            "dropped_samples": store.dropped_samples,
+            "clock_errors": store.clock_errors, "clock_jumps": store.clock_jumps,
+        }  # fmt: skip
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(other) + ',"traceEvents":[\n')
         separator = ""
         for event in _events(store):
@@ -61,9 +66,9 @@ def _events(store: SpanStore) -> Iterator[str]:
     if len(store.counter_samples):
         yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": COUNTERS}})
     for name, time, value in store.counter_samples.tolist():
-        told = json.dumps(value) if np.isfinite(value) else "null"  # JSON has no number for the others: a gap
-        ts = _us(time - zero)
-        yield f'{{"ph":"C","name":{texts[name]},"pid":{pid},"tid":0,"ts":{ts},"args":{{"value":{told}}}}}'
+        # JSON has no number for the others: a gap for viewers, and what it was for `Timeline.from_chrome`.
+        args = f'{{"value":{json.dumps(value)}}}' if np.isfinite(value) else f'{{"value":null}},"not_finite":"{value}"'
+        yield f'{{"ph":"C","name":{texts[name]},"pid":{pid},"tid":0,"ts":{_us(time - zero)},"args":{args}}}'
 
 
 def _spans(store: SpanStore, pids: list[int], order: np.ndarray, tids: np.ndarray) -> Iterator[str]:

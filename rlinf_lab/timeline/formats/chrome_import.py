@@ -68,6 +68,9 @@ def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
         content["spans"]["end"] += zero
         content["counters"]["time"] += zero
         content["dropped"] = _number(found.other.get("dropped_spans", 0))
+        content["dropped_samples"] = _number(found.other.get("dropped_samples", 0))
+        for key in ("clock_errors", "clock_jumps"):
+            content[key] = {_text(host): _number(n) for host, n in dict(found.other.get(key, {})).items()}
         return found.other["devices"], content
 
 
@@ -319,7 +322,8 @@ class _Reader:
         self._rows.append((start, end, 0, -1, track, self._name(name), -1, iteration, 0, kind))
 
     def _sample(self, event: Event) -> None:
-        said = {k: np.nan if v is None and self._is_ours else v for k, v in _args(event).items()}
+        gap = float(event.get("not_finite", "nan"))  # of ours: what the null stands for
+        said = {k: gap if v is None and self._is_ours else v for k, v in _args(event).items()}
         values = {k: v for k, v in said.items() if isinstance(v, int | float)}
         for key, value in values.items():
             text = _text(event.get("name", ""))

@@ -115,7 +115,7 @@ def _by_event(text: str) -> Loaded | None:
         return None
     decode, events, odd = json.JSONDecoder(strict=False).raw_decode, list[Event](), list[str]()
     at = events_of.end() if events_of else int(text.startswith("["))
-    while (at := _GAP.match(text, at).end()) < len(text) and text[at] != "]":  # type: ignore[union-attr]
+    while (at := _next(text, at)) < len(text) and text[at] != "]":
         try:
             event, at = decode(text, at)
         except ValueError:
@@ -177,3 +177,9 @@ def _head(before: str) -> Event:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _next(text: str, at: int) -> int:
+    """Where the next event begins."""
+    gap = _GAP.match(text, at)
+    return gap.end() if gap else at
