@@ -27,6 +27,7 @@ from rlinf_lab.planning.planner.planner import Planned
 from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.planning.schema.arguments import MAX_ITERATIONS, number, whole
 from rlinf_lab.planning.schema.json_schema import listing
+from rlinf_lab.timeline.record.clock import seconds_shown
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
@@ -129,8 +130,7 @@ class Replan:
             )
         return (
             f"Proposed: {self.proposal.shape}, {self.then:.4g} s an iteration instead of {self.now:.4g} s; switching "
-            f"takes {self.switching:.3g} s, "
-            f"paid back after {counted(math.ceil(self.payback), 'iteration')}."
+            f"takes {seconds_shown(self.switching)}, paid back after {counted(math.ceil(self.payback), 'iteration')}."
         )
 
     def _repr_html_(self) -> str:
