@@ -140,7 +140,7 @@ def _count(part: Any) -> int | None:
 def _bytes_of(part: Any, whole: bool) -> bytes | None:
     """Of an array, or a tensor in host memory: all, or some elements'. None for what has no such."""
     if isinstance(part, (np.ndarray, np.generic)):
-        if part.dtype.hasobject or not part.size:
+        if part.dtype.hasobject or not part.size or (type(part.base) is bytes and not whole):  # those cannot be changed
             return None
         if whole or part.size <= MOST:
             return part.tobytes()
