@@ -141,7 +141,7 @@ def test_ctrl_c_while_the_program_ends_is_quiet_and_leaves_nothing_behind(execut
 def test_a_driver_that_is_killed_takes_who_holds_the_interpreters_lock_with_it_also_when_it_has_forked(ends: Ends) -> None:
     """Before, such a process computed on for ever: no thread of it could see that the driver was gone. It would hold standard error open.
     What was forked has the driver's end of the stream that says so."""
-    forks = "if (forked := os.fork()) == 0:\n    os.closerange(0, 3)\n    time.sleep(600)\n    os._exit(0)\nprint(forked, flush=True)\n"
+    forks = "if (forked := os.fork()) == 0:\n    os.closerange(0, 3)\n    time.sleep(250)\n    os._exit(0)\nprint(forked, flush=True)\n"
     code, out, err = ends(f"run = main(Hogs, 'processes')\ntime.sleep(0.5)\n{forks}os.kill(os.getpid(), 9)")
     os.kill(int(out), signal.SIGKILL)  # it is still there
     assert (code, err) == (-9, "")
