@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import warm_processes
@@ -22,6 +24,10 @@ settings.register_profile("untimed", settings.default, deadline=None, suppress_h
 settings.load_profile("untimed")
 
 NURSERY = warm_processes.Nursery()
+FORKS = sys.platform == "linux" and not os.environ.get("RLINF_LAB_FRESH_PROCESSES")
+GROUPS = ("browser", "ray", "gpu")  # those on one GPU slow each other down
+#: Rooms whose files take long; what is short fills up the end.
+LASTING = tuple(f"tests/{room}/" for room in ("simulators", "notebooks", "benchmarks", "experiments", "recipes", "generation", "planning"))
 REQUIRED = {
     "browser": "RLINF_LAB_REQUIRE_BROWSER", "vllm": "RLINF_LAB_REQUIRE_VLLM", "lerobot": "RLINF_LAB_REQUIRE_LEROBOT", "warp": "RLINF_LAB_REQUIRE_WARP",
 }  # fmt: skip
@@ -29,11 +35,27 @@ REQUIRED = {
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Ray, or a browser, run one after another: two cores hold one of each."""
+    """Tests that start Ray, or a browser, run one after another: two cores hold one of each. What lasts begins first."""
     for item in items:
-        for marker in ("gpu", "ray", "browser"):  # those on one GPU slow each other down
+        for marker in GROUPS:
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.xdist_group(marker))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[int, int]:
+    marked = next((i for i, marker in enumerate(GROUPS) if item.get_closest_marker(marker)), len(GROUPS))
+    return marked, next((i for i, room in enumerate(LASTING) if item.nodeid.startswith(room)), len(LASTING))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Groups, else whole files: see `whole_files`."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from whole_files import WholeFiles
+
+    return WholeFiles(config, log)
 
 
 @pytest.hookimpl(trylast=True)
@@ -88,11 +110,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
             report.longrepr = f"skipped, but {variable} requires it: {report.longrepr}"
 
 
+@pytest.fixture
+def warm_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a program as ``python -c`` would, in a process that has imported torch already: `warm_processes.Nursery.run`."""
+    return NURSERY.run if FORKS else warm_processes.run_anew
+
+
 @pytest.fixture(autouse=True)
 def _warm_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts of the processes executor begin with torch imported, except where a test is about how they begin."""
-    anew = any(map(request.node.get_closest_marker, ("fresh", "gpu"))) or os.environ.get("RLINF_LAB_FRESH_PROCESSES")  # CUDA survives no fork
-    if sys.platform == "linux" and not anew and "rlinf_lab.runtime" in sys.modules:
+    anew = any(map(request.node.get_closest_marker, ("fresh", "gpu")))  # CUDA survives no fork
+    if FORKS and not anew and "rlinf_lab.runtime" in sys.modules:
         from rlinf_lab.runtime.executors import child
 
         monkeypatch.setattr(child, "subprocess", warm_processes.instead_of(child, NURSERY))

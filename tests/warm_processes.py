@@ -2,7 +2,8 @@
 
 What a host's process is given is what `subprocess.Popen` would give it: the code of ``python -c``, its environment, its files, this process as its
 parent. Of the library nothing is imported before, and no thread has been started, so nothing of ours is ever forked. Tests marked ``fresh`` or ``gpu`` have
-Python started anew, as the product does; so have those in which a script of its own starts a session, and all where RLINF_LAB_FRESH_PROCESSES is set.
+Python started anew, as the product does; so have all where RLINF_LAB_FRESH_PROCESSES is set. `Nursery.run` runs a script of a test so (fixture ``warm_python``);
+what such a script starts is started anew.
 
     test process ── code, environment, files (SCM_RIGHTS) ──> nursery ── fork ──> in between ── fork ──> host
                  <──────────── the host's pid ───────────────                     ends at once: the host's parent is then the test process (`_reaping`)
@@ -22,6 +23,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,20 +43,37 @@ class Nursery:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
-    def popen(self, command: Sequence[str], stdin: int, pass_fds: Sequence[int], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """As `subprocess.Popen` of ``[python, "-c", code]``, whose methods the returned object has."""
-        _, option, code = command
+    def popen(
+        self, command: Sequence[str], stdin: int, pass_fds: Sequence[int], env: Mapping[str, str], cwd: str | Path = ".", out: int = 1, err: int = 2
+    ) -> subprocess.Popen[bytes]:
+        """As `subprocess.Popen` of ``[python, "-c", code, *arguments]``, whose methods the returned object has."""
+        _, option, code, *arguments = command
         assert option == "-c" and stdin == subprocess.DEVNULL
         limits = {limit: resource.getrlimit(limit) for limit in LIMITS}
-        told = pickle.dumps((code, list(pass_fds), dict(env), str(Path.cwd()), os.sched_getaffinity(0), limits))
+        told = pickle.dumps((code, arguments, list(pass_fds), dict(env), str(Path(cwd).resolve()), os.sched_getaffinity(0), limits))
         with self._lock, _reaping():
             connection = self._connection()
-            socket.send_fds(connection, [_HEAD.pack(len(told))], [1, 2, *pass_fds])
+            socket.send_fds(connection, [_HEAD.pack(len(told))], [out, err, *pass_fds])
             connection.sendall(told)
             answer = connection.recv(_HEAD.size, socket.MSG_WAITALL)
         assert len(answer) == _HEAD.size, "the process that forks has ended: see its standard error. Next: RLINF_LAB_FRESH_PROCESSES=1"
         (pid,) = _HEAD.unpack(answer)
         return _handle(command, pid)
+
+    def run(self, code: str, *arguments: str, cwd: str | Path = ".", env: Mapping[str, str] | None = None, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+        """A program as `subprocess.run` of ``python -c`` would run it, and what it has said. Raises `subprocess.TimeoutExpired`, and ends it."""
+        command = [sys.executable, "-c", code, *arguments]
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            process = self.popen(command, subprocess.DEVNULL, (), env or os.environ, cwd, out.fileno(), err.fileno())
+            try:
+                process.wait(timeout)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(command, process.returncode, out.read(), err.read())
 
     def _connection(self) -> socket.socket:
         if self._socket is None:
@@ -69,6 +88,12 @@ class Nursery:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def run_anew(code: str, *arguments: str, cwd: str | Path = ".", env: Mapping[str, str] | None = None, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """What `Nursery.run` does, by Python started anew."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
 
 
 @contextlib.contextmanager
@@ -129,19 +154,26 @@ def _main(connection: socket.socket) -> str | None:
 
 def _become(told: tuple[Any, ...], files: list[int]) -> str:
     """Be as if started anew."""
-    code, numbers, environment, folder, processors, limits = told
+    code, arguments, numbers, environment, folder, processors, limits = told
     _place(dict(zip([1, 2, *numbers], files, strict=True)))
+    before = _searched(os.environ)
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:] = ["", *_searched(environment), *(path for path in sys.path[1:] if path not in before)]
     os.chdir(folder)
     os.sched_setaffinity(0, processors)
     for limit, values in limits.items():
         resource.setrlimit(limit, values)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.modules["numpy"].random.seed()  # or all would draw the same numbers
-    sys.argv = ["-c"]
+    sys.argv = ["-c", *arguments]
     sys.modules["__main__"] = types.ModuleType("__main__")
     return code
+
+
+def _searched(environment: Mapping[str, str]) -> list[str]:
+    """Folders that are told to Python before its own."""
+    return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def _place(files: dict[int, int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,14 +50,9 @@ def is_itself(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 @pytest.mark.parametrize("room", READS)
 def test_private_attributes_of_other_modules_are_read_nowhere_new(room: str) -> None:
-    found = {str(path.relative_to(PACKAGE)): list(reads(parsed(path))) for path in sorted((PACKAGE / room).rglob("*.py"))}
+    found = {str(path.relative_to(PACKAGE)): list(reads(ast.parse(path.read_text()))) for path in sorted((PACKAGE / room).rglob("*.py"))}
     count = sum(map(len, found.values()))
     shown = "\n".join(f"{path} {read}" for path, lines in found.items() for read in lines)
     assert count <= READS[room], f"{count} in {room}, {READS[room]} before. Next: give the part what it uses, or a method.\n{shown}"

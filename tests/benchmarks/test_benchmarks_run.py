@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,22 +49,15 @@ def _of_the_readme(word: str) -> str:
     return next(example for example in examples if word in example)
 
 
-def test_the_readme_example_runs() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _of_the_readme("lab.Workflow")], capture_output=True, text=True, timeout=120
-    )
+def test_the_readme_example_runs(warm_python: Any) -> None:
+    done = warm_python(_of_the_readme("lab.Workflow"))
     # Source read from a string cannot be inspected; the safe answer (compute first) must still give the right result.
     assert done.returncode == 0, done.stderr[-2000:]
     assert "[328350, 328350, 328350, 328350, 328350]" in done.stdout and "starved" in done.stdout
 
 
-def test_the_readme_trains(tmp_path: Path) -> None:
-    code = _of_the_readme("lab.train").replace("100_000", "2_000") + "print(policy)\n"
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
+def test_the_readme_trains(tmp_path: Path, warm_python: Any) -> None:
+    done = warm_python(_of_the_readme("lab.train").replace("100_000", "2_000") + "print(policy)\n", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "95 % interval" in done.stdout and "gamma=0.9" in done.stdout and "TrainedPolicy" in done.stdout
     assert (tmp_path / "runs/cartpole/policy.safetensors").exists()

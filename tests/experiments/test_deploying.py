@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +75,7 @@ def test_predict_is_in_the_bounds_of_the_environment_and_act_in_those_of_make_ve
 SCRIPT = """
 import os, signal
 import rlinf_lab as lab
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background of a shell has it ignored
 def tell(row):
     if row["iteration"] == 2: os.kill(os.getpid(), signal.{signal})
 lab.train("ppo", "CartPole-v1", iterations=10_000, num_envs=2, n_steps=16, batch_size=32, n_epochs=1, plan=None, progress=False, folder="kept",
@@ -116,12 +113,9 @@ def test_observations_are_taken_as_the_environment_gives_them(space: dict[str, A
 
 
 @pytest.mark.parametrize(("asked", "sent", "wait", "status"), [(True, "SIGTERM", ".wait()", 143), (False, "SIGINT", "", 0)])
-def test_a_script_that_is_told_to_end_writes_its_state(tmp_path: Path, asked: bool, sent: str, wait: str, status: int) -> None:
+def test_a_script_that_is_told_to_end_writes_its_state(tmp_path: Path, warm_python: Any, asked: bool, sent: str, wait: str, status: int) -> None:
     """SIGINT comes while it waits at its exit, after its last line."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(signal=sent, asked=asked, wait=wait)], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    done = warm_python(SCRIPT.format(signal=sent, asked=asked, wait=wait), cwd=tmp_path)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "kept" / "learner.safetensors").exists() and '"state": "stopped"' in (tmp_path / "kept" / "run.json").read_text()

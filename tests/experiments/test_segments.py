@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,9 +88,8 @@ for number in range(1, 100):
 
 
 @pytest.mark.parametrize("changes", [9, 46, 83])  # of files, before the process is killed: while a segment, a state, an old one is the next
-def test_a_process_that_is_killed_leaves_a_whole_buffer(tmp_path: Path, changes: int) -> None:
-    code = KILLED.format(here=str(Path(__file__).parent), folder=str(tmp_path), changes=changes)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120)
+def test_a_process_that_is_killed_leaves_a_whole_buffer(tmp_path: Path, warm_python: Any, changes: int) -> None:
+    done = warm_python(KILLED.format(here=str(Path(__file__).parent), folder=str(tmp_path), changes=changes))
     assert done.returncode == -signal.SIGKILL, done.stderr
     folder = RunFolder(tmp_path)
     found = folder.state()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_real_simulators
+import test_maniskill_batched
 import test_warp
 
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError
@@ -96,7 +96,7 @@ def test_no_adapter_is_left_out() -> None:
     """Who announces one adds it here, or to a file whose test checks it."""
     elsewhere = {
         "libero": test_libero_says_what_to_fetch,
-        "maniskill": test_real_simulators.test_maniskill_keeps_the_contract_with_and_without_vulkan,
+        "maniskill": test_maniskill_batched.test_maniskill_keeps_the_contract_without_vulkan,
         "mjlab": test_warp.test_mjlabs_lift_keeps_the_contract,
         "warp": test_warp.test_both_engines_keep_the_contract,
     }

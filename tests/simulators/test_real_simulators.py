@@ -66,33 +66,6 @@ def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) ->
         make_vec("metaworld/button-press-v3")
 
 
-# In a process of its own: the adapter may replace parts of SAPIEN, and other tests must not see that.
-MANISKILL = """
-import sys
-from rlinf_lab.vecenv import check_env, make_vec
-for task in sys.argv[1:]:
-    check_env(lambda: make_vec(f"maniskill/{task}", 2, 6))
-env = make_vec("maniskill/PushCube-v1", 1)
-assert (env.spec.observation_space.shape, env.spec.action_space.shape, env.spec.max_episode_steps) == ((35,), (8,), 50), env.spec
-try:
-    make_vec("maniskill/PushCub-v1")
-except LookupError as error:
-    assert "Did you mean 'maniskill/PushCube-v1'" in str(error)
-print("kept", env.spec.renders)
-"""
-
-
-@pytest.mark.parametrize("icd", [pytest.param(None, marks=pytest.mark.long), "/nonexistent.json"])
-def test_maniskill_keeps_the_contract_with_and_without_vulkan(icd: str | None) -> None:
-    environment = {k: v for k, v in os.environ.items() if k not in ("RLINF_LAB_VULKAN", "VK_ICD_FILENAMES")}
-    if icd is not None:
-        environment["VK_ICD_FILENAMES"] = icd
-    tasks = ["PushCube-v1"] if icd else ["PickCube-v1", "PullCube-v1", "RollBall-v1", "MS-CartpoleBalance-v1"]  # the last two one by one, as ManiSkill does
-    done = subprocess.run([sys.executable, "-c", MANISKILL, *tasks], capture_output=True, text=True, env=environment, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip().split("\n")[-1] in (("kept True", "kept False") if icd is None else ("kept False",))
-
-
 @pytest.mark.long
 def test_a_scene_that_needs_a_renderer_says_so_where_there_is_none() -> None:
     script = """

@@ -45,6 +45,7 @@ from rlinf_lab.planning.profile.parts import (
 )  # fmt: skip
 from rlinf_lab.planning.schema.files import json_in, read_text, write_text
 from rlinf_lab.planning.schema.json_schema import known, listing, read
+from rlinf_lab.timeline.record.clock import seconds_shown
 
 
 @with_old_names({"unit": "group_size"})
@@ -116,7 +117,7 @@ class Profile(ProfileFields):
         return max(fed or made, default=1)
 
     def scaled(self, worker: str, factor: float) -> Profile:
-        """A copy in which every second of a worker's samples is multiplied: an error of measurement, or a faster
+        """A copy in which every second of a worker's samples is multiplied. An error of measurement, or a faster
         device.
         """
         known("worker", worker, self.workers, "profile.workers")
@@ -164,8 +165,9 @@ class Profile(ProfileFields):
 
         rows = "".join(
             f"<tr><th style='text-align:left'>{escape(n)}</th><td>{w.kind}</td><td>{len(w.samples)}</td>"
-            f"<td>{' to '.join(dict.fromkeys(f'{of(s.seconds for s in w.samples):.4g}' for of in (min, max)))} s</td>"
-            f"<td>{w.memory.resident_gib:.4g} GiB</td><td>{w.onload_s:.4g} / {w.offload_s:.4g} s</td></tr>"
+            f"<td>{' to '.join(dict.fromkeys(seconds_shown(of(s.seconds for s in w.samples)) for of in (min, max)))}"
+            f"</td><td>{w.memory.resident_gib:.4g} GiB</td>"
+            f"<td>{seconds_shown(w.onload_s)} / {seconds_shown(w.offload_s)}</td></tr>"
             for n, w in self.workers.items()
         )
         head = "".join(
