@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,8 @@ def test_spans_of_a_device_may_hop_between_lanes(spans: list[tuple[int, int, int
     trace = opened_trace(tmp_path, *(event("gen", start, end - start, lane) for lane, start, end in spans))
     profile = lab.planning.profile_from_trace(trace, {"a": "gen"}, 64, [], devices={"a": devices})
     assert (profile.workers["a"].samples[0].devices, seconds(profile)["a"]) == (devices, pytest.approx(took))
+    most = max(Counter(lane for lane, *_ in spans).values())
+    assert any(f"(on a lane: a {most} spans)" in note for note in profile.notes) == (most > 1)
 
 
 def test_time_does_not_count_for_two_workers(tmp_path: Path) -> None:

@@ -53,18 +53,9 @@ def test_drift_proposes_a_plan_with_its_payback() -> None:
     assert [(d.worker, d.factor) for d in found.drifts if d.sustained] == [("b", pytest.approx(0.1, rel=1e-3))]
     assert found.proposal is not None and found.now > found.then == pytest.approx(plan(truth, 8).best.candidate.seconds, rel=0.02)
     assert found.now == pytest.approx(run_of(best, truth).iterations()["seconds"].iloc[-1], rel=0.02)
+    assert found.promised == best.seconds == found.to_dict()["iteration"]["promised_s"] > found.now
     assert found.switching == pytest.approx(21.0) and found.payback == pytest.approx(21 / (found.now - found.then)) == found.to_dict()["payback_iterations"]
     assert "Proposed: " in repr(found) and "paid back after" in found._repr_html_() and found.proposal.execution.validate(found.proposal.graph) is None
-
-
-def test_what_the_plan_said_and_what_it_takes_with_its_workers_as_measured_are_both_shown() -> None:
-    best = plan(chain(), 8).best
-    found = replan(run_of(best, chain(a=20.0)), best)
-    assert found.promised == best.seconds == found.to_dict()["iteration"]["promised_s"] and best.seconds < 0.9 * found.now
-    assert found.elapsed.expected == pytest.approx(found.elapsed.measured, rel=0.02)
-    off = round(100 * (found.elapsed.measured / best.seconds - 1))
-    for said in (repr(found), found._repr_html_()):
-        assert f"{best.seconds:.4g}" in said and f"{found.elapsed.measured:.4g}" in said and f"+{off} %" in said and f"{found.elapsed.expected:.4g}" in said
 
 
 def test_a_passing_disturbance_is_no_drift() -> None:
