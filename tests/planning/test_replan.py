@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mock_runs import run, run_of, under
 from sweeps import sweep
-from timed_flows import Timed, timed
+from timed_flows import Timed, cell, timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
@@ -231,6 +231,16 @@ def test_a_worker_of_some_iterations_counts_with_its_share() -> None:
     found = lab.replan(done, best)
     drift = next(d for d in found.drifts if d.worker == "evaluator")
     assert drift.percent == "0 %" and not drift.sustained and not found.elapsed.sustained
+
+
+@pytest.mark.parametrize(("sims", "policies"), [(1, 3), (2, 3), (2, 4)])
+def test_of_more_ranks_than_tokens_each_is_expected_to_take_what_it_took(sims: int, policies: int) -> None:
+    flow, devices = cell(0.01, 0.02, 6), [f"cpu:{i}" for i in range(sims + policies)]
+    seats = {"sim": [[i] for i in range(sims)], "policy": [[sims + i] for i in range(policies)]}
+    plan = lab.ExecutionPlan("by hand", devices, seats, {"obs": 1})
+    timeline = run(flow, plan).timeline
+    found = lab.replan(timeline, lab.planning.planned(flow, plan, lab.planning.profile_from_run(flow, plan, timeline)))
+    assert [d.percent for d in found.drifts] == ["0 %", "0 %"] and not found.elapsed.sustained, found
 
 
 # --- plans are compared by what the scheduler takes -----------------------------------------------------------------
