@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from built import timeline_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -146,18 +147,13 @@ def test_of_a_long_timeline_the_last_iterations_are_replayed(monkeypatch: pytest
 
 def between_processes(run_ns: int, count: int = 6) -> Timeline:
     """As a run in two processes records it: items are worked on, put, travel, and are taken; the taker needs but 2 ns."""
-    recorder, timeline = Recorder(), Timeline()
-    maker, taker, way = recorder.track("maker", 0, ("cpu:0",)), recorder.track("taker", 0, ("cpu:1",)), recorder.track("host0 → host1", 0)
-    names, channel, taken = [recorder.name(n) for n in ("make", "take", "stream")], recorder.channel("c"), 0
+    maker, taker, rows, taken = ("maker", 0, ("cpu:0",)), ("taker", 0, ("cpu:1",)), [], 0
     for item in range(count):
         put = run_ns * (item + 1)
-        recorder.add(maker, SpanKind.RUN, names[0], put - run_ns, put, 0)
-        recorder.add(maker, SpanKind.PUT, names[0], put, put, 0, 1, 0, channel, item)
-        recorder.add(way, SpanKind.TRANSFER, names[2], put + 1, put + 3, 0, 1, 8, channel)
-        recorder.add(taker, SpanKind.GET, names[1], taken, put + 4, 0, 1, 0, channel, item)
-        recorder.add(taker, SpanKind.RUN, names[1], put + 4, taken := put + 6, 0)
-    timeline.extend(recorder.drain())
-    return timeline
+        rows += [(*maker, SpanKind.RUN, put - run_ns, put, 0), (*maker, SpanKind.PUT, put, put, 0, "c", item, 1)]
+        rows += [("host0 → host1", 0, (), SpanKind.TRANSFER, put + 1, put + 3, 0, "c", -1, 1), (*taker, SpanKind.GET, taken, put + 4, 0, "c", item, 1)]
+        rows.append((*taker, SpanKind.RUN, put + 4, taken := put + 6, 0))
+    return timeline_of(*rows)
 
 
 def test_what_travels_leaves_when_it_is_put() -> None:
@@ -166,15 +162,9 @@ def test_what_travels_leaves_when_it_is_put() -> None:
 
 
 def test_the_clock_may_begin_anywhere() -> None:
-    batches = []
-    for zero in (0, -1000):
-        recorder = Recorder()
-        for i in range(20):  # in turns on one device
-            recorder.add(recorder.track(f"w{i % 2}", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("m"), zero + i * 10, zero + i * 10 + 10)
-        batches.append(recorder.drain())
-    first, second = Timeline(), Timeline()
-    first.extend(batches[0])
-    second.extend(batches[1])
+    first, second = (  # in turns on one device
+        timeline_of(*((f"w{i % 2}", 0, ("cpu:0",), SpanKind.RUN, zero + i * 10, zero + i * 10 + 10) for i in range(20))) for zero in (0, -1000)
+    )
     assert list(first.gains()["seconds"]) == list(second.gains()["seconds"]) and (first.gains()["seconds"] > 0).all()
 
 
@@ -186,40 +176,25 @@ def test_groups_side_by_side_are_as_one_by_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_brought_to_a_device_is_no_faster() -> None:
-    recorder = Recorder("here")
-    for worker, start in (("a", 0), ("b", 14)):
-        track = recorder.track(worker, 0, ("cpu:0",))
-        recorder.add(track, SpanKind.ONLOAD, recorder.name("onload"), start, start + 10, 0)
-        recorder.add(track, SpanKind.RUN, recorder.name("work"), start + 10, start + 14, 0)
-    timeline = Timeline()
-    timeline.extend(recorder.drain())
+    spans = ((SpanKind.ONLOAD, 0, 10), (SpanKind.RUN, 10, 14))
+    rows = ((worker, 0, ("cpu:0",), kind, zero + a, zero + b, 0) for worker, zero in (("a", 0), ("b", 14)) for kind, a, b in spans)
+    timeline = timeline_of(*rows)
     assert (timeline.gains(2)["seconds"] * 1e9).tolist() == [2, 2]
 
 
-def one_after_another(recorder: Recorder, count: int) -> None:
-    track, name = recorder.track("torch", 0, ("cpu:0",)), recorder.name("op")
-    for i in range(count):
-        recorder.add(track, SpanKind.RUN, name, i * 10, i * 10 + 9)
+Rows = Callable[[int], tuple]
+CPU = [("torch", r, (f"cpu:{r}",)) for r in (0, 1)]
+MOVES = (SpanKind.RUN, SpanKind.PUT, SpanKind.GET)
+WRITTEN: dict[str, Rows] = {
+    "one after another": lambda i: (*CPU[0], SpanKind.RUN, i * 10, i * 10 + 9),
+    "in threads": lambda i: (*CPU[i % 2], SpanKind.RUN, i * 10, i * 10 + 19),
+    "at one instant": lambda i: ("w", i % 3 + 3 * (i // 6), (), MOVES[i % 3], 90, 100, 0, "c", i // 3, 1),
+}
 
 
-def in_threads(recorder: Recorder, count: int) -> None:
-    name = recorder.name("op")
-    for i in range(count):
-        recorder.add(recorder.track("torch", i % 2, (f"cpu:{i % 2}",)), SpanKind.RUN, name, i * 10, i * 10 + 19)
-
-
-def at_one_instant(recorder: Recorder, count: int) -> None:
-    name, channel = recorder.name("m"), recorder.channel("c")
-    for i in range(count):
-        kind = (SpanKind.RUN, SpanKind.PUT, SpanKind.GET)[i % 3]
-        recorder.add(recorder.track("w", i % 3 + 3 * (i // 6)), kind, name, 90, 100, 0, 1, 0, channel, i // 3)
-
-
-def steps_of(write: Callable[[Recorder, int], None], count: int) -> int:
+def steps_of(row: Rows, count: int) -> int:
     """Lines that `gains` runs in its room of the house for a timeline of so many spans."""
-    recorder, timeline, steps = Recorder(), Timeline(), 0
-    write(recorder, count)
-    timeline.extend(recorder.drain())
+    timeline, steps = timeline_of(*map(row, range(count))), 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal steps
@@ -235,22 +210,18 @@ def steps_of(write: Callable[[Recorder, int], None], count: int) -> int:
     return steps
 
 
-@pytest.mark.parametrize("write", [one_after_another, in_threads, at_one_instant])
-def test_four_times_as_many_spans_take_about_four_times_as_many_steps(write: Callable[[Recorder, int], None]) -> None:
-    assert steps_of(write, 1600) < 5 * steps_of(write, 400)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_four_times_as_many_spans_take_about_four_times_as_many_steps(name: str) -> None:
+    assert steps_of(WRITTEN[name], 1600) < 5 * steps_of(WRITTEN[name], 400)
 
 
 def handed(puts: list[tuple[int, int]], gets: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """Pairs (get, put) by their place among the ``gets`` (start, end, items) and ``puts`` (start, end) of one channel, in order."""
-    recorder, timeline = Recorder(), Timeline()
-    channel, name = recorder.channel("c"), recorder.name("m")
-    for flow, (start, end) in enumerate(puts):
-        recorder.add(recorder.track("w", 0), SpanKind.PUT, name, start, end, 0, 1, 0, channel, flow)
-    flow = 0
+    rows, flow = [("w", 0, (), SpanKind.PUT, *put, 0, "c", i, 1) for i, put in enumerate(puts)], 0
     for start, end, items in gets:
-        recorder.add(recorder.track("v", 0), SpanKind.GET, name, start, end, 0, items, 0, channel, flow)
+        rows.append(("v", 0, (), SpanKind.GET, start, end, 0, "c", flow, items))
         flow += items
-    timeline.extend(recorder.drain())
+    timeline = timeline_of(*rows)
     return [(get - len(puts), put) for get, put in zip(*(rows.tolist() for rows in cut_short(timeline.spans)), strict=True)]
 
 
