@@ -43,7 +43,7 @@ def lengths_from_completion(lengths: Lengths, ratio: float | None, share: float)
 
 
 def _by_context(grid: np.ndarray, running: np.ndarray, lengths: Lengths, ratio: float) -> np.ndarray:
-    """``alpha · (1 + ratio · running · context)``. Heun's method inside a bisection on alpha."""
+    """Rates of ``alpha · (1 + ratio · running · context)``. Heun's method runs inside a bisection on alpha."""
     step = float(grid[1])
     low, high = 0.0, float(grid[-1]) / lengths.max_tokens
     tokens = np.zeros_like(grid)

@@ -1,5 +1,5 @@
-"""Seconds of a micro-batch of items; inf where it cannot be. For every stage, granularity, number of devices, and
-co-location on the same devices.
+"""Seconds of a micro-batch for every stage, granularity, number of devices, and co-location. Co-location is on the same
+devices; seconds are inf where it cannot be.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Tables:
         )
 
     def _of_one(self, name: str, grains: np.ndarray, colocated: Colocated) -> np.ndarray:
-        """Of a worker that is no part of a cell. Made once for all who leave it as much memory, or enough, and beside
-        whom it was measured alike.
+        """The seconds of a worker that is no part of a cell. They are made once for all who leave it as much memory, or
+        enough, and beside whom it was measured alike.
         """
         setting, left = self.setting, list[float]()
         if setting.profile.workers[name].resource == "host":
@@ -220,8 +220,8 @@ class Tables:
         items: np.ndarray,
         beside: frozenset[str] = NOBODY,
     ) -> np.ndarray:
-        """Seconds of one micro-batch of so many items, shape (grains, devices). The mean of those of the calls that a
-        run makes of all micro-batches.
+        """Seconds of one micro-batch of so many items, shape (grains, devices). They are the mean of those of the calls
+        that a run makes of all micro-batches.
         """
         if name in self.setting.sources and isinstance(model, BatchModel):
             return model.of_a_part(devices, self.setting.profile.items, 2.0 ** grains[:, None], beside)

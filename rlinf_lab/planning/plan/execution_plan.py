@@ -399,8 +399,8 @@ class ExecutionPlan:
         return cls._parsed(read_text(path, "plan", PlanError), f"The plan {str(path)!r}")
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON. To be edited, read again by `load`, and simulated (`rlinf-lab simulate --plan FILE.json`,
-        `lab.planning.planned`).
+        """Write it as JSON, which can be edited, read by `load`, and simulated. The last is done by `rlinf-lab simulate
+        --plan FILE.json` or `lab.planning.planned`.
         """
         write_text(path, self.to_json(), "plan", PlanError)
 
@@ -467,7 +467,9 @@ class ExecutionPlan:
         return [(what, text) for what, text in found if text]
 
     def _memory(self) -> str:
-        """In words. As in ``a 1, b 1 + 2 at work; a device has 2 units: in turns a, b``."""
+        """The units of memory and turns in words. Example: ``a 1, b 1 + 2 at work; a device has 2 units: time-shared a,
+        b``.
+        """
         units = [(w, self.memory.get(w, 0), self.working.get(w, 0)) for w in self.placements]
         held = ", ".join(f"{w} {n}" + f" + {more} at work" * bool(more) for w, n, more in units if n or more)
         if self.device_memory is None:
@@ -552,7 +554,7 @@ def _spread(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any)
 
 
 def _by_new_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    """What a file says, with fields by the names that they have now. Also within ``origin``."""
+    """What a file says, with fields by their present names, also within ``origin``."""
     found = (
         {OLD_NAMES.get(key, key): value for key, value in data.items()}
         if set(data).isdisjoint(OLD_NAMES.values())
@@ -566,8 +568,8 @@ def _by_new_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
 def _cell_micro_batches(
     graph: WorkflowGraph, tokens: Mapping[str, int], ranks: Mapping[str, int], whole: bool
 ) -> dict[str, int]:
-    """Micro-batches inside a cell. All tokens in flight, divided among the consumer's ranks (phases alternate), or one
-    by one (each unit advances on its own).
+    """Micro-batches inside a cell. They are all tokens in flight, divided among the consumer's ranks (phases
+    alternate), or one by one (each unit advances on its own).
     """
     micro_batches: dict[str, int] = {}
     for edge in graph.edges:
@@ -601,7 +603,9 @@ def _table(plan: ExecutionPlan) -> str:
 
 
 def _taking_turns(plan: ExecutionPlan, graph: WorkflowGraph) -> dict[str, int]:
-    """Micro-batches of a plan of turns. Everything is there before a worker begins on devices of its producer."""
+    """Micro-batches of a plan in which workers on common devices take turns. Everything is there before a worker begins
+    on devices of its producer.
+    """
     pairs = itertools.combinations(plan.placements, 2)
     shared = {frozenset(pair) for pair in pairs if plan.devices_of(pair[0]) & plan.devices_of(pair[1])}
     every = len(plan.placements) * (len(plan.placements) - 1) // 2

@@ -1,4 +1,4 @@
-"""Ranks that come to their devices and leave them, in virtual time. Also what of weights that several hold moves then.
+"""Ranks that come to their devices and leave them, in virtual time. Weights that several hold move only in part then.
 
 The rules of `workers.residence`: what who leaves holds together with somebody who is there, or about to come, stays.
 Whoever leaves last takes it, whoever comes first brings it, and they move it one after another.
