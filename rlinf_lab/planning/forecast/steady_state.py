@@ -1,4 +1,4 @@
-"""What a forecast settles to. Without staleness its second iteration; with it, whatever comes again and again.
+"""What a forecast settles to. It is the second iteration without staleness, and with it whatever comes again and again.
 
 Where iterations overlap, a worker may get ahead for a while, until the staleness or a queue stops it: then one long
 iteration follows many short ones. So it is not enough that iterations take equally long. A run has settled when

@@ -194,8 +194,8 @@ class _Follower:
         return end
 
     def _in_turn(self, stage: int) -> list[tuple[str | None, float]]:
-        """(producer, part of the seconds) of the inputs that a stage takes in turn. One entry for all where it takes a
-        batch of each at a time.
+        """(producer, part of the seconds) of the inputs that a stage takes in turn. There is one entry for all where it
+        takes a batch of each at a time.
         """
         members = self.setting.stages[stage].members
         own = self.setting.profile.workers[members[0]].in_turn if len(members) == 1 else ()
@@ -212,8 +212,8 @@ class _Follower:
     def _arrivals(
         self, stage: int, first: int, stop: int, of: str | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """When atoms ``first`` to ``stop`` are there for a stage, and their weights. Of all producers or ``of`` one;
-        weights of all atoms have the mean 1 (None: each 1).
+        """When atoms ``first`` to ``stop`` are there for a stage, and their weights. They come from all producers or
+        ``of`` one; weights of all atoms have the mean 1 (None: each 1).
         """
         arrived, weights = np.zeros(stop - first), None
         for edge in self.setting.profile.edges:

@@ -113,9 +113,9 @@ class Budget:
     @cached_property
     def finest_call(self) -> tuple[int, ...]:
         """By stage, the finest granularity of its calls. Who is fed by groups gets whole ones, however fine the
-        micro-batches in which its consumers take what it makes. The first that is as fine as the groups are: six groups
-        come in six calls where eight micro-batches are asked for, and in three of two groups where four are (`calls`).
-        Not who generates: its calls are no micro-batches.
+        micro-batches in which its consumers take what it makes. Its granularity is the first that is as fine as the
+        groups are: six groups come in six calls where eight micro-batches are asked for, and in three of two groups
+        where four are (`calls`). Who generates is left out, for its calls are no micro-batches.
         """
         found = [0 if i in self.handed_all else self.granularities - 1 for i in range(len(self.stages))]
         for e in self.profile.edges:

@@ -26,9 +26,9 @@ PERIOD_FACTORS = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream,
 
 @dataclass(frozen=True)
 class _Alone:
-    """What co-location changes nothing of. ``items`` of a micro-batch, GiB ``needed`` and whether a number of devices
-    is ``allowed``, shape (grains, devices), and the ``seconds`` of a call beside those in whose co-location it was
-    measured.
+    """What does not change with co-location. It has ``items`` of a micro-batch, GiB ``needed`` and whether a number of
+    devices is ``allowed``, shape (grains, devices), and the ``seconds`` of a call beside those in whose co-location it
+    was measured.
     """
 
     items: np.ndarray

@@ -189,8 +189,8 @@ def micro_batch_between(placement: Placement, edge: Edge | EdgeProfile, fused: t
 
 
 def _in_cell(placement: Placement, tokens: int, consumer: Seat) -> int:
-    """Of items that circulate together: ``tokens`` of them if the cell has a whole iteration's. In its parts they are
-    as many parts, where these are alike.
+    """A consumer's micro-batch of items that circulate together. ``tokens`` are those of a cell that has all of an
+    iteration. In its parts they are as many parts, where these are alike; else it is one item.
     """
     profile, stage = placement.setting.profile, placement.setting.stages[placement.setting.home[consumer.worker]]
     first = placement.seats[head(profile, stage.members)]

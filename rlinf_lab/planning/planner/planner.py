@@ -96,8 +96,8 @@ class Planned:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Notes on who takes its devices before its input, or has one rank only. The first has them before its input is
-        there; the other may have no more ranks.
+        """Notes on who takes its devices too early, and who may have one rank only. Too early is before its input is
+        there.
         """
         placement = self.candidate.placement
         told = [

@@ -157,8 +157,8 @@ class Bounds:
 
     @cached_method
     def others(self, leaves: int) -> tuple[int, float]:
-        """(most devices of a part that has not all, fewest device seconds of everybody else). Somebody else has devices
-        beside it, in streams alone everybody else.
+        """What a part must leave to everybody else. Returns (most devices of a part that has not all, fewest device
+        seconds of everybody else): somebody else has devices beside it, in streams alone everybody else.
         """
         others = [v for v in range(len(self._areas)) if not leaves >> v & 1]
         fewest = [self._fewest[v] for v in others]

@@ -85,8 +85,8 @@ def mode(tree: Tree) -> str:
 
 
 def shape(tree: Tree, names: Sequence[str]) -> str:
-    """Who shares and who streams, without numbers. ``(rollout | reward) > learner``; `>` one after another, `|` at the
-    same time.
+    """Who shares and who streams, without numbers. An example is ``(rollout | reward) > learner``; `>` is one after
+    another, `|` at the same time.
     """
     if isinstance(tree, Leaf):
         return names[tree.worker]
