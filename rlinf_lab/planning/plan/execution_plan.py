@@ -399,8 +399,8 @@ class ExecutionPlan:
         return cls._parsed(read_text(path, "plan", PlanError), f"The plan {str(path)!r}")
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, which can be edited, read by `load`, and simulated. The last is done by `rlinf-lab simulate
-        --plan FILE.json` or `lab.planning.planned`.
+        """Write it as JSON, to be edited, read again by `load`, and simulated. The last is done by
+        `rlinf-lab simulate --plan FILE.json` and `lab.planning.planned`.
         """
         write_text(path, self.to_json(), "plan", PlanError)
 
@@ -467,9 +467,7 @@ class ExecutionPlan:
         return [(what, text) for what, text in found if text]
 
     def _memory(self) -> str:
-        """The units of memory and turns in words. Example: ``a 1, b 1 + 2 at work; a device has 2 units: time-shared a,
-        b``.
-        """
+        """In words. ``a 1, b 1 + 2 at work; a device has 2 units: time-shared a, b`` is an example."""
         units = [(w, self.memory.get(w, 0), self.working.get(w, 0)) for w in self.placements]
         held = ", ".join(f"{w} {n}" + f" + {more} at work" * bool(more) for w, n, more in units if n or more)
         if self.device_memory is None:
@@ -603,9 +601,7 @@ def _table(plan: ExecutionPlan) -> str:
 
 
 def _taking_turns(plan: ExecutionPlan, graph: WorkflowGraph) -> dict[str, int]:
-    """Micro-batches of a plan in which workers on common devices take turns. Everything is there before a worker begins
-    on devices of its producer.
-    """
+    """Micro-batches of a plan of turns. Everything is there before a worker begins on devices of its producer."""
     pairs = itertools.combinations(plan.placements, 2)
     shared = {frozenset(pair) for pair in pairs if plan.devices_of(pair[0]) & plan.devices_of(pair[1])}
     every = len(plan.placements) * (len(plan.placements) - 1) // 2
