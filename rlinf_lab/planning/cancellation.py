@@ -1,4 +1,4 @@
-"""Long searches and forecasts end early when nobody waits for them any more: between two steps of theirs they look
+"""Long searches and forecasts end early when nobody waits for them any more. Between two steps of theirs they look
 whether they are wanted.
 
 >>> with as_long_as(lambda: newest == mine):

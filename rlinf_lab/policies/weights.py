@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,11 @@ class PolicyWeights:
     arrays: dict[str, NDArray]
     version: int = 0
     """how many updates went into them; 0: as initialised"""
+
+    @classmethod
+    def fixed(cls, arrays: Mapping[str, NDArray], version: int) -> PolicyWeights:
+        """Copies that nobody can write into: a transport needs not look whether somebody has."""
+        return cls({key: np.ndarray(a.shape, a.dtype, a.tobytes()) for key, a in arrays.items()}, version)
 
     @property
     def nbytes(self) -> int:

@@ -50,7 +50,8 @@ class Timeline(SpanStore):
         return tables.rows_of(self.snapshot())
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per span, in order of arrival: worker, rank, devices, host, kind, name, start_ns, end_ns, …"""
+        """One row per span, in order of arrival. Columns: worker, rank, devices, host, kind, name, start_ns, end_ns, …
+        """
         return tables.to_pandas(self.snapshot())
 
     def sql(self, query: str) -> pd.DataFrame:
@@ -75,7 +76,7 @@ class Timeline(SpanStore):
         return tables.counters(self.snapshot())
 
     def depths(self) -> pd.DataFrame:
-        """How many items wait in each channel: one row whenever that changes, with channel, time_ns, seconds (since the
+        """How many items wait in each channel. One row whenever that changes, with channel, time_ns, seconds (since the
         start) and depth (items).
 
         Exact, from the spans: put until then less taken until then, 0 at least (clocks of several hosts differ a
@@ -85,7 +86,7 @@ class Timeline(SpanStore):
         return depths.depths(self.snapshot())
 
     def iterations(self) -> pd.DataFrame:
-        """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap,
+        """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed. Where iterations overlap,
         seconds from the end of those before.
         """
         return tables.iterations(self.snapshot())
@@ -105,7 +106,7 @@ class Timeline(SpanStore):
         return self._ledger.account(self.snapshot())
 
     def busy(self) -> pd.DataFrame:
-        """One row per device: device, ns, seconds, share of the elapsed time that a RUN span covers."""
+        """One row per device. Columns: device, ns, seconds, share of the elapsed time that a RUN span covers."""
         return bubbles.busy(self.accounting())
 
     def utilisation(self) -> pd.Series[float]:
@@ -131,7 +132,7 @@ class Timeline(SpanStore):
         return critical.critical_path(self.snapshot(), by)
 
     def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
-        """What would be gained if each worker were ``times`` as fast: seconds and share of the elapsed time; largest
+        """What would be gained if each worker were ``times`` as fast. Seconds and share of the elapsed time; largest
         first.
 
         ``by``: worker, rank, name or a list of those. The recorded spans are replayed with those of one row shortened,
@@ -173,8 +174,8 @@ class Timeline(SpanStore):
 
     @classmethod
     def open(cls, path: str | Path | Sequence[str | Path]) -> Self:
-        """A timeline from a file or a folder: `to_parquet`, Chrome trace JSON of any tool (`to_perfetto`), or
-        the folder of a training run.
+        """A timeline from a file or a folder. `to_parquet`, Chrome trace JSON of any tool (`to_perfetto`), or the
+        folder of a training run.
 
         Several files are Chrome traces of the ranks of one run, and become one timeline.
         Raises `TimelineError` for a file that is not there, damaged, cut off, or of something else.

@@ -1,4 +1,4 @@
-"""Work for a widget in a thread beside the kernel's own: what is newly asked has what runs given up
+"""Work for a widget in a thread beside the kernel's own. What is newly asked has what runs given up
 (`planning.cancellation`), so nothing waits for it.
 """
 
@@ -50,7 +50,7 @@ class Aside:
             self._do(work, mine)
 
     def _do(self, work: Callable[[], object], mine: int) -> None:
-        """An error is shown as that of any thread, and what waits is done all the same."""
+        """An error is shown as that of any thread. What waits is done all the same."""
         with suppress(Abandoned), as_long_as(lambda: self._generation == mine):
             try:
                 work()

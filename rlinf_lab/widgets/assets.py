@@ -1,4 +1,4 @@
-"""The JavaScript of the widgets: plain ES modules in `static/`, joined into the one file that anywidget takes."""
+"""The JavaScript of the widgets. Plain ES modules in `static/` are joined into the one file that anywidget takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXPORT = re.compile(r"^export (?=(?:const|let|function|class|async)\b)", re.MUL
 
 @cache
 def module(*names: str) -> str:
-    """The files ``names`` of `static/` as one module: imports between them go, only the last one's default export
+    """The files ``names`` of `static/` as one module. Imports between them go, only the last one's default export
     stays.
     """
     parts = []

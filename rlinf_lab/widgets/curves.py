@@ -1,4 +1,4 @@
-"""The learning curve: success and return over environment steps, a dotted line where the plan changes."""
+"""The learning curve: success and return over environment steps. A dotted line stands where the plan changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard of a run: one widget, fed from a background thread, laid out for a laptop's screen."""
+"""The dashboard of a run. One widget, fed from a background thread, laid out for a laptop's screen."""
 
 from __future__ import annotations
 
@@ -248,7 +248,8 @@ class Dashboard(PushedWidget):
         self._callbacks.append(callback)
 
     def on_sample(self, sample_of: SampleOfBar) -> None:
-        """Ask ``sample_of(worker, rank, start_ns)`` what a clicked bar shows: a mapping of names to values, or None.
+        """Ask ``sample_of(worker, rank, start_ns)`` what a clicked bar shows. It gives a mapping of names to values, or
+        None.
 
         It runs in the kernel's comm thread.
         """
@@ -331,7 +332,7 @@ class Dashboard(PushedWidget):
 def _of_bar(
     sample_of: SampleOfBar | None, feed: TimelineFeed | None, asked: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The answer to a page that asks for the sample of a bar, ``start`` ns after the origin."""
+    """The answer to a page that asks for the sample of a bar. The bar begins ``start`` ns after the origin."""
     worker, rank, start = (asked.get(key) for key in ("worker", "rank", "start"))
     origin = feed.origin_ns if feed is not None else None
     known = isinstance(worker, str) and isinstance(rank, int) and isinstance(start, (int, float))
@@ -348,12 +349,12 @@ def _worded(value: object) -> str:
 
 
 def _sayable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of metrics as JSON can hold it: numbers of any library as Python's, what diverged as text."""
+    """A row of metrics as JSON can hold it. Numbers of any library become Python's, what diverged becomes text."""
     return {key: _number(value) if isinstance(value, Real) else value for key, value in row.items()}
 
 
 def _plain(value: Any) -> Any:
-    """A number of any library as JSON can hold it, None for one that is not finite; anything else as it is."""
+    """A number of any library as JSON can hold it. None for one that is not finite; anything else stays as it is."""
     if type(value) in (str, bool, int, list, dict) or not isinstance(value, Real):
         return value
     number = _number(value)

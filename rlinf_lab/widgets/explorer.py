@@ -76,8 +76,8 @@ class PlanExplorer(PushedWidget):
 
     # --- asking ------------------------------------------------------------------------------------------------
     def ask(self, simulate: bool = True, **changes: Any) -> Plans:
-        """Change fields of the question (`planning.adapt.whatif.Question`: ``items=``, ``memory_gib=`` ...) and show
-        the answer, which is returned.
+        """Change fields of the question and show the answer, which is returned. Fields: those of
+        `planning.adapt.whatif.Question` (``items=``, ``memory_gib=`` ...).
 
         ``devices``: how many, or how many of each kind; ``memory_gib``: of all kinds, or of some; ``speed``: of some
         workers, ``{"rollout": 2.0}`` for twice as fast. Raises `PlanError`

@@ -39,8 +39,8 @@ DIVERGED = ("NaN", "∞", "−∞")
 
 
 class Still:
-    """HTML that needs no script, and the same as a PNG: for `display_handle.update` when a run has ended. ``drawn``
-    gives what the PNG shows; None: no PNG.
+    """HTML that needs no script, and the same as a PNG. It is for `display_handle.update` when a run has ended.
+    ``drawn`` gives what the PNG shows; None: no PNG.
     """
 
     def __init__(self, html: str, text: str, drawn: Callable[[], Scene | None] = lambda: None) -> None:
@@ -48,7 +48,7 @@ class Still:
 
     @cached_property
     def scene(self) -> Scene | None:
-        """What the PNG shows; put together when it is asked for: most pictures of a run that goes on are
+        """What the PNG shows. It is put together when it is asked for: most pictures of a run that goes on are
         `without_png`.
         """
         return self._drawn()
@@ -138,8 +138,8 @@ def no_number(value: float) -> str:
 
 
 def _curves(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float]]]:
-    """(name with what it has become if that is no number, values) of each metric that is plotted and has some; what is
-    not finite is not drawn.
+    """Name and values of each metric that is plotted and has some. The name says what it has become if that is no
+    number; what is not finite is not drawn.
     """
     found = []
     for key in _keys(config["charts"], metrics):
@@ -152,7 +152,7 @@ def _curves(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
 
 
 def _keys(wished: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The metrics to plot, as static/dashboard.js finds them: the wished ones that are there ("a|b": b where no a is),
+    """The metrics to plot, as static/dashboard.js finds them. The wished ones that are there ("a|b": b where no a is),
     else the first ones there are.
     """
     known = list(
@@ -211,7 +211,7 @@ def _curve_row(curves: Sequence[tuple[str, Sequence[float]]]) -> Scene:
 
 
 def _seen(values: Sequence[float]) -> list[tuple[int, float]]:
-    """(place, value) of what a line this wide can show: the lowest and the highest of each pixel, in order."""
+    """(place, value) of what a line this wide can show. For each pixel the lowest and the highest, in order."""
     size = max(1, len(values) // _WIDTH_PX)
     if size == 1:
         return list(enumerate(values))
@@ -234,7 +234,7 @@ _STYLE = (
 
 
 def is_possible() -> bool:
-    """In a kernel whose page is Jupyter's own, as far as that can be known: others would show both."""
+    """In a kernel whose page is Jupyter's own, as far as that can be known. Others would show both."""
     if (
         "ipykernel" not in sys.modules
         or "VSCODE_PID" in os.environ
@@ -262,7 +262,7 @@ def is_update() -> bool:
 
 
 def show(still: Still, name: str, again: bool = False) -> None:
-    """In a new output, and in all those of this ``name`` that are there; ``again``: in these only."""
+    """In a new output, and in all those of this ``name`` that are there. ``again``: in these only."""
     from IPython.display import display
 
     display(

@@ -1,4 +1,4 @@
-"""What is new in a growing `Timeline`, as the browser wants it: a cursor over spans, tables, bubbles and their sums."""
+"""What is new in a growing `Timeline`, as the browser wants it. A cursor over spans, tables, bubbles and their sums."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Update:
 
 
 def message(updates: Sequence[Update]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """One message for the news of one timeline, or of two: those of the second are in ``over`` and its parts in
+    """One message for the news of one timeline, or of two. Those of the second are in ``over`` and its parts in
     ``over_...``.
     """
     content, parts = updates[0].content()
@@ -204,7 +204,7 @@ class TimelineFeed:
         return update
 
     def take_bubbles(self, at_once: bool = False) -> Update:
-        """Device time and bubbles, where it is time to look at them, or ``at_once``: of the spans that were taken, and
+        """Device time and bubbles, where it is time to look at them, or ``at_once``. Of the spans that were taken, and
         those that came since.
         """
         update = Update()
@@ -250,8 +250,8 @@ class TimelineFeed:
         self._add_samples(now.counter_samples[self._sampled :], update)
 
     def _add_known_samples(self, update: Update) -> None:
-        """Others extend the timeline meanwhile: what is there first, and then whether the page knows the names of all
-        that.
+        """Others extend the timeline meanwhile. What is there is sent first, and then whether the page knows the names
+        of all that.
         """
         fresh = self.timeline.counter_samples[self._sampled :]
         if self._shape_of(self.timeline) == self._shape:
@@ -312,14 +312,14 @@ class TimelineFeed:
         self._not_before += self._pause(time.thread_time() - began)
 
     def _pause(self, took: float) -> float:
-        """Seconds until accounting is worth it again, having taken ``took`` seconds of a core just now."""
+        """Seconds until accounting is worth it again. The last one took ``took`` seconds of a core."""
         (at, computed), self._load = self._load, (time.monotonic(), time.process_time())
         is_alone = self._load[1] - computed - took < 0.25 * (self._load[0] - at) and _a_core_is_idle()
         self._accounted += took
         return min(LATE_SECONDS, (_REST_ALONE if is_alone else _REST) * took, _REST_EARLY * self._accounted)
 
     def _marks(self, now: Timeline) -> SpanArray:
-        """Marks of iterations that have come or settled since the last look that told something, by start: not all of a
+        """Marks of iterations that are new or settled, by start. Since the last look that told something; not all of a
         long run, each time.
         """
         come = now._marks.view[self._marked :]

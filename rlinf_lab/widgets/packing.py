@@ -1,4 +1,4 @@
-"""Device time as the browser reads it: 24-byte rows, little-endian, times relative to an origin so that a double is
+"""Device time as the browser reads it. 24-byte rows, little-endian, times relative to an origin so that a double is
 exact.
 
 Spans travel as `rlinf_lab.timeline.formats.packed` lays them out.

@@ -1,5 +1,4 @@
-"""What a dashboard can be told: anything else is refused where it is pushed, for a page cannot say whose
-mistake it is.
+"""What a dashboard can be told. Anything else is refused where it is pushed, for a page cannot say whose mistake it is.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def tidy(value: Any) -> Any:
 
 
 def tidy_state(state: Any) -> Any:
-    """Fields of a state with `tidy` values: whole numbers as such (a table has 3.0), None where a text or a list is
-    meant as an empty one.
+    """Fields of a state with `tidy` values. Whole numbers become such (a table has 3.0), None an empty text or list
+    where one is meant.
     """
     if not isinstance(state, _TABLE):
         return state
@@ -175,7 +174,7 @@ def _check_state(state: object) -> None:
 
 
 def _holds(value: Any) -> bool:
-    """Whether JSON can hold it: else each page that connects would get nothing at all any more."""
+    """Whether JSON can hold it. Else each page that connects would get nothing at all any more."""
     if isinstance(value, _SIMPLE):
         return True
     try:

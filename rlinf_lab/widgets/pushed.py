@@ -1,4 +1,4 @@
-"""A widget that the kernel pushes to: numbered deltas, the whole history for a page that (re)connects.
+"""A widget that the kernel pushes to. Deltas are numbered; a page that (re)connects gets the whole history.
 
 While a cell runs, the kernel cannot answer the browser, so nothing here waits for a question.
 """
@@ -117,7 +117,7 @@ class PushedWidget(anywidget.AnyWidget):
         return {**data, "text/plain": still.text, "text/html": "<div></div>"}, metadata
 
     def renew_pictures(self, still: Still) -> None:
-        """Only the pictures above the views: a page makes no view anew for it, nor moves. Does nothing where the
+        """Only the pictures above the views. A page makes no view anew for it, nor moves. Does nothing where the
         picture is not an output of its own.
         """
         if self._has_pictures:
@@ -129,7 +129,7 @@ class PushedWidget(anywidget.AnyWidget):
         shown.update(self)
 
     def renew(self, shown: Any) -> None:
-        """Make what is stored of an output up to date: the picture is that of now. ``shown``: the output's display
+        """Make what is stored of an output up to date. The picture is that of now. ``shown``: the output's display
         handle.
         """
         shown.update(self)
@@ -140,7 +140,7 @@ class PushedWidget(anywidget.AnyWidget):
 
 @contextmanager
 def _without_shell_parent(comm: Any) -> Iterator[None]:
-    """Send so that ipykernel does not remember the sender's shell as the place to answer this comm from.
+    """Send so that ipykernel does not remember the sender's shell. It would be the place to answer this comm from.
 
     ipykernel 7 routes a message of the page to the (sub)shell that sent last on the comm. A sender that inherits the
     busy main shell would make pause and stop wait until the cell ends. Outside ipykernel this does nothing.

@@ -1,4 +1,4 @@
-"""A timeline as one HTML file that opens without a kernel, a server or a network."""
+"""A timeline as one HTML file. It opens without a kernel, a server or a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedules of a few plans as one still picture, on one axis of time: what a saved notebook shows of a
+"""The schedules of a few plans as one still picture, on one axis of time. That is what a saved notebook shows of a
 `PlanExplorer`.
 """
 

@@ -1,4 +1,4 @@
-"""A timeline in a notebook: zoom, pan, search and statistics happen in the browser, also while the kernel is busy."""
+"""A timeline in a notebook. Zoom, pan, search and statistics happen in the browser, also while the kernel is busy."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class PolicyWorker(TorchWorker):
     def _update(self, weights: Weights) -> None:
         published = weights.pull().state
         if published is not None and published.version != self.policy.version:
-            self.policy.load(published)
+            self.load_weights(published)
 
     def _draw(self, batch: list[Observation], in_tensors: bool = False) -> Any:
         """``in_tensors``: where the policy is; a block goes there once."""

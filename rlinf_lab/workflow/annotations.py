@@ -1,4 +1,4 @@
-"""Which parameters of a worker's method are channels, and which end of them: decided by their annotations."""
+"""Which parameters of a worker's method are channels, and which end of them. Their annotations decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a call as it is written to a call as data: what may be passed for which parameter."""
+"""From a call as it is written to a call as data. What may be passed for which parameter is decided here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A worker as declared, and what can be a worker: refused here by name rather than later on another machine."""
+"""A worker as declared, and what can be a worker. What cannot is refused here by name rather than later on another
+machine.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ class Declaration:
         return function
 
     def methods(self) -> list[str]:
-        """What a loop may call: public methods that the class does not merely inherit from `Worker`."""
+        """What a loop may call. Public methods that the class does not merely inherit from `Worker`."""
         found = inspect.getmembers(self.cls, inspect.isfunction)
         return [n for n, f in found if not n.startswith("_") and getattr(Worker, n, None) is not f]
 
@@ -104,7 +106,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 @functools.lru_cache(1024)
 def returns_nothing(function: Callable[..., Any]) -> bool:
-    """Whether its value can only be None: no line of it returns anything else, and its annotation does not say that it
+    """Whether its value can only be None. No line of it returns anything else, and its annotation does not say that it
     would.
     """
     if signature_of(function).return_annotation is not inspect.Signature.empty:
@@ -170,7 +172,8 @@ def would_not_run(function: Callable[..., Any]) -> str:
 
 
 def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Its signature, and why it cannot be called so; "" when it can, or is written in C and does not say."""
+    """Its signature, and why it cannot be called so. The reason is "" when it can, or is written in C and does not say.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The workflow graph: workers, the channels between them, the values they hand on, and the cycles (cells).
+"""The workflow graph. Workers, the channels between them, the values they hand on, and the cycles (cells).
 
 Frozen; traced from a dry run of the user's own loop (`trace.py`). Roles are never known by name.
 """
@@ -80,7 +80,7 @@ class ValueEdge:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of the loop in program order; ``after``: positions of the earlier calls whose values it is given."""
+    """One call of the loop in program order. ``after``: positions of the earlier calls whose values it is given."""
 
     worker: str
     call: Call
@@ -167,7 +167,7 @@ class WorkflowGraph:
 
     @cached_property
     def _ends(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-        """Who writes each channel, and who reads it, in order of declaration: asked for every item of a simulation."""
+        """Who writes each channel, and who reads it, in order of declaration. Asked for every item of a simulation."""
         found: tuple[dict[str, dict[str, None]], ...] = ({}, {})
         for node in self.nodes:
             for call in node.calls:
@@ -210,7 +210,7 @@ class WorkflowGraph:
         return tuple(found)
 
     def _ways(self, start: str) -> dict[str, Edge]:
-        """Of each worker that channels lead to from ``start``: the last edge of the shortest way."""
+        """The last edge of the shortest way to each worker. Ways are along channels, from ``start``."""
         came: dict[str, Edge] = {}
         front = [start]
         for here in front:
@@ -222,7 +222,7 @@ class WorkflowGraph:
         return came
 
     def ring_over(self, edge: Edge) -> str:
-        """The shortest way over an edge, and over further channels, back to its producer: ``a --x--> b --y--> a``."""
+        """The shortest way over an edge, and on over channels back to its producer. ``a --x--> b --y--> a``."""
         came = self._ways(edge.consumer)
         way: list[Edge] = []
         here = edge.producer

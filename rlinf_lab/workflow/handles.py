@@ -1,4 +1,4 @@
-"""What a call returns at once: a handle of its future value, and lazy parts of that value."""
+"""What a call returns at once. A handle of its future value, and lazy parts of that value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_lab.workflow.structure import Path, path_text
 
 
 class Dispatcher(Protocol):
-    """Who receives the calls of an iteration function: the tracer (``is_dry``: it runs nothing) or a session of an
+    """Who receives the calls of an iteration function. The tracer (``is_dry``: it runs nothing) or a session of an
     executor.
     """
 
@@ -34,7 +34,7 @@ class Dispatcher(Protocol):
 
 
 class FlowBuilder(Protocol):
-    """A workflow as its parts know it: what is declared, and who receives the calls of its loop now."""
+    """A workflow as its parts know it. What is declared, and who receives the calls of its loop now."""
 
     name: str
     workers: dict[str, Declaration]
@@ -49,8 +49,7 @@ class FlowBuilder(Protocol):
 
 
 class LoopPart:
-    """A workflow, or a worker of it: what the iteration function calls, and no value that could be given to
-    a worker.
+    """A workflow, or a worker of it. The iteration function calls it; it is no value that could be given to a worker.
     """
 
 
@@ -90,7 +89,7 @@ class _Lazy:
 
 
 class Ref(_Lazy):
-    """A part of a call's value that may not be there yet: pass it on to another call, or `wait()` for it."""
+    """A part of a call's value that may not be there yet. Pass it on to another call, or `wait()` for it."""
 
     __slots__ = ("_call", "_dispatcher", "_path")
 
@@ -151,7 +150,7 @@ def awaited(lazy: Any) -> tuple[CallSpec, Path] | None:
 
 
 class Origin(NamedTuple):
-    """Where a value will come from: who makes the call, and which part of what the call returns."""
+    """Where a value will come from. Who makes the call, and which part of what the call returns."""
 
     dispatcher: Dispatcher
     call: CallSpec

@@ -57,7 +57,7 @@ def computes_first(function: Callable[..., Any], cls: type) -> bool:
 
 
 def batched(function: Callable[..., Any]) -> frozenset[str]:
-    """Inboxes that a method uses for nothing but to get the plan's batches: ``for batch in inbox``, ``inbox.get()``."""
+    """Inboxes that a method uses for nothing but to get the plan's batches. ``for batch in inbox``, ``inbox.get()``."""
     definition = _definition(function)
     nodes = [] if definition is None else [n for statement in definition.body for n in ast.walk(statement)]
     asked: list[ast.expr] = []
@@ -77,7 +77,9 @@ def _inboxes(function: Callable[..., Any]) -> frozenset[str]:
 
 @functools.lru_cache(1024)
 def _definition(function: Callable[..., Any]) -> ast.FunctionDef | None:
-    """None where there is no source, another function stands before this one, or the file has changed since."""
+    """None where it cannot be read. There is no source, another function stands before this one, or the file has
+    changed since.
+    """
     function = inspect.unwrap(function)
     code = function.__code__
     try:
@@ -144,7 +146,7 @@ class _Reader:
         return self._sequence([before, _either(self.block(s.body), First.NOTHING), self.block(s.orelse)])
 
     def _while(self, s: ast.While) -> First:
-        """Only ``while True``, with no way out in front of its first get, surely comes to it."""
+        """Only ``while True`` without a way out before its first get is sure of it."""
         asked, before = self._value(s.test), list[ast.stmt]()
         for statement in s.body if asked is First.NOTHING else ():
             if self._statement(statement) in (First.READS, First.WORKS):
@@ -219,13 +221,13 @@ class _Reader:
         return isinstance(e, ast.Name) and e.id in self._inboxes
 
     def _is_target(self, e: ast.expr) -> bool:
-        """A name or an attribute: writing into a container may be a copy to a device."""
+        """A name or an attribute. Writing into a container may be a copy to a device."""
         if isinstance(e, (ast.Tuple, ast.List)):
             return all(map(self._is_target, e.elts))
         return isinstance(e, ast.Name) or self._is_plain(e)
 
     def _is_plain(self, e: ast.expr) -> bool:
-        """An attribute that is only looked up: no property of the worker's class, or of something that it holds."""
+        """An attribute that is only looked up. No property of the worker's class, or of something that it holds."""
         if not isinstance(e, ast.Attribute) or not isinstance(e.value, ast.Name):
             return isinstance(e, ast.Attribute) and self._is_plain(e.value)
         made = inspect.getattr_static(self._cls, e.attr, None) if e.value.id == "self" else None

@@ -1,4 +1,4 @@
-"""Values inside values: leaves of nested lists, tuples, dicts, sets and dataclasses, and parts named by a path."""
+"""Values inside values. Leaves of nested lists, tuples, dicts, sets and dataclasses, and parts named by a path."""
 
 from __future__ import annotations
 

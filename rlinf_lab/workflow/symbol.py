@@ -1,4 +1,4 @@
-"""What stands for a value in the dry run of the user's loop: it takes part in whatever the loop computes, and says so
+"""What stands for a value in the dry run of the user's loop. It takes part in whatever the loop computes, and says so
 where it cannot.
 """
 
@@ -18,7 +18,7 @@ DEEPEST = 16
 
 
 class Asked(Protocol):
-    """Who traces: it says which way a branch goes, and which number stands for one that is not known yet."""
+    """Who traces. It says which way a branch goes, and which number stands for one that is not known yet."""
 
     def decide(self) -> bool: ...
     def number(self) -> int: ...
@@ -120,7 +120,7 @@ class Symbol:
         return f"<{self._text}>"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """For numpy, which is loaded when it asks: the symbol as an object, or the stand-in where a kind of number is
+        """For numpy, which is loaded when it asks. The symbol as an object, or the stand-in where a kind of number is
         wanted.
         """
         import numpy as np
@@ -156,7 +156,7 @@ def refuse_kept(value: Symbol) -> NoReturn:
 
 
 def _unpacked(frame: FrameType) -> int | None:
-    """How many parts the statement that ``frame`` executes unpacks to (``a, b = x`` or ``a, *b = x``); None when it
+    """Into how many parts the statement that ``frame`` executes unpacks. Of ``a, b = x`` or ``a, *b = x``; None when it
     iterates.
     """
     at = frame.f_lasti

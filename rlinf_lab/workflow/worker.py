@@ -1,4 +1,4 @@
-"""What a worker is, and the two ends of a channel as a worker sees them.
+"""What a worker is. Also the two ends of a channel as a worker sees them.
 
 A worker is a plain class. Its methods take inboxes (streams in), outboxes (streams out) and ordinary
 values, and run without any runtime: a list is a good inbox and `Collected` a good outbox in a unit test.
@@ -41,12 +41,12 @@ class Inbox(Protocol[T]):
     def __iter__(self) -> Iterator[list[T]]: ...
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[T]:
-        """Exactly ``n`` items (``None``: the plan's micro-batch); fewer only when the stream ends, ``[]`` after its
+        """Exactly ``n`` items (``None``: the plan's micro-batch). Fewer only when the stream ends, ``[]`` after its
         end.
         """
 
     def get_nowait(self, n: int | None = None, *, key: int | None = None) -> list[T]:
-        """What is there now, at most ``n`` items, without waiting for more: ``[]`` where nothing is.
+        """What is there now, at most ``n`` items, without waiting for more. ``[]`` where nothing is.
 
         Also after the end of the stream, which `get` tells: ask that as soon as there is nothing else to do. The rank
         keeps its device. Who waits in a get goes first. Where a rank reads a channel whose queue is in another process
@@ -57,7 +57,7 @@ class Inbox(Protocol[T]):
         """How many items `get_nowait` would give now."""
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[T]:
-        """Items in the channel's order until they weigh ``weight`` together (tokens, say): the last one may go beyond
+        """Items in the channel's order until they weigh ``weight`` together (tokens, say). The last one may go beyond
         it, none is split.
 
         Less only when the stream ends, ``[]`` after its end. What an item weighs, its put says, or the channel's
@@ -114,7 +114,7 @@ class Outbox(Protocol[T_contra]):
         """
 
     def is_wanted(self) -> bool:
-        """Whether anybody may still read what is put: False once all calls that read the channel have ended.
+        """Whether anybody may still read what is put. False once all calls that read the channel have ended.
 
         Ask before the next decode step: a call that returns then keeps what it has in the making, and what it has not
         read is not wanted, either, where nobody reads any of what it writes.
@@ -259,15 +259,15 @@ class Worker:
         return "" if self.can_leave() else f"{type(self).__name__}.can_leave() says no"
 
     def _shared(self, other: Worker) -> float:
-        """The part of its memory on the device, from 0 to 1, that is also the other worker's."""
+        """The share of its memory on the device that is also the other worker's. From 0 to 1."""
         return 0.0
 
     def _leaves_at_once(self) -> bool:
-        """Whether it leaves its device as soon as it is built where others will need the place."""
+        """Whether it leaves its device as soon as it is built. So it does where others will need the place."""
         return True
 
     def _shares_with_given(self, values: Iterable[Any]) -> bool:
-        """Whether memory of its own is also under these arguments of another worker, which is not built yet."""
+        """Whether memory of its own is also under these arguments of another worker. That one is not built yet."""
         return False
 
     def _nbytes(self) -> int:
@@ -345,8 +345,9 @@ class Worker:
         self._context.log(logged(self._who(), metrics))
 
     def log_failure(self, error: BaseException | str, sample: Any = None) -> None:
-        """A sample that failed is data: it is told in the run's ``failures``, with worker, rank and iteration, and the
-        run goes on. ``sample``: which, a text or the thing itself. What is put in its place is the worker's to say."""
+        """A sample that failed is data. It is told in the run's ``failures``, with worker, rank and iteration, and the
+        run goes on. ``sample``: which, a text or the thing itself. What is put in its place is the worker's to say.
+        """
         self._context.log_failure(FailedSample.of(error, sample))
 
     @_Given
@@ -395,7 +396,7 @@ class Worker:
 
 
 class FunctionWorker(Worker):
-    """A pure function on batches as a worker: one list of items in, one list of results out."""
+    """A pure function on batches as a worker. One list of items goes in, one list of results comes out."""
 
     def __init__(self, function: Callable[[list[Any]], Iterable[Any]]) -> None:
         self.function = function

@@ -9,9 +9,6 @@ import logging
 import os
 import pickle
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -99,7 +96,7 @@ class Maker(Worker):
         out.put_all(range(100))
         if how == "item":
             out.put(threading.Lock())
-        return threading.Lock() if how == "value" else 5
+        return {"model": [1, threading.Lock()]} if how == "value" else 5
 
 
 class Taker(Worker):
@@ -129,7 +126,8 @@ def assert_what_cannot_travel_fails_its_iteration_alone(s: Session) -> None:
     """By name."""
     for step, error, told in (
         (("item",), WorkerError, "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
-        (("value",), WorkerError, "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
+        (("value",), WorkerError, r"'maker' rank 0 failed in make\(\): .*What make\(\) returned, \{'model': .*\}, cannot be sent .*cannot pickle '_thread.lock' object "
+         r"\(at \['model'\]\[1\]\)\. Next: "),
         (("error",), WorkerError, "'maker' rank 0 .*OddError: odd 1 2"),
         (("exit",), WorkerError, "'maker' rank 0 .*SystemExit: 3"),
         (("", threading.Lock()), WorkflowError, r"Call of taker.take\(\), argument 2: <unlocked .*Next:"),  # where the call is made
@@ -160,10 +158,7 @@ class SetUp(Worker):
     def setup(self) -> None:
         if self.name == "bad":
             raise ValueError("told at once")
-        deadline = time.monotonic() + 60
-        while not self.cancelled:
-            assert time.monotonic() < deadline, "told too late"
-            time.sleep(0.02)
+        until(lambda: self.cancelled)
 
     def work(self) -> None:
         pass
@@ -177,19 +172,17 @@ def test_a_failure_in_setup_is_told_while_others_are_still_being_set_up() -> Non
         run(flow, ExecutionPlan.spatial(flow, DEVICES, {"slow": [0], "bad": [1]}), 1, "processes").wait(60)
 
 
-@pytest.mark.parametrize("does", ["sys.exit(2)", "[][0]"])
-def test_a_module_that_cannot_be_imported_there_is_told_by_host_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
-    """An exit would otherwise end the driver, the kernel of a notebook say."""
-    name = "imported_" + ("leaves" if "exit" in does else "fails")
-    (tmp_path / f"{name}.py").write_text(
-        f"import os, sys\nfrom rlinf_lab.workflow.worker import Worker\nif os.getpid() != {os.getpid()}:\n    {does}\n"
+def test_a_module_that_cannot_be_imported_there_is_told_by_host_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exit, which no `except Exception` hears of, would otherwise end the driver, the kernel of a notebook say."""
+    (tmp_path / "imported_leaves.py").write_text(
+        f"import os, sys\nfrom rlinf_lab.workflow.worker import Worker\nif os.getpid() != {os.getpid()}:\n    sys.exit(2)\n"
         f"class Made(Worker):\n    def work(self):\n        return 1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     flow = Workflow("imported")
-    made = flow.worker(importlib.import_module(name).Made, name="made")
+    made = flow.worker(importlib.import_module("imported_leaves").Made, name="made")
     flow.iteration(lambda: made.work())
-    with pytest.raises(ExecutorError, match=r"(?s)Host 'host0' \(made\[0\]\) could not read its workers: (SystemExit: 2|IndexError: .*)\. Next: .*" + name):
+    with pytest.raises(ExecutorError, match=r"(?s)Host 'host0' \(made\[0\]\) could not read its workers: SystemExit: 2\. Next: .*imported_leaves"):
         run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, "processes").wait(60)
 
 
@@ -229,32 +222,6 @@ def test_stopping_ends_a_worker_that_computes_and_leaves_no_process() -> None:
     with pytest.raises(Exception, match="was stopped while its processes were being set up"):
         executor.start()
     assert not executor._children
-
-
-def test_the_death_of_the_driver_ends_its_children_also_when_it_has_forked(tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        import multiprocessing, os, signal, sys, time
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_process_runs import fragile
-        from rlinf_lab.runtime.executors.processes import ProcessExecutor
-        from rlinf_lab.runtime.session.session import Session
-        executor = ProcessExecutor(*fragile())
-        executor.start()
-        assert Session(executor).step() == (5, 100)
-        multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,)).start()
-        print(*executor.driver.pids.values(), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-        """)
-    )
-    driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    children = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split() if psutil.pid_exists(int(pid))]
-    assert driver.wait(30) == -signal.SIGKILL
-    driver.stdout.close()
-    _, alive = psutil.wait_procs(children, timeout=10)  # the forked process lives for 20 seconds
-    assert not alive
 
 
 class Big(Worker):

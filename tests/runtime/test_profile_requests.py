@@ -79,21 +79,13 @@ def test_no_foreign_error_comes_out(name: str) -> None:
             assert asked.devices and asked.iterations >= 1 and (asked.items is None or asked.items >= 1), odd
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"ranks": {"b": 2}}, r"profile: ranks\['b'\] is 2; the numbers that it may have\. Next: ranks=\{'b': \[1, 2\]\}"),
-        ({"ranks": {"b": [3]}}, r"one of ranks\['b'\] is 3; give a whole number, at most 2 \(devices: 2\)\. Next: 2"),
-        ({"ranks": {"c": [1]}}, "Unknown worker 'c'"),
-        ({"iterations": 0}, r"iterations=\.\.\.\) is 0; give a whole number, at least 1"),
-        ({"inputs": []}, r"profile\(inputs=\[\]\): at least one argument"),
-        ({"generators": ["a"]}, r"profile\(generators=\['a'\]\): .* Next: generators=\{'a': 4096\}"),
-        ({"path": "/nowhere/x.json"}, r"is in '/nowhere', which is no folder\. Next"),
-    ],
-)
-def test_what_cannot_be_is_told_before_anything_is_measured(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(RlinfLabError, match=says):
-        profile_of(flow(), **given)
+def test_what_cannot_be_is_told_before_anything_is_measured() -> None:
+    for given, says in (
+        ({"ranks": {"b": 2}}, r"ranks\['b'\] is 2;"), ({"ranks": {"b": [3]}}, r"ranks\['b'\] is 3; .* at most 2"), ({"ranks": {"c": [1]}}, "Unknown worker 'c'"),
+        ({"iterations": 0}, "is 0; .* at least 1"), ({"inputs": []}, r"inputs=\[\]"), ({"generators": ["a"]}, r"generators=\['a'\]"), ({"path": "/nowhere/x.json"}, "no folder"),
+    ):  # fmt: skip
+        with pytest.raises(RlinfLabError, match=says):
+            profile_of(flow(), **given)
 
 
 def worker(*devices: int, **fields: Any) -> WorkerProfile:

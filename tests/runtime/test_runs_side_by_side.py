@@ -100,38 +100,24 @@ def test_a_session_keeps_the_iteration_it_was_made_for() -> None:
         assert s.step() == 7
 
 
-def test_a_step_within_a_step_is_refused() -> None:
+def test_within_an_iteration_no_other_begins_and_only_its_own_thread_calls_and_waits() -> None:
     flow = Workflow("again")
     worker = flow.worker(Fails, name="w")
-    sessions: list[Any] = []
+    sessions, found = list[Any](), list[str]()
 
     @flow.iteration
     def iteration() -> int:
-        value = worker.work(1)
+        handle = worker.work(4)
         if sessions:
+            with ThreadPoolExecutor() as pool:
+                found[:] = [str(pool.submit(use).exception()) for use in (handle.wait, lambda: worker.work(1))]
             sessions[0].step()
-        return value.wait()
+        return handle.wait()
 
     with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
         sessions.append(s)
         with pytest.raises(WorkflowError, match="while iteration 0 is going on"):
             s.step()
         sessions.clear()
-        assert s.step() == 1
-
-
-def test_only_the_thread_of_the_iteration_may_call_and_wait_while_it_goes_on() -> None:
-    flow = Workflow("threads")
-    worker = flow.worker(Fails, name="w")
-    found: list[str] = []
-
-    @flow.iteration
-    def iteration() -> int:
-        handle = worker.work(4)
-        with ThreadPoolExecutor() as pool:
-            found[:] = [str(pool.submit(use).exception()) for use in (handle.wait, lambda: worker.work(1))]
-        return handle.wait()
-
-    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
         assert s.step() == 4
     assert "by the thread that executes the iteration only" in found[0] and "not into threads that it starts" in found[1]

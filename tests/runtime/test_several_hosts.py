@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +56,6 @@ FREED: dict[str, threading.Event] = {}  # by name, so that a worker's argument c
 
 
 class Reader(Worker):
-    def exact(self, inbox: Inbox, n: int) -> list[int]:
-        time.sleep(0.02)  # by now the producers are blocked
-        sizes = []
-        while batch := inbox.get(n):
-            sizes.append(len(batch))
-        return sizes
-
     def fail(self, inbox: Inbox) -> None:
         inbox.get(1)
         raise ValueError("as it was asked to")
@@ -88,15 +80,6 @@ def plan_of(makers: int = 1, readers: int = 1, **plan: Any) -> ExecutionPlan:
     """Every rank on a device, and so on a host, of its own."""
     placements = {"maker": tuple((i,) for i in range(makers)), "reader": tuple((makers + i,) for i in range(readers))}
     return ExecutionPlan("spread", tuple(f"cpu:{i}" for i in range(makers + readers)), placements, **plan)
-
-
-@pytest.mark.parametrize(("capacity", "makers"), [(1, 3), (4, 1), (None, 3)])
-def test_a_get_of_more_than_the_channel_holds(capacity: int | None, makers: int) -> None:
-    for size in (7, 20, 1000):
-        with opened("mesh", flow_of("exact", size, capacity=capacity), plan_of(makers), 0.0) as s:
-            for _ in range(2):
-                sizes = step_within(s)
-                assert sum(sizes) == 50 * makers and set(sizes[:-1]) <= {size}
 
 
 def test_the_next_step_waits_for_those_that_compute_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +13,6 @@ from sessions import opened, recorded
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
-from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put
-from rlinf_lab.planning.simulator.simulator import run as busy
 from rlinf_lab.runtime.run.run import run, session
 
 GATES: list[threading.Event] = []  # the one that `train_late` waits for
@@ -45,12 +44,18 @@ class Trainer(Worker):
         return items
 
 
-def pair(staleness: int, collect: str = "collect", *more: Any) -> tuple[Workflow, ExecutionPlan]:
-    """A collector and a learner on devices of their own."""
+def pair(staleness: int, collect: str = "collect", *more: Any, train: str = "train", loop: Callable[[int], Any] = int) -> tuple[Workflow, ExecutionPlan]:
+    """A collector and a learner on devices of their own; ``loop``: what the loop does by itself then."""
     flow = Workflow("pair")
     items = flow.channel("items")
     collector, trainer = flow.worker(Collector, name="collector"), flow.worker(Trainer, name="trainer")
-    flow.iteration(lambda number=0: {"made": getattr(collector, collect)(number, *more, items), "taken": trainer.train(items)})
+
+    @flow.iteration
+    def iteration(number: int = 0) -> Any:
+        made, taken = getattr(collector, collect)(number, *more, items), getattr(trainer, train)(items)
+        loop(number)
+        return {"made": made, "taken": taken}
+
     return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"collector": [0], "trainer": [1]}, staleness=staleness)
 
 
@@ -72,26 +77,10 @@ def test_a_collector_goes_ahead_as_far_as_the_plan_allows(staleness: int, millis
     for i in range(staleness + 1, 4):
         assert rows["start_ns"][i] >= rows["end_ns"][i - staleness - 1]
 
-    def collect(turn: Turn) -> Any:
-        yield busy(2_000_000)
-        yield put("items")
-
-    def train(turn: Turn) -> Any:
-        yield get("items", 1)
-        yield busy(3_000_000)
-
-    calls = [SimCall("collector", "collect", collect, (), ("items",)), SimCall("trainer", "train", train, ("items",), (), starts_on_device=False)]
-    assert Simulator(flow, plan).simulate(calls, 4).elapsed_ns == timeline.elapsed_ns
-
 
 def test_a_failure_gives_up_its_iteration_and_the_later_ones_only() -> None:
     GATES[:] = [threading.Event()]
-    flow = Workflow("failing")
-    items = flow.channel("items")
-    collector, trainer, other = flow.worker(Collector, name="collector"), flow.worker(Trainer, name="trainer"), flow.worker(Fails, name="other")
-    flow.iteration(lambda number: {"made": collector.collect(number, items), "taken": trainer.train_late(items), "other": other.work(number)})
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"collector": [0], "trainer": [1], "other": [2]}, staleness=3)
-    with session(flow, plan, emulate=True) as s:
+    with session(*pair(3, "fail_at", 13, train="train_late")) as s:
         numbers = (11, 12, 13, 14)  # 13 fails, while the trainer is still busy with 11
         started = []
         with pytest.raises(WorkerError, match="unlucky 13") as caught:
@@ -101,12 +90,12 @@ def test_a_failure_gives_up_its_iteration_and_the_later_ones_only() -> None:
         assert "That was in iteration 2" in caught.value.__notes__[0]
         assert not started[0].done(), "it is older than the one that failed"
         GATES[0].set()
-        assert [one.wait() for one in started[:2]] == [{"made": n, "taken": [n], "other": n} for n in (11, 12)]
+        assert [one.wait() for one in started[:2]] == [result(11), result(12)]
         for one in started[3:]:
             with pytest.raises(Cancelled, match="iteration 2 failed"):
                 one.wait()
         assert s.finish() == [], "all were told"
-        assert s.step(15) == {"made": 15, "taken": [15], "other": 15}
+        assert s.step(15) == result(15)
 
 
 def test_a_failure_that_nobody_waited_for_is_raised_by_the_next_submit() -> None:
@@ -143,26 +132,13 @@ def test_a_run_overlaps_iterations_by_itself_and_keeps_the_results_before_a_fail
 
 def test_what_the_loop_raises_leaves_the_iterations_before_alone() -> None:
     GATES[:] = [threading.Event()]
-    flow = Workflow("raises")
-    items = flow.channel("items")
-    collector, trainer = flow.worker(Collector, name="collector"), flow.worker(Trainer, name="trainer")
-
-    @flow.iteration
-    def iteration(number: int = 0) -> Any:
-        collector.collect(number, items)
-        taken = trainer.train_late(items)
-        if number == 1:
-            raise KeyError("of the loop")
-        return taken
-
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"collector": [0], "trainer": [1]}, staleness=1)
-    with session(flow, plan) as s:
+    with session(*pair(1, train="train_late", loop={0: None, 2: None}.__getitem__)) as s:
         first = s.submit(0)
-        with pytest.raises(KeyError, match="of the loop"):
+        with pytest.raises(KeyError):
             s.submit(1)
         assert not first.done()
         GATES[0].set()
-        assert first.wait() == [0] and s.step(2) == [2] and s.iteration == 3
+        assert first.wait() == result(0) and s.step(2) == result(2) and s.iteration == 3
 
 
 def test_values_of_the_iteration_before_may_be_used_and_older_ones_are_refused() -> None:

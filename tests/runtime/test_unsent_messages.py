@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mesh import MeshExecutor
-from sessions import in_time, session_of, step_within
+from sessions import in_time, opened, session_of, step_within
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError, WorkflowError
@@ -158,53 +158,18 @@ def test_a_process_that_can_tell_nobody_goes_and_that_is_heard() -> None:
 
 
 class Keeper(Worker):
-    """Holds what cannot travel."""
-
-    def keep(self, how: str) -> Any:
-        lock = threading.Lock()
-        if how == "exchanges":
-            self.exchange({"lock": lock})
-        return {"model": [1, Plain(lock)]} if how == "returns" else threading.get_ident
-
-    def publish(self, weights: Weights, how: str) -> None:
-        if self.rank == 0:
-            weights.publish({"layer": threading.Lock() if how == "publishes" else 0})
+    def keep(self) -> None:
+        self.exchange({"lock": threading.Lock()})
 
 
-class Puller(Worker):
-    def pull(self, weights: Weights) -> None:
-        weights.pull(at_least=1)
-
-    def hear(self, kept: Any) -> None:
-        pass
-
-
-UNPICKLED = {
-    "returns": r"failed in keep\(\): .*What keep\(\) returned, \{'model': .*\}, cannot be sent .*cannot pickle '_thread.lock' object "
-    r"\(at \['model'\]\[1\]\.lock\)\. Next: ",
-    "exchanges": r"failed in keep\(\): .*What keep\(\) gave to exchange\(\), \{'lock': .*\}, cannot be sent .*\(at \['lock'\]\)\. Next: ",
-    "publishes": r"rank 0 failed in publish\(\): .*Version 1 of the weights 'newest' cannot be sent .*\(at \['layer'\]\)\. Next: ",
-}
-
-
-def test_what_does_not_pickle_is_named_as_the_user_knows_it() -> None:
+def test_what_is_exchanged_and_does_not_pickle_is_named_as_the_user_knows_it() -> None:
+    """Values and weights: see `test_process_runs` and `test_versions_of_calls`."""
     flow = Workflow("keeps")
-    newest = flow.weights("newest")
-    keeper, puller = flow.worker(Keeper, name="keeper"), flow.worker(Puller, name="puller")
-
-    @flow.iteration
-    def iteration(how: str) -> Any:
-        if how == "publishes":
-            keeper.publish(newest, how)
-            return puller.pull(newest)
-        return puller.hear(keeper.keep(how))
-
-    plan = ExecutionPlan("keeps", tuple(DEVICES), {"keeper": ((0,), (1,)), "puller": ((2,),)})
-    with session(flow, plan, executor="processes", emulate=True) as s:
-        for how, text in UNPICKLED.items():
-            with pytest.raises(WorkerError, match=f"'keeper' .*{text}") as caught:
-                step_within(s, how)
-            assert "message that holds" not in str(caught.value)
+    keeper = flow.worker(Keeper, name="keeper")
+    flow.iteration(lambda: keeper.keep())
+    told = r"'keeper' .*failed in keep\(\): .*What keep\(\) gave to exchange\(\), \{'lock': .*\}, cannot be sent .*\(at \['lock'\]\)\. Next: "
+    with opened("mesh", flow, ExecutionPlan.spatial(flow, DEVICES, {"keeper": [0, 1]})) as s, pytest.raises(WorkerError, match=told):
+        step_within(s)
 
 
 def test_who_wanted_a_value_that_failed_tells_that_failure_as_it_is() -> None:

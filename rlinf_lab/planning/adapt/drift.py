@@ -1,4 +1,4 @@
-"""What the last iterations of a run really took, worker by worker, against what the plan expected."""
+"""What the last iterations of a run really took, worker by worker. Against what the plan expected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlinf_lab.timeline.timeline import Timeline
 
 @dataclass(frozen=True)
 class Drift:
-    """Of one worker: seconds of an iteration, expected and measured; ``sustained``: off by more than the threshold all
+    """Of one worker: seconds of an iteration, expected and measured. ``sustained``: off by more than the threshold all
     through the window.
     """
 
@@ -107,7 +107,7 @@ class Window:
         return [s * share for s in measured if s] if share < 1 else measured
 
     def of_handover(self, worker: str, method: str) -> list[float]:
-        """Seconds an iteration; their mean, once, where it was called in some only: how often it should be, the profile
+        """Seconds an iteration. Their mean, once, where it was called in some only: how often it should be, the profile
         does not say.
         """
         measured = self.handovers[worker, method]
@@ -176,7 +176,8 @@ class Window:
         return np.searchsorted(self.warm, spans["iteration"])
 
     def _gets(self, worker: str) -> tuple[np.ndarray, int]:
-        """What a worker took of the channel that it read most often, which counts its batches, and that channel."""
+        """What a worker took of the channel that it read most often, and that channel. It counts the worker's batches.
+        """
         spans = self._spans(worker)
         gets = spans[(spans["kind"] == SpanKind.GET) & (spans["items"] > 0) & (spans["channel"] >= 0)]
         if not len(gets):

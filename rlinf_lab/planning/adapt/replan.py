@@ -1,4 +1,5 @@
-"""While a run goes on: what its workers really take against what the plan expected, and whether another plan would pay.
+"""While a run goes on: what its workers really take against what the plan expected. Also whether another plan would
+pay.
 
 A worker drifts when its seconds of an iteration, the median over a window, are off by more than a threshold in every
 half of that window. An iteration that takes other than its workers account for is said, too: then the profile does not
@@ -106,7 +107,9 @@ class Replan:
         return "\n".join([*lines, f"  {self._verdict()}", *(f"  note: {note}" for note in self.notes)])
 
     def _iteration(self) -> tuple[Drift, Drift]:
-        """Against what the plan said, and against what it takes with its workers as they were measured."""
+        """Seconds of an iteration against what the plan said. Also against what it takes with its workers as they were
+        measured.
+        """
         said = replace(self.elapsed, worker="an iteration, as the plan said", expected=self.promised, sustained=False)
         return said, replace(self.elapsed, worker="an iteration, with workers as measured")
 
@@ -273,7 +276,7 @@ def _readings(
 
 
 def _better(readings: Readings, now: Trial, trials: Trials, moments: int) -> tuple[Trial | None, tuple[str, ...]]:
-    """A plan that is faster however the measurement is read, and notes on what the readings do not agree in and what
+    """A plan that is faster however the measurement is read. With notes on what the readings do not agree in and what
     was not simulated.
     """
     tried = trials.among(_others(now), now)
@@ -300,7 +303,7 @@ def _better(readings: Readings, now: Trial, trials: Trials, moments: int) -> tup
 
 
 def _others(now: Trial) -> list[tuple[Candidate, ...]]:
-    """Good plans under each profile of the present one's, each of them under all: without the present one."""
+    """Good plans under each profile of the present one's, each of them under all. Without the present one."""
     found: dict[object, tuple[Candidate, ...]] = {_places(now.candidates[0]): ()}
     for i, present in enumerate(now.candidates):
         for candidate in candidates(present.placement.setting, quick=True, ceiling=present.searched):
@@ -326,7 +329,7 @@ def _unreached(what: str, moments: int) -> str:
 
 
 def _other_workers(plan: Planned, seen: Window) -> tuple[str, ...]:
-    """A note on who computes beside the plan's workers: no plan counts their seconds, and perhaps they hold the others
+    """A note on who computes beside the plan's workers. No plan counts their seconds, and perhaps they hold the others
     up.
     """
     took = {
@@ -346,8 +349,8 @@ def _other_workers(plan: Planned, seen: Window) -> tuple[str, ...]:
 
 
 def _other_items(candidate: Candidate, seen: Window, threshold: float) -> tuple[str, ...]:
-    """A note where everybody who takes items takes more than the profile counts, or everybody fewer: that many items
-    take other seconds, without a drift.
+    """A note where everybody takes more items than the profile counts, or everybody fewer. That many items take other
+    seconds, without a drift.
 
     Where some take as many, others are made into more on their way, or left out. Members of a cell take each item
     several times. A simulation hands over bundles that stand for all items of the profile, however many those are."""
@@ -418,8 +421,8 @@ def _as_measured(profile: Profile, candidate: Candidate, drift: Drift) -> Profil
 
 
 def _refuse_other_places(timeline: Timeline, plan: Planned) -> None:
-    """A run of the same workers under another plan takes other seconds, which are no drift. What other tools call their
-    devices is not compared.
+    """A run of the same workers under another plan is refused. It takes other seconds, which are no drift. What other
+    tools call their devices is not compared.
     """
     used: dict[str, set[str]] = {}
     for track in timeline.tracks:

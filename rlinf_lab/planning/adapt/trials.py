@@ -1,5 +1,4 @@
-"""Plans against each other by the seconds that the real scheduler takes for them in virtual time, as far as a budget
-reaches.
+"""Plans against each other by the seconds of the real scheduler in virtual time. As far as a budget reaches.
 
 What follows micro-batches through a plan is quick and good enough to look for plans. It knows less than the scheduler
 (who time-shares with whom when ranks differ in number, what overlaps with staleness), so it does not decide which of
@@ -41,7 +40,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tried:
-    """``trials``: plans that were simulated, the fastest first; ``left``: how many of those that promised to be faster
+    """``trials``: plans that were simulated, the fastest first. ``left``: how many of those that promised to be faster
     were not.
     """
 

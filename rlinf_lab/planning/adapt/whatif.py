@@ -36,8 +36,9 @@ SLIDER_STALENESS = 4  # iterations
 
 @dataclass(frozen=True)
 class Question:
-    """``devices`` of each kind; ``items`` of an iteration; ``micro_batches``: most of an iteration; ``memory_gib`` of a
-    device (None: no limit); where there are several kinds of device a mapping, of each kind (one number: of all).
+    """A question: devices, items, micro-batches, memory and more. ``devices`` of each kind; ``items`` of an iteration;
+    ``micro_batches``: most of an iteration; ``memory_gib`` of a device (None: no limit); where there are several kinds
+    of device a mapping, of each kind (one number: of all).
 
     ``length`` and ``tail``: of generated responses, relative to the profile's (`profile.Lengths.factor`, `.tail`).
     ``switching``: seconds of coming and leaving, relative to the profile's. ``staleness``: iterations that weights may
@@ -149,7 +150,7 @@ class Question:
         return changed
 
     def answer(self, base: Profile, simulate: bool = False, like: Plans | None = None) -> Plans:
-        """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError`
+        """Plans for the changed profile. Quick ones, or all of them with the first ones simulated. Raises `PlanError`
         when nothing fits.
 
         ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that
@@ -188,7 +189,7 @@ def _longer(profile: Profile, generator: str, length: float = 1.0, tail: float =
 
 
 def _slower_with(profile: Profile, generator: str) -> frozenset[str]:
-    """Workers whose seconds depend on the length of a generator's responses: itself, and batch work on them where
+    """Workers whose seconds depend on the length of a generator's responses. Itself, and batch work on them where
     tokens are weights.
     """
     reached, open_ = set[str](), [generator] if profile.weights == "tokens" else []
@@ -224,7 +225,7 @@ def step_of(profile: Profile) -> int:
 
 @dataclass(frozen=True)
 class Slider:
-    """One field of a question with the ``values`` worth looking at, ascending (None: no limit, last).
+    """One field of a question with the ``values`` worth looking at. They ascend (None: no limit, last).
 
     ``field`` is ``devices.KIND`` for the number of a kind, ``memory_gib.KIND`` for its memory where there are several
     kinds, ``speed.WORKER`` for that of a worker.
@@ -277,7 +278,7 @@ def moved(question: Question, field: str, value: float | None) -> Question:
 
 
 def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
-    """Those that can change an answer: no memory slider where nobody needs memory, none for lengths without a
+    """Those that can change an answer. No memory slider where nobody needs memory, none for lengths without a
     generator.
     """
     found = []
@@ -374,9 +375,7 @@ def _memories(profile: Profile, question: Question, now: float | None) -> tuple[
 
 
 def described(plans: Plans) -> dict[str, Any]:
-    """`Plans.to_dict` with, for each plan, the causes of its bubbles where it was simulated: [cause, share of device
-    time].
-    """
+    """`Plans.to_dict` with the causes of each plan's bubbles where it was simulated. [cause, share of device time]."""
     data = plans.to_dict()
     for made, entry in zip(plans, data["plans"], strict=True):
         if made.simulated is not None:

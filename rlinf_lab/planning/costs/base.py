@@ -41,7 +41,7 @@ class CostEstimate:
         return replace(self, seconds=calls * self.seconds, low=calls * self.low, high=calls * self.high)
 
     def by_speed(self, kind: str) -> CostEstimate:
-        """The same of another kind of device than the one that was measured: as sure as a guess, whatever the samples
+        """The same of another kind of device than the one that was measured. As sure as a guess, whatever the samples
         say there.
         """
         note = "; ".join(
@@ -66,8 +66,8 @@ class CostModel(Protocol):
     """Seconds of one call, for many device counts at once."""
 
     def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
-        """``devices``: whole numbers; ``items``: of the call, over all its devices; ``beside``: who occupies the same
-        devices.
+        """Seconds of a call. ``devices``: whole numbers; ``items``: of the call, over all its devices; ``beside``: who
+        occupies the same devices.
         """
         ...
 
@@ -102,7 +102,7 @@ class Misfit:
 
 
 def at_samples(seconds: float, measured: Sequence[float]) -> CostEstimate:
-    """An estimate at a point with samples: ``measured`` where the model meets their mean as well as they meet each
+    """An estimate at a point with samples. ``measured`` where the model meets their mean as well as they meet each
     other.
     """
     mean, low, high = float(np.mean(measured)), min(measured), max(measured)
@@ -139,8 +139,9 @@ def estimated(
 
 
 def of_a_rank(items: float | np.ndarray, ranks: np.ndarray, group_size: int = 1) -> np.ndarray:
-    """Items of the rank that has most: they are whole, and so are the groups of ``group_size`` in which they come. Of a
-    number that is not, the mean of micro-batches that differ by one."""
+    """Items of the rank that has most. They are whole, and so are the groups of ``group_size`` in which they come. Of a
+    number that is not, the mean of micro-batches that differ by one.
+    """
     bundles = np.asarray(items, float) / group_size
     low = np.floor(bundles + ROUNDING)
     part = np.maximum(bundles - low, 0.0)
@@ -184,7 +185,7 @@ def _beyond(value: float, seen: Sequence[float], what: str) -> tuple[float, str]
 
 
 def nearest_colocation(groups: Mapping[frozenset[str], T], beside: Collection[str]) -> T:
-    """The measurement made in the most similar co-location: the same, else the smallest larger one (pessimistic), else
+    """The measurement made in the most similar co-location. The same, else the smallest larger one (pessimistic), else
     the largest smaller.
     """
     wanted = frozenset(beside)

@@ -161,16 +161,15 @@ class Curve:
 def _whole(
     items: float | np.ndarray, devices: np.ndarray, devices_per_rank: int, exponent: float | np.ndarray, group_size: int
 ) -> np.ndarray:
-    """So many items would cost as much if every rank had as many as the one with most. What does not shrink with
-    devices does not depend on ranks.
+    """Items that would cost as much if all ranks had as many as the fullest. What does not shrink with devices does not
+    depend on ranks.
     """
     ranks = np.maximum(devices / devices_per_rank, 1.0)
     return np.asarray(items * (ranks * of_a_rank(items, ranks, group_size) / items) ** np.minimum(exponent, 1.0))
 
 
 def _affine(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> tuple[float, float, float]:
-    """Least squares of relative errors, neither part negative: (fixed, each, root mean square of the
-    relative error).
+    """Least squares of relative errors, neither part negative. (fixed, each, root mean square of the relative error).
     """
     weight = by_relative_error(t)
     if with_fixed:

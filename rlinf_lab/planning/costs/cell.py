@@ -1,4 +1,4 @@
-"""A cell: workers that answer each other step by step (simulator and policy), for the calls of an iteration.
+"""A cell, for the calls of an iteration. Workers that answer each other step by step (simulator and policy).
 
 On one set of devices they time-share. On devices of their own, with k sub-batches, one half steps while the answers for
 the other half are computed: an iteration takes ``max(k · slowest member, sum of the members)``, each at a k-th of the
@@ -30,7 +30,7 @@ class CellModel:
         return np.asarray(self.calibration * np.sum(members, axis=0))
 
     def apart(self, slowest: np.ndarray, total: np.ndarray, sub_batches: int) -> np.ndarray:
-        """Members on devices of their own: ``slowest`` of them and ``total`` of all, in seconds of one sub-batch."""
+        """Members on devices of their own. ``slowest`` of them and ``total`` of all, in seconds of one sub-batch."""
         return np.asarray(self.calibration * np.maximum(sub_batches * slowest, total))
 
     def estimate(self, members: Mapping[str, CostEstimate], sub_batches: int | None = None) -> CostEstimate:

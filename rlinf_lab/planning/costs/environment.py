@@ -56,7 +56,7 @@ class SimulatorModel:
         )
 
     def reach(self) -> float:
-        """The measured range: beyond it a simulator may run out of memory or turn steep, so no plan relies on it."""
+        """The measured range. Beyond it a simulator may run out of memory or turn steep, so no plan relies on it."""
         return float(self.points[0][-1])
 
     @cached_property
@@ -83,7 +83,7 @@ class SimulatorModel:
 
     @cached_property
     def hinge(self) -> tuple[float, float, float]:
-        """(flat, slope, knee) of least squares: flat up to the knee, then ``flat + slope · (environments - knee)``."""
+        """(flat, slope, knee) of least squares. Flat up to the knee, then ``flat + slope · (environments - knee)``."""
         n, t = self.points
         best = (float("inf"), float(t.mean()), 0.0, float(n[-1]))
         for knee in (0.0, *n[:-1]):

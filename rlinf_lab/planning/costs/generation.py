@@ -38,7 +38,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Stream:
-    """Outputs in micro-batches: ``times`` [s] when each micro-batch is complete, ``weights`` relative to an average
+    """Outputs in micro-batches. ``times`` [s] when each micro-batch is complete, ``weights`` relative to an average
     micro-batch; both shape (micro-batches,).
     """
 
@@ -164,7 +164,7 @@ class GenerationModel:
 
     @cached_property
     def asked(self) -> np.ndarray:
-        """The lengths that seconds are asked for: the measured ones, or what `Lengths.factor` and `Lengths.tail` make
+        """The lengths that seconds are asked for. The measured ones, or what `Lengths.factor` and `Lengths.tail` make
         of them.
         """
         factor, tail = self.lengths.factor, self.lengths.tail
@@ -234,8 +234,8 @@ class GenerationModel:
         return of_a_rank(items, ranks, self.group_size)
 
     def _slots(self, requests: np.ndarray, cap: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """On how many slots the QUANTILES representative requests are looked at, and how often they pass, so that each
-        has its share of real slots.
+        """On how many slots the representative requests are looked at, and how often they pass. There are QUANTILES of
+        them; each has its share of real slots.
 
         As many slots as there are really, up to DRAWN: fewer would make the last ones drain at once. Then the queue is
         as long as it is by more rounds.
@@ -277,9 +277,10 @@ def _starts(tokens: np.ndarray, slots: int) -> np.ndarray:
 
 
 def _in_rounds(starts: np.ndarray, tokens: np.ndarray, group: int, rounds: float, round_: float) -> np.ndarray:
-    """Starts of one in ``rounds`` requests when all pass so often: the queue fills as in the first half of one round
+    """Starts of one in ``rounds`` requests when all pass so often. The queue fills as in the first half of one round
     and drains as in its second half; between, the slots take one after the other. Groups stay together, and whoever
-    ends last is among them."""
+    ends last is among them.
+    """
     first, half = np.arange(QUANTILES), QUANTILES // 2
     issued = np.where(first < half, first, first + QUANTILES * (rounds - 1))
     begun = np.where(first < half, starts, starts + round_ * (rounds - 1))

@@ -1,4 +1,4 @@
-"""The engine's devices: who has them, who waits for them, and who is on them with its memory."""
+"""The engine's devices. Who has them, who waits for them, and who is on them with its memory."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class Devices:
                     user.alone = False
 
     def line_up(self, p: Process) -> bool:
-        """It wants its devices: it has them where nobody else may hold them, which is the usual case of a spatial plan,
-        also where it needs none (True); else it waits for them."""
+        """It wants its devices, and has them where nobody else may hold them. That is the usual case of a spatial plan,
+        also where it needs none (True); else it waits for them.
+        """
         if p.alone and p.resident:
             for device in p.devices:
                 self.holder[device] = p
@@ -184,7 +185,7 @@ class Devices:
             self._bring(p)
 
     def _wanted(self, p: Process, device: int) -> int:
-        """Units that must be free on a device for p: its own, and those of its cell that are not there yet, where the
+        """Units that must be free on a device for p. Its own, and those of its cell that are not there yet, where the
         cell fits at all.
         """
         there, own = self._residents[device], 0 if p.resident else p.size

@@ -162,15 +162,15 @@ class Engine:
         return self._closing(stream)
 
     def seal(self, stream: int, expected: int) -> Instructions:
-        """From now on it is known how many producers there are: the stream ends when so many have closed."""
+        """From now on it is known how many producers there are. The stream ends when so many have closed."""
         self.streams[stream].expected = expected
         return self._closing(stream)
 
     def remote_put(
         self, channel: int, n: int, weights: Sequence[int] | None = None, ranks: Sequence[float] | None = None
     ) -> tuple[int, Instructions]:
-        """Items arrived from another host (which had the credit for them): the first sequence number, and
-        what follows.
+        """Items arrived from another host, which had the credit for them. Returns the first sequence number, and what
+        follows.
         """
         queue = self.channels[channel]
         first = queue.tail
@@ -189,7 +189,7 @@ class Engine:
         return self._flush()
 
     def granted(self, process: int, channel: int, first: int, n: int) -> Instructions:
-        """The host of this stub has answered a get: ``n`` items from number ``first`` on; none means that the stream
+        """The host of this stub has answered a get. ``n`` items from number ``first`` on; none means that the stream
         has ended.
         """
         p = self.processes[process]
@@ -238,7 +238,7 @@ class Engine:
         self._devices.vacate(p)
 
     def relieve(self, widen: bool = False, spared: Collection[int] = ()) -> Instructions:
-        """Nothing can move: let one putter exceed the capacity (the shallowest full channel), else serve a short get.
+        """Nothing can move. Let one putter exceed the capacity (the shallowest full channel), else serve a short get.
 
         Blocked producers on other hosts get as much room again as is filled. ``widen``: so do those here, where finding
         out that nothing moves is expensive. ``spared``: channels in which there shall be no more room.
@@ -283,7 +283,7 @@ class Engine:
 
     # --- meetings ----------------------------------------------------------------------------------------
     def come_back(self, process: int) -> Instructions:
-        """All ranks of its meeting are there: it wants its devices, before those who wait for them with items.
+        """All ranks of its meeting are there. It wants its devices, before those who wait for them with items.
 
         Nothing for one that does not wait any more.
         """

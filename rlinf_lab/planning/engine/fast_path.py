@@ -1,6 +1,7 @@
-"""What the engine answers without instructions, in a third of the time that settling an event takes: puts and gets from
-which nothing follows for anybody else; items that the only one who waits is given, of this host or of another one; and
-a get that waits, with who gets the device from it."""
+"""What the engine answers without instructions, in a third of an event's usual time. Puts and gets from which nothing
+follows for anybody else; items that the only one who waits is given, of this host or of another one; and a get that
+waits, with who gets the device from it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ class AtOnce:
         return self._channels[channel].stream.expected >= 0
 
     def put_at_once(self, process: int, channel: int, n: int) -> int:
-        """A put that finds room while nobody waits for its items: the first sequence number, and nothing follows from
-        it. -1: `settle` it.
+        """A put that finds room while nobody waits for its items. Returns the first sequence number; nothing follows
+        from it. -1: `settle` it.
         """
         p, queue = self._processes[process], self._channels[channel]
         first = queue.tail
@@ -99,8 +100,9 @@ class AtOnce:
         return rounds
 
     def has_room(self, channel: int, n: int) -> bool:
-        """Whether a put of ``n`` items would be done at once, at a glance: others put and get, and queues are forgotten
-        meanwhile."""
+        """Whether a put of ``n`` items would be done at once, at a glance. Others put and get meanwhile, and queues are
+        forgotten.
+        """
         queue = self._channels.get(channel)
         if queue is None:
             return True
@@ -108,8 +110,8 @@ class AtOnce:
         return not queue.putters and (not depth or depth + n <= queue.capacity)
 
     def get_at_once(self, process: int, channel: int, n: int) -> int:
-        """A get whose items are there, of a process whose devices nobody else uses: the first sequence number; nothing
-        follows from it. -1: `settle` it.
+        """A get whose items are there, of a process whose devices nobody else uses. Returns the first sequence number;
+        nothing follows from it. -1: `settle` it.
         """
         p, queue = self._processes[process], self._channels[channel]
         first, end = queue.head, queue.head + abs(n)
@@ -122,9 +124,10 @@ class AtOnce:
         return first
 
     def wait_at_once(self, process: int, channel: int, n: int) -> int:
-        """A get whose items are not there yet: the number of who has its device instead and goes on, with the items
-        from its ``lo`` to its ``hi``; `NOBODY` where nobody waits for that. Nothing else follows. `NOT_AT_ONCE`:
-        `settle` it."""
+        """A get whose items are not there yet. Returns the number of who has its device instead and goes on, with the
+        items from its ``lo`` to its ``hi``; `NOBODY` where nobody waits for that. Nothing else follows. `NOT_AT_ONCE`:
+        `settle` it.
+        """
         p, queue = self._processes[process], self._channels[channel]
         if (
             p.state != "run"
@@ -160,8 +163,9 @@ class AtOnce:
         return NOBODY if q is None else q.index
 
     def arrival_at_once(self, channel: int, n: int) -> int:
-        """Items from another host for the only one who waits, alone on its devices: its number; it goes on with the
-        items from its ``lo`` to its ``hi``, and nothing else follows. -1: `remote_put` them."""
+        """Items from another host for the only one who waits, alone on its devices. Returns its number; it goes on with
+        the items from its ``lo`` to its ``hi``, and nothing else follows. -1: `remote_put` them.
+        """
         queue = self._channels[channel]
         if (
             len(queue.getters) != 1

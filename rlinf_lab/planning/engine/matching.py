@@ -95,7 +95,7 @@ class Matching:
         return n
 
     def _room(self, queue: Channel, n: int) -> bool:
-        """Room for n items: below the capacity, or nothing there (a put larger than the channel), or an exact get asks
+        """Room for n items. Below the capacity, or nothing there (a put larger than the channel), or an exact get asks
         for more.
         """
         depth = queue.tail - queue.head
@@ -160,7 +160,7 @@ class Matching:
             self._give_of_share(queue, p, n)
 
     def _give_of_share(self, queue: Channel, p: Process, wanted: int) -> None:
-        """Whatever it asks for it gets of its share, and then meets the end of the stream."""
+        """Whatever it asks for it gets of its share. Then it meets the end of the stream."""
         share = queue.share(p.part)
         if share is None:
             self.give_nothing(p)

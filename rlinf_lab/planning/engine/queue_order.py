@@ -35,7 +35,7 @@ class InTurn:
 
 
 class Groups(Generic[T]):
-    """Items that come with the key of their group: ``size`` of a key are one, and leave together.
+    """Items that come with the key of their group. ``size`` of a key are one, and leave together.
 
     ``oldest_first``: in the order in which their keys came first; else as they are whole. What is kept of an item is
     its driver's affair.
@@ -55,7 +55,7 @@ class Groups(Generic[T]):
         return sum((len(self._open.get(key, ())) + n) // self.size for key, n in Counter(keys).items())
 
     def add(self, key: Hashable, item: T) -> tuple[float, list[T]] | None:
-        """One has come: the place in the order and the items of the group that is whole by it."""
+        """One has come. Returns the place in the order and the items of the group that is whole by it."""
         if key not in self._ages:
             self._began += 1
             self._ages[key] = self._began
@@ -68,8 +68,9 @@ class Groups(Generic[T]):
 
 
 class ByRank:
-    """The smallest rank goes first, among equals the first to come; ``last_first``: the last to come goes first;
-    ``groups``: ranks are keys, and whole groups are put in. The same order as `item_batches.Ordered` has."""
+    """The smallest rank goes first, among equals the first to come. ``last_first``: the last to come goes first;
+    ``groups``: ranks are keys, and whole groups are put in. The same order as `item_batches.Ordered` has.
+    """
 
     def __init__(self, last_first: bool = False, groups: Groups[int] | None = None) -> None:
         self._last_first, self.groups = last_first, groups

@@ -1,4 +1,4 @@
-"""What workers on one device have in common is there once: weights that two of them share."""
+"""What workers on one device have in common is there once. Such as weights that two of them share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Overlaps:
             self._units.pop(pair, None)
 
     def saved(self, there: Sequence[Process]) -> int:
-        """What adding their sizes counts too much: of each the most that it shares with one before it. Never more than
+        """What adding their sizes counts too much. Of each the most that it shares with one before it. Never more than
         is true.
         """
         if not self._units:

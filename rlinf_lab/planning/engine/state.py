@@ -139,13 +139,12 @@ class Channel:
 
     @property
     def is_early(self) -> bool:
-        """Whether who wants some of it must wait for the end: of a whole batch nobody gets a part before
-        all is there.
+        """Whether who wants some of it must wait for the end. Of a whole batch nobody gets a part before all is there.
         """
         return self.stream.whole and not self.stream.ended
 
     def leave(self, p: Process) -> bool:
-        """It does not wait here any more; whether it did: what was not enough for it may be so for who was
+        """It does not wait here any more; returns whether it did. What was not enough for it may be so for who was
         behind it.
         """
         if not any(waiting is p for waiting, _ in (*self.getters, *self.putters)):
@@ -170,7 +169,7 @@ class Channel:
         self.weights.take(n)
 
     def divide(self, part: Part) -> None:
-        """What is there becomes equal shares of the ranks of a call, one after another: N items of R ranks are cut at
+        """What is there becomes equal shares of the ranks of a call, one after another. N items of R ranks are cut at
         N·r // R.
         """
         self.group, n, first = part.group, self.tail - self.head, self.head

@@ -1,4 +1,4 @@
-"""A profile from a trace of another tool, with a mapping of the names in it to workers.
+"""A profile from a trace of another tool. A mapping says which names in it are which workers.
 
 A device is known where a lane is a stream of a GPU, or a rank of a timeline of ours. Lanes of other processes (a node
 with Ray's workers, a Python process) do not say which device they worked on: then each lane counts as one, and the
@@ -142,9 +142,10 @@ def _check(timeline: object, workers: object, edges: object, devices: object) ->
 
 @dataclass(frozen=True)
 class _Seen:
-    """``spans`` of one worker, and when each of its places was at work, [start, end) in ns, apart and in order. Places
+    """``spans`` of one worker, and when each of its places was at work. [start, end) in ns, apart and in order. Places
     are its devices, or its lanes where those are not known (``guessed``) or it has none; ``seen_on`` so many devices.
-    ``left_out``: what of it does not count, in words."""
+    ``left_out``: what of it does not count, in words.
+    """
 
     spans: tuple[Span, ...]
     guessed: bool
@@ -179,7 +180,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Reach:
-    """What counts of a trace that marks iterations: when the first one that came to its end begins and the last one
+    """What counts of a trace that marks iterations. When the first one that came to its end begins and the last one
     ends, ns, and their numbers.
     """
 
@@ -194,8 +195,8 @@ class _Reach:
         return cls(int(marks["start_ns"].min()), int(marks["end_ns"].max()), ended)
 
     def holds(self, span: Span) -> bool:
-        """A GPU is behind the host that marks the iterations, and may begin what belongs to the last one after its end.
-        Spans of ours say which they are of.
+        """Whether a span is of these iterations. A GPU is behind the host that marks them, and may begin what belongs
+        to the last one after its end. Spans of ours say which they are of.
         """
         if span.iteration >= 0:
             return span.iteration in self.ended
@@ -270,7 +271,7 @@ def _on_gpu(track: Track) -> bool:
 
 
 def _check_apart(seen: Mapping[str, _Seen], workers: Mapping[str, str]) -> None:
-    """No span of one worker is one of another's, or lies within one: its time would count for both."""
+    """No span of one worker is one of another's, or lies within one. Its time would count for both."""
     lanes: dict[Track, list[tuple[Span, str]]] = {}
     for worker, own in seen.items():
         for s in own.spans:

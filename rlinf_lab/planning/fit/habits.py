@@ -1,4 +1,4 @@
-"""Habits of workers, told from a run: when a call takes and puts its items, and how often the tokens of a cell go
+"""Habits of workers, told from a run. When a call takes and puts its items, and how often the tokens of a cell go
 round.
 
 When within a call its inputs were taken and its outputs were put: whether a worker takes everything before it works, or
@@ -79,7 +79,7 @@ class Moments:
         return True if asked_for_all or met_end else None
 
     def gives_at_end(self, channel: str, inputs: Collection[str]) -> bool | None:
-        """Whether everything was put after all work; None where nobody can tell: it had one batch only. ``inputs``:
+        """Whether everything was put after all work. None where nobody can tell: it had one batch only. ``inputs``:
         channels that feed it.
         """
         if channel not in self.put or not self.busy:
@@ -187,7 +187,7 @@ def _in_flight(moves: Moves) -> int:
 
 
 def _grows(moves: Moves) -> bool:
-    """Whether ever more is in flight, or ever less: then items that come back are no answers to single ones."""
+    """Whether ever more is in flight, or ever less. Then items that come back are no answers to single ones."""
     there = [0, *itertools.accumulate(moves)]
     early, late = there[: (len(there) + 1) // 2], there[(len(there) + 1) // 2 :]
     return there[-1] != 0 and (max(late, default=0) > max(early) or min(late, default=0) < min(early))

@@ -1,4 +1,4 @@
-"""Who takes its items otherwise than in the batches of a plan: as many as it asks for (``inbox.get(6)``). That is a
+"""Who takes its items otherwise than in the batches of a plan. As many as it asks for (``inbox.get(6)``). That is a
 group to plans: they wait for as many, as a run does, and send no fewer.
 """
 
@@ -44,7 +44,7 @@ def are_groups(
 
 
 def _only_input(run: Observed, worker: str) -> str:
-    """The channel on which others feed a worker outside all cells, where it is one of single items; else empty."""
+    """The channel of single items on which others feed a worker outside all cells. Else empty."""
     graph, fed = run.graph, inputs(run.graph, worker)
     spec = graph.channel(fed[0]) if len(fed) == 1 and not any(worker in cell for cell in graph.cells) else None
     alone = (

@@ -45,8 +45,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class LoopRecorded:
-    """What the loop itself did in one iteration: for each step of the dry run, the items of each of its
-    puts or gets.
+    """What the loop itself did in one iteration. For each step of the dry run, the items of each of its puts or gets.
     """
 
     steps: tuple[tuple[LoopStep, tuple[int, ...]], ...]
@@ -54,8 +53,8 @@ class LoopRecorded:
 
 @dataclass(frozen=True)
 class Records:
-    """Of the iterations that count: ``calls`` by position in the program, ``loop`` by iteration, ``passed``: items
-    taken, by (iteration, channel).
+    """Of the iterations that count: calls, loop and items. ``calls`` by position in the program, ``loop`` by iteration,
+    ``passed``: items taken, by (iteration, channel).
 
     ``switches``: nanoseconds of coming and leaving by worker, of all iterations; None where it never did.
     """
@@ -67,8 +66,9 @@ class Records:
 
 
 def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | None) -> Records:
-    """Leaves the first of the wanted iterations out: it warms up; and those that did not come to their end. Raises
-    `PlanError` naming the call that cannot be told apart."""
+    """Read what counts. The first of the wanted iterations is left out: it warms up; and those that did not come to
+    their end. Raises `PlanError` naming the call that cannot be told apart.
+    """
     timeline = timeline.snapshot()
     over = whole_iterations(timeline)
     looked = over if wanted is None else set(wanted) if over is None else over & set(wanted)
@@ -127,7 +127,7 @@ def _one_by_one(span: Span) -> list[Span]:
 
 
 def switch_ns(graph: WorkflowGraph, timeline: SpanStore) -> Switches:
-    """Nanoseconds that each worker took to come to its devices and to leave them: medians; None where it never did."""
+    """Nanoseconds that each worker took to come to its devices and to leave them. Medians; None where it never did."""
     took: dict[tuple[str, SpanKind], list[int]] = {}
     for span in rows_of(timeline, np.isin(timeline.spans["kind"], (SpanKind.ONLOAD, SpanKind.OFFLOAD))):
         took.setdefault((span.track.worker, span.kind), []).append(span.end_ns - span.start_ns)
@@ -177,8 +177,8 @@ def _begins(before: Span, span: Span) -> bool:
 
 
 def _elsewhere(members: Sequence[Numbered], here: int, span: Span) -> bool:
-    """Whether a span is at a channel of the next call that this one does not have. That call must begin with a get: it
-    may run before, otherwise.
+    """Whether a span is at a channel that only the next call has. That call must begin with a get: it may run before,
+    otherwise.
     """
     if not span.channel or here + 1 >= len(members):
         return False

@@ -42,7 +42,7 @@ class Observed:
     def of(
         cls, graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline, first: int | None = None
     ) -> Observed:
-        """Of the iterations that came to their end, or the ``first`` so many; raises `PlanError` as `turns_of`."""
+        """Of the iterations that came to their end, or the ``first`` so many. Raises `PlanError` as `turns_of`."""
         return cls(graph, plan, turns_of(graph, plan, timeline, first))
 
     # --- of the whole flow -------------------------------------------------------------------------------
@@ -157,12 +157,12 @@ class Observed:
 
     # --- edges -------------------------------------------------------------------------------------------
     def tells_taken(self, worker: str, channel: str) -> list[bool | None]:
-        """Of each turn, whether the worker took all of a channel before any work: see `Moments.takes_all`."""
+        """Of each turn, whether the worker took all of a channel before any work. See `Moments.takes_all`."""
         micro_batch = self.plan.micro_batches.get(channel, 0)
         return [t.moments.takes_all(channel, micro_batch) for t in self.every_turn(worker) if channel in t.gets]
 
     def tells_given(self, worker: str, channel: str) -> list[bool | None]:
-        """Of each turn, whether the worker put all of a channel at its end: see `Moments.gives_at_end`."""
+        """Of each turn, whether the worker put all of a channel at its end. See `Moments.gives_at_end`."""
         fed = inputs(self.graph, worker)
         return [t.moments.gives_at_end(channel, fed) for t in self.every_turn(worker) if channel in t.puts]
 
@@ -237,7 +237,7 @@ class ObservedCell:
 
     @property
     def tokens_of_rank(self) -> int:
-        """Of the head's ranks each: as the plan says, or where nothing is keyed as many as were in flight."""
+        """Tokens of each rank of the head. As the plan says, or where nothing is keyed as many as were in flight."""
         return self.run.plan.tokens(self.head) if self._answers else self.circulation.tokens
 
     @cached_property
@@ -328,7 +328,7 @@ class ObservedCell:
         return [Sample(devices, n, statistics.median(s), beside) for n, s in sorted(found.items())]
 
     def _asked_at_another_rate(self, worker: str, passing: float) -> bool:
-        """Whether a member takes clearly more or fewer items in an iteration than tokens go round: none at all counts
+        """Whether a member takes clearly more or fewer items than tokens go round. In an iteration; none at all counts
         as well.
         """
         took = statistics.median(
@@ -337,8 +337,9 @@ class ObservedCell:
         return not passing / RATE_FACTOR <= took <= passing * RATE_FACTOR
 
     def _in_all(self, worker: str, items: int, beside: tuple[str, ...]) -> list[Sample]:
-        """Of a member whose batches do not tell which part of a step they are: a step's part of all that it did. Of
-        tokens that go round by themselves one of each rank of the head, and all of them."""
+        """Of a member whose batches do not tell which part of a step they are. A step's part of all that it did. Of
+        tokens that go round by themselves one of each rank of the head, and all of them.
+        """
         steps, each, heads = self.steps, self.tokens_of_rank, self.run.plan.ranks(self.head)
         spent = statistics.median(
             [sum(t.busy for t in turns.values()) for turns in self.run.turns_by_rank(worker)] or [0.0]
@@ -396,7 +397,7 @@ def giving_at_end(runs: Sequence[Observed]) -> set[tuple[str, str]]:
 
 
 def within(curve: tuple[tuple[float, float], ...], seconds: float) -> tuple[tuple[float, float], ...]:
-    """A curve of outputs of a call that took about so long: where it ends later (another call, a wait on its way) in
+    """A curve of outputs of a call that took about so long. Where it ends later (another call, a wait on its way), in
     proportion.
     """
     if not curve or not seconds:

@@ -1,4 +1,4 @@
-"""What each rank did in an iteration of a run: batches, puts and gets, seconds that belong to none."""
+"""What each rank did in an iteration of a run. Batches, puts and gets, seconds that belong to none."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def turns_of(
 
 
 def _refuse_other_places(plan: ExecutionPlan, timeline: Timeline) -> None:
-    """Seconds on other devices than the plan's would be counted as seconds on as many as it has."""
+    """Refuse a run on other devices than the plan's. Its seconds would be counted as seconds on as many as the plan
+    has.
+    """
     for track in timeline.tracks:
         if track.worker in plan.placements and track.devices:
             here = plan.device_names(track.worker, track.rank) if track.rank < plan.ranks(track.worker) else ()

@@ -1,4 +1,4 @@
-"""Items of an iteration in bundles, so that it has a few thousand steps whatever its size; batches count in them."""
+"""Items of an iteration in bundles, so that it has a few thousand steps. Whatever its size; batches count in them."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Bundles:
         return step * math.ceil(max(detail, ranks) / step)
 
     def _unequal_shares(self) -> bool:
-        """Whether the ranks of somebody are handed shares of everything that are not equal: then a bundle is an item,
-        so that they are those of a run.
+        """Whether ranks of somebody are handed shares of everything that are not equal. Then a bundle is an item, so
+        that they are those of a run.
         """
         ranks = [
             self.placement.seats[e.consumer].ranks
@@ -86,7 +86,8 @@ class Bundles:
         return any(n <= self.profile.items and self.profile.items % n for n in ranks)
 
     def _whole_parts(self, detail: int) -> Iterator[int]:
-        """Into how many equal parts the items come that are no part of two items, and then none of two calls."""
+        """Into how many equal parts items come that are no part of two items. Then they are none of two calls either.
+        """
         items = self.profile.items
         if items == math.ceil(items):
             if self.by_rank or items <= detail:
@@ -121,7 +122,7 @@ class Bundles:
         )
 
     def share(self, name: str, position: int, count: int) -> int:
-        """Bundles that a rank of a source makes: whole items, in whole groups, where no bundle is a part of two of
+        """Bundles that a rank of a source makes. Whole items, in whole groups, where no bundle is a part of two of
         them.
         """
         groups = self.profile.items / self.profile.group_size(name)
@@ -153,8 +154,9 @@ class Bundles:
         return np.interp(part, np.arange(1, ATOMS + 1) / ATOMS, stream.times)
 
     def weight(self, name: str, source: str | None, first: int, n: int) -> float:
-        """Mean weight of ``n`` bundles from number ``first`` of a channel on: they entered it in the order in which
-        they were completed, and whoever has them, whenever it begins with them, has these."""
+        """Mean weight of ``n`` bundles from number ``first`` of a channel on. They entered it in the order in which
+        they were completed, and whoever has them, whenever it begins with them, has these.
+        """
         if source is None or self.profile.weights != "tokens":
             return 1.0
         group = max([1, *(e.group for e in self.edges if e.consumer == name)])

@@ -1,4 +1,4 @@
-"""A plan of the search as a timeline: the profile's workers as scripts, run by the real scheduler in virtual time.
+"""A plan of the search as a timeline. The profile's workers are scripts, run by the real scheduler in virtual time.
 
 Ranks of a generator work on their own, each through its part of the responses, and so do ranks that begin at different
 times (`per_rank`); every other worker is one worker group on all its devices, because data-parallel ranks advance
@@ -76,7 +76,7 @@ def device_names(placement: Placement) -> tuple[str, ...]:
 
 
 def graph_of(profile: Profile) -> WorkflowGraph:
-    """The workflow that a profile describes: a channel for each edge, a method for each worker, then the handovers."""
+    """The workflow that a profile describes. A channel for each edge, a method for each worker, then the handovers."""
     nodes, program, edges = [], [], (*profile.edges, *gates(profile))
     budget = Budget(profile, {"": 1})
     back = {e.channel for e in profile.edges if _answers(budget, e)}
@@ -99,8 +99,8 @@ def graph_of(profile: Profile) -> WorkflowGraph:
 
 
 def shared_weights(profile: Profile) -> list[dict[str, float]]:
-    """As `Simulator` takes them: for each weights that several workers hold, of each of these which part of what it
-    moves they are.
+    """As `Simulator` takes them: who holds which weights. For each weights that several workers hold, of each of these
+    which part of what it moves they are.
     """
     found: dict[str, dict[str, float]] = {}
     for name, worker in profile.workers.items():
@@ -110,7 +110,7 @@ def shared_weights(profile: Profile) -> list[dict[str, float]]:
 
 
 def gates(profile: Profile) -> tuple[EdgeProfile, ...]:
-    """Who must wait for complete groups although the responses reach it through others: an edge from the generator, of
+    """Who must wait for complete groups although the responses reach it through others. An edge from the generator, of
     whole groups.
 
     Not within a cell: its members answer each other step by step, all items of a sub-batch together.
@@ -138,7 +138,7 @@ def _generator_above(profile: Profile, name: str) -> str | None:
 
 
 def _answers(budget: Budget, edge: EdgeProfile) -> bool:
-    """Whether an edge of a cell leads back, to a member that works before its producer in a step."""
+    """Whether an edge of a cell leads back. It does to a member that works before its producer in a step."""
     stage = budget.home[edge.producer]
     if stage != budget.home[edge.consumer]:
         return False
@@ -179,7 +179,7 @@ class _Forecast:
             ) from error
 
     def _moving(self) -> dict[EdgeProfile, Message | None]:
-        """Edges between stages on devices of their own, whose items take time to move, and what a message of each
+        """Edges between stages on devices of their own, whose items take time to move. Also what a message of each
         costs.
         """
         found = {}
@@ -204,7 +204,7 @@ class _Forecast:
         return message_of(self.profile.messages, len(nodes) == 1)
 
     def _talk_seconds(self, name: str, inner: Sequence[EdgeProfile]) -> float:
-        """What the messages of a step of a cell cost one of its members: computing, and the flight of what it waits
+        """What the messages of a step of a cell cost one of its members. Computing, and the flight of what it waits
         for.
         """
         total = 0.0
@@ -373,7 +373,7 @@ class _Forecast:
         return lru_cache(maxsize=None)(lambda n: seconds(n / self.bundles.count * self.profile.items))
 
     def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
-        """Step by step, slot by slot: what comes from members before it in the step, its own work, what goes on;
+        """Step by step, slot by slot. What comes from members before it in the step, its own work, what goes on;
         answers of the last step by key.
         """
         mates = self.bundles.mates(name)
@@ -429,8 +429,8 @@ class _Forecast:
         ]
 
     def _inputs_in_turn(self, name: str, inputs: Sequence[str]) -> list[tuple[str, float]]:
-        """(channel, part of the seconds) of a worker that takes its inputs one after the other; none where it waits for
-        one that its profile does not name.
+        """(channel, part of the seconds) of a worker that takes its inputs in turn. None where it waits for one that
+        its profile does not name.
         """
         channels = {e.producer: e.channel for e in self.profile.edges if e.consumer == name and e.channel in inputs}
         found = [
@@ -448,8 +448,8 @@ def _ns(seconds: float) -> int:
 
 
 def _divided(n: int, parts: int) -> list[int]:
-    """As equal as whole numbers allow, the larger ones early, so that the first parts of all ranks together make no
-    less than a micro-batch; without empty ones.
+    """As equal as whole numbers allow, the larger ones early, without empty ones. So the first parts of all ranks
+    together make no less than a micro-batch.
     """
     ends = [-(-n * i // parts) for i in range(parts + 1)]
     return [end - start for start, end in itertools.pairwise(ends) if end > start]

@@ -1,4 +1,4 @@
-"""What messages between processes add to the calls of a forecast: computing at both ends, and their flight where
+"""What messages between processes add to the calls of a forecast. Computing at both ends, and their flight where
 somebody waits for them.
 
     put ── busy ──> · · · flight · · · ──> busy ── get
@@ -22,7 +22,7 @@ NONE = Message("unix", 0.0, 0.0)
 
 
 class Taking(NamedTuple):
-    """Seconds of a get: ``busy`` computing for each item, ``asking`` computing for each get, ``flight`` there and back
+    """Seconds of a get. ``busy`` computing for each item, ``asking`` computing for each get, ``flight`` there and back
     of each get.
     """
 

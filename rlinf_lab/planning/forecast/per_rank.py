@@ -1,4 +1,4 @@
-"""Whose ranks a forecast simulates one by one, with the micro-batches of a run: those that begin at different times,
+"""Whose ranks a forecast simulates one by one, with the micro-batches of a run. Those that begin at different times,
 since others have some of their devices.
 
 A rank whose device is free takes the next batch while others wait for theirs, so such a worker is neither as early nor
@@ -23,7 +23,7 @@ MAX_BATCHES = 1024
 
 
 def by_rank(placement: Placement) -> frozenset[str]:
-    """Workers whose ranks are simulated one by one, if they do not generate: no members of a cell, which go on step by
+    """Workers whose ranks are simulated one by one, if they do not generate. No members of a cell, which go on step by
     step, and not too many batches.
     """
     stages, home = placement.setting.stages, placement.setting.home

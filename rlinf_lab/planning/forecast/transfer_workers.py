@@ -1,4 +1,4 @@
-"""Moving items between devices, in a forecast: a link is a worker without a device, between producer and consumer.
+"""Moving items between devices, in a forecast. A link is a worker without a device, between producer and consumer.
 
     producer ──sent──> link: message + latency + bytes / bandwidth for each batch ──> consumer
 
@@ -28,7 +28,7 @@ class Links:
 
     @classmethod
     def of(cls, profile: Profile, edges: Mapping[EdgeProfile, Message | None], bundles: int) -> Links:
-        """``edges``: those that are moved, and what a message of each costs; ``bundles``: into which the items of an
+        """``edges``: those that are moved, and what a message of each costs. ``bundles``: into which the items of an
         iteration are gathered.
         """
         link, found = profile.link, {}

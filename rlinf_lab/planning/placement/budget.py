@@ -1,4 +1,4 @@
-"""A profile with a budget of devices: who is placed as one, on how many devices of which kind, in how fine
+"""A profile with a budget of devices. Who is placed as one, on how many devices of which kind, in how fine
 micro-batches, at what cost.
 
 A *stage* is what the search places as one: a worker, or the workers of a cycle (a cell).
@@ -112,10 +112,11 @@ class Budget:
 
     @cached_property
     def finest_call(self) -> tuple[int, ...]:
-        """By stage, the finest granularity of its calls: who is fed by groups gets whole ones, however fine the
+        """By stage, the finest granularity of its calls. Who is fed by groups gets whole ones, however fine the
         micro-batches in which its consumers take what it makes. The first that is as fine as the groups are: six groups
         come in six calls where eight micro-batches are asked for, and in three of two groups where four are (`calls`).
-        Not who generates: its calls are no micro-batches."""
+        Not who generates: its calls are no micro-batches.
+        """
         found = [0 if i in self.handed_all else self.granularities - 1 for i in range(len(self.stages))]
         for e in self.profile.edges:
             stage = self.home[e.consumer]
@@ -130,8 +131,9 @@ class Budget:
 
     @cached_property
     def in_whole_calls(self) -> frozenset[str]:
-        """Workers whose calls a run makes of whole items or groups, by channel: who is fed, and no member of a cell,
-        which goes on in steps."""
+        """Workers whose calls a run makes of whole items or groups, by channel. Who is fed, and no member of a cell,
+        which goes on in steps.
+        """
         fed = {e.consumer for e in self.profile.edges if not e.value and self.home[e.producer] != self.home[e.consumer]}
         return frozenset(
             n for n in fed if len(self.stages[self.home[n]].members) == 1 and self._has_calls(self.home[n])
@@ -150,8 +152,9 @@ class Budget:
 
     @cached_property
     def leads(self) -> dict[str, float]:
-        """Of sources that stream, the part of their seconds before the first output begins: they read, or set up, and
-        then go on evenly."""
+        """Of sources that stream, the part of their seconds before the first output begins. They read, or set up, and
+        then go on evenly.
+        """
         found = {
             name: _lead(self.profile.workers[name].samples, self.profile.items)
             for name in self.sources
@@ -168,7 +171,7 @@ class Budget:
         return self.profile.items / 2 ** self.finest_call[self.home[worker]]
 
     def begins_with_all(self, worker: str) -> bool:
-        """Whether it is a generator whose lengths are known: what they say holds when all requests are there from the
+        """Whether it is a generator whose lengths are known. What they say holds when all requests are there from the
         start.
         """
         alone = len(self.stages[self.home[worker]].members) == 1
@@ -198,8 +201,9 @@ class Budget:
         return max((e.group for e in self.profile.edges if e.producer in downstream), default=1)
 
     def _on_kind(self, kind: str) -> Profile:
-        """The profile with each worker's samples on a kind of device, or those on the first kind that it was measured
-        on, at the relative speed. Who works on the host is on no kind: as fast as measured."""
+        """The profile with each worker's samples on a kind of device. Or those on the first kind that it was measured
+        on, at the relative speed. Who works on the host is on no kind: as fast as measured.
+        """
         if all(
             w.resource == "host" or self._kind_of(s) == kind for w in self.profile.workers.values() for s in w.samples
         ):
@@ -216,7 +220,7 @@ class Budget:
         return self.profile.replace(workers=workers)
 
     def measured_on(self, worker: str, kind: str) -> str:
-        """The kind of device whose samples tell a worker's seconds on ``kind``: that one, or the first that it was
+        """The kind of device whose samples tell a worker's seconds on ``kind``. That one, or the first that it was
         measured on; on the host ``kind``.
         """
         profile = self.profile.workers[worker]

@@ -1,4 +1,4 @@
-"""In how many calls a run works on the items of an iteration: of whole items, or of whole groups, for each rank.
+"""In how many calls a run works on the items of an iteration. Of whole items, or of whole groups, for each rank.
 
 The search halves micro-batches, so it asks for 2^g of them. Of 56 groups 32 micro-batches would be of a group and three
 quarters; a run makes them of two groups, and so 28 calls. Every call costs its fixed seconds, so it is the calls that
@@ -28,7 +28,7 @@ class Calls(NamedTuple):
 
     @classmethod
     def of(cls, items: float, micro_batches: float | np.ndarray, ranks: int | np.ndarray, group_size: int = 1) -> Calls:
-        """``items`` of an iteration, which shall flow in so many ``micro_batches``, in groups of ``group_size``: a rank
+        """``items`` of an iteration, which shall flow in so many ``micro_batches``, in groups of ``group_size``. A rank
         is given as many as make no more micro-batches.
         """
         full = group_size * ranks * np.ceil(items / group_size / micro_batches / ranks - ROUNDING)
@@ -45,8 +45,9 @@ class Calls(NamedTuple):
         )
 
     def counted(self, items: float | np.ndarray) -> np.ndarray:
-        """Items of a call that takes as long if the ranks divided them evenly: one takes a whole batch, however few are
-        left for the others."""
+        """Items of a call that takes as long if the ranks divided them evenly. One takes a whole batch, however few are
+        left for the others.
+        """
         of_one = np.minimum(items, self.full / self.ranks)
         return np.asarray(np.maximum(items, self.ranks * (of_one - self.group_size) + self.group_size))
 

@@ -1,4 +1,4 @@
-"""Steps of a cell: in which order its members work in each, and as how many rounds the steps of an iteration are
+"""Steps of a cell. In which order its members work in each, and as how many rounds the steps of an iteration are
 simulated.
 """
 
@@ -12,7 +12,7 @@ MAX_ROUNDS = 64  # of an iteration at most; more steps are bundled
 
 
 def order(profile: Profile, members: Sequence[str]) -> list[str]:
-    """In which order the members of a cell work in a step: from its head along the edges."""
+    """In which order the members of a cell work in a step. From its head along the edges."""
     found = [head(profile, members)]
     for name in found:  # grows meanwhile
         found += dict.fromkeys(

@@ -1,4 +1,4 @@
-"""The best way to give the members of a cell devices of their own: how many each, and in how many sub-batches.
+"""The best way to give the members of a cell devices of their own. How many each, and in how many sub-batches.
 
 The members' seconds add up and the slowest one counts as often as there are sub-batches: two numbers, so a front, as in
 the plan search.
@@ -20,7 +20,7 @@ MAX_COUNTS = 160  # device counts of a member that are looked at; more are thinn
 
 @dataclass(frozen=True)
 class Apart:
-    """``seconds`` of an iteration for each code of devices, and how: ``sub_batches`` and each member's ``codes``
+    """``seconds`` of an iteration for each code of devices, and how. ``sub_batches`` and each member's ``codes``
     (members, codes).
     """
 
@@ -30,8 +30,8 @@ class Apart:
 
 
 def apart(seconds: Mapping[int, Sequence[np.ndarray]], members: int, shape: Counts, model: CellModel) -> Apart:
-    """``seconds``: for each number of sub-batches, each member's seconds of one sub-batch (all its calls), by code, inf
-    where impossible.
+    """Find it. ``seconds``: for each number of sub-batches, each member's seconds of one sub-batch (all its calls), by
+    code, inf where impossible.
 
     ``model``: how they make an iteration. Empty where a micro-batch has fewer items than any number of sub-batches:
     then no code has finite seconds.

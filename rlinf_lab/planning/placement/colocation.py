@@ -1,4 +1,4 @@
-"""The search's best plan that really fits: who has a device in common with whom is settled as far as memory asks for it
+"""The search's best plan that really fits. Who has a device in common with whom is settled as far as memory asks for it
 (branch and bound).
 """
 
@@ -202,8 +202,8 @@ class _Branches(_Looks):
         return self._settle(used, undecided) if undecided else self._smaller(used, *broken[0])
 
     def _settle(self, used: Arrangement, together: frozenset[str]) -> list[Arrangement]:
-        """One in which these workers have a device in common and one in which they have none; first, on which kind
-        those who stay are.
+        """One in which these workers share a device and one in which they do not. First, on which kind those who stay
+        are.
         """
         forms, kinds = used.forms, self.setting.kinds
         if len(together) < 2:
@@ -222,7 +222,7 @@ class _Branches(_Looks):
         return [yes, no]
 
     def _smaller(self, used: Arrangement, placement: Placement, together: frozenset[str]) -> list[Arrangement]:
-        """They shall have no device in common and cannot but have one: with fewer devices for one of them.
+        """They shall have no device in common and cannot but have one. So one of them has fewer devices.
 
         Two that together have more than there are: at most so many for the one, or at most what is then left for the
         other. Else with so few that they need have none in common in this plan; in others as many might do, which are
@@ -256,7 +256,7 @@ class _Branches(_Looks):
 
 
 def _windowed(setting: Setting, used: Arrangement, name: str, window: Window) -> Arrangement:
-    """With another window of a worker, and of those of its cell that sit on the same devices."""
+    """With another window of a worker. Also of those of its cell that sit on the same devices."""
     stage = setting.home[name]
     names = (name,) if used.forms[stage] == APART else setting.stages[stage].members
     return replace(used, forms=used.forms.within(names, window))
@@ -279,9 +279,7 @@ def _beside(placement: Placement) -> list[frozenset[str]]:
 
 
 def _too_many(placement: Placement) -> frozenset[str]:
-    """Of those on a device that has too little memory, as few as are too many: who works there, and those that keep
-    most.
-    """
+    """As few as are too many on a device that has too little memory. Who works there, and those that keep most."""
     clash = placement.clash()
     if clash is None:
         return frozenset()

@@ -1,5 +1,5 @@
-"""Seconds of a micro-batch of items for every stage, granularity, number of devices, and co-location on the same
-devices; inf where it cannot be.
+"""Seconds of a micro-batch of items; inf where it cannot be. For every stage, granularity, number of devices, and
+co-location on the same devices.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ PERIOD_FACTORS = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream,
 
 @dataclass(frozen=True)
 class _Alone:
-    """What co-location changes nothing of: ``items`` of a micro-batch, GiB ``needed`` and whether a number of devices
+    """What co-location changes nothing of. ``items`` of a micro-batch, GiB ``needed`` and whether a number of devices
     is ``allowed``, shape (grains, devices), and the ``seconds`` of a call beside those in whose co-location it was
-    measured."""
+    measured.
+    """
 
     items: np.ndarray
     needed: np.ndarray
@@ -116,7 +117,7 @@ class Tables:
         )
 
     def _of_one(self, name: str, grains: np.ndarray, colocated: Colocated) -> np.ndarray:
-        """Of a worker that is no part of a cell: made once for all who leave it as much memory, or enough, and beside
+        """Of a worker that is no part of a cell. Made once for all who leave it as much memory, or enough, and beside
         whom it was measured alike.
         """
         setting, left = self.setting, list[float]()
@@ -138,7 +139,7 @@ class Tables:
         return self._lone[key]
 
     def _worker(self, name: str, grains: np.ndarray, sub_batches: int, colocated: Colocated) -> np.ndarray:
-        """Seconds of all calls of a worker for one of the sub-batches of a micro-batch, shape (grains, codes)."""
+        """Seconds of all calls of a worker for one of the sub-batches of a micro-batch. Shape (grains, codes)."""
         rows = self._in_micro_batches(name, grains, sub_batches, colocated)
         rows[grains > self.setting.finest_call[self.setting.home[name]]] = np.inf
         return rows
@@ -219,7 +220,7 @@ class Tables:
         items: np.ndarray,
         beside: frozenset[str] = NOBODY,
     ) -> np.ndarray:
-        """Seconds of one micro-batch of so many items, shape (grains, devices): the mean of those of the calls that a
+        """Seconds of one micro-batch of so many items, shape (grains, devices). The mean of those of the calls that a
         run makes of all micro-batches.
         """
         if name in self.setting.sources and isinstance(model, BatchModel):
@@ -240,7 +241,7 @@ class Tables:
         return tuple(r for r in PERIOD_FACTORS if r >= 1 or not self.setting.staleness)
 
     def _lag(self, stage: int, staying: int, forms: Forms, g: int) -> np.ndarray:
-        """Fill of each bound as a part of the stream's seconds, shape (rates, codes): micro-batch j has left after fill
+        """Fill of each bound as a part of the stream's seconds, shape (rates, codes). Micro-batch j has left after fill
         + j · period.
 
         Computed for some device counts and interpolated, because it changes slowly.

@@ -1,4 +1,4 @@
-"""The memory that a worker finds free on a device, beside those who stay there while it works."""
+"""The memory that a worker finds free on a device. Others stay there while it works."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Forms:
 
 @dataclass(frozen=True)
 class Colocated:
-    """Who is on the same devices: ``staying`` stages (a mask) in their ``forms``, and the ``mates`` of a cell, oneself
+    """Who is on the same devices. ``staying`` stages (a mask) in their ``forms``, and the ``mates`` of a cell, oneself
     included.
     """
 
@@ -82,7 +82,7 @@ class FreeMemory:
     def free(
         self, name: str, kind: str, devices: np.ndarray, items: float | np.ndarray, colocated: Colocated
     ) -> np.ndarray:
-        """GiB that a worker may use on each of its devices: what stays there meanwhile is taken off. Shape of devices
+        """GiB that a worker may use on each of its devices. What stays there meanwhile is taken off. Shape of devices
         and ``items`` together.
         """
         workers = self.setting.profile.workers
@@ -103,7 +103,7 @@ class FreeMemory:
     def running(
         self, name: str, kind: str, devices: np.ndarray, items: float, colocated: Colocated
     ) -> np.ndarray | None:
-        """Sequences that a rank of a generator can run at once; None: the devices' memory is no limit."""
+        """Sequences that a rank of a generator can run at once. None: the devices' memory is no limit."""
         worker = self.setting.profile.workers[name]
         return (
             None
@@ -112,7 +112,7 @@ class FreeMemory:
         )
 
     def kept(self, who: tuple[str, ...], kind: str, forms: Forms) -> float:
-        """GiB that staying workers keep on a device: with the most devices of their window on which they fit, or
+        """GiB that staying workers keep on a device. With the most devices of their window on which they fit, or
         ``careful``, with the fewest.
         """
         return sum((self._kept(name, kind, forms.window(name), forms.careful) for name in who), 0.0)
@@ -134,7 +134,7 @@ class FreeMemory:
         return float(memory.kept(worker, good[:1] if careful else good, items).min()) if len(good) else 0.0
 
     def _sharing(self, stage: int, forms: Forms) -> list[tuple[str, ...]]:
-        """Who of a stage can be on one device: all of them, or one of those that sit apart."""
+        """Who of a stage can be on one device. All of them, or one of those that sit apart."""
         names = self.setting.stages[stage].members
         return [(m,) for m in names] if forms[stage] == APART else [names]
 

@@ -63,7 +63,7 @@ def _kinds(setting: Budget, stage: Stage) -> str:
 
 
 def _apart(setting: Budget, stage: Stage) -> str:
-    """The members of a cell share no number of devices, and there are too few for them to sit apart."""
+    """The members of a cell share no number of devices. There are too few for them to sit apart."""
     fewest = {name: int(counts.min()) for name in stage.members if len(counts := _counts(setting, name))}
     needs = " + ".join(f"{n} {name}" for name, n in fewest.items())
     return (

@@ -1,4 +1,4 @@
-"""From a plan tree to devices: which worker sits on which, as how many ranks, and whether everything fits there."""
+"""From a plan tree to devices. Which worker sits on which, as how many ranks, and whether everything fits there."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rlinf_lab.planning.search.problem import Counts
 
 @dataclass(frozen=True)
 class Seat:
-    """One worker: ``devices`` by their number (kind after kind); a run makes `Placement.number_of_calls` of the
-    ``micro_batches``; ``sub_batches`` inside a cell.
+    """The seat of one worker: ``devices`` by their number (kind after kind). A run makes `Placement.number_of_calls` of
+    the ``micro_batches``; ``sub_batches`` inside a cell.
     """
 
     worker: str
@@ -75,7 +75,7 @@ class Placement:
 
     @property
     def shape(self) -> str:
-        """Who shares and who streams: `>` one after another on the same devices, `|` at the same time, `+` a cell
+        """Who shares and who streams. `>` one after another on the same devices, `|` at the same time, `+` a cell
         time-shared, step by step.
         """
         forms, stages = self.arrangement.forms, self.setting.stages
@@ -244,7 +244,7 @@ class Placement:
     def kept_beside(
         self, name: str, device: int, all_stay: bool = False, there: Collection[int] = ()
     ) -> dict[str, float]:
-        """GiB that each of those of other stages that stay keeps on a device; ``all_stay``: if nobody left it;
+        """GiB that each of those of other stages that stay keeps on a device. ``all_stay``: if nobody left it;
         ``there``: stages that have not left it.
         """
         home, profile = self.setting.home, self.setting.profile
@@ -264,7 +264,7 @@ class Placement:
         ]
 
     def _gib(self, name: str, seat: Seat, device: int, all_stay: bool = False, there: Collection[int] = ()) -> float:
-        """GiB on a device while this worker works there; ``all_stay``: if nobody left it; ``there``: stages that have
+        """GiB on a device while this worker works there. ``all_stay``: if nobody left it; ``there``: stages that have
         not left it.
         """
         profile, on = self.setting.profile, np.array([len(seat.devices)])

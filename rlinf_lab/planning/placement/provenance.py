@@ -23,7 +23,7 @@ KINDS = {sign: kind for kind, sign in SIGNS.items()}
 
 
 def origin_of(placement: Placement) -> dict[str, Any]:
-    """What `found_by` reads: the most micro-batches that were looked at, the tree, and the arrangement as far as it
+    """What `found_by` reads. The most micro-batches that were looked at, the tree, and the arrangement as far as it
     says anything.
     """
     setting, arrangement, forms = placement.setting, placement.arrangement, placement.arrangement.forms
@@ -98,7 +98,9 @@ def _read(written: Sequence[Any], heads: Sequence[str]) -> Tree | None:
 
 
 def _is_possible(tree: Tree, setting: Setting) -> bool:
-    """Whether it seats every stage once, within the devices that there are, in micro-batches that are looked at."""
+    """Whether it can be a plan of these devices. It seats every stage once, within the devices that there are, in
+    micro-batches that are looked at.
+    """
     leaves = [n.worker for n in nodes(tree) if isinstance(n, Leaf)]
     if sorted(leaves) != list(range(len(setting.stages))):
         return False

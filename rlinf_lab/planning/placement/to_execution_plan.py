@@ -1,4 +1,4 @@
-"""A plan of the search as the `ExecutionPlan` that an executor takes: ranks, micro-batches of every channel, who is
+"""A plan of the search as the `ExecutionPlan` that an executor takes. Ranks, micro-batches of every channel, who is
 switched out.
 """
 
@@ -25,7 +25,9 @@ AHEAD_BATCHES = 2  # batches of a rank that a channel holds: one that is taken, 
 
 
 def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence[str], name: str) -> ExecutionPlan:
-    """``graph``: of the workflow that shall run; ``devices``: a name for each device of the placement."""
+    """The plan for an executor. ``graph``: of the workflow that shall run; ``devices``: a name for each device of the
+    placement.
+    """
     same_workers(placement.setting.profile, graph)
     placements = {w: ranks_of(placement, w) for w in graph.workers}
     cells = [
@@ -60,8 +62,8 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
 
 
 def _rooms(placement: Placement, graph: WorkflowGraph, micro_batches: Mapping[str, int]) -> dict[str, int]:
-    """Of channels that hold less than the plan needs: a batch for each rank of the consumers, and as much again while
-    they work on it; all items where a bound would hold up more than the producer of that channel alone (`_Held`).
+    """Room of channels that hold less than the plan needs. A batch for each rank of the consumers, and as much again
+    while they work on it; all items where a bound would hold up more than the producer of that channel alone (`_Held`).
 
     A smaller bound would cut every batch to what it holds, and what a batch always takes would be paid so much oftener.
     """
@@ -113,9 +115,10 @@ class _Held:
         return cls(placement, frozenset(link for link in channels | values if link[0] != link[1]))
 
     def more_than_the_producer_of(self, edge: Edge) -> bool:
-        """Whether a bound costs more than that a producer waits for a consumer which is slower: others are fed by it,
-        or by who feeds it; its consumer waits for somebody else, too, or for its turn, and is fed no faster then; or
-        others have the producer's devices meanwhile."""
+        """Whether a bound costs more than that a producer waits for a slower consumer. So it is where others are fed by
+        it, or by who feeds it; where its consumer waits for somebody else, too, or for its turn, and is fed no faster
+        then; or where others have the producer's devices meanwhile.
+        """
         producer, consumer = (self.placement.setting.home[name] for name in (edge.producer, edge.consumer))
         if producer == consumer:
             return False
@@ -185,8 +188,9 @@ def micro_batch_between(placement: Placement, edge: Edge | EdgeProfile, fused: t
 
 
 def _in_cell(placement: Placement, tokens: int, consumer: Seat) -> int:
-    """Of items that circulate together, ``tokens`` of them when the cell has all of an iteration. In its parts they are
-    as many parts, where these are alike."""
+    """Of items that circulate together: ``tokens`` of them if the cell has a whole iteration's. In its parts they are
+    as many parts, where these are alike.
+    """
     profile, stage = placement.setting.profile, placement.setting.stages[placement.setting.home[consumer.worker]]
     first = placement.seats[head(profile, stage.members)]
     even = consumer.micro_batches == 1 or not (
@@ -196,9 +200,10 @@ def _in_cell(placement: Placement, tokens: int, consumer: Seat) -> int:
 
 
 def batch_of_tokens(tokens: int, ranks: int, is_head: bool) -> int:
-    """Of items that are put into a cell together, those of a member's rank: as many for each, so that none waits for a
+    """Of items that are put into a cell together, those of a member's rank. As many for each, so that none waits for a
     batch that does not fill. The head waits for its own share, which is the same for each of its ranks, or else item by
-    item."""
+    item.
+    """
     share = tokens // ranks
     if is_head:
         return share if tokens % ranks == 0 else 1
@@ -206,9 +211,10 @@ def batch_of_tokens(tokens: int, ranks: int, is_head: bool) -> int:
 
 
 def _would_interrupt(placement: Placement, consumer: Seat) -> bool:
-    """Whether a rank that began with its first items would take its device from somebody above it to whom items stream
-    from other devices and who waits for them just then; and with it from all for whom the worker itself waits: a batch
-    of everything is long."""
+    """Whether a rank that began with its first items would interrupt somebody above it. It would take the device of one
+    to whom items stream from other devices and who waits for them just then; and with it from all for whom the worker
+    itself waits: a batch of everything is long.
+    """
     edges, home = placement.setting.profile.edges, placement.setting.home
     above, open_ = set[str](), [consumer.worker]
     while open_:
@@ -240,7 +246,7 @@ def items_between(placement: Placement, edge: Edge | EdgeProfile) -> float:
 
 
 def same_workers(profile: Profile, graph: WorkflowGraph) -> None:
-    """Raise `PlanError` where a profile is not of this workflow: other workers, or in micro-batches what the workflow
+    """Raise `PlanError` where a profile is not of this workflow. Other workers, or in micro-batches what the workflow
     hands over at once.
     """
     missing = [w for w in graph.workers if w not in profile.workers]

@@ -36,7 +36,7 @@ NUMBERS = {  # field: least, most, advice, example
 
 
 class Fixed(dict[str, Any]):
-    """A mapping that stays as it is: what was checked cannot be changed behind the plan's back."""
+    """A mapping that stays as it is. What was checked cannot be changed behind the plan's back."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise PlanError(

@@ -1,4 +1,4 @@
-"""From a plan to processes and queues: the part of the micro flow that every driver needs before it starts.
+"""From a plan to processes and queues. The part of the micro flow that every driver needs before it starts.
 
 A channel whose producer and consumer are fused has one queue for each unit (shard = rank); any other channel has one.
 """
@@ -19,8 +19,8 @@ from rlinf_lab.workflow.workflow import Workflow
 
 @dataclass(frozen=True)
 class Layout:
-    """``members``: (worker, rank) in engine order: the driver first, then workers in order of declaration, rank by
-    rank.
+    """Ranks and where they live. ``members``: (worker, rank) in engine order: the driver first, then workers in order
+    of declaration, rank by rank.
     """
 
     graph: WorkflowGraph
@@ -82,7 +82,7 @@ class Layout:
         return rank if self.sharded(channel) else 0
 
     def key_owner(self, channel: str, key: int) -> tuple[str, int]:
-        """Which consumer rank reads ``key``: keys are numbered rank by rank, as many a rank as it has sub-batches."""
+        """Which consumer rank reads ``key``. Keys are numbered rank by rank, as many a rank as it has sub-batches."""
         consumer = self.graph.consumers(channel)[0]
         tokens = 1 if consumer == DRIVER else self.plan.tokens(consumer)
         return consumer, (key // tokens) % self.ranks(consumer)

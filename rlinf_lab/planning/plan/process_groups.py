@@ -1,6 +1,4 @@
-"""Which process a rank lives in, and which process keeps a queue, where an executor has several: from the plan alone,
-the same on every host.
-"""
+"""Which process a rank lives in, and which one keeps a queue. From the plan alone, the same on every host."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ Place = Mapping[tuple[str, int], str]
 
 
 def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
-    """A host for every rank: ranks whose device sets overlap live in one process (a connected component), and so do
+    """A host for every rank. Ranks whose device sets overlap live in one process (a connected component), and so do
     those on shares of one device: streams of several processes would take turns.
     """
     first: dict[str, int] = {}
@@ -35,7 +33,7 @@ def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
 
 
 def homes_of(layout: Layout, place: Place, channel: str) -> list[str]:
-    """The hosts where queues of a channel live: several when it has keys or shards, each the host of its only reader;
+    """The hosts where queues of a channel live. Several when it has keys or shards, each the host of its only reader;
     else that of most readers.
     """
     ranks = Counter(place[w, r] for w in layout.graph.consumers(channel) for r in range(layout.ranks(w)))

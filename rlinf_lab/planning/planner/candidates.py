@@ -1,4 +1,4 @@
-"""From a setting to the plans worth looking at: the best of every way to compose the flow, followed micro-batch by
+"""From a setting to the plans worth looking at. The best of every way to compose the flow, followed micro-batch by
 micro-batch.
 """
 
@@ -30,7 +30,7 @@ SAME = 1.001
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that fits: the seconds that the search gave it and those that come out when its micro-batches are
+    """A plan that fits. The seconds that the search gave it and those that come out when its micro-batches are
     followed.
     """
 
@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Known:
-    """What a search found before: of each plan its compositions (`plan_tree.compositions`) and the stages that stay (a
+    """What a search found before. Of each plan its compositions (`plan_tree.compositions`) and the stages that stay (a
     mask), the best plans first.
 
     ``alone``: nothing else is looked at, as long as there is a plan of one of these shapes. Not where it was found for
@@ -125,8 +125,8 @@ def _by_seconds(candidate: Candidate) -> tuple[float, str]:
 
 
 def _others(some: list[Candidate], most: int) -> list[Candidate]:
-    """Of one shape: those that the search finds about as fast as its best one, the best one of what is followed among
-    them.
+    """Of one shape: those that the search finds about as fast as its best one. The best one of what is followed is
+    among them.
     """
     least = min(c.searched for c in some)
     near = sorted((c for c in some if c.searched <= CLOSE * least), key=lambda c: c.searched)
@@ -141,7 +141,7 @@ def _others(some: list[Candidate], most: int) -> list[Candidate]:
 
 
 def _distinct(found: list[Candidate]) -> list[Candidate]:
-    """Without those that seat everybody as a faster one does and take about as long: they differ in name only, or in
+    """Without those that seat everybody as a faster one does and take about as long. They differ in name only, or in
     micro-batches that change nothing.
     """
     kept: list[Candidate] = []
@@ -152,7 +152,7 @@ def _distinct(found: list[Candidate]) -> list[Candidate]:
 
 
 def alike(a: Placement, b: Placement) -> bool:
-    """Whether everybody sits on the same devices, in the same ranks: of one mode, whatever the micro-batches."""
+    """Whether everybody sits on the same devices, in the same ranks. Of one mode, whatever the micro-batches."""
     return a.mode == b.mode and all(
         replace(seat, micro_batches=1) == replace(b.seats[name], micro_batches=1) for name, seat in a.seats.items()
     )
@@ -209,7 +209,7 @@ def _quick(
 def _recosted(
     setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float
 ) -> list[Candidate]:
-    """The best plans among known shapes: where nothing fits with those who stayed in them, with those who may stay
+    """The best plans among known shapes. Where nothing fits with those who stayed in them, with those who may stay
     where these shapes are turns.
     """
     some = [a for a in arrangements if a.staying in known.staying[:RECENT]]
@@ -248,8 +248,8 @@ def _as_it_runs(setting: Setting) -> Search:
 
 
 def _seconds_time_shared(setting: Setting, arrangement: Arrangement) -> float:
-    """Of everybody one after another, each on the devices that suit it best, and of the switches of those who leave:
-    roughly, which set may stay.
+    """Seconds of everybody one after another, each on the devices that suit it best. With the switches of those who
+    leave: roughly, which set may stay.
     """
     total = 0.0
     for i, stage in enumerate(setting.stages):
@@ -281,7 +281,7 @@ def _best(
     best: float = np.inf,
     branches: int | None = None,
 ) -> list[Candidate]:
-    """The best plans of one structure over all arrangements: those that the search cannot tell apart are followed.
+    """The best plans of one structure over all arrangements. Those that the search cannot tell apart are followed.
     ``best``: seconds known so far.
     """
     searched = []

@@ -90,8 +90,8 @@ def _both(wish: Wish) -> str:
 
 
 def _least_memory(wish: Wish) -> float | None:
-    """GiB of a device with which there is a plan, and with one percent less there is none; None when memory is not what
-    is missing.
+    """The least GiB of a device with which there is a plan. With one percent less there is none; None when memory is
+    not what is missing.
     """
 
     def does(gib: float) -> bool:
@@ -111,7 +111,7 @@ def _least_memory(wish: Wish) -> float | None:
 
 
 def _least_devices(wish: Wish) -> Mapping[str, int] | None:
-    """With the fewest more of one kind, among the numbers that are tried: also of one that the profile knows and that
+    """With the fewest more of one kind, among the numbers that are tried. Also of one that the profile knows and that
     was not asked for.
     """
     found = []

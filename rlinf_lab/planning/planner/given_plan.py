@@ -76,7 +76,7 @@ def as_given(
 def _as_found(
     profile: Profile, graph: WorkflowGraph, plan: ExecutionPlan, devices: Mapping[str, int], rule: str
 ) -> Candidate | None:
-    """The plan of the search that it was, if that still makes this very plan (nobody has edited it) and fits."""
+    """The plan of the search that it was. Only if that still makes this very plan (nobody has edited it) and fits."""
     finest = plan.origin.get("micro_batches", 0)
     if not isinstance(finest, int) or not 1 <= finest <= MAX_MICRO_BATCHES:
         finest = DEFAULT_MICRO_BATCHES
@@ -111,9 +111,7 @@ class _Reader:
         self.batches = GivenBatches(setting, graph, plan)
 
     def candidate(self) -> tuple[Candidate, tuple[str, ...]]:
-        """Of all trees and micro-batches that the plan may stand for those with which it is that plan, and of these the
-        fastest.
-        """
+        """The fastest of all trees and micro-batches that the plan may stand for. With each of them it is that plan."""
         setting = self.setting
         forms = Forms(
             tuple(map(self._form, range(len(setting.stages)))),
@@ -145,7 +143,7 @@ class _Reader:
         return Candidate(best[1], best[0], follow(best[1])), self.names
 
     def _missed(self, placement: Placement) -> int:
-        """Channels whose batches would be others than the plan's, and whether who comes first would be."""
+        """Channels whose batches would be others than the plan's. Also whether who comes first would be."""
         edges, asked = self.batches.edges, {e: self.batches.asked(e) for e in self.profile.edges}
         return sum(
             n is not None and micro_batch_between(placement, edges[e.producer, e.consumer]) != n
@@ -198,7 +196,7 @@ class _Reader:
         return counted(near, 'device') if near else f"more than {counted(there, 'device')}"
 
     def _renumbered(self) -> list[int]:
-        """The devices in an order in which each worker has neighbours, if that is easily found; devices of a kind stay
+        """The devices in an order in which each worker has neighbours, if easily found. Devices of a kind stay
         together.
         """
         used = [{d for rank in ranks for d in rank} for ranks in self.plan.placements.values()]
@@ -284,7 +282,7 @@ class _Reader:
 
     # --- the tree ------------------------------------------------------------------------------------------------
     def _trees(self, problem: Problem) -> Iterator[Tree]:
-        """Who has devices in common time-shares, the others stream: all such trees, those first in which most edges are
+        """Who has devices in common time-shares, the others stream. All such trees, those first in which most edges are
         what the plan makes of them.
         """
         cuts, known = Cuts.shared(problem), dict[int, list[tuple[int, Tree]]]()
@@ -305,7 +303,7 @@ class _Reader:
         return (tree for wrong, tree in trees if wrong == trees[0][0])
 
     def _in_micro_batches(self, tree: Tree) -> Iterator[Tree]:
-        """A tree with all the micro-batches that the plan may stand for: of who is handed nothing in batches all that
+        """A tree with all the micro-batches that the plan may stand for. Of who is handed nothing in batches all that
         there are; turns once, or for each micro-batch.
         """
         stages = range(len(self.setting.stages))
@@ -329,7 +327,9 @@ class _Reader:
         return Leaf(stage, tuple(map(sum, zip(*counts, strict=True))), 0)
 
     def _composed(self, cut: Cut, before: Tree, after: Tree) -> tuple[int, Composed]:
-        """(edges that would be turns although producer and consumer have no device in common, the composition)."""
+        """A composition, and the edges of it that would wrongly be turns. (edges whose producer and consumer have no
+        device in common, the composition).
+        """
         stages = self.setting.stages
         devices = [
             {d for i, u in enumerate(stages) if part >> i & 1 for m in u.members for d in self.where[m]}

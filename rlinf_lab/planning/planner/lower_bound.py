@@ -1,4 +1,4 @@
-"""A lower bound: seconds between iterations that no plan can beat under the profile's cost models, whatever it shares
+"""A lower bound: seconds between iterations that no plan can beat. Under the profile's cost models, whatever it shares
 and streams.
 """
 
@@ -65,7 +65,7 @@ def lower_bound(setting: Setting, known: float = np.inf) -> Bound:
 
 
 def _is_measured(setting: Setting, name: str, known: float, is_work: bool) -> bool:
-    """Whether costs are known on the devices that give a bound, all items at once: no smaller calls are cheaper."""
+    """Whether costs are known on the devices that give a bound, all items at once. No smaller calls are cheaper."""
     if setting.profile.workers[name].resource == "host":
         return True
     busy = _least(setting, setting.home[name], name)
@@ -80,7 +80,7 @@ def _is_measured(setting: Setting, name: str, known: float, is_work: bool) -> bo
 
 
 def _device_seconds(setting: Setting, stage: int, known: float) -> float:
-    """Fewest device seconds of an iteration: what the members of a cell compute, each on devices that could beat
+    """Fewest device seconds of an iteration. What the members of a cell compute, each on devices that could beat
     ``known``.
     """
     names = setting.stages[stage].members
@@ -100,8 +100,8 @@ def _of_worker(setting: Setting, stage: int, name: str, known: float) -> float:
 
 
 def _least(setting: Setting, stage: int, name: str) -> np.ndarray:
-    """Least seconds that a worker computes in an iteration, in any micro-batches and sub-batches, for each number of
-    devices.
+    """Least seconds that a worker computes in an iteration, for each number of devices. In any micro-batches and
+    sub-batches.
     """
     colocated, cell = (
         Colocated(0, Forms((SINGLE,) * len(setting.stages)), (name,)),
@@ -117,8 +117,9 @@ def _least(setting: Setting, stage: int, name: str) -> np.ndarray:
 
 
 def _of_ranks(setting: Setting, stage: int, at_once: bool = True) -> np.ndarray:
-    """Seconds of an iteration for each number of devices where ranks of a worker need not have as many items in each,
-    for iterations overlap: five items of two ranks are two and a half. inf: no rank can have another share.
+    """Seconds of an iteration for each number of devices where ranks need not share evenly. They need not have as many
+    items in each, for iterations overlap: five items of two ranks are two and a half. inf: no rank can have another
+    share.
 
     For the work (not ``at_once``) that is so in every iteration: a rank that has fewer ends sooner, and others have its
     device. Where iterations overlap, and with m calls of an iteration, of any size, R ranks take m / R of them each,
@@ -187,8 +188,8 @@ def _mean_response(setting: Setting, model: GenerationModel, devices: int, slots
 
 
 def _is_alone(setting: Setting, stage: int) -> bool:
-    """Whether every other stage has ended before this one begins, or begins when it has ended, for somebody on the way
-    waits for everything.
+    """Whether every other stage ends before this one begins, or begins after its end. Somebody on the way waits for
+    everything.
     """
     pairs = {(setting.home[e.producer], setting.home[e.consumer], setting.whole(e)) for e in setting.profile.edges}
     after: dict[bool, set[int]] = {False: {stage}, True: set()}  # fed by it, and those of them that wait for everything
@@ -221,9 +222,10 @@ def busy_seconds(setting: Setting, stage: int) -> np.ndarray:
 
 
 def _outside(setting: Setting, stage: int, member: str, entering: bool) -> float:
-    """Which part of a cell's seconds others of it may be busy before a member has its first inputs (``entering``), or
-    after its last outputs: in a ring those before it, or after it, in one step; without one those who are some steps
-    ahead or behind."""
+    """The part of a cell's seconds in which a member is idle and others busy. Before it has its first inputs
+    (``entering``), or after its last outputs: in a ring those before it, or after it, in one step; without one those
+    who are some steps ahead or behind.
+    """
     profile, members = setting.profile, setting.stages[stage].members
     if len(members) == 1:
         return 0.0
@@ -236,7 +238,7 @@ def _outside(setting: Setting, stage: int, member: str, entering: bool) -> float
 
 
 def _still(setting: Setting, edge: EdgeProfile) -> float:
-    """Which part of a consumer's seconds comes after an input, at least: all, unless it takes others before it."""
+    """Which part of a consumer's seconds comes after an input, at least. All, unless it takes others before it."""
     in_turn = setting.profile.workers[edge.consumer].in_turn
     at = next((i for i, (producer, _) in enumerate(in_turn) if producer == edge.producer), 0)
     return sum(part for _, part in in_turn[at:]) if in_turn else 1.0
@@ -251,7 +253,7 @@ def _on_at_most(setting: Setting, seconds: np.ndarray) -> np.ndarray:
 
 
 def _chain(setting: Setting, busy: list[np.ndarray]) -> Bound:
-    """Workers that wait for the whole batch of the one before come one after another, even if each had all devices."""
+    """Workers that wait for the whole batch of the one before come one after another. Even if each had all devices."""
     ends: list[float] = []
     paths: list[tuple[int, ...]] = []
     for stage in range(len(setting.stages)):

@@ -1,4 +1,4 @@
-"""Plans for a workflow: ranked, each with its predicted timeline, and every loser with its reason.
+"""Plans for a workflow. Ranked, each with its predicted timeline, and every loser with its reason.
 
 >>> plans = plan(profile, devices=64)
 >>> plans.best.seconds, plans.best.shape
@@ -72,15 +72,15 @@ class Planned:
 
     @property
     def shape(self) -> str:
-        """Who shares and who streams: `>` one after another on the same devices, `|` at the same time on devices of
+        """Who shares and who streams. `>` one after another on the same devices, `|` at the same time on devices of
         their own.
         """
         return self.candidate.placement.shape
 
     @property
     def placement(self) -> Mapping[str, dict[str, Any]]:
-        """For each worker: devices, ranks, micro-batches of an iteration, sub_batches, and whether it stays on its
-        devices.
+        """For each worker its place. Devices, ranks, micro-batches of an iteration, sub_batches, and whether it stays
+        on its devices.
         """
         there = self.candidate.placement
         return {
@@ -96,7 +96,7 @@ class Planned:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Who takes its devices before its input is there, and who may have one rank only."""
+        """Who takes its devices before its input is there. Also who may have one rank only."""
         placement = self.candidate.placement
         told = [
             s for s in splits(placement.setting.profile, self.graph) if s.sure or placement.seats[s.worker].ranks > 1
@@ -105,7 +105,7 @@ class Planned:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The predicted timeline of so many iterations as it takes to settle: two, or with staleness a few that
+        """The predicted timeline of so many iterations as it takes to settle. Two, or with staleness a few that
         overlap.
         """
         return steady(self.candidate.placement, self.devices)
@@ -162,9 +162,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plans(Sequence[Planned]):
-    """Plans, fastest first; ``bound``: seconds that no plan can beat, an estimate
-    where costs were not measured; ``refused``: modes without a plan, and why;
-    ``quick``: as of `plan`.
+    """Plans, fastest first. ``bound``: seconds that no plan can beat, an estimate where costs were not measured;
+    ``refused``: modes without a plan, and why; ``quick``: as of `plan`.
     """
 
     ranked: tuple[Planned, ...]
@@ -259,8 +258,8 @@ class Plans(Sequence[Planned]):
         return json.dumps(self.to_dict(), indent=1)
 
     def to_pandas(self) -> Any:
-        """One row per plan: name, mode, shape, seconds and whether they are simulated or followed, devices of each
-        worker, reason.
+        """One row per plan. Columns: name, mode, shape, seconds and whether they are simulated or followed, devices of
+        each worker, reason.
         """
         import pandas as pd
 
@@ -452,8 +451,9 @@ def searched(
 
 
 def simulated_one_by_one(plans: Plans) -> Iterator[Plans]:
-    """The same plans, with one more of them simulated each time, ranked by that: no others are searched or looked at
-    beside them."""
+    """The same plans, with one more of them simulated each time, ranked by that. No others are searched or looked at
+    beside them.
+    """
     first, modes = (
         plans.best,
         tuple(m for m in MODES if m in plans.refused or any(p.mode in (m, "alone") for p in plans)),

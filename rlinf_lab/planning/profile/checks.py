@@ -1,4 +1,4 @@
-"""What single fields of a profile cannot see: names that must exist, fields that need each other. Errors name the
+"""What single fields of a profile cannot see. Names that must exist, fields that need each other. Errors name the
 field, the value and what would work.
 """
 
@@ -80,7 +80,7 @@ def _check_name(where: str, name: str) -> None:
 
 
 def _check_shared(workers: Mapping[str, WorkerProfile]) -> None:
-    """Weights that several hold are said of all of them, and are as large for each."""
+    """Weights that several hold are said of all of them. They are as large for each."""
     holders: dict[str, list[str]] = {}
     for name, worker in workers.items():
         memory = worker.memory

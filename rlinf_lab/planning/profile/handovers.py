@@ -1,4 +1,4 @@
-"""Values that go from call to call: new weights from a learner to a rollout, a batch from a loader to whoever works on
+"""Values that go from call to call. New weights from a learner to a rollout, a batch from a loader to whoever works on
 it.
 
 A call without a channel that comes after everything its worker streams, and is given a value of another worker (or
@@ -82,8 +82,8 @@ def _edges(graph: WorkflowGraph, handovers: set[int]) -> tuple[tuple[tuple[str, 
 
 
 def _before(graph: WorkflowGraph, i: int) -> tuple[int, ...]:
-    """Earlier calls that have ended when a call begins: whose values it is given, and for which the loop itself waits
-    first.
+    """Earlier calls that have ended when a call begins. Those whose values it is given, and for which the loop itself
+    waits first.
     """
     return (*graph.program[i].after, *(step.call for step in graph.loop if step.kind == "wait" and step.before <= i))
 
@@ -110,7 +110,7 @@ def handed_over(profile: ProfileFields, ends: Mapping[str, float]) -> dict[str, 
 
 
 def tail(profile: ProfileFields) -> float:
-    """Seconds by which the last handover ends later than everything else, at least: of chains that begin where all
+    """Seconds by which the last handover ends later than everything else, at least. Of chains that begin where all
     streams end.
     """
     if not profile.handovers:
@@ -120,7 +120,7 @@ def tail(profile: ProfileFields) -> float:
 
 
 def is_closed(profile: ProfileFields) -> bool:
-    """Whether a handover ends each iteration before the next one can begin, whatever staleness allows: who feeds all
+    """Whether a handover ends each iteration before the next one can begin, whatever staleness allows. Who feeds all
     others is handed a value by the last.
     """
     if not profile.handovers:

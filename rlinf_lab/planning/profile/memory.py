@@ -1,4 +1,4 @@
-"""GiB on one device: what a worker needs while it works, and what it keeps there while others do."""
+"""GiB on one device. What a worker needs while it works, and what it keeps there while others do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDING = 1e-9  # GiB and items
 
 
 def advised(gib: float) -> int | float:
-    """What to advise where so many GiB are needed: no less, at most one percent more, and short: three figures, whole
+    """What to advise where so many GiB are needed. No less, at most one percent more, and short: three figures, whole
     numbers from 100 on.
     """
     step = advised_step(gib)
@@ -63,7 +63,7 @@ def shares(worker: WorkerProfile) -> bool:
 
 
 def counted_twice(workers: Iterable[WorkerProfile]) -> float:
-    """GiB that adding up what these keep on a device counts too often: weights that several of them hold are there
+    """GiB that adding up what these keep on a device counts too often. Weights that several of them hold are there
     once.
     """
     seen, twice = set[str](), 0.0
@@ -129,7 +129,7 @@ def limits(worker: WorkerProfile) -> bool:
 
 
 def _held(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray, group_size: int = 1) -> np.ndarray:
-    """Items on each device: a rank holds whole ones, in whole groups, spread over its devices."""
+    """Items on each device. A rank holds whole ones, in whole groups, spread over its devices."""
     ranks = np.maximum(devices // worker.ranks.devices_per_rank, 1)
     return group_size * np.ceil(items / group_size / ranks - ROUNDING) / worker.ranks.devices_per_rank
 
@@ -143,7 +143,7 @@ def kept(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray) 
 
 
 def slots(worker: WorkerProfile, devices: np.ndarray, free_gib: np.ndarray) -> np.ndarray | None:
-    """Sequences that a rank of a generator can run at once beside its weights; None: memory is no limit."""
+    """Sequences that a rank of a generator can run at once beside its weights. None: memory is no limit."""
     if not worker.memory.per_item_gib or not np.isfinite(free_gib).any():
         return None
     with np.errstate(over="ignore"):  # of next to nothing there is room for any number

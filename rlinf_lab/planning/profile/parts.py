@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 (rule() makes dataclass fields)
-"""What a profile is made of: measurements of a worker, its ranks and memory, edges, cells, links, kinds of devices. See
+"""What a profile is made of. Measurements of a worker, its ranks and memory, edges, cells, links, kinds of devices. See
 `planning.profile.profile`.
 """
 
@@ -99,7 +99,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides the roofline of a decode step: bytes of weights against bytes of the key-value cache."""
+    """What decides the roofline of a decode step. Bytes of weights against bytes of the key-value cache."""
 
     layers: int = rule(low=1, high=1_000_000, doc="transformer layers")
     kv_heads: int = rule(low=1, high=1_000_000, doc="key-value heads")
@@ -114,8 +114,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Distribution of response lengths: a completion curve of a measured run, token quantiles, or a mean
-    and a maximum.
+    """Distribution of response lengths. A completion curve of a measured run, token quantiles, or a mean and a maximum.
     """
 
     max_tokens: float = rule(low=1, high=1e9, unit="tokens", doc="longest response")
@@ -221,7 +220,7 @@ class EdgeProfile:
 
 @dataclass(frozen=True)
 class Handover:
-    """A call once an iteration that streams nothing: it gives a value to another worker, or is given one (new weights),
+    """A call once an iteration that streams nothing. It gives a value to another worker, or is given one (new weights),
     after all that its worker streams.
     """
 

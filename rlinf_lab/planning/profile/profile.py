@@ -117,7 +117,7 @@ class Profile(ProfileFields):
         return max(fed or made, default=1)
 
     def scaled(self, worker: str, factor: float) -> Profile:
-        """A copy in which every second of a worker's samples is multiplied: an error of measurement, or a faster
+        """A copy in which every second of a worker's samples is multiplied. An error of measurement, or a faster
         device.
         """
         known("worker", worker, self.workers, "profile.workers")

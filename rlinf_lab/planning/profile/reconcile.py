@@ -1,4 +1,4 @@
-"""What the workflow that shall run says of its workers, whatever a profile of them says."""
+"""What the workflow that shall run says of its workers. Whatever a profile of them says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROUNDING = 1e-9
 
 
 class Split(NamedTuple):
-    """A worker that takes items of ``source`` (``taken``: in groups of so many) and puts them into ``target`` in groups
-    of ``group``, all of one by one rank.
+    """A worker that takes items and puts groups of them. It takes those of ``source`` (``taken``: in groups of so many)
+    and puts them into ``target`` in groups of ``group``, all of one by one rank.
 
     ``sure``: several ranks would each have a part of a group, for they take batches as they come, and one item in makes
     one out. Else nobody knows but the run. ``declared``: whether the profile says how many items come and go.
@@ -103,9 +103,7 @@ def splits(profile: Profile, graph: WorkflowGraph) -> list[Split]:
 
 
 def _splits(profile: Profile, graph: WorkflowGraph) -> Iterator[Split]:
-    """What the loop itself feeds, and what comes from a worker's own cell, is not counted in a profile: with it nothing
-    is sure.
-    """
+    """What the loop itself or a worker's own cell feeds is not counted. With it nothing is sure."""
     known = {(e.producer, e.consumer): e for e in profile.edges}
     for step in graph.program:
         for target in step.call.writes:
@@ -134,9 +132,7 @@ def _splits(profile: Profile, graph: WorkflowGraph) -> Iterator[Split]:
 
 
 def _in_equal_shares(profile: Profile, split: Split) -> Profile:
-    """The profile with a number of ranks of which each has a share of whole groups, where it says nothing of that
-    number.
-    """
+    """The profile with a number of ranks that share whole groups. Where it says nothing of that number."""
     worker = profile.workers[split.worker]
     free = worker.devices is None and not worker.ranks.counts and not worker.ranks.divides
     if not split.shares or not free:
@@ -145,7 +141,7 @@ def _in_equal_shares(profile: Profile, split: Split) -> Profile:
 
 
 def _has_whole(graph: WorkflowGraph, channel: str, group: int, makes: float) -> bool:
-    """Whether what a rank gets at once is, or makes, whole groups: a key, groups (of which some may be dropped), an
+    """Whether what a rank gets at once is, or makes, whole groups. A key, groups (of which some may be dropped), an
     item that makes so many.
     """
     spec = graph.channel(channel)
@@ -153,14 +149,15 @@ def _has_whole(graph: WorkflowGraph, channel: str, group: int, makes: float) -> 
 
 
 def _is_one_by_one(graph: WorkflowGraph, call: Call, channel: str, group: int, makes: float) -> bool:
-    """Whether a worker takes batches as they come (not everything, nor as many as it asks for) and puts one item for
-    each. Other counts leave it open: where an item makes a group, and most of the groups are dropped, less than a group
-    comes of each."""
+    """Whether a worker takes batches as they come and puts one item for each. Not everything, nor as many as it asks
+    for. Other counts leave it open: where an item makes a group, and most of the groups are dropped, less than a group
+    comes of each.
+    """
     return channel in call.batched and not graph.channel(channel).whole and abs(makes - 1) <= ROUNDING
 
 
 def _feeders(graph: WorkflowGraph, channel: str, worker: str) -> list[str]:
-    """Who puts into a channel that a worker reads: neither the loop, nor members of its cell."""
+    """Who puts into a channel that a worker reads. Neither the loop, nor members of its cell."""
     return [
         p
         for p in graph.producers(channel)

@@ -1,4 +1,4 @@
-"""Durations from a finished run, so that other plans can be simulated before they are run.
+"""Durations from a finished run. With them other plans can be simulated before they are run.
 
 Every call of the workflow gets one of four descriptions, read off its spans (the first iteration left out because it
 warms up caches):
@@ -117,8 +117,8 @@ class Estimate:
         return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
 
     def _switch_ns(self, plan: ExecutionPlan) -> dict[str, tuple[int, int]]:
-        """Who never left in the measured run is taken to leave as fast as it came; who never came, under a plan that
-        makes it, is refused.
+        """Nanoseconds of a switch that was never measured. Who never left in the measured run is taken to leave as fast
+        as it came; who never came, under a plan that makes it, is refused.
         """
         found = {}
         for worker, need in plan.memory.items():
@@ -218,7 +218,7 @@ class Estimate:
         return source
 
     def _slots(self, channel: str, rank: int, layout: Layout) -> Sequence[int]:
-        """The keys of a channel that a rank answers to, in turn: those of its unit when fused, else all; none for a
+        """The keys of a channel that a rank answers to, in turn. Those of its unit when fused, else all; none for a
         channel without keys.
         """
         if not self.graph.channel(channel).keyed:
@@ -230,7 +230,7 @@ class Estimate:
 
 
 class _Waiting:
-    """The tokens of cells on their way to whoever answers them: items have no contents here, but an answer goes to the
+    """The tokens of cells on their way to whoever answers them. Items have no contents here, but an answer goes to the
     key that asked.
 
     In the order in which they arrive; of two that block at the same time the order may be the other one, which changes
@@ -337,7 +337,7 @@ def estimate(
 
 
 def _one_token(recorded: Recorded, tokens: int, k: int) -> list[Operation]:
-    """Of a rank that treats ``tokens`` tokens in turn: what it did for the k-th of them.
+    """Of a rank that treats ``tokens`` tokens in turn. What it did for the k-th of them.
 
     They time-share from get to get. What is put before the first get and after the last step is put token by token.
     """
@@ -353,7 +353,7 @@ def _one_token(recorded: Recorded, tokens: int, k: int) -> list[Operation]:
 
 
 def _share(operations: list[Operation], tokens: int, k: int) -> list[Operation]:
-    """The k-th token's part of puts that are made token by token, with the runs before them."""
+    """The k-th token's part of puts that are made token by token. With the runs before them."""
     blocks: list[list[Operation]] = [[]]
     for op in operations:
         blocks[-1].append(op)
@@ -363,7 +363,7 @@ def _share(operations: list[Operation], tokens: int, k: int) -> list[Operation]:
 
 
 def _steps(pattern: list[Operation]) -> list[list[Operation]]:
-    """Cut before every get: a rank with several tokens treats one up to its next get, then turns to the next."""
+    """Cut before every get. A rank with several tokens treats one up to its next get, then turns to the next."""
     steps: list[list[Operation]] = [[]]
     for op in pattern:
         if op[0] == SpanKind.GET:

@@ -1,5 +1,5 @@
-"""Numbers and names that somebody gives: checked where they come in, so that no error of numpy or of the standard
-library comes out.
+"""Numbers and names that somebody gives. They are checked where they come in, so that no error of numpy or of the
+standard library comes out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _nearest(value: Any, low: int, high: int) -> int:
 
 
 def names_and_counts(devices: Any) -> tuple[tuple[str, ...], Any]:
-    """Of devices that are given by number or by name, perhaps kind by kind: (names, or none; how many, or how many of
+    """Of devices that are given by number or by name, perhaps kind by kind. (names, or none; how many, or how many of
     each kind: not checked).
     """
     if isinstance(devices, Mapping):

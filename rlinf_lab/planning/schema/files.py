@@ -1,4 +1,4 @@
-"""Profiles and plans as files of JSON: what goes wrong with a file is said in words, with the files that are there."""
+"""Profiles and plans as files of JSON. What goes wrong with a file is said in words, with the files that are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What any plan with a part of the leaves takes at least, and so which points of its front are worth keeping."""
+"""What any plan with a part of the leaves takes at least. So it is known which points of its front are worth keeping.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Bounds:
         self._areas, self._fewest = zip(*(self._least_needs(v) for v in range(len(problem.names))), strict=True)
 
     def exclude_all(self) -> bool:
-        """Whether no plan is as fast as that: all leaves together need more device seconds than there are."""
+        """Whether no plan is as fast as that. All leaves together need more device seconds than there are."""
         return bool(np.isinf(self._areas).any()) or sum(self._areas) > self._problem.totals[-1] * self._ceiling
 
     def useful(self, leaves: int, code: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
@@ -76,9 +77,10 @@ class Bounds:
 
     @cached_method
     def _linked(self, leaves: int) -> tuple[int, ...]:
-        """Leaves from which a way of edges leads to one of a set, or from one of it to them, and that are not in it.
-        What cuts make holds all leaves of such a way, so wherever the two ends are cut apart an edge is, too. Without
-        this bound a search on 1,024 devices with a fixed cost for each call takes 316 ms instead of 42."""
+        """Leaves outside of a set from which edges lead to it, or to which. By any way. What cuts make holds all leaves
+        of such a way, so wherever the two ends are cut apart an edge is, too. Without this bound a search on 1,024
+        devices with a fixed cost for each call takes 316 ms instead of 42.
+        """
         reached = 0
         for pairs in (self._problem.edges, [edge[::-1] for edge in self._problem.edges]):
             there, found = 0, leaves
@@ -91,8 +93,8 @@ class Bounds:
     def _least_with(
         self, part: int, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray
     ) -> np.ndarray:
-        """Seconds between iterations of any plan with a part of these numbers and these leaves, each of which is linked
-        to it.
+        """Seconds between iterations of any plan with a part of these numbers and leaves. Each leaf is linked to the
+        part.
 
         Either the two time-share, somewhere above: then their seconds add up. Or they have devices of their own, and
         meet in a composition of granularity h, not finer than the part's: there their fills add up, and 2^h
@@ -120,7 +122,7 @@ class Bounds:
         return np.array(fills), np.array(followed), np.array(alone)[:, None]
 
     def _least_beside(self, part: int, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """`_least_numbers` by the devices that a part leaves: in streams alone nobody time-shares, and all others need
+        """`_least_numbers` by the devices that a part leaves. In streams alone nobody time-shares, and all others need
         some of them, too.
         """
         fills, followed, alone = self._least_numbers(leaf)
@@ -134,9 +136,10 @@ class Bounds:
 
     @cached_method
     def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """Of a leaf on at most so many devices, in its own micro-batches or in finer ones, of shape (granularities,
-        codes): the shortest fill, and the shortest in which its last micro-batch can have left; and the shortest period
-        of a whole iteration."""
+        """Least numbers of a leaf on at most so many devices. In its own micro-batches or in finer ones. Shape
+        (granularities, codes): the shortest fill, and the shortest in which its last micro-batch can have left; and the
+        shortest period of a whole iteration.
+        """
         fill, period = self._numbers(leaf, 0)
         least = np.minimum(fill, period)
         some = np.isfinite(least).any(axis=(0, 1)).nonzero()[0]  # few numbers of devices, mostly
@@ -155,15 +158,16 @@ class Bounds:
 
     @cached_method
     def others(self, leaves: int) -> tuple[int, float]:
-        """(most devices of a part that has not all, fewest device seconds of everybody else): somebody else has devices
-        beside it, in streams alone everybody else."""
+        """(most devices of a part that has not all, fewest device seconds of everybody else). Somebody else has devices
+        beside it, in streams alone everybody else.
+        """
         others = [v for v in range(len(self._areas)) if not leaves >> v & 1]
         fewest = [self._fewest[v] for v in others]
         taken = min(fewest, default=0) if TEMPORAL in self._kinds else sum(fewest)
         return int(self._problem.totals[-1] - taken), sum(self._areas[v] for v in others)
 
     def _least_needs(self, leaf: int) -> tuple[float, float]:
-        """(fewest device seconds, fewest devices) of a leaf in an iteration that is as short as the best so far."""
+        """What a leaf needs in an iteration as short as the best so far. (fewest device seconds, fewest devices)."""
         fill, period = self._numbers(leaf, 0)
         # least seconds that it holds its devices, shape (granularities, codes)
         busy = np.minimum(fill, period).min(axis=0) * self._scale[:, None]

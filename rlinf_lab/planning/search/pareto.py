@@ -1,5 +1,5 @@
-"""Fronts: what a part of a plan can do, as points (granularity, devices, fill, period), none of one granularity worse
-than another in all three.
+"""Fronts: what a part of a plan can do. Points (granularity, devices, fill, period), none of one granularity worse than
+another in all three.
 
 *Fill*: seconds from a micro-batch's arrival to its departure. *Period*: seconds between micro-batches that are fed
 without pause. One number is not enough: a part with the shorter fill wins where another part is the bottleneck, one
@@ -79,7 +79,7 @@ class ParetoFront:
         return cls(code, fill, period, *columns)
 
     def falling(self, granularities: int, codes: int) -> np.ndarray:
-        """By granularity: whether more devices always make it better, each point being as good as those on fewer."""
+        """By granularity: whether more devices always make it better. Each point is as good as those on fewer."""
         worse = (
             (self.code[1:] == self.code[:-1]) | (self.fill[1:] > self.fill[:-1]) | (self.period[1:] > self.period[:-1])
         )
@@ -181,8 +181,9 @@ def undominated(code: np.ndarray, fill: np.ndarray, period: np.ndarray, shape: C
 
 
 def spread(code: np.ndarray, most: int) -> np.ndarray:
-    """Of points in the order of their codes, those of one code by fill: at most so many of each code and one more,
-    evenly spaced, the first and the last among them."""
+    """Some of the points, in the order of their codes, of a code by fill. At most so many of each code and one more,
+    evenly spaced, the first and the last among them.
+    """
     first = np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(code)])
     size = np.diff(np.append(first, len(code)))
     place, of = np.arange(len(code)) - np.repeat(first, size), np.repeat(size, size)

@@ -1,4 +1,4 @@
-"""A plan as a tree: who shares devices in time, who streams to whom on devices of their own, and in which
+"""A plan as a tree. Who shares devices in time, who streams to whom on devices of their own, and in which
 micro-batches.
 """
 
@@ -13,7 +13,7 @@ from rlinf_lab.planning.search.problem import Counts, Cuts, Problem
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf on ``devices`` of each kind; ``grain`` g: called with a 2^g-th of the items at once; ``option``: which
+    """One leaf on ``devices`` of each kind. ``grain`` g: called with a 2^g-th of the items at once; ``option``: which
     bound of its stream counts.
     """
 
@@ -85,7 +85,7 @@ def mode(tree: Tree) -> str:
 
 
 def shape(tree: Tree, names: Sequence[str]) -> str:
-    """Who shares and who streams, without numbers: ``(rollout | reward) > learner``; `>` one after another, `|` at the
+    """Who shares and who streams, without numbers. ``(rollout | reward) > learner``; `>` one after another, `|` at the
     same time.
     """
     if isinstance(tree, Leaf):
@@ -104,7 +104,7 @@ def _flat(tree: Tree, kind: str) -> list[Tree]:
 
 
 def colocated(tree: Tree, staying: int, beside: int = 0) -> dict[int, int]:
-    """For each leaf, the staying leaves with which it shares devices (a mask): those on the other side of a temporal
+    """For each leaf, the staying leaves with which it shares devices (a mask). Those on the other side of a temporal
     node above it.
     """
     if isinstance(tree, Leaf):

@@ -128,9 +128,10 @@ class Problem:
         return not self.apart or any(cut.after & ~self.apart[v] for v in members(cut.before))
 
     def switch(self, leaving: int, coming: int, cuts: Cuts) -> float:
-        """Seconds from the last work of one set to the first of another: its sinks leave, the other's sources come,
+        """Seconds from the last work of one set to the first of another. Its sinks leave, the other's sources come,
         each at the same time. What who leaves holds together with who comes, or with somebody of the other set who is
-        there all the time, does not move."""
+        there all the time, does not move.
+        """
         sinks, sources = cuts.ends(leaving)[1], cuts.ends(coming)[0]
         off = [
             self._moved(v, 1, self.offload[v], sources | coming & self.staying) for v in members(sinks & ~self.staying)
@@ -141,7 +142,7 @@ class Problem:
         return max(off, default=0.0) + max(on, default=0.0)
 
     def _moved(self, leaf: int, which: int, seconds: float, others: int) -> float:
-        """Seconds of a leaf to come (0) or leave (1), where these come or leave in its place."""
+        """Seconds of a leaf to come (0) or leave (1) in place of these."""
         if not self.common:
             return seconds
         return min(
@@ -187,7 +188,7 @@ class Cuts:
 
     @cached_method
     def ends(self, leaves: int) -> tuple[int, int]:
-        """(sources, sinks) of a set: whom nobody in it feeds, and who feeds nobody in it."""
+        """(sources, sinks) of a set. Whom nobody in it feeds, and who feeds nobody in it."""
         there = members(leaves)
         sources = sum(1 << v for v in there if not self._orders.producers[v] & leaves)
         return sources, sum(1 << v for v in there if not self._after[v] & leaves)
@@ -198,10 +199,11 @@ class Cuts:
 
 
 class Orders:
-    """In which orders the leaves of a graph may stand: any in which producers come before consumers, or one of these,
+    """In which orders the leaves of a graph may stand. Any in which producers come before consumers, or one of these,
     where they have more cuts than can be looked at (they grow threefold with every leaf that no edge holds). Of more
     than `LONG` leaves, one order is cut between groups of neighbours, and each group in one way: who comes first, and
-    the rest."""
+    the rest.
+    """
 
     def __init__(self, edges: frozenset[tuple[int, int]], count: int) -> None:
         self.producers = [sum(1 << p for p, c in edges if c == v) for v in range(count)]
@@ -283,7 +285,7 @@ class Orders:
         return [part for part in found if part and part != leaves]
 
     def _exceeds(self, most: int) -> bool:
-        """Whether the set of all leaves, and all that come of cutting it, have more cuts together."""
+        """Whether there are more cuts together. Of the set of all leaves, and of all that come of cutting it."""
         count, seen, open_ = 0, set[int](), [(1 << len(self.producers)) - 1]
         while open_:
             leaves = open_.pop()

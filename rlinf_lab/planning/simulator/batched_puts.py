@@ -1,6 +1,7 @@
-"""Puts of a host in virtual time from which nothing follows for anybody else, done without the engine's instructions:
-most of an iteration's events, where workers hand over a batch item by item. What is written is what settling them one
-instant's round after another would have written."""
+"""Puts of a host in virtual time from which nothing follows for anybody else. They are done without the engine's
+instructions: most of an iteration's events, where workers hand over a batch item by item. What is written is what
+settling them one instant's round after another would have written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""In virtual time: where the rest of a stream is not wanted and nobody reads it any more, calls that put into it end.
+"""Calls in vain end, in virtual time. The rest of a stream is not wanted and nobody reads it any more, and they put
+into it.
 
 The rules of `runtime.host.channels.stream_end`, as far as a plan tells: a call whose value another one takes goes on to
 its end. That a method returns a value which no call takes, or that ranks may meet, is not known here; such calls are
@@ -21,7 +22,7 @@ class Unwanted:
         self._wanted = {i for call in state.calls for i in call.after}
 
     def look(self, iteration: int, made: Iteration) -> None:
-        """A call has ended, or the loop: where no reader is left, though somebody may still put, what is blocked goes
+        """A call has ended, or the loop. Where no reader is left, though somebody may still put, what is blocked goes
         on.
         """
         if made.all_known:

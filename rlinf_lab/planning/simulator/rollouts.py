@@ -1,4 +1,4 @@
-"""Asynchronous training in virtual time: responses are generated all the time, a learner takes batches of groups.
+"""Asynchronous training in virtual time. Responses are generated all the time, a learner takes batches of groups.
 
     slots ──responses──▶ groups ──queue (policy)──▶ learner ──new version──▶ slots
 
@@ -82,7 +82,7 @@ class AsynchronousTraining:
 
 
 class _Slots:
-    """The state of one simulation: responses in slots, each taking the next as soon as it is free."""
+    """The state of one simulation. Responses in slots, each taking the next as soon as it is free."""
 
     def __init__(self, setting: AsynchronousTraining, seconds_N: NDArray[np.float64]) -> None:
         self.setting, self.seconds_N = setting, seconds_N

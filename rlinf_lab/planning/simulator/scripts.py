@@ -35,7 +35,7 @@ def run(duration_ns: int) -> Op:
 
 
 def get(channel: str, n: int | None = None, key: int = -1) -> Op:
-    """Take items: ``n`` of them, ``None`` for a micro-batch of the plan, `engine.ALL` for this rank's share of
+    """Take items. ``n`` of them, ``None`` for a micro-batch of the plan, `engine.ALL` for this rank's share of
     everything. Yields how many came.
     """
     if n is not None and n < 1:
@@ -58,7 +58,7 @@ def put(channel: str, n: int = 1, key: int = -1) -> Op:
 
 
 def weigh(weight: int | None, place: float | None = None) -> Op:
-    """What each item of this rank's puts weighs from here on; None: 1, and no weight is kept. ``place``: in the order
+    """What each item of this rank's puts weighs from here on. None: 1, and no weight is kept. ``place``: in the order
     of a channel that has one.
     """
     return (WEIGH, place, -1 if weight is None else weight, -1)
@@ -75,7 +75,7 @@ def call(number: int) -> Op:
 
 
 def wait(number: int, part: bool = False) -> Op:
-    """In the script of the loop: wait until that call has ended on every rank; ``part``: on rank 0."""
+    """In the script of the loop: wait until that call has ended on every rank. ``part``: on rank 0."""
     return (WAIT, None, number, 0 if part else -1)
 
 

@@ -1,4 +1,4 @@
-"""What the parts of a host in virtual time share: ranks, iterations, queues, and what is to be done at this instant."""
+"""What the parts of a host in virtual time share. Ranks, iterations, queues, and what is to be done at this instant."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ class Rows:
         self.data += SPAN_STRUCT.pack(start, end, 0, flow, track, name, channel, iteration, items, kind)
 
     def batch(self, unnumbered: Iterable[str] = ()) -> SpanBatch:
-        """``unnumbered``: channels whose items are not taken in the order of their coming, so that no number joins a
-        get to a put.
+        """A batch leaves. ``unnumbered``: channels whose items are not taken in the order of their coming, so that no
+        number joins a get to a put.
         """
         spans = np.frombuffer(self.data, SPAN_DTYPE)
         names = [self.names[c] for c in unnumbered if c in self.names]

@@ -1,4 +1,4 @@
-"""Ranks that come to their devices and leave them, in virtual time; what of weights that several hold moves then.
+"""Ranks that come to their devices and leave them, in virtual time. Also what of weights that several hold moves then.
 
 The rules of `workers.residence`: what who leaves holds together with somebody who is there, or about to come, stays.
 Whoever leaves last takes it, whoever comes first brings it, and they move it one after another.
@@ -70,8 +70,8 @@ class Switches:
             state.ready.append(p)
 
     def _moved(self, process: Process, coming: bool, duration: int, now: int) -> tuple[int, bool]:
-        """A switch of this process begins, of so many nanoseconds where all of it moves: when it ends, and whether
-        anything moves.
+        """A switch of this process begins, of so many nanoseconds where all of it moves. Returns when it ends, and
+        whether anything moves.
         """
         held = self._held.get(process.index)
         if held is None:

@@ -1,4 +1,4 @@
-"""The user's loop in virtual time: what it calls and waits for in each iteration, and when that is over."""
+"""The user's loop in virtual time. What it calls and waits for in each iteration, and when that is over."""
 
 from __future__ import annotations
 
@@ -123,8 +123,7 @@ class UserLoop:
         return all(iteration > latest for iteration in self._state.open)
 
     def _above(self, channels: Iterable[str]) -> set[str]:
-        """These channels and all from which they are fed: no producer can come any more once the loop waits
-        for them.
+        """These channels and all from which they are fed. No producer can come any more once the loop waits for them.
         """
         found, open_, calls = set[str](), list(channels), self._state.calls
         while open_:

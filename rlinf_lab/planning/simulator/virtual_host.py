@@ -1,4 +1,4 @@
-"""A host in virtual time: ranks that follow scripts instead of running code, driven by the engine of the executors.
+"""A host in virtual time. Ranks that follow scripts instead of running code, driven by the engine of the executors.
 
 It is the counterpart of `runtime.host.host.Host` and keeps the same rules, so that with equal durations both write
 equal spans: all who can go on do so; then all timers of the instant fire; then the engine settles the events of the
@@ -100,7 +100,7 @@ class VirtualHost:
 
     # --- the inner loop ----------------------------------------------------------------------------------------
     def _loop(self) -> None:
-        """One long function on purpose: a call of its own for each step would cost a third of the speed."""
+        """One long function on purpose. A call of its own for each step would cost a third of the speed."""
         state, apply = self.state, self._apply
         timers, ready, pending, ranks, settle = (
             state.timers,

@@ -139,7 +139,7 @@ class Child:
         return not self._gone and self._process.poll() is None
 
     def end(self, at_once: bool = False) -> None:
-        """It ends when its stream does; one that does not within `DEATH_SECONDS`, or ``at_once``, is killed. Waits
+        """It ends when its stream does. One that does not within `DEATH_SECONDS`, or ``at_once``, is killed. Waits
         until it is gone.
         """
         if at_once:
@@ -173,7 +173,7 @@ def _die_with(leash: socket.socket) -> None:
 
 
 def _prepared(packed: bytes, cores: list[int]) -> None:
-    """Call what is packed there, on the ``cores``; threads that this began may go anywhere afterwards."""
+    """Call what is packed there, on the ``cores``. Threads that this began may go anywhere afterwards."""
     if not cores or not hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(Exception):
             pickle.loads(packed)()

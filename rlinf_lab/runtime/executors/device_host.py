@@ -83,7 +83,7 @@ class DeviceHost:
         return ""
 
     def _see_gpus(self) -> dict[str, str]:
-        """What torch calls the plan's GPUs here: they are the only ones that this process sees."""
+        """See only the plan's GPUs, by what torch calls them here. They are the only ones that this process sees."""
         return {name: f"cuda:{i}" for i, name in enumerate(gpus_of(self._device_names()))}
 
     # --- devices --------------------------------------------------------------------------------------------
@@ -118,7 +118,9 @@ class DeviceHost:
         self.host.curves_missing(self._device_names(), problem)
 
     def _torch_device(self, names: Sequence[str]) -> str:
-        """torch counts only the GPUs that this process sees: the plan's ``cuda:5`` may be ``cuda:0`` here."""
+        """What torch calls the plan's GPU here. It counts only those that this process sees: the plan's ``cuda:5`` may
+        be ``cuda:0``.
+        """
         device = torch_device(names)
         return self._gpus.get(device, device)
 

@@ -1,5 +1,5 @@
-"""Whether workers can be made in another process of this machine: asked of one that is started for that as the hosts of
-a run are.
+"""Whether workers can be made in another process of this machine. One is asked that is started for it as the hosts of a
+run are.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def problems_in_a_child(packed: Mapping[str, Packed]) -> dict[str, str]:
 
 
 def answer(fd: int) -> None:
-    """In the child: what went wrong with each worker, into the pipe; a few hundred bytes, so that nobody needs to read
+    """In the child: what went wrong with each worker, into the pipe. A few hundred bytes, so that nobody needs to read
     meanwhile.
     """
     packed: dict[str, Packed] = pickle.load(sys.stdin.buffer)

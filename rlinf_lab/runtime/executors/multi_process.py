@@ -1,4 +1,4 @@
-"""What executors with several processes have in common: one device host for each group of devices that worker ranks
+"""What executors with several processes have in common. One device host for each group of devices that worker ranks
 share.
 
         your loop ── driver host ══ links ══ host0 (cpu:0) ══ links ══ host1 (cpu:1)
@@ -73,7 +73,9 @@ class HostsExecutor(ABC):
 
     # --- what a kind of executor knows ---------------------------------------------------------------------
     def _prepare(self) -> str:
-        """Before the first process; returns when they can be made: where hosts on other nodes reach this process."""
+        """Before the first process; returns when they can be made. Where hosts on other nodes reach this process is
+        known then.
+        """
         return LOOPBACK
 
     def _ways(self) -> Ways:
@@ -198,7 +200,7 @@ class HostsExecutor(ABC):
         return ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == host)
 
     def _silent(self, host: str) -> list[str]:
-        """Whom to name for a process that does not answer: its ranks that are in a call; where none is, the process and
+        """Whom to name for a process that does not answer. Its ranks that are in a call; where none is, the process and
         who lives there now.
         """
         loop = self.driver_host.loop
@@ -222,7 +224,7 @@ class HostsExecutor(ABC):
         return ended
 
     def _ask_to_stop(self, ended: Ended) -> None:
-        """Have every host that lives end its workers, and hear the last that it has recorded."""
+        """Have every host that lives end its workers. The last that it has recorded is heard."""
         answered: set[str] = set()
         asked = {name: self._ask(name, "stop") for name in self._reachable() if name not in self.driver_host.state.dead}
         deadline = time.monotonic() + STOP_SECONDS

@@ -1,4 +1,4 @@
-"""The clocks of hosts on other nodes: they are asked at the start and from then on twice a second, and what they
+"""The clocks of hosts on other nodes. They are asked at the start and from then on twice a second, and what they
 recorded is put on ours.
 
 A question goes over the host's link and is answered by the thread that reads it, beside whatever the workers do; a late

@@ -1,5 +1,5 @@
-"""What a run needs of each node of somebody else's Ray, reserved there as one placement group: all of it, or an error
-in seconds.
+"""What a run needs of each node of somebody else's Ray. It is reserved there as one placement group: all of it, or an
+error in seconds.
 
 A bundle for each node, pinned to it, so that the hosts of a node are together and no two nodes of the plan become one.
 The group has no name and belongs to this job, in the namespace of its own (`ray_start`): nobody else meets it, and it

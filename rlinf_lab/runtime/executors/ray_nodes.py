@@ -1,4 +1,4 @@
-"""The nodes of the Ray that this process uses, numbered: 0 is where the user's loop runs, the others count as they were
+"""The nodes of the Ray that this process uses, numbered. 0 is where the user's loop runs, the others count as they were
 first seen.
 """
 
@@ -112,7 +112,7 @@ def answer_of_ray(question: Callable[[Any, float], T]) -> T:
 
 
 def _refuse_when_gone(address: str) -> None:
-    """Where nobody listens any more, waiting is of no use: a minute after its service has gone Ray ends the processes
+    """Where nobody listens any more, waiting is of no use. A minute after its service has gone Ray ends the processes
     that use it.
     """
     host, port = address.rsplit(":", 1)
@@ -129,7 +129,7 @@ def _refuse_when_gone(address: str) -> None:
 
 
 def devices(kind: str | None = None, address: str | None = None) -> list[str]:
-    """The devices of this machine that this process can use: its GPUs if there are any (``kind="cuda"``), else one for
+    """The devices of this machine that this process can use. Its GPUs if there are any (``kind="cuda"``), else one for
     each core (``"cpu"``).
 
     ``address``: of a Ray cluster, as Ray writes it (``"auto"``: the one that runs here); then the devices of all its
@@ -149,7 +149,7 @@ def devices(kind: str | None = None, address: str | None = None) -> list[str]:
 
 
 def _of_all_nodes(here: Sequence[str], kind: str | None) -> list[str]:
-    """Those of this node (``here``), then what Ray counts on the others, GPUs only if there are any."""
+    """Those of this node (``here``), then what Ray counts on the others. GPUs only if there are any."""
     found = [Device.parse(name) for name in here]
     for number, node in nodes().items():
         if number:
@@ -202,7 +202,7 @@ def _counted(living: Mapping[int, Node]) -> str:
 
 
 def _refuse_gone(lacking: Sequence[str], living: Mapping[int, Node]) -> None:
-    """What they are on has left the cluster, or died: it cannot come back, for who joins has a new number."""
+    """What they are on has left the cluster, or died. It cannot come back, for who joins has a new number."""
     given = _numbers_given()
     if gone := [d for d in lacking if Device.parse(d).node < given]:
         there = ", ".join(f"node{number}" if number else "this one" for number in sorted(living))

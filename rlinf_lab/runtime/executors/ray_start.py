@@ -1,4 +1,4 @@
-"""The Ray that runs use: the one of this process, the one named, or a private one that stays warm until `shutdown`."""
+"""The Ray that runs use. The one of this process, the one named, or a private one that stays warm until `shutdown`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def is_private() -> bool:
 
 
 def has_one_thread_each() -> bool:
-    """Whether actors of this Ray compute in one thread unless told otherwise: then they need no environment of their
+    """Whether actors of this Ray compute in one thread unless told otherwise. Then they need no environment of their
     own.
 
     For such a one Ray starts a process that imports Ray and then another that imports it again, and lets those lie idle
@@ -147,7 +147,7 @@ class PrivateRay:
 
 
 def _begotten_by_raylet() -> list[Any]:
-    """Processes that Ray does not know by itself: the raylet has started them, and ends them if it is ended in good
+    """Processes that Ray does not know by itself. The raylet has started them, and ends them if it is ended in good
     order.
     """
     import psutil
@@ -160,7 +160,7 @@ def _begotten_by_raylet() -> list[Any]:
 
 
 def _end(processes: Iterable[Any]) -> None:
-    """Those that have not ended yet: where Ray's control service is gone its agents ask for it for another minute."""
+    """Those that have not ended yet. Where Ray's control service is gone its agents ask for it for another minute."""
     import psutil
 
     for process in processes:

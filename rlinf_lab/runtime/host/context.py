@@ -1,4 +1,4 @@
-"""What a worker sees of the runtime, and what it may tell the run: spans, metrics, pictures, values for other ranks."""
+"""What a worker sees of the runtime, and what it may tell the run. Spans, metrics, pictures, values for other ranks."""
 
 from __future__ import annotations
 

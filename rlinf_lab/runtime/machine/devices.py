@@ -1,4 +1,4 @@
-"""Which devices there are, and what they are called: ``"cpu:0"`` is one core, ``"cuda:0"`` one GPU."""
+"""Which devices there are, and what they are called. ``"cpu:0"`` is one core, ``"cuda:0"`` one GPU."""
 
 from __future__ import annotations
 
@@ -111,8 +111,9 @@ def torch_device(names: Sequence[str]) -> str:
 
 
 def use_device(device: str, own_stream: bool = False) -> None:
-    """Of a rank's own thread: what names no GPU (``.cuda()``, NCCL, a tensor that comes in a message) goes to its own
-    one of several. ``own_stream``: what it gives to the GPU does not queue behind what other threads have given to it.
+    """Give a rank's own thread its GPU, which is meant where none is named. So with ``.cuda()``, NCCL, or a tensor that
+    comes in a message. ``own_stream``: what it gives to the GPU does not queue behind what other threads have given to
+    it.
     """
     if own_stream:
         import torch
@@ -129,7 +130,7 @@ def use_device(device: str, own_stream: bool = False) -> None:
 
 
 def finish_work(device: str, own_stream: bool = False) -> None:
-    """Wait until a GPU has done what a call has given to it: only then the call is over, and its devices may be
+    """Wait until a GPU has done what a call has given to it. Only then the call is over, and its devices may be
     somebody else's. ``own_stream``: what others have given to other streams may go on.
     """
     torch = sys.modules.get("torch")

@@ -1,5 +1,5 @@
-"""How much cores slow each other down, measured: a copy of the work on each core alone, then on two at the same time,
-then on more, round after round.
+"""How much cores slow each other down, measured. A copy of the work runs on each core alone, then on two at the same
+time, then on more, round after round.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def _typical() -> Workflow:
 
 
 def _factors(spent: Mapping[tuple[int, int], float], shifts: Shifts) -> list[float]:
-    """For each number of copies that work together, how many times longer they take than alone in the same round:
-    medians over rounds and copies.
+    """How many times longer copies take together than alone, for each number of them. In the same round; medians over
+    rounds and copies.
 
     ``spent``: seconds by (step, copy); steps are the shifts of a round, round after round, and the first round does not
     count.

@@ -1,4 +1,4 @@
-"""What a message between two hosts costs, measured: two workers answer each other, in threads and in processes by
+"""What a message between two hosts costs, measured. Two workers answer each other, in threads and in processes by
 turns.
 
     asks ── out ──> answers        in threads:    computing

@@ -1,4 +1,4 @@
-"""What `lab.profile` is asked for: checked before anything is measured, and compared with a profile that is there
+"""What `lab.profile` is asked for. It is checked before anything is measured, and compared with a profile that is there
 already.
 """
 

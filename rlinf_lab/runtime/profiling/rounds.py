@@ -1,4 +1,4 @@
-"""Measurements in rounds: sessions that are open together and work by turns, and numbers when they have closed.
+"""Measurements in rounds. Sessions that are open together work by turns, and give numbers when they have closed.
 
 A machine that others use, too, may be faster in one second than in the next by more than what is measured. So what is
 compared lies in the same round, and rounds lie between other measurements.

@@ -1,4 +1,4 @@
-"""Runs that go on when the program ends are stopped: threads of theirs that compute in a library of C++ would take the
+"""Runs that go on when the program ends are stopped. Threads of theirs that compute in a library of C++ would take the
 process down with them, by an abort.
 """
 
@@ -41,7 +41,7 @@ def end_with_program(run: GoesOn) -> None:
 
 
 def before_what_was_loaded() -> None:
-    """What is registered last is done first: an executor has been started, and Ray, which it may have loaded, ends its
+    """What is registered last is done first. An executor has been started, and Ray, which it may have loaded, ends its
     processes at exit, too.
     """
     atexit.register(_end_all)

@@ -1,4 +1,4 @@
-"""The numbers of a run: a row for each iteration, and which rows have changed since somebody looked.
+"""The numbers of a run. A row for each iteration, and which rows have changed since somebody looked.
 
 Adding a number costs the same however many iterations there were, and so does asking what is new.
 """
@@ -90,7 +90,7 @@ class MetricTable:
 
     # --- reading ----------------------------------------------------------------------------------------
     def since(self, version: int) -> tuple[list[dict[str, float]], int]:
-        """Rows of finished iterations that are new or have changed since ``version`` (0: all), and the version now."""
+        """Rows of finished iterations that are new or changed, and the version now. Since ``version`` (0: all)."""
         with self._lock:
             self._told = len(self._journal)
             if version == self._told:
@@ -132,7 +132,7 @@ class MetricTable:
 
 
 def labels(keys: Iterable[Key]) -> dict[Key, str]:
-    """Column names: a name that one worker alone uses is as it was logged, the loop's too; else the worker is put
+    """Column names. A name that one worker alone uses is as it was logged, the loop's too; else the worker is put
     before it.
     """
     keys = list(keys)

@@ -1,4 +1,4 @@
-"""The session that users get: one that is watched while it works, with the same eyes as a run."""
+"""The session that users get. It is watched while it works, with the same eyes as a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_lab.runtime.threads.main_thread_guard import aside
 
 
 class ObservedSession(Session, Observed):
-    """What `session` gives: a `Session` whose timeline, metrics, frames and counters grow while it works, and stay
+    """What `session` gives. A `Session` whose timeline, metrics, frames and counters grow while it works, and stay
     after its end.
     """
 

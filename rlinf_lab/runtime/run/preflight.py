@@ -1,4 +1,4 @@
-"""What can be known before a launch: does the plan fit the workflow, the machines, their memory, packages and ports;
+"""What can be known before a launch. Does the plan fit the workflow, the machines, their memory, packages and ports;
 would something hang?
 """
 

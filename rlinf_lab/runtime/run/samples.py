@@ -1,4 +1,4 @@
-"""What workers said of samples: a row for each of the latest, put together from what several workers say."""
+"""What workers said of samples. A row for each of the latest, put together from what several workers say."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SampleTable:
                     del kept[next(iter(kept))]
 
     def of_bar(self, worker: str, rank: int, start_ns: int) -> dict[str, Any] | None:
-        """The row of the sample that a bar of the timeline shows; None: it is not known, or not any more."""
+        """The row of the sample that a bar of the timeline shows. None: it is not known, or not any more."""
         bar = worker, rank, start_ns
         with self._lock:
             rows = self._rows.values()

@@ -1,4 +1,4 @@
-"""What an execution of the iteration function has done: its calls, its ends of channels, streams that it has ended."""
+"""What an execution of the iteration function has done. Its calls, its ends of channels, streams that it has ended."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class IterationBody:
         return {channel} | self.behind([call for call in self.calls if channel in call.channels(WRITE)])
 
     def behind(self, calls: list[CallSpec]) -> set[str]:
-        """The channels that are read by calls which have to end before these can: each rank does its own in order,
-        and a call waits for its arguments and for who puts what it reads."""
+        """The channels that are read by calls which have to end before these can. Each rank does its own in order, and
+        a call waits for its arguments and for who puts what it reads.
+        """
         found: set[str] = set()
         open_, seen = list(calls), set[int]()
         while open_:

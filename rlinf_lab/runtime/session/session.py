@@ -143,7 +143,7 @@ class Session:
             raise
 
     def submit(self, *args: Any, **kwargs: Any) -> Iteration:
-        """Start an iteration: executes the iteration function, and returns while its calls may still be going on.
+        """Start an iteration. Executes the iteration function, and returns while its calls may still be going on.
 
         When more than ``plan.staleness`` earlier iterations are unfinished it waits for the oldest first. Raises what
         the iteration function raises, or the failure of an earlier iteration; that one and all later ones are given up
@@ -191,7 +191,7 @@ class Session:
         return {worker: self._loop.members.present(worker) for worker in self._layout.graph.workers}
 
     def join(self, worker: str, rank: int, timeout: float | None = None) -> None:
-        """A rank that has a place in the plan and is absent comes: its worker is built there. Returns when it is set
+        """A rank that has a place in the plan and is absent comes. Its worker is built there. Returns when it is set
         up. From any thread.
 
         It takes part in all calls that the loop makes from then on. Raises the `WorkerError` of its setup (nobody else
@@ -242,7 +242,7 @@ class Session:
             )
 
     def _is_inside(self) -> bool:
-        """Whether submit() or wait() is on the stack of a thread: an interrupt may have thrown it out at any line."""
+        """Whether submit() or wait() is on the stack of a thread. An interrupt may have thrown it out at any line."""
         here = (
             None
             if self._frame is None
@@ -286,7 +286,7 @@ class Session:
         self._loop.leave(self._now)
 
     def _wait_until_over(self, number: int, timeout: float | None = None) -> None:
-        """Wait for this iteration and all before it, and take in what has ended, in order."""
+        """Wait for this iteration and all before it. What has ended is taken in, in order."""
         self._loop.waiting.until_over(number, timeout)
         while True:
             if (failed := self._loop.iterations.first_failed()) is not None:
@@ -355,7 +355,7 @@ class Session:
         return self._servant.do(end)
 
     def _end_failed(self, number: int, error: BaseException) -> tuple[int, BaseException | None]:
-        """End this iteration, all later ones and all that were given up, so that the next one finds idle workers.
+        """End this iteration, all later ones and all that were given up. The next one finds idle workers then.
 
         Returns the first of them, and why it was given up.
         """

@@ -1,4 +1,4 @@
-"""Where a rank that waits listens to the links of its host itself: what it waits for then wakes one thread instead of
+"""Where a rank that waits listens to the links of its host itself. What it waits for then wakes one thread instead of
 two.
 
 There is one place; who finds it taken waits at its gate, and the reading threads of the links do the rest as ever.
@@ -32,7 +32,7 @@ class Heard(Protocol):
     def fileno(self) -> int: ...
 
     def hear_what_is_there(self) -> bool:
-        """Without waiting; False: its own thread has to do it, and so much may take a while."""
+        """Without waiting. False: its own thread has to do it, and so much may take a while."""
 
     def hush(self) -> None:
         """Its own thread is not woken by what comes, until `heed`."""
@@ -93,7 +93,7 @@ class Lookout:
             os.eventfd_write(self._bell, 1)
 
     def listen(self, until: Callable[[], bool]) -> bool:
-        """Hear messages until that is true; False when it is better to wait elsewhere: a reading thread is at work."""
+        """Hear messages until that is true. False when it is better to wait elsewhere: a reading thread is at work."""
         try:
             while not until():
                 self._before()

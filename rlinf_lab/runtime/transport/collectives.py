@@ -111,14 +111,14 @@ class Sender:
 
 
 class Senders:
-    """Of one link: a group for each GPU that it sends from, and one for host memory."""
+    """Of one link: who sends tensors over it. A group for each GPU that it sends from, and one for host memory."""
 
     def __init__(self, peer: str, address: str) -> None:
         self._peer, self._address = peer, address
         self._by_source: dict[str, Sender] = {}
 
     def place(self, block: Any, backend: str) -> bytes | None:
-        """What to say in the frame; None when it has to travel by another way: a transfer has failed before."""
+        """What to say in the frame. None when it has to travel by another way: a transfer has failed before."""
         source = str(block.device)
         sender = self._by_source.get(source)
         if sender is None:

@@ -1,5 +1,5 @@
-"""Tensors on a GPU between processes of a node without a copy on the receiving side: CUDA's memory handles (IPC), lent
-and given back.
+"""Tensors on a GPU between processes of a node, not copied by the receiver. CUDA's memory handles (IPC) are lent and
+given back.
 
     tensor ──copy on its GPU (`pickling.OnDevice`)──> Lender: kept, torch's handle ──frame──> Lent
                                                          ↑                                     │ the rank that takes it
@@ -41,7 +41,7 @@ _LOG = logging.getLogger("rlinf_lab")
 
 
 class Sharing(Protocol):
-    """How memory is shared between processes: CUDA's handles, or in tests what torch does for host memory. Blocks are
+    """How memory is shared between processes. CUDA's handles, or in tests what torch does for host memory. Blocks are
     tensors of bytes.
     """
 
@@ -62,7 +62,7 @@ class Sharing(Protocol):
 
 
 class CudaSharing:
-    """torch's own way (`torch.multiprocessing.reductions`): it shares the allocation under a block, counts references
+    """torch's own way (`torch.multiprocessing.reductions`). It shares the allocation under a block, counts references
     and waits for the sender's stream.
     """
 
@@ -182,7 +182,7 @@ class Lender:
         self._lent.pop(number & ~LENT, None)
 
     def lost(self) -> None:
-        """The peer has died: what it had not given back is released in its place, for a process that dies does not
+        """The peer has died. What it had not given back is released in its place, for a process that dies does not
         count down.
         """
         while self._lent:
@@ -202,7 +202,7 @@ class _Owner:
 
 
 class Lent:
-    """The receiver's end of one tensor: opened once, by the rank that needs it, or given back unopened.
+    """The receiver's end of one tensor. Opened once, by the rank that needs it, or given back unopened.
 
     ``keeps``: a copy is made, for this process outlives the sender.
     """
@@ -252,7 +252,7 @@ def _drop(shared: Any, give_back: Callable[[], None]) -> None:
 
 
 def _release(shared: Any) -> None:
-    """A tensor that cannot be released keeps neither the others nor the news of a death."""
+    """Release one of them. A tensor that cannot be released keeps neither the others nor the news of a death."""
     try:
         SHARING.release(shared)
     except RuntimeError:  # the driver has released it, with the process

@@ -1,4 +1,4 @@
-"""Items on their way: what one put has handed over stays together until it is taken."""
+"""Items on their way. What one put has handed over stays together until it is taken."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CheckedParcel(Parcel):
 
 
 class Gathered(Parcel):
-    """One group whose items came one by one, from anywhere; ``origin``: of the last of them."""
+    """One group whose items came one by one, from anywhere. ``origin``: of the last of them."""
 
     __slots__ = ("_pieces",)
 
@@ -91,7 +91,7 @@ class Piece(NamedTuple):
     hi: int
 
     def content(self) -> tuple[int, list[Any] | Packed]:
-        """How many, and what to send to another host: as it came where it is whole."""
+        """How many, and what to send to another host. As it came where it is whole."""
         packed, count = self.parcel._packed, self.hi - self.lo
         return count, packed if packed is not None and count == self.parcel.count else self.parcel.open(
             self.lo, self.hi
@@ -126,7 +126,7 @@ def split_off(pieces: deque[Piece], n: int) -> list[Piece]:
 
 
 class Ordered:
-    """Items of a channel that are not taken in the order of their coming: the smallest rank goes first, among equals
+    """Items of a channel that are not taken in the order of their coming. The smallest rank goes first, among equals
     the first.
     """
 

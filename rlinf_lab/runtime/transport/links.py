@@ -56,8 +56,8 @@ _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _forget_sockets() -> None:
-    """In a forked child: without this it would keep the streams of its dead parent open, and nobody would notice the
-    death.
+    """In a forked child: forget the sockets of the parent. It would keep the streams of its dead parent open, and
+    nobody would notice the death.
     """
     for each in list(_OPEN):
         each.close()
@@ -67,7 +67,7 @@ os.register_at_fork(after_in_child=_forget_sockets)
 
 
 def close_when_forked(connection: socket.socket) -> None:
-    """A stream whose end says that this process died: its forked children shall not keep it open."""
+    """A stream whose end says that this process died. Its forked children shall not keep it open."""
     _OPEN.add(connection)
 
 
@@ -109,7 +109,7 @@ class Ways(NamedTuple):
     between_gpus: str = "ipc"
 
     def leave_node(self, address: Address) -> bool:
-        """Whether this way is another one than to a host of this node: also to a node that Ray emulates on this
+        """Whether this way is another one than to a host of this node. Also to a node that Ray emulates on this
         machine.
         """
         return self.between_nodes != "stream" and self.ray_node != address.ray_node
@@ -128,7 +128,7 @@ PROBES = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3
 
 
 def notice_silence(tcp: socket.socket) -> None:
-    """Whoever reads hears within 14 s that the other node is gone: one that loses its power or its cable does not hang
+    """Whoever reads hears within 14 s that the other node is gone. One that loses its power or its cable does not hang
     up.
 
     Kernels answer each other's probes, so a process that is stopped or busy is no such node.
@@ -293,7 +293,7 @@ class Link:
         return [head, *parts] if buffers else [b"".join((head, *parts))]
 
     def _placed(self, raw: Any) -> tuple[int, bytes | memoryview]:
-        """The size of a buffer with its marks, and what of it travels in the stream."""
+        """The size of a buffer with its marks. Also what of it travels in the stream."""
         if type(raw) is OnDevice:
             if (lent := self._lender.place(raw)) is not None:
                 return raw.nbytes | ON_GPU, lent

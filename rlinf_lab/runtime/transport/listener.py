@@ -1,4 +1,4 @@
-"""The hearing end of the links of a host: a socket that others connect to, and a thread for each that does."""
+"""The hearing end of the links of a host. A socket that others connect to, and a thread for each that does."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Incoming:
         return self._number
 
     def leave(self) -> None:
-        """Nothing more is heard: the number of a file that is closed may become somebody else's."""
+        """Nothing more is heard. The number of a file that is closed may become somebody else's."""
         with self._reading:
             self._has_left = True
             if self._poll is not None:

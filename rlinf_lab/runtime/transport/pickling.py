@@ -1,4 +1,4 @@
-"""What travels between processes as bytes: pickles with their large buffers beside them, classes of a notebook by
+"""What travels between processes as bytes. Pickles with their large buffers beside them, classes of a notebook by
 value.
 """
 
@@ -20,7 +20,7 @@ LENT_DEVICES = frozenset({"cuda"})  # kinds of torch device whose tensors stay t
 
 
 class OnDevice:
-    """What is beside a pickle of a tensor on a GPU: a copy of its bytes there, which is the transport's own. A link
+    """What is beside a pickle of a tensor on a GPU. A copy of its bytes there, which is the transport's own. A link
     lends it, or sends its bytes.
     """
 
@@ -42,7 +42,7 @@ class OnDevice:
 
 
 class Packed:
-    """Something in transit: it is rebuilt by the rank that needs it, so that what is missing there is that rank's
+    """Something in transit. It is rebuilt by the rank that needs it, so that what is missing there is that rank's
     error.
 
     ``buffers``: of its arrays; they are the sender's own memory until the packet has been handed to a link.
@@ -61,7 +61,7 @@ class Packed:
 
     @classmethod
     def of_items(cls, items: list[Any], channel: str) -> tuple[Packed, bool]:
-        """Items of a put, and whether they still use the sender's memory: small buffers are copied at once, large ones
+        """Items of a put, and whether they still use the sender's memory. Small buffers are copied at once, large ones
         when they are sent.
         """
         data, buffers = pickled(items, channel)
@@ -125,8 +125,8 @@ def unsendable(what: str, value: Any, error: BaseException) -> WorkflowError:
 
 
 def _where(value: Any, deep: int = 8) -> str:
-    """Which part of a value does not pickle, as one would write it behind its name; "" where that is no part of it but
-    the whole, or it has very many.
+    """The part of a value that does not pickle, as written behind its name. "" where that is no part of it but the
+    whole, or it has very many.
     """
     for step, part in _parts(value):
         try:
@@ -171,7 +171,7 @@ def _dumped(value: Any, buffers: list[pickle.PickleBuffer], pickler: type) -> by
 
 
 def _reduced(value: Any) -> Any:
-    """A plain CPU tensor as a numpy array, and one on a GPU beside the pickle: torch's own way copies both into it.
+    """A plain CPU tensor as a numpy array, one on a GPU beside the pickle. torch's own way copies both into it.
     NotImplemented for everything else.
     """
     if type(value) is OnDevice:  # of something that is packed within a message
@@ -204,8 +204,9 @@ def _itself(block: Any) -> Any:
 
 
 def _dense(plain: Any) -> tuple[Any, tuple[int, ...]]:
-    """A tensor's elements as they follow each other in memory, and its strides: as those of `torch.Tensor.clone`, which
-    keeps the order of dimensions (channels last, transposed) and closes gaps."""
+    """A tensor's elements as they follow each other in memory, and its strides. As those of `torch.Tensor.clone`, which
+    keeps the order of dimensions (channels last, transposed) and closes gaps.
+    """
     if plain.is_contiguous():
         return plain, plain.stride()
     expected = 1
@@ -261,8 +262,9 @@ def _block(memory: Any, plain: Any, torch: Any) -> Any:
 
 
 def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, strides: tuple[int, ...]) -> Any:
-    """``block``: an `OnDevice`, something lent by another process (`cuda_ipc.Lent`), or bytes: these go to a
-    GPU if this process uses one."""
+    """The tensor on its device. ``block``: an `OnDevice`, something lent by another process (`cuda_ipc.Lent`), or
+    bytes: these go to a GPU if this process uses one.
+    """
     import torch
 
     if isinstance(block, OnDevice):

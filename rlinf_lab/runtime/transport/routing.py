@@ -34,7 +34,7 @@ class StreamId(NamedTuple):
 
 
 class Router:
-    """Routing of one host, from the plan alone: hosts need not agree on anything at run time."""
+    """Routing of one host, from the plan alone. Hosts need not agree on anything at run time."""
 
     def __init__(self, layout: Layout, place: dict[tuple[str, int], str], here: str) -> None:
         self._layout, self._place, self._here = layout, place, here
@@ -61,7 +61,7 @@ class Router:
         return QueueId(channel, iteration, shard, home, key)
 
     def homes(self, channel: str) -> list[str]:
-        """The hosts where queues of this channel live: several when it has keys or shards, each the host of its only
+        """The hosts where queues of this channel live. Several when it has keys or shards, each the host of its only
         reader.
         """
         if channel not in self._homes:
@@ -69,7 +69,7 @@ class Router:
         return self._homes[channel]
 
     def share(self, channel: str) -> int | None:
-        """How much of the capacity one producing host may fill: evenly divided, at least one item; None without a
+        """How much of the capacity one producing host may fill. Evenly divided, at least one item; None without a
         bound.
 
         The home itself looks at the true depth, so a channel between hosts holds less than twice its capacity.
@@ -85,7 +85,7 @@ class Router:
         return self._producing[channel]
 
     def is_numbered(self, channel: str) -> bool:
-        """Whether producer and consumer count the same items: producers on several hosts count each their own."""
+        """Whether producer and consumer count the same items. Producers on several hosts count each their own."""
         return self._layout.sharded(channel) or (len(self.producing(channel)) == 1 and len(self.homes(channel)) == 1)
 
     def home(self, channel: str, shard: int) -> str:

@@ -1,4 +1,4 @@
-"""Large arrays between processes of a node without a copy on the receiving side: slots of shared memory.
+"""Large arrays between processes of a node without a copy on the receiving side. Slots of shared memory hold them.
 
 The sender copies a buffer into a memory file (memfd: no name, nothing to leave behind) and sends where it lies; the
 receiver maps the file once and builds the array upon it. When the last array on a slot dies its number goes back on the
@@ -206,7 +206,7 @@ class SlotViews:
         return array
 
     def give_back(self, number: int) -> None:
-        """May be called by any thread at any time, within itself too: each number is taken out before it is sent, so it
+        """May be called by any thread at any time, within itself too. Each number is taken out before it is sent, so it
         goes back once.
         """
         self._done.append(number)

@@ -48,7 +48,7 @@ def busy(accounting: Accounting) -> pd.DataFrame:
 
 
 def bubbles(store: SpanStore, accounting: Accounting, by: str | Sequence[str] | None = "cause") -> pd.DataFrame:
-    """Idle time summed by one or several of `COLUMNS`, largest first; ``None``: every bubble, with its times.
+    """Idle time summed by one or several of `COLUMNS`, largest first. ``None``: every bubble, with its times.
 
     Columns after those of ``by``: ns (exact), seconds, share (of elapsed time × devices, so that all shares and the
     mean utilisation add up to 1). ``worker`` and ``channel`` are "" and ``rank`` -1 where no call was waiting.
@@ -99,7 +99,7 @@ def _category(labels: list[str], codes: np.ndarray) -> pd.Categorical:
 
 
 def _waiting_for(rows: Rows, names: list[str]) -> pd.Categorical:
-    """ "channel act", "room in channel act", "the device", …: what the explaining span was waiting for."""
+    """What the explaining span was waiting for. "channel act", "room in channel act", "the device", …"""
     code = (rows["kind"].astype(np.int64) + 1) * (len(names) + 1) + rows["channel"] + 1
     distinct, inverse = np.unique(code, return_inverse=True)
     labels = []

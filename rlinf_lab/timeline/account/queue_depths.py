@@ -1,4 +1,4 @@
-"""How many items wait in each channel, exactly: from the puts and gets among the spans.
+"""How many items wait in each channel, exactly. Counted from the puts and gets among the spans.
 
 A put's items are there at its end, a get's are taken at its end: by the clock under the lock of the channel's host, so
 within one host a depth is never above the capacity. What is left of an iteration when it is over (of a channel with
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def depths(store: SpanStore) -> pd.DataFrame:
-    """One row whenever the depth of a channel changes: channel, time_ns, seconds (since the timeline's start), depth
-    (items). By time, then channel.
+    """One row whenever the depth of a channel changes. Columns: channel, time_ns, seconds (since the timeline's start),
+    depth (items). By time, then channel.
     """
     import pandas as pd
 

@@ -125,7 +125,7 @@ class Placement:
 
 
 class Stretch:
-    """Busy time and bubbles of all devices between two instants: ``busy`` (ns per device), ``bubbles`` by device and
+    """Busy time and bubbles of all devices between two instants. ``busy`` (ns per device), ``bubbles`` by device and
     start.
 
     ``spans``, by start, may hold others than those that reach into the stretch; ``windows`` are those that begin in it,
@@ -153,15 +153,15 @@ class Stretch:
         self.bubbles = stacked([rows for _, rows in parts] or [np.empty(0, BUBBLE_DTYPE)])
 
     def _portions(self, lanes: int) -> list[tuple[int, int]]:
-        """As many lanes at a time as fit on one axis of 64 bits: 4,096 devices for 13 days."""
+        """As many lanes at a time as fit on one axis of 64 bits. 4,096 devices for 13 days."""
         at_once = max(1, _LONGEST_NS // self._stride)
         return [(low, min(low + at_once, lanes)) for low in range(0, lanes, at_once)]
 
     def _lay(
         self, spans: Spans, row: NDArray[np.intp], lane: Ints, lanes: int
     ) -> tuple[Ints, Ints, NDArray[np.intp], Ints]:
-        """Starts and ends on the long axis, sorted by lane, start and arrival, the rows in that order, and where the
-        lane of each begins.
+        """Starts and ends on the long axis, sorted by lane, start and arrival. Also the rows in that order, and where
+        the lane of each begins.
         """
         if lanes > 1:  # by start they are already
             # narrow ones are sorted ten times faster
@@ -172,8 +172,8 @@ class Stretch:
         return np.maximum(spans.start[row], self.start_ns) + offset, spans.end[row] + offset, row, begin
 
     def _group_ends(self, spans: Spans) -> Ints:
-        """(devices, windows): when the last RUN of any rank of a worker placed on a device ends; the window's start
-        without.
+        """When the last RUN of any rank of a worker placed on a device ends. (devices, windows); the window's start
+        without one.
         """
         place, windows = self._place, self._windows
         ends = np.full((place.devices, len(windows)), _FIRST, np.int64)
@@ -250,7 +250,7 @@ class Stretch:
         return at[idle], until[idle]
 
     def _rows(self, columns: _Columns, at: Ints, until: Ints, first: int) -> SpanArray:
-        """The bubbles as rows: neighbours that touch and agree in everything but their times are one."""
+        """The bubbles as rows. Neighbours that touch and agree in everything but their times are one."""
         if not at.size:
             return np.empty(0, BUBBLE_DTYPE)
         new = at[1:] != until[:-1]
@@ -269,7 +269,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class _Zones:
-    """Time cut by position in the iteration: zone i reaches from ``edges[i]`` on; the last cause is that before all
+    """Time cut by position in the iteration. Zone i reaches from ``edges[i]`` on; the last cause is that before all
     edges.
     """
 
@@ -298,9 +298,7 @@ class _Columns:
         return self.cause, self.kind, self.track, self.channel, self.iteration
 
     def explain(self, cause: Cause, covered: NDArray[np.bool_], by: NDArray[np.intp], spans: Spans) -> None:
-        """The covered intervals are of this cause, and the spans ``by`` (one for each interval) say who waited for
-        what.
-        """
+        """Lay this cause on the covered intervals. The spans ``by``, one for each, say who waited for what."""
         if cause is Cause.STARVED:
             covered = covered & (self.cause != _OFF)
         else:
@@ -319,7 +317,7 @@ def _begins(differs: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Starts and ends of the disjoint intervals that the given ones (sorted by start) cover together, in order."""
+    """The disjoint intervals that the given ones (sorted by start) cover together. Their starts and ends, in order."""
     if not start.size:
         return start, end
     reach = np.maximum.accumulate(end)
@@ -340,7 +338,7 @@ def _first_start(start: Ints, end: Ints, starts: Ints, ends: Ints) -> Ints:
 
 
 def _covering(start: Ints, end: Ints, at: Ints) -> tuple[NDArray[np.bool_], Ints]:
-    """Whether an interval (sorted by start) covers each instant, and which: of those begun, the one that ends last."""
+    """Whether an interval (sorted by start) covers each instant, and which. Of those begun, the one that ends last."""
     reach = np.maximum.accumulate(end)
     holder = np.maximum.accumulate(np.where(end == reach, np.arange(end.size), 0))
     begun = start.searchsorted(at, "right") - 1

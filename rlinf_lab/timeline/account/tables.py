@@ -19,7 +19,7 @@ KIND_LABELS = [kind.name.lower() for kind in SpanKind]
 
 
 def rows_of(store: SpanStore, chosen: NDArray[np.bool_] | slice = slice(None)) -> list[Span]:
-    """Every span as an object, or those for which ``chosen`` [spans] is true, by start, end and track. For tests and
+    """Every span as an object, by start, end and track. Or those for which ``chosen`` [spans] is true. For tests and
     small timelines: 1 µs and 200 bytes each.
     """
     spans, tracks, names = store.spans[chosen], store.tracks, [*store.names, ""]
@@ -79,7 +79,7 @@ def counters(store: SpanStore) -> pd.DataFrame:
 
 
 def iterations(store: SpanStore) -> pd.DataFrame:
-    """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap, seconds
+    """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed. Where iterations overlap, seconds
     from the end of those before.
     """
     import pandas as pd
@@ -112,8 +112,9 @@ def _failed(store: SpanStore, marks: NDArray) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Standing:
-    """Iterations that are not whole: ``failed`` (or given up because another one did), ``open`` ones, of which there
-    are spans, but no mark, and those that have ended with spans still ``arriving`` from other hosts."""
+    """Iterations that are not whole. ``failed`` (or given up because another one did), ``open`` ones, of which there
+    are spans, but no mark, and those that have ended with spans still ``arriving`` from other hosts.
+    """
 
     failed: tuple[int, ...]
     open: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Spans in an order in which causes come first, also of those that end at one instant: in simulated time most do.
+"""Spans in an order in which causes come first. Also of those that end at one instant: in simulated time most do.
 
 At one instant a put may hand over items that a get waited for, after which its rank puts others. So ends are no order
 by themselves.
@@ -49,7 +49,7 @@ def in_causal_order(spans: SpanArray) -> SpanArray:
 
 
 def _cut_short(spans: SpanArray, arrival: Indices) -> tuple[tuple[Indices, Indices], tuple[Indices, Indices]]:
-    """Pairs (cause, effect) of gets that the next put cut short: what its track did before it, then the get, then the
+    """Pairs (cause, effect) of gets that the next put cut short. What its track did before it, then the get, then the
     put.
     """
     gets, puts = cut_short(spans)
@@ -66,7 +66,7 @@ def _cut_short(spans: SpanArray, arrival: Indices) -> tuple[tuple[Indices, Indic
 
 
 def _instant(spans: SpanArray, arrival: NDArray[np.intp], handed: list[tuple[int, int]]) -> list[int]:
-    """Numbers of spans that end at one instant, each after those that must come before it."""
+    """Numbers of spans that end at one instant. Each comes after those that must come before it."""
     track, size = spans["track"], len(spans)
     written = np.lexsort((arrival, spans["start"], track))  # what takes no time was written down in its order
     # others lie within each other

@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 def critical_path(store: SpanStore, by: str | Sequence[str] | None = ("worker", "name", "kind")) -> pd.DataFrame:
-    """Time on the path summed by one or several of `COLUMNS`, largest first; ``None``: every step, from the first to
+    """Time on the path summed by one or several of `COLUMNS`, largest first. ``None``: every step, from the first to
     the last.
 
     Columns after those of ``by``: ns (exact), seconds, share of the elapsed time. ``kind`` "between calls": no call was
@@ -98,7 +98,7 @@ def _steps(store: SpanStore) -> Ints:
 
 
 class _Lane:
-    """The spans of one track that last: by start, with the one that reaches farthest up to each."""
+    """The spans of one track that last. By start, with the one that reaches farthest up to each."""
 
     def __init__(self, rows: Ints, start: Ints, end: Ints) -> None:
         rows = rows[np.lexsort((-end[rows], start[rows]))]

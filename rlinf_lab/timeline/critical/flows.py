@@ -16,7 +16,7 @@ EVER = -(1 << 63)  # before all times
 
 
 def arrows(spans: SpanArray) -> tuple[Indices, Indices]:
-    """Row numbers of puts and gets, pair by pair: same channel and iteration, overlapping sequence numbers.
+    """Row numbers of puts and gets, pair by pair. Same channel and iteration, overlapping sequence numbers.
 
     A span of either kind moves the items ``flow`` to ``flow + items`` of its channel, counted from 0 in each iteration;
     without a channel, a flow or items it takes part in no arrow, and no arrow leads to a get that was over before the
@@ -75,7 +75,7 @@ class Ended:
         self._tracks.append(track)
 
     def last(self, until: int, after: int = EVER, not_track: int = -1) -> int:
-        """The one that ended last in (after, until], on another track than ``not_track``; -1 for none."""
+        """The one that ended last in (after, until], on another track than ``not_track``. -1 for none."""
         at = bisect_right(self._ends, until) - 1
         if at >= 0 and self._tracks[at] == not_track:
             at = self._other[at]

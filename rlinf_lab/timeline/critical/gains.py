@@ -1,4 +1,4 @@
-"""What would be gained if a worker were faster: the recorded spans, replayed with some of them shortened.
+"""What would be gained if a worker were faster. The recorded spans are replayed with some of them shortened.
 
 The replay keeps what each rank did, in its order, and who waited for whom; only times change:
 
@@ -116,7 +116,7 @@ def _groups(store: SpanStore, spans: SpanArray, keys: Sequence[str]) -> dict[tup
 
 
 class _Replay:
-    """Spans in an order in which causes come first, and for each what its start and its end wait for."""
+    """Spans in an order in which causes come first. For each: what its start and its end wait for."""
 
     def __init__(self, store: SpanStore, spans: SpanArray) -> None:
         self._spans = spans
@@ -182,7 +182,9 @@ class _Replay:
         return [other for other in found if other >= 0]
 
     def _stream_end(self, i: int) -> list[int]:
-        """Of a get that got nothing, or but what was left: what those who put into its channel did last before."""
+        """The causes of a get that got nothing, or but what was left. What those who put into its channel did last
+        before.
+        """
         producers = self._producers[self._channel[i], self._call[i][0]]
         found = [self._of_track[track].last(self._end[i]) for track in producers if track != self._track[i]]
         return [last for last in found if last >= 0]
@@ -200,7 +202,7 @@ class _Replay:
             of_channel[self._channel[i]].add(i, end, track)
 
     def finish(self, groups: Sequence[NDArray[np.bool_]], times: float) -> tuple[int, list[int]]:
-        """The length of the timeline, ns, as it was, and when the spans of each group are so many times as fast. No
+        """The length of the timeline, ns. As it was, and when the spans of each group are so many times as fast. No
         span is in two groups.
         """
         if not self._start:
@@ -236,7 +238,7 @@ class _Replay:
 
 
 def _latest(new: NDArray[np.int64], causes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """When the last of the causes is over, each with what lies between it and its effect."""
+    """When the last of the causes is over. Each comes with what lies between it and its effect."""
     other, lag = causes[0]
     found = new[other] + lag
     for other, lag in causes[1:]:

@@ -1,4 +1,4 @@
-"""Gets that took less than the micro-batch that was asked for: because no more fitted into the channel, or because
+"""Gets that took less than the micro-batch that was asked for. Because no more fitted into the channel, or because
 nobody put any more.
 
 A micro-batch of more items than its bounded channel holds is cut short: the engine hands the get what is there when
@@ -18,7 +18,7 @@ from rlinf_lab.timeline.record.span import SpanKind
 
 
 def cut_short(spans: SpanArray) -> tuple[Indices, Indices]:
-    """Row numbers of gets and puts, pair by pair: the get could not end before the put began, and took all that its
+    """Row numbers of gets and puts, pair by pair. The get could not end before the put began, and took all that its
     channel holds.
 
     Of channels in which that was seen at least once (a get that waited was over just when the put began, long after the
@@ -42,8 +42,8 @@ def cut_short(spans: SpanArray) -> tuple[Indices, Indices]:
 
 
 def takes_the_rest(spans: SpanArray) -> NDArray[np.bool_]:
-    """Of each row: whether it is a get that could not be over before nobody put any more: it got nothing, or what was
-    left of a micro-batch.
+    """Of each row: whether it is a get that ended only with the last put. It got nothing, or what was left of a
+    micro-batch.
 
     That is the last of its channel in the iteration, if it got less than others did, or cannot get its micro-batch, or
     came before and left long after its items.

@@ -1,4 +1,5 @@
-"""The colours of workers and of causes, the same in every picture: the widget's, for light and for dark grounds.
+"""The colours of workers and of causes, the same in every picture. They are the widget's, for light and for dark
+grounds.
 
 Ten workers and nine causes that stay apart in the three colour-vision deficiencies, with contrast 3 against their
 ground (tested).
@@ -55,7 +56,7 @@ _FIRST, _SALT, _PRIME = 5, 37888430, 16777619
 
 
 def colour_numbers(workers: Iterable[str], others: Iterable[str] = ()) -> dict[str, int]:
-    """The number of each worker's colour: by its name, not by its place, so that a worker looks the same whatever the
+    """The number of each worker's colour. By its name, not by its place, so that a worker looks the same whatever the
     plan.
 
     Whose colour is taken has the next one that fewest have. ``others`` (workers without a device) choose after

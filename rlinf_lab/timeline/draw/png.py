@@ -24,7 +24,7 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
 def to_png(scene: Scene, path: str | Path, theme: str = "light", scale: float = 3.0) -> Path:
-    """Write the picture, ``scale`` pixels for each CSS pixel (3: about 290 dpi at the width of a page). Returns the
+    """Write the picture, ``scale`` pixels for each CSS pixel. 3 is about 290 dpi at the width of a page. Returns the
     path.
     """
     if theme not in MODES:

@@ -1,4 +1,4 @@
-"""Names that fit into a column of a terminal: a GPU's kernels are called by hundreds of characters, and any name may
+"""Names that fit into a column of a terminal. A GPU's kernels are called by hundreds of characters, and any name may
 hold a line break.
 """
 
@@ -14,7 +14,7 @@ _HEAD, _BEFORE = 16, 8  # columns that are kept of the beginning, and before wha
 
 
 def narrow(names: Sequence[str], most: int = 56) -> list[str]:
-    """The names, each on one line of ``most`` columns of a terminal: by their beginning and end. Several that begin and
+    """The names, each on one line of ``most`` columns of a terminal. By their beginning and end. Several that begin and
     end alike are told apart by what follows the longest beginning that two of them have, or by a number.
     """
     plain = [_on_a_line(name) for name in names]
@@ -53,7 +53,7 @@ def _alike(cut: Mapping[str, str]) -> list[list[str]]:
 
 
 def _on_a_line(name: str) -> str:
-    """What no terminal prints as it is (line breaks, escapes that colour or erase) as Python writes it."""
+    """What no terminal prints as it is, as Python writes it. Line breaks, escapes that colour or erase."""
     return (
         name
         if name.isprintable()

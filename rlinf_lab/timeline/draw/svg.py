@@ -36,7 +36,7 @@ _lock = threading.Lock()
 
 
 def shown_svg(scene: Scene) -> str:
-    """As `to_svg`, for a page that may show the same picture twice: no two have an id in common.
+    """As `to_svg`, for a page that may show the same picture twice. No two have an id in common.
 
     Of two equal ids a page takes the first, and paints nothing where that one is hidden, as the picture above a widget
     is. What tells them apart is the notebook's cell and how often this process has shown this very picture there: a
@@ -91,7 +91,7 @@ def to_svg(scene: Scene, theme: str = "auto") -> str:
 
 
 def _prefix(scene: Scene, where: str) -> str:
-    """How its ids begin: patterns and classes of several pictures in one page must not meet."""
+    """How its ids begin. Patterns and classes of several pictures in one page must not meet."""
     return f"h{zlib.crc32(repr((scene.bars, where)).encode()):x}"
 
 
@@ -158,5 +158,5 @@ def _rules(prefix: str, mode: str, used: Sequence[Cause], colours: Sequence[int]
 
 
 def _text(text: str) -> str:
-    """As XML can hold it: no control characters, which a name may have, nor halves of characters."""
+    """As XML can hold it. No control characters, which a name may have, nor halves of characters."""
     return escape(_NO_XML.sub("\N{REPLACEMENT CHARACTER}", text))

@@ -1,4 +1,4 @@
-"""Chrome trace JSON of other tools as a timeline: torch's profiler, ``ray timeline``, RLinf's tracer, our own export.
+"""Chrome trace JSON of other tools as a timeline. Torch's profiler, ``ray timeline``, RLinf's tracer, our own export.
 
 Read are the phases X, B and E, b and e (joined by id), i, C and the names in M, of all that `chrome_text` can read. A
 thread becomes a track and its process the device that it is on; a stream of a GPU is on that GPU. Categories that say
@@ -76,8 +76,8 @@ def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Millions of dictionaries and rows come, and none of them goes: to look through all of them for cycles, again and
-    again, takes most of the time.
+    """Keep the garbage collector away meanwhile. Millions of dictionaries and rows come, and none of them goes: to look
+    through all of them for cycles, again and again, takes most of the time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -89,8 +89,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def read_ranks(paths: Sequence[Path]) -> tuple[list[str], list[SpanBatch], int]:
-    """Of several processes of one run, a file each, as one timeline: what is of rank 3 is on devices and threads called
-    so.
+    """Files of several processes of one run, as one timeline. What is of rank 3 is on devices and threads called so.
 
     Ranks are as the files say (torch's ``distributedInfo``), else in the order of the paths. Clocks are taken as they
     are. (devices, what each says, how many arrows are left out.)
@@ -175,7 +174,7 @@ class _Reader:
         self._lost = 0  # that begin without an end, or the other way round
 
     def read(self, events: Iterable[Event]) -> None:
-        """Raises `ValueError`, which names the first event, where none has the fields that the format has."""
+        """Read it. Raises `ValueError`, which names the first event, where none has the fields that the format has."""
         kept = [event for event in events if "ph" in event]
         try:
             self._read(kept)
@@ -249,7 +248,7 @@ class _Reader:
         return self._names.setdefault(text, len(self._names))
 
     def _track(self, event: Event) -> int:
-        """The lane of an event: its thread, a stream of a GPU, or what is joined by ids within a category."""
+        """The lane of an event. Its thread, a stream of a GPU, or what is joined by ids within a category."""
         pid, tid, args, category = event.get("pid"), event.get("tid"), _args(event), _category(event)
         stream, joined = category in _GPU, event["ph"] == "b"
         key: tuple[Any, ...] = (pid, category) if joined else (pid, tid, "")
@@ -272,7 +271,7 @@ class _Reader:
         return self._lanes[key]
 
     def _has_place(self, event: Event) -> bool:
-        """Of an instant: those of a thread have one; a profiler names threads that are none for those of the whole
+        """Of an instant: whether it belongs to a thread. A profiler names threads that are none for those of the whole
         recording.
         """
         return event.get("s", "t") == "t" or (event.get("pid"), event.get("tid"), "") in self._lanes
@@ -310,7 +309,7 @@ class _Reader:
         self._row(self._track(event), kind, name, start, end)
 
     def _task(self, event: Event, start: int, end: int) -> str:
-        """The task that this is the execution of, as Ray draws it around: of those that began before and are not over,
+        """The task that this is the execution of, as Ray draws it around. Of those that began before and are not over,
         the last one. "" without one.
         """
         tasks = self._tasks[event.get("pid"), event.get("tid")]
@@ -362,7 +361,7 @@ class _Reader:
 
 
 def _with_numbers(event: Event) -> Event:
-    """The event with times that it says as texts as numbers: Chrome and Perfetto take both. Whole ones keep all their
+    """The event with times that it says as texts as numbers. Chrome and Perfetto take both. Whole ones keep all their
     digits.
     """
     told = {key: event[key].strip() for key in ("ts", "dur") if isinstance(event.get(key), str)}
@@ -436,7 +435,7 @@ def _ns(us: float) -> int:
 
 
 def _text(value: Any) -> str:
-    """Half of a character (JSON can write one, no file of text can hold it) as an escape."""
+    """Half of a character as an escape. JSON can write one, no file of text can hold it."""
     return writable(str(value))
 
 

@@ -1,4 +1,4 @@
-"""The events of a file of Chrome trace JSON, whatever is wrong with some of them.
+"""The events of a file of Chrome trace JSON. Whatever is wrong with some of them.
 
 Plain, gzipped or zipped; an array, an object with ``traceEvents``, or one event a line. Profilers write what is no
 JSON: raw control characters, ``inf`` and ``nan`` as they are, quotes that are not escaped (pytorch/kineto 105 and 1459,
@@ -107,7 +107,7 @@ def _rank(parsed: Event) -> int | None:
 
 
 def _by_event(text: str) -> Loaded | None:
-    """Event by event, in whatever holds them, or one a line: an odd one is left out, and so is one that was cut off. An
+    """Event by event, in whatever holds them, or one a line. An odd one is left out, and so is one that was cut off. An
     array may lack its end, and is not cut off for that.
     """
     events_of = _EVENTS.search(text) if text.startswith("{") else None
@@ -140,7 +140,7 @@ def _by_event(text: str) -> Loaded | None:
 
 
 def _mended(text: str, at: int) -> tuple[Event | None, int | None]:
-    """An event that is no JSON, with its bare numbers named as JSON's reader names them; and where the next one begins.
+    """An event that is no JSON, its bare numbers named as JSON's reader names them. Also where the next one begins.
     None for what is not there.
     """
     begin = at
@@ -162,7 +162,7 @@ _NUMBERS = {"inf": "Infinity", "infi": "Infinity", "-inf": "-Infinity", "nan": "
 
 
 def _is_event(text: str, at: int) -> bool:
-    """Whether an event begins there, and not a table within one: it can be read, or begins as one does."""
+    """Whether an event begins there, and not a table within one. It can be read, or begins as one does."""
     try:
         event, _ = json.JSONDecoder(strict=False).raw_decode(text, at)
     except ValueError:

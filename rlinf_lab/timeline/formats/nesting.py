@@ -1,4 +1,4 @@
-"""Lanes on which spans nest: viewers draw a thread as a stack, in which a span ends before the one that encloses it.
+"""Lanes on which spans nest. Viewers draw a thread as a stack, in which a span ends before the one that encloses it.
 
 Spans of one rank may overlap without enclosing each other (asynchronous work): those get lanes of their own.
 """

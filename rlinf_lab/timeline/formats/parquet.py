@@ -1,4 +1,4 @@
-"""A timeline as one Parquet file: readable by pandas, DuckDB or Polars as it is, and exact when read back."""
+"""A timeline as one Parquet file. Pandas, DuckDB or Polars read it as it is; read back it is exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two clocks that nobody has set to each other: what lies between them, within a bound that is known.
+"""Two clocks that nobody has set to each other. What lies between them, within a bound that is known.
 
 Whoever asks a clock at ``asked`` and has its answer at ``answered`` knows that it was read in between: the offset (ours
 less theirs) lies between ``asked - theirs`` and ``answered - theirs``. The best answers were fast: of all of them
@@ -87,7 +87,7 @@ class AlignedClock:
         )
 
     def _learn(self, earliest: int, latest: int, now_ns: int) -> None:
-        """The offset at the latest time that has come: the estimate of now, reached with half the speed of time at
+        """The offset at the latest time that has come. The estimate of now is reached with half the speed of time at
         most.
         """
         drifted, knots = self.offset.drifted, self._knots.view

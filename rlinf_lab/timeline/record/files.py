@@ -1,4 +1,4 @@
-"""Reading and writing files: what goes wrong is said with the file's name and the next step."""
+"""Reading and writing files. What goes wrong is said with the file's name and the next step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def path_of(who: str, path: object) -> Path:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write what shall be at ``path`` whole or not at all: a name beside it, which becomes ``path`` when the
+    """Where to write what shall be at ``path`` whole or not at all. A name beside it, which becomes ``path`` when the
     block ends without an error.
 
     What was at ``path`` before stays until then, and for good when the block fails or is interrupted. A link stays a

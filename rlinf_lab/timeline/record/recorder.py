@@ -73,7 +73,7 @@ class Recorder:
         _RECORDERS.add(self)
 
     def _begin(self) -> None:
-        """With nothing that waits: at first, and in a process that was forked, where numbers of tracks and names stay
+        """With nothing that waits. At first, and in a process that was forked, where numbers of tracks and names stay
         what they are.
         """
         self.dropped = self.dropped_samples = 0

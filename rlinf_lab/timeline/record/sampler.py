@@ -20,8 +20,8 @@ MIN_SECONDS = 0.1  # the kernel counts the time of its processors in hundredths:
 
 
 class UtilisationSampler:
-    """Every ``seconds`` (memory: every second time), from `start` to `stop`, and at the end (but right after the last
-    time), writes into ``recorder``:
+    """Samples the use of devices and memory into ``recorder``. Every ``seconds`` (memory: every second time), from
+    `start` to `stop`, and at the end (but right after the last time), it writes:
 
     ``core 0 %`` … (each core this process may use), ``process MiB`` (resident memory of this process), ``host MiB``
     (memory in use on the machine) and, where NVML answers, ``cuda:0 %`` and ``cuda:0 MiB`` (used) … ``gpu_problem``

@@ -43,7 +43,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One lane of a timeline: a rank of a worker, on its devices (names such as ``"cpu:0"``), on a host."""
+    """One lane of a timeline. A rank of a worker, on its devices (names such as ``"cpu:0"``), on a host."""
 
     worker: str
     rank: int

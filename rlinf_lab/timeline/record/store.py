@@ -1,4 +1,4 @@
-"""Where the spans of many processes come together: growing arrays, one table of tracks, one of names.
+"""Where the spans of many processes come together. Growing arrays, one table of tracks, one of names.
 
 Batches may come from any thread, hosts in any order; each host's own batches come in their order. An array that was
 handed out is never written to again, and the tables only grow.
@@ -98,7 +98,7 @@ class Growing:
             self._data[: self._size] = old
 
     def _has_disk(self, size: int) -> bool:
-        """Make the file this long, with its blocks: a write into a page that the disk cannot hold would kill the
+        """Make the file this long, with its blocks. A write into a page that the disk cannot hold would kill the
         process.
         """
         try:
@@ -118,7 +118,7 @@ class Growing:
 
 
 class _Source:
-    """What is known of one recorder: the next batch's number, and its numbers translated to ours."""
+    """What is known of one recorder. The next batch's number, and its numbers translated to ours."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -135,7 +135,9 @@ class _Source:
             )
 
     def refuse_wrong(self, batch: SpanBatch, spans_are_right: bool) -> None:
-        """Raise `TimelineError` for one that does not come next, or spans that this recorder cannot have written."""
+        """Raise `TimelineError` for a batch that cannot be taken. It does not come next, or has spans that this
+        recorder cannot have written.
+        """
         if batch.seq > self.seq:
             raise TimelineError(
                 f"Batch {batch.seq} of {batch.source!r} came, but {self.seq} is the next one. Next: deliver every "
@@ -167,7 +169,7 @@ class _Source:
 
 
 class SpanStore:
-    """The data of a timeline: spans, tracks, names, counter samples and the devices they are about."""
+    """The data of a timeline. Spans, tracks, names, counter samples and the devices they are about."""
 
     def __init__(self, devices: Sequence[str] = ()) -> None:
         if (
@@ -268,7 +270,7 @@ class SpanStore:
         self.extend(SpanBatch(source.split("/")[0], source, seq, np.frombuffer(rows, SPAN_DTYPE)), checked=True)
 
     def expect(self, iterations: Iterable[int]) -> None:
-        """Their marks come next, and other hosts may have more to tell of them: see ``arriving``."""
+        """Their marks come next. Other hosts may have more to tell of them: see ``arriving``."""
         with self._lock:
             self.arriving, self._now = self.arriving | set(iterations), None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlinf_lab.policies import Actor, PolicyWeights
+from rlinf_lab.policies.views import StateViews
 from rlinf_lab.records import Observation
 from rlinf_lab.trees import length
 from rlinf_lab.workers.policy import PolicyWorker
@@ -27,6 +29,17 @@ class ExploringPolicyWorker(PolicyWorker):
     ) -> None:
         super().__init__(policy, seed=seed, weights=weights)
         self.random_steps = random_steps
+
+    @cached_property
+    def _memory(self) -> StateViews:
+        return StateViews(self.policy)
+
+    def load_weights(self, weights: PolicyWeights) -> None:
+        """Use these from the next observation on. They come after each gradient step, so this shall be quick."""
+        if self._memory.write(weights.arrays):
+            self.policy.version = weights.version
+        else:
+            super().load_weights(weights)
 
     def choose(self, obs_B: Any, noise_BK: NDArray[np.float32] | None, batch: list[Observation]) -> tuple[Any, NDArray]:
         action_B, log_prob_B = super().choose(obs_B, noise_BK, batch)

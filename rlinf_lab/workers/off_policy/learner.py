@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from rlinf_lab.algorithms import Moments
 from rlinf_lab.policies import PolicyWeights
+from rlinf_lab.policies.views import StateViews
 from rlinf_lab.records import Trajectory
 from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer
 from rlinf_lab.trees import rows
@@ -136,7 +138,7 @@ class OffPolicyLearner(TorchWorker):
             with self.span("update"), without_denormals():
                 losses = self._learn(-self.gradient_steps * count if self.gradient_steps < 0 else self.gradient_steps)
             actor.version += 1
-            self._made = self._finite(actor.weights(), losses)
+            self._made = self._finite(self._weights(), losses)
         if weights is not None and self.rank == 0:
             weights.publish(self._made)
         metrics = {
@@ -205,8 +207,19 @@ class OffPolicyLearner(TorchWorker):
         mine = error_B.float().cpu().numpy()
         return mine if self.ranks == 1 else np.concatenate(self.exchange(mine))
 
+    def _weights(self) -> PolicyWeights:
+        """A copy of the actor's. They go out after every update, so this shall be quick."""
+        actor, arrays = self.learnt.actor, self._memory()
+        return actor.weights() if arrays is None else PolicyWeights.fixed(arrays, actor.version)
+
+    @cached_property
+    def _memory(self) -> StateViews:
+        return StateViews(self.learnt.actor)
+
     def _finite(self, weights: PolicyWeights, losses: dict[str, float]) -> PolicyWeights:
-        bad = next((name for name, array in weights.arrays.items() if not np.isfinite(array).all()), None)
+        bad = None
+        if not math.isfinite(self.learnt.actors.vector.detach().sum()):  # else each of them is
+            bad = next((name for name, array in weights.arrays.items() if not np.isfinite(array).all()), None)
         if bad is None and all(math.isfinite(value) for value in losses.values()):
             return weights
         told = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())

@@ -1,4 +1,4 @@
-"""Shapes of the drawn graph: boxes, curves, arrow heads, and how wide a text will be."""
+"""Shapes of the drawn graph. Boxes, curves, arrow heads, and how wide a text will be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The iteration function with variables of its own: a dry run must leave no trace in the notebook's lists and counters.
+"""The iteration function with variables of its own. A dry run must leave no trace in the notebook's lists and counters.
 
 ``history.append(loss)``, ``state["step"] += 1`` or ``nonlocal best`` in the loop would otherwise collect symbols before
 the first iteration has run, and ``print(loss)`` would print them. What the function's globals and closure hold in plain
@@ -38,8 +38,8 @@ def isolated(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
 
 
 class _Isolation:
-    """A module's (a notebook's) functions as they see each other, on one set of copies of the variables
-    that they use.
+    """A module's (a notebook's) functions as they see each other. They share one set of copies of the variables that
+    they use.
     """
 
     def __init__(self, module: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Dry run of the user's loop: records who calls what with which channels, without running any worker.
+"""Dry run of the user's loop. It records who calls what with which channels, without running any worker.
 
 A value that only exists at run time is a `Symbol`. Where the loop branches on one, both ways are explored
 (up to `MAX_PATHS`), and the graph is the union of what was seen.
@@ -132,12 +132,12 @@ class Tracer:
         return [Symbol(self, channel.name)] if n is not None or self.decide() else []
 
     def _loop(self, step: LoopStep) -> None:
-        """Once, however often it follows itself: a loop may put a million items one by one."""
+        """Once, however often it follows itself. A loop may put a million items one by one."""
         if self.loop[-1:] != [step]:
             self.loop.append(step)
 
     def current(self) -> Tracer | None:
-        """Who traces now: this one, or that of a later path when a variable outside the loop has kept something of this
+        """Who traces now. This one, or that of a later path when a variable outside the loop has kept something of this
         one.
         """
         if not self.over:

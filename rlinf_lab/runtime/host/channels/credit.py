@@ -1,4 +1,4 @@
-"""Room between hosts: a stub may hold its share of the capacity; what consumers take is credit for its origin."""
+"""Room between hosts. A stub may hold its share of the capacity; what consumers take is credit for its origin."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Credits:
         self._post.say(origin, messages.Credit(queue.name, n))
 
     def give(self, queue: Queue, taken: dict[str, int]) -> None:
-        """A consumer has taken so many items of each origin: that much room again, less what was given ahead.
+        """A consumer has taken so many items of each origin. That is so much room again, less what was given ahead.
 
         Small credits are saved up to half of an origin's share, or until it says that it is stalled.
         """
@@ -73,7 +73,7 @@ class Credits:
             self._control.apply(self._state.engine.remote_stall(queue.index))
 
     def extend(self, queue: Queue, n: int) -> None:
-        """A get wants more than the channel may hold: let its blocked producers send that much more, once."""
+        """A get wants more than the channel may hold. Its blocked producers may send that much more, once."""
         for origin in list(queue.stalled):
             queue.debt[origin] += n
             self._grant(queue, origin, n)

@@ -1,4 +1,4 @@
-"""What puts and gets of ranks do, here and between hosts: items enter a queue and are handed over."""
+"""What puts and gets of ranks do, here and between hosts. Items enter a queue and are handed over."""
 
 from __future__ import annotations
 

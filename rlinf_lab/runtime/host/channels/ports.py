@@ -1,4 +1,4 @@
-"""The two ends of a channel as a worker under a host sees them: they post events and hand over items."""
+"""The two ends of a channel as a worker under a host sees them. They post events and hand over items."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class OutboxPort(Port):
 
 
 class GroupedOutboxPort(OutboxPort):
-    """The writing end of a channel of groups: items wait here until all of their key are there, then they are one item
+    """The writing end of a channel of groups. Items wait here until all of their key are there, then they are one item
     of the channel.
     """
 

@@ -1,4 +1,4 @@
-"""Ranks that read queues of another host: they ask its home for items; whoever asked first gets what comes next.
+"""Ranks that read queues of another host. They ask its home for items; whoever asked first gets what comes next.
 
 One message there and one back for each get, so batches are what makes it cheap. Every method runs under the host's
 mutex.
@@ -16,7 +16,7 @@ from rlinf_lab.runtime.transport.item_batches import Parcel, Piece
 
 
 class FarReaders:
-    """Of one host, both ways: its own ranks that read elsewhere, and ranks of others that read here."""
+    """Far reading of one host, both ways. Its own ranks that read elsewhere, and ranks of others that read here."""
 
     def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post) -> None:
         self._state, self._control, self._post = state, control, post

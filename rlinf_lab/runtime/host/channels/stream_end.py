@@ -1,4 +1,4 @@
-"""Streams that nobody reads any more, though somebody may go on putting into them: what follows, as soon as it is
+"""Streams that nobody reads any more, though somebody may go on putting into them. What follows, as soon as it is
 certain.
 
 When the iteration function has returned the driver knows all calls, and it hears the end of each (`driver.ends`). When
@@ -77,7 +77,9 @@ class Unwanted:
         return stream not in self.discarded and stream not in self._missed
 
     def end_call(self, process: Process) -> None:
-        """In the thread of a rank that puts: raises `NobodyReads` when nobody reads anything that its call writes."""
+        """In the thread of a rank that puts: end a call that is in vain. Raises `NobodyReads` when nobody reads
+        anything that it writes.
+        """
         if not self.discarded or (call := self._call_in_vain(process)) is None:
             return
         if not (why := self._why_it_goes_on(call)):
@@ -85,7 +87,7 @@ class Unwanted:
         self._remark(process, call, why)
 
     def _remark(self, process: Process, call: CallSpec, why: str) -> None:
-        """Tell once of a call that goes on in vain and has done so for long."""
+        """Tell once of a call that goes on in vain. It has done so for long."""
         who = f"{call.worker}.{call.method}()"
         if who in self._remarked:
             return
@@ -118,7 +120,7 @@ class Unwanted:
         return call if writes and all((channel, call.iteration) in self.discarded for channel in writes) else None
 
     def _why_it_goes_on(self, call: CallSpec) -> str:
-        """Why a call that writes in vain is not ended, the same for all its ranks; "" if it is."""
+        """Why a call that writes in vain goes on, the same for all its ranks. "" if it is ended."""
         if self._may_meet(call.worker):  # one that is cut off within a collective breaks it for the others
             return "its ranks may meet"
         if returns_nothing(self._state.declarations[call.worker].function(call.method)):

@@ -1,4 +1,4 @@
-"""What happens when no thread of a host runs: an instant settles, mock time moves, or nothing can move any more."""
+"""What happens when no thread of a host runs. An instant settles, mock time moves, or nothing can move any more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Instants:
         self._pending.append(event)
 
     def sleep(self, process: Process, duration_ns: int) -> None:
-        """Occupy a rank's own thread for a time: mock time moves, or it really sleeps, and hears an interruption."""
+        """Occupy a rank's own thread for a time. Mock time moves, or it really sleeps, and hears an interruption."""
         state, now = self._state, self._state.clock.now_ns
         if state.mock is None:
             deadline = now() + duration_ns
@@ -63,7 +63,7 @@ class Instants:
         return state.alone and not state.stopping and self._is_waiting()
 
     def _is_waiting(self) -> bool:
-        """Whether anybody waits at a channel, for a device, or for what another rank gives within its call."""
+        """Whether anybody waits. At a channel, for a device, or for what another rank gives within its call."""
         aside = (p.waits_for == "value" or p.machine.state == "aside" for p in self._state.processes)
         return self._state.engine.is_waiting() or any(aside)
 

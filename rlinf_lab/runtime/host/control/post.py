@@ -1,4 +1,4 @@
-"""The way out of a host, and what is done about messages that come in: each part registers its handlers here."""
+"""The way out of a host, and what is done about messages that come in. Each part registers its handlers here."""
 
 from __future__ import annotations
 

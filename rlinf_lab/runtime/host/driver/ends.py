@@ -1,4 +1,4 @@
-"""Of one iteration, which streams have ended: how many ranks' calls that read or write each channel have not.
+"""Of one iteration, which streams have ended. How many ranks' calls that read or write each channel have not.
 
 A loop that has not returned may still call a reader. Where it waits, nothing else moves, a producer wants room in a
 channel, and all calls that read that have ended, it is taken for certain that nobody will (`Ends.stranded`): making
@@ -58,8 +58,8 @@ class Ends:
         return found
 
     def stranded(self) -> list[str]:
-        """While the loop waits: channels whose readers have all ended, so that only a call that it cannot make now
-        would read on.
+        """While the loop waits: channels whose readers have all ended. Only a call that it cannot make now would read
+        on.
         """
         return [] if self.all_known else [c for c in sorted(self.read) if not self.reading[c] and c not in self.told]
 

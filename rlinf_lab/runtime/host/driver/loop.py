@@ -1,4 +1,4 @@
-"""The driver's side of a run: the thread of the user's loop at its host, its iterations and calls, and their end."""
+"""The driver's side of a run. The thread of the user's loop at its host, its iterations and calls, and their end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Loop:
             return one
 
     def is_open(self) -> bool:
-        """Whether any iteration has begun and was not closed: it goes on, or nobody has taken it in."""
+        """Whether any iteration has begun and was not closed. It goes on, or nobody has taken it in."""
         return bool(self._open)
 
     def broadcast(self, message: Message) -> None:
@@ -199,7 +199,7 @@ class Loop:
     def _ended(
         self, call_id: int, rank: int, iteration: int, error: Failure | None, moved: Sequence[Moved]
     ) -> None:
-        """One rank has done its part of a call, in which it has put and taken so much."""
+        """One rank has done its part of a call. It has put and taken so much in it."""
         if error is not None and iteration in self._open:
             self.failed(error, iteration)
         if (label := self.under_way.end(call_id, rank)) is not None:

@@ -22,7 +22,7 @@ class CallsUnderWay:
             self._users[call.call_id, rank] = call
 
     def end(self, call_id: int, rank: int) -> str | None:
-        """It has ended: its label, or None for one of which nothing is known any more."""
+        """It has ended. Returns its label, or None for one of which nothing is known any more."""
         found = self._parts.pop((call_id, rank), None)
         self._users.pop((call_id, rank), None)
         return None if found is None else found[1]
@@ -43,7 +43,7 @@ class CallsUnderWay:
 
     # --- for a look, also without the mutex -----------------------------------------------------------------------
     def labels(self) -> list[str]:
-        """worker[rank].method, in the order in which they were submitted: each rank begins them in that order."""
+        """worker[rank].method, in the order in which they were submitted. Each rank begins them in that order."""
         return [label for _, label, _ in list(self._parts.values())]
 
     def of(self, iterations: Iterable[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Items that nobody has read: their iteration fails and names them, unless their channel's declaration says that the
+"""Items that nobody has read. Their iteration fails and names them, unless their channel's declaration says that the
 rest is not wanted. And streams into which nothing was put, though somebody was called to and somebody has read them: it
 fails, too, unless the declaration says that this may be.
 
@@ -51,8 +51,8 @@ class Unread:
         return spec.discard_unread or spec.name in self.left_off
 
     def fault(self, graph: WorkflowGraph, iteration: int, ended: Sequence[str]) -> WorkflowError | None:
-        """What is wrong with these channels, which everybody has read and written to the end: items that are left, or
-        that there were none.
+        """What is wrong with these channels, which everybody has read and written to the end. Items are left, or there
+        were none.
         """
         specs = [graph.channel(name) for name in ended]
         left = [
@@ -73,7 +73,7 @@ class Unread:
         return WorkflowError(f"Iteration {iteration} of workflow {graph.name!r}: {' '.join(empty)}") if empty else None
 
     def early(self, graph: WorkflowGraph, iteration: int, channel: str, left: int) -> WorkflowError:
-        """Of a channel that everybody has read to the end, while producers go on: so many items lie there."""
+        """Of a channel that everybody has read to the end, while producers go on. So many items lie there."""
         text = self._left(graph.channel(channel), self._taken(channel).total() + left, " put so far")
         return WorkflowError(
             f"Iteration {iteration} of workflow {graph.name!r} was given up, with items that nobody will read. {text}"

@@ -1,4 +1,4 @@
-"""What the driver's own thread waits for besides items and values: ends of iterations, and of calls that are late."""
+"""What the driver's own thread waits for besides items and values. Ends of iterations, and of calls that are late."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ class Waiting:
             self._end_of = -1
 
     def waits_for_end_of(self, iteration: int) -> bool:
-        """Under the mutex: nothing is called before this iteration is over: the loop waits for that, or the plan lets
-        no later one begin."""
+        """Under the mutex: nothing is called before this iteration is over. The loop waits for that, or the plan lets
+        no later one begin.
+        """
         if self._driver.waits_for != "calls" or self._end_of < iteration:
             return False
         latest = max(self._iterations.open, default=iteration)
         return not self._timed or latest >= iteration + self._state.layout.plan.staleness
 
     def for_the_late(self) -> None:
-        """Block until what computes on since its iteration was given up has ended: the next one wants idle workers."""
+        """Block until what computes on since its iteration was given up has ended. The next one wants idle workers."""
         open_, what = self._iterations.open, "calls of an iteration that was given up"
         try:
             self._until(lambda: not self._under_way.but_of(open_), what, UNSAID_SECONDS)

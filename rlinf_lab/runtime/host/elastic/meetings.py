@@ -1,4 +1,4 @@
-"""Meetings of ranks (`Worker.exchange`) of workers that share devices: who comes steps aside; all come back in one
+"""Meetings of ranks (`Worker.exchange`) of workers that share devices. Who comes steps aside; all come back in one
 order.
 
     rank: exchange() ── ASIDE ──> its host's engine gives the device to others; Came ──> driver: all there?
@@ -65,8 +65,9 @@ class Meetings:
         return self._beside[worker]
 
     def refuse_within(self, process: Process, channel: str, gets: bool) -> None:
-        """In the thread of a rank within ``with group:``: `WorkflowError` where it may have to wait and others that
-        meet share the devices."""
+        """In the thread of a rank within ``with group:``: refuse a call that may wait. `WorkflowError` where others
+        that meet share the devices.
+        """
         other, call = self._other(process.worker), process.call
         if call is None or not other or (not gets and self._state.layout.capacity(channel) is None):
             return

@@ -1,4 +1,4 @@
-"""Setups of one process come one after another, and who will have to leave its device for others leaves it at once.
+"""Setups of one process come one after another. Who will have to leave its device for others leaves it at once.
 
 What does not fit there later does not fit there now. A setup may take as long as it likes: it loads a model. One that
 waits for a later one would do so for ever, and cannot be told from that; so where it stands is logged when it lasts.
@@ -57,8 +57,9 @@ class Setups:
         return [p for p in self._state.ranks if p.worker != DRIVER and (p.worker, p.rank) not in absent]
 
     def _leave_if_others_need_the_place(self, process: Process) -> None:
-        """Where it shares memory with one that is still to be built it stays until that is: it is there once, and each
-        would be given a copy of its own."""
+        """Leave the device if others need the place. Where it shares memory with one that is still to be built it stays
+        until that is: the memory is there once, and each would be given a copy of its own.
+        """
         state, instance = self._state, process.instance
         assert instance is not None
         with state.mutex:

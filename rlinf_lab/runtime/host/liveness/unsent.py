@@ -1,4 +1,4 @@
-"""Messages that cannot be sent, for whatever cause: one that can takes their place, and the run ends in words.
+"""Messages that cannot be sent, for whatever cause. One that can takes their place, and the run ends in words.
 
 What a user's object can be the cause of (an item, a result, weights, an error of a worker's own) fails its iteration by
 name, and the session goes on. (Arguments, and items that are put into a channel of another host, are packed where the
@@ -96,7 +96,7 @@ class Unsent:
 
 
 def _told(error: Exception, what: str, value: object) -> Exception:
-    """Of the user's own value, where that is what does not pickle, instead of the message around it."""
+    """Of the user's own value, where that is what does not pickle. Not of the message around it."""
     if type(error) is not WorkflowError or error.__cause__ is None:
         return error
     cause = error.__cause__

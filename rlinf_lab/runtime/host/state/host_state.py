@@ -99,7 +99,7 @@ class HostState:
         return iteration in self.given_up or self.queues.is_retired(iteration)
 
     def is_streamed(self, call: CallSpec) -> bool:
-        """Whether its ranks take items one by one from one channel that they share: any of them may do the rest."""
+        """Whether its ranks take items one by one from one channel that they share. Any of them may do the rest."""
         reads, layout = call.channels(READ), self.layout
         if len(reads) != 1 or call.refs():
             return False

@@ -1,4 +1,4 @@
-"""Payloads of the queues whose consumer lives on this host, and stubs of those that live elsewhere."""
+"""Payloads of the queues whose consumer lives on this host. Also stubs of those that live elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_TOGETHER = 1024
 
 @dataclass(eq=False, slots=True)
 class Queue:
-    """``parcels``: what was put and not yet taken, in the engine's order; none at a stub.
+    """``parcels``: what was put and not yet taken, in the engine's order. None at a stub.
 
     Room between hosts: a stub may hold its share of the capacity; items that the home hands over are credit for their
     origin. A stub that is full says so once, with the credit it has received; if more is on its way it need not be
@@ -59,7 +59,7 @@ class Queue:
         self.room, self.supply = f"room in channel {self.name.channel!r}", f"items of channel {self.name.channel!r}"
 
     def store(self, parcel: Parcel, tags: Tags | None) -> int:
-        """How many can be taken by that: fewer items than came where groups are put together."""
+        """How many can be taken by that. Fewer items than came where groups are put together."""
         if self.ordered is not None:
             return self.ordered.store(parcel, None if tags is None else tags.ranks)
         self.parcels.append(parcel)
@@ -173,7 +173,7 @@ class QueueTable:
         self._abandoned = {a: lets_go for a, lets_go in self._abandoned.items() if a[1] > iteration}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Depth, capacity (None: no bound), counts, and how many ranks wait at either end, of every live queue.
+        """Depth, capacity, counts and waiting ranks (at either end) of every live queue. Capacity None: no bound.
 
         Of ranks of other hosts that wait for room, one is counted for each host.
         """

@@ -1,4 +1,4 @@
-"""One rank of a worker inside a host: its thread, its state, the calls that it has still to do."""
+"""One rank of a worker inside a host. Its thread, its state, the calls that it has still to do."""
 
 from __future__ import annotations
 
@@ -106,8 +106,7 @@ class Process:
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether others may get its device when it waits at a channel: what it has given to a GPU is done
-        before that.
+        """Whether others may get its device when it waits at a channel. What it has given to a GPU is done before that.
         """
         return self.on_gpu and not self.machine.alone
 
@@ -118,7 +117,7 @@ class Process:
 
 @dataclass(eq=False)
 class FarReader(Process):
-    """A rank of another host that reads queues of this one: it has no thread here, what it gets is sent to it."""
+    """A rank of another host that reads queues of this one. It has no thread here, what it gets is sent to it."""
 
     host: str = ""
     there: int = -1  # its index at its own host

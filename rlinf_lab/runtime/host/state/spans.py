@@ -1,5 +1,5 @@
-"""Writing down what a rank did and what it waited for: the rules that the simulator follows too, so that both timelines
-are equal.
+"""Writing down what a rank did and what it waited for. The simulator follows the same rules, so that both timelines are
+equal.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SpanWriter:
         process.since = now
 
     def found_nothing(self, process: Process, kind: int) -> None:
-        """A get that does not wait has found nothing, or a put has completed nothing: no wait, unless one was."""
+        """A get that does not wait has found nothing, or a put has completed nothing. No wait, unless one was."""
         asked = kind == _GET and process.queue is not None and process.queue.stub
         self.resumed(process, kind if asked or (process.waited and self._now() > process.since) else -1)
 

@@ -1,5 +1,4 @@
-"""Results of calls: kept where they were produced, fetched once by each host that asks, forgotten with
-their iteration.
+"""Results of calls. Kept where they were produced, fetched once by each host that asks, forgotten with their iteration.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class Returned:
-    """A value on its way to another host: packed when the message is pickled, rebuilt by the first who takes it, whose
+    """A value on its way to another host. Packed when the message is pickled, rebuilt by the first who takes it, whose
     error it is where that fails.
 
     ``what``: for people, such as "What actor[0] returned from act()".
@@ -87,7 +86,7 @@ class Value:
         return Returned(f"What {worker}[{rank}] {done}", self.value)
 
     def leave(self, process: Process) -> None:
-        """It does not wait here any more: a value that comes later must not wake it from something else."""
+        """It does not wait here any more. A value that comes later must not wake it from something else."""
         if process in self.waiters:
             self.waiters.remove(process)
 
@@ -126,7 +125,7 @@ class ValueTable:
         return waiters
 
     def ask(self, call_id: int, rank: int, iteration: int, host: str, say: Callable[[str, Message], None]) -> None:
-        """Another host wants this value: now if it is there, else as soon as it is."""
+        """Another host wants this value. Now if it is there, else as soon as it is."""
         entry, _ = self.entry(call_id, rank, iteration)
         if entry.ready:
             say(host, ValueOf(call_id, rank, iteration, entry.to_send(call_id), entry.error))
@@ -134,7 +133,7 @@ class ValueTable:
             entry.asked_by.append(host)
 
     def fail_missing(self, iteration: int, cause: BaseException, wake: Callable[[Process], None]) -> None:
-        """Nothing of this iteration will come any more: whoever waits for a value of it is told why."""
+        """Nothing of this iteration will come any more. Whoever waits for a value of it is told why."""
         for entry in self._values.values():
             if entry.iteration == iteration and not entry.ready and entry.waiters:
                 entry.ready, entry.error = True, Cancelled(f"the value will not come: {cause}")

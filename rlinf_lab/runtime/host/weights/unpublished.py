@@ -1,4 +1,4 @@
-"""Versions of weights that a rank waits for and that no call can publish any more: its pull raises, whoever computes.
+"""Versions of weights that a rank waits for and no call can publish any more. Its pull raises, whoever computes.
 
     rank ── Lacks ──> driver: may it still come? ── NeverComes ──> DeadlockError in the pull
 
@@ -60,7 +60,7 @@ class Unpublished:
                 self._post.tell(lack.host, messages.NeverComes(who, lack.name, lack.version))
 
     def _waits(self, user: tuple[int, str, int], name: str) -> bool:
-        """For a version that is not there, too, or behind such a call of its own rank."""
+        """For a version that is not there, too. Or behind such a call of its own rank."""
         waiting = [w for w, lack in self._lacking.items() if lack.name == name and w[1:] == user[1:]]
         return any(w[0] <= user[0] for w in waiting)
 

@@ -1,4 +1,4 @@
-"""Published weights: kept where they were published, announced by the driver, fetched once by each host that wants
+"""Published weights. Kept where they were published, announced by the driver, fetched once by each host that wants
 them.
 
 An announcement goes to the driver in front of the end of the call that published, and from there to all hosts in front
@@ -165,7 +165,7 @@ class WeightTable:
 
     # --- under the mutex -----------------------------------------------------------------------------------
     def ended(self, process: Process, call: CallSpec, well: bool) -> None:
-        """A rank's call has ended: what it has published is there now, unless the call failed."""
+        """A rank's call has ended. What it has published is there now, unless the call failed."""
         here = self._state.name
         for name, states in self._unseen.pop(process, {}).items():
             if well:
