@@ -88,6 +88,7 @@ run = lab.run(flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"],
 """
 
 
+@pytest.mark.long
 def test_workers_that_wait_for_each_other_are_drawn_while_they_do_and_after_that_failed(jupyterlab: Any) -> None:
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook("ring", [RING, "release.set()"]), theme="dark")
     errors = watch_errors(lab.page)

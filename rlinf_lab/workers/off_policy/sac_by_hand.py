@@ -21,6 +21,7 @@ from rlinf_lab.policies.fused import Layer, Perceptron, Room, Squashed
 from rlinf_lab.policies.heads import STATE_LOG_STD, SquashedGaussianHead
 from rlinf_lab.policies.leaves import in_rows
 from rlinf_lab.policies.off_policy import LinearEnsemble, NormEnsemble
+from rlinf_lab.trees import map_tree
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
 
 
@@ -55,7 +56,7 @@ class Begun(NamedTuple):
 
 
 class ByHand:
-    """Of one actor, its critics and their targets. Called without gradients."""
+    """Of one actor, its critics and their targets. Called in torch's inference mode, or without gradients."""
 
     def __init__(self, actor: Actor, critic: QEnsemble, target: QEnsemble) -> None:
         self.actor, self.critic, self.head = actor, critic, actor.head
@@ -70,12 +71,14 @@ class ByHand:
 
     def begin(self, batch: Minibatch, noise_NBA: Tensor, acts: bool) -> Begun:
         """Draw the actions of a gradient step. The actor learns in it if it ``acts``: its weights move last."""
-        obs, of_critic = zip(*(self._features(each) for each in (batch.next_obs, batch.obs)[: 1 + acts]), strict=True)
-        params, hidden = self.policy.forward(torch.cat(obs) if acts else obs[0])
+        seen = map_tree(lambda *leaves: torch.cat(leaves), batch.next_obs, batch.obs) if acts else batch.next_obs
+        of_actor, of_critic = self._features(seen)
+        params, hidden = self.policy.forward(of_actor)
         mean, log_std = params.chunk(2, dim=1)
         drawn = Squashed.of(mean, log_std, noise_NBA[: 1 + acts].flatten(0, 1), STATE_LOG_STD)
-        obs_BX = of_critic[1] if acts else self._features(batch.obs)[1]
-        return Begun(obs_BX, of_critic[0], drawn, hidden)
+        rows = len(batch.reward)
+        obs_BX = of_critic[rows:] if acts else self._features(batch.obs)[1]
+        return Begun(obs_BX, of_critic[:rows], drawn, hidden)
 
     def critic_gradients(
         self, batch: Minibatch, begun: Begun, alpha: Tensor, share: float, subset: Tensor | None
