@@ -83,8 +83,8 @@ class SimulatorModel:
 
     @cached_property
     def hinge(self) -> tuple[float, float, float]:
-        """(flat, slope, knee) by least squares. Seconds are flat up to the knee; beyond it they are ``flat + slope ·
-        (environments - knee)``.
+        """Least squares' (flat, slope, knee). Seconds are flat up to the knee, then grow by ``slope`` for each further
+        environment.
         """
         n, t = self.points
         best = (float("inf"), float(t.mean()), 0.0, float(n[-1]))
