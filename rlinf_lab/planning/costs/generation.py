@@ -235,7 +235,7 @@ class GenerationModel:
 
     def _slots(self, requests: np.ndarray, cap: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """On how many slots the representative requests are looked at, and how often they pass. There are QUANTILES
-        requests, so each has its share of real slots.
+        requests, and each is to have its share of real slots.
 
         As many slots as there are really, up to DRAWN: fewer would make the last ones drain at once. Then the queue is
         as long as it is by more rounds.

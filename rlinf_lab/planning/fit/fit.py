@@ -38,7 +38,7 @@ def profile_from_run(
     fingerprint: Fingerprint | None = None,
     ranks: Mapping[str, Sequence[int]] | None = None,
 ) -> Profile:  # fmt: skip
-    """What workers of a finished run cost, to ask what another plan would do.
+    """What workers of a finished run cost. It serves to ask what another plan would have done.
 
     ``items`` of an iteration (default: the most that pass a channel; environments cannot be seen, give their number).
     ``ranks``: for each worker that may have others than it had, the numbers that plans may give it, such as

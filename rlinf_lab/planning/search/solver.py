@@ -141,7 +141,7 @@ def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only
 
 
 def _around(problem: Problem, useful: list[np.ndarray], tree: Tree, strides: list[int]) -> list[np.ndarray]:
-    """Useful counts of each leaf: a few on either side of a plan's, the largest."""
+    """Useful counts of each leaf that are near a plan's. There are a few on either side of it, and the largest."""
     chosen = []
     for v, codes in enumerate(useful):
         at = int(np.searchsorted(codes, _code(problem, leaf_of(tree, v).devices)))
@@ -313,8 +313,8 @@ class _Solver:
         return self._with_finer(leaves, options)
 
     def _with_finer(self, leaves: int, options: list[ParetoFront]) -> ParetoFront:
-        """The useful points, also with micro-batches of finer granularities passing as one. Of equal points the first
-        and coarsest stays.
+        """The useful points, and these with micro-batches of finer granularities passing as one. Of equal points the
+        first and coarsest stays.
         """
         made = self._best_of(leaves, ParetoFront.joined(options))
         if not len(made) or self.problem.granularities == 1:
