@@ -34,7 +34,6 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import entry_points
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, shown
@@ -44,6 +43,7 @@ from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.tasks.registry import is_task
 from rlinf_lab.tasks.task import Task
 from rlinf_lab.vecenv import environment
+from rlinf_lab.vecenv.registry import announced
 from rlinf_lab.workflow.workflow import Workflow
 
 GROUP = "rlinf_lab.recipes"
@@ -153,7 +153,7 @@ def find(algorithm: str | Recipe, env: Any = None) -> Recipe:
     if algorithm in VARIANTS:
         grpo = find("grpo")
         return replace(grpo, name=algorithm, preset=partial(_of_variant, grpo.config, VARIANTS[algorithm]))
-    found = {point.name: point for point in entry_points(group=GROUP)}
+    found = announced(GROUP)
     if algorithm not in found:
         raise UnknownNameError.of("algorithm", algorithm, [*HOMES, *VARIANTS, *found])
     loaded = found[algorithm].load()
@@ -182,7 +182,7 @@ def _is_environment(env: Any) -> bool:
 
 def names() -> list[str]:
     """All algorithms that `train` knows."""
-    return sorted({*HOMES, *VARIANTS, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({*HOMES, *VARIANTS, *announced(GROUP)})
 
 
 def name_of(config: Any) -> str:

@@ -70,7 +70,7 @@ class StateViews:
         return dict(zip(self._names, self._views(), strict=True))
 
     def write(self, arrays: Mapping[str, NDArray]) -> bool:
-        """Take these over, if they are all that there is and of its shapes and types. Returns whether."""
+        """Take these over, if names, shapes and types are the module's. Returns whether."""
         mine = self()
         if mine is None or mine.keys() != arrays.keys():
             return False

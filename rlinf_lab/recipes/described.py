@@ -31,8 +31,17 @@ def summary(cls: type[Any]) -> str:
     return inspect.cleandoc(written.text if isinstance(written, _WithFields) else written or "")
 
 
+_READ: dict[type[Any], Mapping[str, str]] = {}
+
+
 def field_docs(cls: type[Any]) -> Mapping[str, str]:
     """The string under each field of a dataclass, those of its bases, too."""
+    if cls not in _READ:
+        _READ[cls] = _read(cls)
+    return _READ[cls]
+
+
+def _read(cls: type[Any]) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for part in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(part):

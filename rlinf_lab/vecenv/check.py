@@ -236,7 +236,7 @@ class _Pair:
             array = getattr(step, name)
             if array is None and name in ("success_N", "reset_only_N"):
                 continue
-            self.require(isinstance(array, np.ndarray), f"step {t}: {name} is {shown(array)}, no array")
+            self._require_array(array, f"step {t}: {name}")
             self.require(array.shape == (self.n,), f"step {t}: {name} has shape {array.shape}, not {(self.n,)}")
             self.require(bool(np.isfinite(array).all()), f"step {t}: {name} is not finite")
             self.require(array.dtype == bool or name == "reward_N", f"step {t}: {name} is {array.dtype}, not bool")
@@ -248,10 +248,14 @@ class _Pair:
         self.require(found.keys() == expected.keys(), f"{what} has the parts {sorted(found)}, the space has {sorted(expected)}")
         for name, leaf in found.items():
             like = expected[name]
-            self.require(isinstance(leaf, np.ndarray), f"{what}{name} is {shown(leaf)}, no array")
+            self._require_array(leaf, f"{what}{name}")
             self.require(leaf.shape == like.shape, f"{what}{name} has shape {leaf.shape}, the space says {like.shape}")
             self.require(leaf.dtype == like.dtype, f"{what}{name} is {leaf.dtype}, the space says {like.dtype}")
             self.require(is_finite(leaf), f"{what}{name} is not finite")
+
+    def _require_array(self, found: object, what: str) -> None:
+        if not isinstance(found, np.ndarray):  # to show an array takes longer than all else that is done here
+            self.require(False, f"{what} is {shown(found)}, no array")
 
     def require(self, holds: bool, problem: str) -> None:
         _require(self.spec.id, holds, problem)

@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import functools
 import importlib
 import inspect
 import multiprocessing.queues
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +26,7 @@ from importlib.metadata import EntryPoint, entry_points
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import gymnasium
@@ -464,7 +467,27 @@ def _refuse_running_statistics(id: str, env: Any) -> None:
 
 
 def adapters() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return announced(GROUP)
+
+
+def announced(group: str) -> dict[str, EntryPoint]:
+    """What installed packages announce, by name.
+
+    Looked for anew where a folder that Python searches has changed, as it does when something is installed: to read what all packages say takes 14 ms.
+    """
+    return dict(_announced(group, tuple((path, _changed_ns(path)) for path in sys.path)))
+
+
+@functools.lru_cache(maxsize=8)
+def _announced(group: str, folders: tuple[tuple[str, int], ...]) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return Path(path or ".").stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 # --- what a researcher has in hand ------------------------------------------------------------------------------------------

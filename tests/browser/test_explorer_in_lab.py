@@ -164,6 +164,7 @@ MOVED_TWICE = """(root) => new Promise((done) => {
 })"""
 
 
+@pytest.mark.long
 def test_a_drag_waits_for_no_simulation_and_what_is_older_is_marked(jupyterlab: Any) -> None:
     lab, errors, _ = opened(jupyterlab, "dark", "grpo_7b_by_hand", 64, {})
     told = lab.page.locator(ROOT).evaluate(MOVED_TWICE)

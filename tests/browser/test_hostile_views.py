@@ -76,7 +76,10 @@ def opened(browser: Any, timeline: Timeline, path: Path) -> tuple[Any, list[str]
     return page, errors
 
 
-@pytest.mark.parametrize("case", CASES)
+DAILY = ("nothing", "before 0", "names", "2,000 lanes of one device")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[] if case in DAILY else pytest.mark.long) for case in CASES])
 def test_keys_and_clicks_do_no_harm_and_fit_brings_back_all(browser: Any, tmp_path: Path, case: str) -> None:
     timeline = CASES[case]()
     page, errors = opened(browser, timeline, tmp_path / "odd.html")

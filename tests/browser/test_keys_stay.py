@@ -90,10 +90,11 @@ PLACES = [
     (BOARD, "the lanes"), (BOARD, "Fit"), (BOARD, "Pause"), (BOARD, "beside everything"),
     (EXPLORER_ROOT, "Reset"), (EXPLORER_ROOT, "a slider"), (EXPLORER_ROOT, "a row"), (EXPLORER_ROOT, "beside everything"),
 ]  # fmt: skip
+DAILY = [(STANDALONE, "the lanes"), (STANDALONE, "the panel"), (BOARD, "Pause"), (BOARD, "beside everything"), (EXPLORER_ROOT, "a slider"), (EXPLORER_ROOT, "a row")]
 
 
 @pytest.mark.usefixtures("no_dialog_stays")
-@pytest.mark.parametrize(("root", "where"), PLACES)
+@pytest.mark.parametrize(("root", "where"), [pytest.param(*place, marks=[] if place in DAILY else pytest.mark.long) for place in PLACES])
 def test_no_key_touches_the_cells(lab: Any, root: str, where: str) -> None:
     errors = watch_errors(lab.page)
     focused_on(lab, root, where)

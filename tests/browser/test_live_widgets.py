@@ -128,6 +128,7 @@ def drag(lab: Any, canvas: Any, start: tuple[float, float], end: tuple[float, fl
     lab.page.mouse.up()
 
 
+@pytest.mark.long
 def test_zoom_pan_search_selection_and_theme(jupyterlab: Any) -> None:
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook("zoom", [DASHBOARD, "from rlinf_lab.widgets import TimelineView\nTimelineView(sample.timeline)"]))
     errors = watch_errors(lab.page)
@@ -186,6 +187,7 @@ def test_reload_brings_the_history_back_once(jupyterlab: Any) -> None:
     lab.wait_until(lambda: data(lab, ".rl-timeline", "spans") == spans, "the same number of spans")
 
 
+@pytest.mark.long
 def test_a_reload_while_the_cell_is_busy_shows_the_saved_picture_and_then_the_widget(jupyterlab: Any) -> None:
     """Jupyter asks the kernel for its widgets, which answers when the cell ends."""
     busy = "import os, time\nwhile not os.path.exists('go on'):\n    pass"
@@ -204,7 +206,8 @@ def test_a_reload_while_the_cell_is_busy_shows_the_saved_picture_and_then_the_wi
     lab.wait_until(lambda: not picture.is_visible(), "the picture hides")
 
 
-@pytest.mark.parametrize("theme", ["dark", pytest.param("light", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("theme", ["dark", "light"])
 def test_a_notebook_that_is_opened_again_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
     """Its kernel has gone, and no widget with it; while there is one the picture above it hides. A widget that is shown twice has a picture each time, and
     one whose cell is run again, too."""
@@ -231,7 +234,8 @@ def test_a_notebook_that_is_opened_again_shows_the_pictures(jupyterlab: Any, the
     lab.screenshot(f"opened-again-{theme}")
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_converted_notebook_shows_the_picture(jupyterlab: Any, tmp_path: Path, theme: str) -> None:
     """`jupyter nbconvert --to html` of a saved notebook: no widget runs there, the picture of the end is seen."""
     from nbconvert import HTMLExporter
@@ -274,7 +278,7 @@ board
 )
 
 
-@pytest.mark.parametrize("width", [1100, 640])
+@pytest.mark.parametrize("width", [pytest.param(1100, marks=pytest.mark.long), 640])
 def test_a_failed_run_says_so_in_a_narrow_window(jupyterlab: Any, width: int) -> None:
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook(f"failed_{width}", [FAILED]), size=(width, 768))
     lab.run_all()

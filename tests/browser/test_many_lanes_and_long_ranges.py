@@ -53,7 +53,7 @@ KEYS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("width", [1000, 1366, 1920])
+@pytest.mark.parametrize("width", [1366, *(pytest.param(width, marks=pytest.mark.long) for width in (1000, 1920))])
 def test_a_legend_of_many_workers_is_two_lines_with_all_causes_and_opens(browser: Any, tmp_path: Path, width: int) -> None:
     page = opened(browser, many(38, 64), tmp_path / "legend.html", (width, 768))
     found = page.evaluate(KEYS)
@@ -78,7 +78,7 @@ def test_a_legend_with_room_for_all_offers_nothing_more(browser: Any, tmp_path: 
     page.close()
 
 
-@pytest.mark.parametrize("height", [300, 411, 555, 768])
+@pytest.mark.parametrize("height", [411, *(pytest.param(height, marks=pytest.mark.long) for height in (300, 555, 768))])
 def test_no_lane_in_sight_is_cut_at_either_end_however_one_scrolls(browser: Any, tmp_path: Path, height: int) -> None:
     page = opened(browser, many(38, 64), tmp_path / "lanes.html", (1200, height))
     page.locator("#timeline canvas").first.focus()

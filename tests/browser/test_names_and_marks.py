@@ -72,7 +72,7 @@ def test_titles_end_before_the_percentage_beside_them(browser: Any, tmp_path: Pa
     assert title[2] + 3 < share[1] and title[0].endswith("…/cuda:0")
 
 
-@pytest.mark.parametrize("iterations", [5, 300, 4000])
+@pytest.mark.parametrize("iterations", [5, pytest.param(300, marks=pytest.mark.long), 4000])
 def test_of_any_number_of_iterations_some_are_numbered_and_no_number_meets_another(browser: Any, tmp_path: Path, iterations: int) -> None:
     texts, gutter, plot = drawn(browser, made(["a"] * 40, iterations), tmp_path / "marks.html")
     numbers = [(int(text), left, right) for text, left, right, y in texts if text.isdigit() and left > gutter and y < 30]
@@ -124,7 +124,7 @@ CONTRASTS = """async () => {
 }"""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_names_on_labels_are_legible_over_every_worker(browser: Any, tmp_path: Path, theme: Any) -> None:
     recorder, timeline = Recorder(), Timeline(["cpu:0"])
     for i in range(10):  # as many as there are colours

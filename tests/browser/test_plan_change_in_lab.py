@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_live_widgets import data, watch_errors
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
 # Changes its plan after three iterations, whatever was measured.
 TRAINING = """

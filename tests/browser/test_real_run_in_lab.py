@@ -88,6 +88,7 @@ run = lab.run(flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"],
 """
 
 
+@pytest.mark.long
 def test_workers_that_wait_for_each_other_are_drawn_while_they_do_and_after_that_failed(jupyterlab: Any) -> None:
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook("ring", [RING, "release.set()"]), theme="dark")
     errors = watch_errors(lab.page)
@@ -127,6 +128,7 @@ def large(ranks: int = 300, steps: int = 40) -> Timeline:
     return made
 
 
+@pytest.mark.long
 def test_hundreds_of_lanes_under_mouse_and_keys(jupyterlab: Any, tmp_path: Path) -> None:
     made = large()
     page = jupyterlab.open_file(timeline_html(made, tmp_path / "large.html", "Three hundred lanes"), theme="light")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from rlinf_lab.demo import Demo, with_plans
 from rlinf_lab.timeline import Timeline
@@ -38,14 +37,14 @@ def test_each_iteration_has_the_plan_that_it_ran_under() -> None:
     assert with_plans(training())["plan"].tolist() == ["temporal", "temporal", "auto fused"]
 
 
-@pytest.mark.parametrize(("owner", "method", "file"), [(Path, "write_text", "summary.json"), (Figure, "savefig", "learning_curve.png")])
-def test_a_file_that_was_not_finished_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, file: str) -> None:
+@pytest.mark.parametrize(("owner", "method", "file"), [("pathlib.Path", "write_text", "summary.json"), ("matplotlib.figure.Figure", "savefig", "learning_curve.png")])
+def test_a_file_that_was_not_finished_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str, method: str, file: str) -> None:
     def half(this: Any, *given: Any, **_: Any) -> None:
-        path = this if owner is Path else given[0]
+        path = this if owner == "pathlib.Path" else given[0]
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(owner, method, half)
+    monkeypatch.setattr(f"{owner}.{method}", half)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path)
     assert not (tmp_path / file).exists() and not [p for p in tmp_path.iterdir() if p.name.endswith(".part")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sharded_ranks
 import torch
 from language_samples import model, requests
 
@@ -76,6 +75,8 @@ def test_a_sharded_model_gives_the_same_values_and_gradients(done, tmp_path):
     """FSDP2 on Gloo, two processes with different completions, against one model with all of them."""
     model().save(tmp_path / "model")
     parts = [done[:10], done[10:]]
+    import sharded_ranks  # not above: it imports torch.distributed.fsdp, and so would each process that collects the tests
+
     torch.multiprocessing.spawn(sharded_ranks.rank, (2, str(tmp_path), parts), nprocs=2)
     got = torch.load(tmp_path / "out.pt", weights_only=False)
     lm = copy.deepcopy(model())

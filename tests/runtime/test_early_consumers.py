@@ -252,18 +252,6 @@ def test_a_reader_that_comes_after_the_rest_was_discarded_is_refused() -> None:
                 step_within(s, again)
 
 
-def test_between_processes() -> None:
-    for discards in (False, True):
-        flow = flow_of("forever", discard_unread=discards)
-        with session(flow, plan_of(flow, takers=2), executor="processes", emulate=True) as s:
-            if discards:
-                assert [s.step() for _ in range(2)] == [(None, [1, 1])] * 2
-                continue
-            for _ in range(2):
-                with pytest.raises(WorkflowError, match=r"Channel 'items': .* are left; taker\[0\].take\(\) read 1, taker\[1\].take\(\) read 1"):
-                    s.step()
-
-
 def calls_of(relay: bool, n: int) -> list[SimCall]:
     """What `paced` does, as scripts."""
 

@@ -100,13 +100,6 @@ def test_every_group_comes_whole_and_once_in_the_order_of_its_completion(
         assert [group[0][0] for group in groups] == completed(order)
 
 
-def test_from_process_to_process() -> None:
-    flow = grpo("readers")
-    with lab.session(flow, plan_of(flow, 2), executor="processes", emulate=True) as session:
-        found = session.step([7, 8, 7, 8, 8, 7])
-    assert sorted(sorted(group) for group in found) == [[(7, 0), (7, 2), (7, 5)], [(8, 1), (8, 3), (8, 4)]]
-
-
 @pytest.mark.parametrize(("how", "order"), [("fifo", [0, 1, 1, 1, 2, 2, 2, 0, 0]), ("oldest_group", [0, 1, 1, 1, 2, 0, 2, 2, 0])])
 def test_groups_leave_as_they_are_whole_or_the_oldest_first(how: str, order: list[int]) -> None:
     """0 begins, 1 is whole first; while the learner is busy with it 2 becomes whole before 0 does."""

@@ -4,12 +4,10 @@ said it, and an error of the runtime's own ends a run."""
 from __future__ import annotations
 
 import random
-import subprocess
+import signal
 import sys
-import textwrap
 import threading
 import time
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,13 +61,28 @@ def endless_flow() -> Workflow:
     return flow
 
 
-def test_stop_ends_a_run_that_would_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = own_threads(monkeypatch)
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_stop_or_an_interrupt_of_wait_ends_a_run_that_would_never_end(interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves the kernel as it was."""
+
+    def interrupt(_: float) -> bool:
+        monkeypatch.setattr(started._ended, "wait", wait)
+        raise KeyboardInterrupt
+
+    threads, signals = own_threads(monkeypatch), (signal.SIGINT, signal.SIGTERM)
+    before = [*map(signal.getsignal, signals), sys.excepthook]
     flow = endless_flow()
     started = run(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "sink": [1]}), iterations=1)
+    wait = started._ended.wait
     until(lambda: "waits" in started.status())
-    started.stop()
+    if interrupted:
+        monkeypatch.setattr(started._ended, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            started.wait()
+    else:
+        started.stop()
     assert started.state == "stopped" and started.error is None
+    assert [*map(signal.getsignal, signals), sys.excepthook] == before
     until(lambda: not any(t.is_alive() for t in threads))
     assert len(threads) > 3
 
@@ -93,32 +106,6 @@ def test_pause_holds_between_iterations() -> None:
     started.unpause()
     started.wait(20)
     assert started.results == [2, 3, 4]
-
-
-def test_interrupting_wait_stops_the_run_and_leaves_the_kernel_usable(tmp_path: Path) -> None:
-    script = tmp_path / "interrupted.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        import os, signal, sys, threading
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_local_runs import endless_flow, run, ExecutionPlan, DEVICES
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it, a kernel does not
-        handlers = {{s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}}
-        hook = sys.excepthook
-        flow = endless_flow()
-        started = run(flow, ExecutionPlan.spatial(flow, DEVICES, {{"source": [0], "sink": [1]}}), iterations=1)
-        threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        try:
-            started.wait()
-        except KeyboardInterrupt:
-            print("interrupted", started.state)
-        assert handlers == {{s: signal.getsignal(s) for s in handlers}} and sys.excepthook is hook
-        print("usable")
-        """)
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["interrupted stopped", "usable"]
 
 
 class Uses(Worker):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -12,6 +14,7 @@ from gymnasium.spaces import Box
 
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv, check_env, environment, ids, make_vec, register
+from rlinf_lab.vecenv.registry import adapters
 
 SPEC = EnvSpec("mine/Walk", Box(-np.inf, np.inf, (2,), np.float32), Box(-1, 1, (2,)), 5, "near the origin")
 
@@ -143,6 +146,16 @@ def test_ids_of_packages_that_were_not_imported_say_how(id: str, said: str) -> N
 def test_a_count_is_a_whole_number(count: object) -> None:
     with pytest.raises(ConfigError, match="num_envs="):
         make_vec("numpy/ReachArm-v0", count)  # type: ignore[arg-type]
+
+
+def test_an_adapter_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.utime(tmp_path, ns=(0, 0))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "later" not in adapters() and "numpy" in adapters()
+    (tmp_path / "later-1.0.dist-info").mkdir()
+    (tmp_path / "later-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1.0\n")
+    (tmp_path / "later-1.0.dist-info" / "entry_points.txt").write_text("[rlinf_lab.envs]\nlater = somewhere\n")
+    assert adapters()["later"].value == "somewhere"
 
 
 def test_unknown_options_are_named_with_those_there_are() -> None:

@@ -272,8 +272,9 @@ def _interval(bootstrap: Any, statistic: Any, *scores: np.ndarray) -> tuple[floa
     """The statistic and its interval: nan where nothing was measured, no interval of single runs."""
     if not all(score_RM.size for score_RM in scores):
         return np.nan, np.nan, np.nan
-    value, low, high = bootstrap(statistic, *scores)
-    return (value, low, high) if all(len(score_RM) > 1 for score_RM in scores) else (value, np.nan, np.nan)
+    if not all(len(score_RM) > 1 for score_RM in scores):
+        return float(statistic(*scores)), np.nan, np.nan
+    return bootstrap(statistic, *scores)
 
 
 def _told(value: float, low: float, high: float) -> str:

@@ -1,4 +1,4 @@
-"""What the last iterations of a run really took, worker by worker. Against what the plan expected."""
+"""Seconds that workers really took lately in a run, against those that the plan expected."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ class Window:
         return [s * share for s in measured if s] if share < 1 else measured
 
     def of_handover(self, worker: str, method: str) -> list[float]:
-        """Seconds an iteration. Their mean, once, where it was called in some only: how often it should be, the profile
-        does not say.
+        """Seconds an iteration. Where some iterations made no such call it is their mean, once: how often it should be
+        made, the profile does not say.
         """
         measured = self.handovers[worker, method]
         return measured if all(measured) or not any(measured) else [statistics.fmean(measured)]
@@ -176,8 +176,7 @@ class Window:
         return np.searchsorted(self.warm, spans["iteration"])
 
     def _gets(self, worker: str) -> tuple[np.ndarray, int]:
-        """What a worker took of the channel that it read most often, and that channel. It counts the worker's batches.
-        """
+        """A worker's gets on the channel that it read most often, and that channel. They count its batches."""
         spans = self._spans(worker)
         gets = spans[(spans["kind"] == SpanKind.GET) & (spans["items"] > 0) & (spans["channel"] >= 0)]
         if not len(gets):

@@ -1,5 +1,5 @@
-"""A profile with what a run showed of a worker. Which part of a batch's seconds has changed: the part that it always
-takes, or that of its items.
+"""A profile with what a run showed of a worker. It tells which part of a batch's seconds has changed: the part that it
+always takes, or that of its items.
 
 Batches of several sizes tell the two apart. Where a run has one size only (or seconds that are too uneven) there are
 two readings: everything grew in proportion (a slower machine), or the items alone did (longer ones). A plan with other
@@ -92,8 +92,8 @@ def _in_turn_with_others(candidate: Candidate, window: Window, worker: str, plan
 
 @dataclass(frozen=True)
 class _Batches:
-    """What batches take of a worker that is no member of a cell. Its model tells a batch's seconds from those of its
-    items. ``planned``: which parts of all items those of the plan are.
+    """What batches take of a worker outside all cells, in two parts. Its model must tell a batch's seconds from those
+    of its items. ``planned``: which parts of all items those of the plan are.
     """
 
     model: BatchModel
@@ -130,7 +130,9 @@ class _Batches:
         )
 
     def always(self, planned: float) -> float:
-        """Seconds of a batch that do not depend on its items. The plan's batches take ``planned`` together."""
+        """Seconds of a batch that do not depend on its items. They follow from the seconds ``planned`` that the plan's
+        batches take together.
+        """
         whole = self.seconds(self.planned)
         return self.model.always(self.devices) * (planned / whole if whole else 1.0)
 
@@ -168,8 +170,8 @@ def told_by_sizes(sizes: np.ndarray, spent: np.ndarray) -> float | None:
 
 
 def _items_factor(measured: float, expected: float, batches: float, now: float, before: float) -> float | None:
-    """How many times as long items take if batches have another fixed part. Each takes ``now`` seconds besides instead
-    of ``before``; None if that cannot be.
+    """How many times as long the items of an iteration take. Each batch is taken to need ``now`` seconds besides
+    instead of ``before``; None if that cannot be.
     """
     of_items = expected - batches * before
     found = (measured - batches * now) / of_items if of_items > 0 else -1.0

@@ -1,5 +1,5 @@
-"""While a run goes on: what its workers really take against what the plan expected. Also whether another plan would
-pay.
+"""Whether a running plan still fits, and whether another one would pay. What its workers really take is held against
+what the plan expected.
 
 A worker drifts when its seconds of an iteration, the median over a window, are off by more than a threshold in every
 half of that window. An iteration that takes other than its workers account for is said, too: then the profile does not
@@ -107,8 +107,8 @@ class Replan:
         return "\n".join([*lines, f"  {self._verdict()}", *(f"  note: {note}" for note in self.notes)])
 
     def _iteration(self) -> tuple[Drift, Drift]:
-        """Seconds of an iteration against what the plan said. Also against what it takes with its workers as they were
-        measured.
+        """Seconds of an iteration against those that the plan said. They are also held against those that it takes with
+        its workers as they were measured.
         """
         said = replace(self.elapsed, worker="an iteration, as the plan said", expected=self.promised, sustained=False)
         return said, replace(self.elapsed, worker="an iteration, with workers as measured")
@@ -276,8 +276,8 @@ def _readings(
 
 
 def _better(readings: Readings, now: Trial, trials: Trials, moments: int) -> tuple[Trial | None, tuple[str, ...]]:
-    """A plan that is faster however the measurement is read. With notes on what the readings do not agree in and what
-    was not simulated.
+    """A plan that is faster however the measurement is read, with notes. They say what the readings do not agree in and
+    what was not simulated.
     """
     tried = trials.among(_others(now), now)
     who = (
@@ -303,7 +303,7 @@ def _better(readings: Readings, now: Trial, trials: Trials, moments: int) -> tup
 
 
 def _others(now: Trial) -> list[tuple[Candidate, ...]]:
-    """Good plans under each profile of the present one's, each of them under all. Without the present one."""
+    """Good plans, without the present one, under each profile of it. Each of them is given under all profiles."""
     found: dict[object, tuple[Candidate, ...]] = {_places(now.candidates[0]): ()}
     for i, present in enumerate(now.candidates):
         for candidate in candidates(present.placement.setting, quick=True, ceiling=present.searched):

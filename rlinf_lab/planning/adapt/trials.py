@@ -1,4 +1,4 @@
-"""Plans against each other by the seconds of the real scheduler in virtual time. As far as a budget reaches.
+"""Plans compared by their seconds under the real scheduler in virtual time. A budget limits how many are simulated.
 
 What follows micro-batches through a plan is quick and good enough to look for plans. It knows less than the scheduler
 (who time-shares with whom when ranks differ in number, what overlaps with staleness), so it does not decide which of

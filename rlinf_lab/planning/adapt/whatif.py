@@ -36,7 +36,7 @@ SLIDER_STALENESS = 4  # iterations
 
 @dataclass(frozen=True)
 class Question:
-    """A question: devices, items, micro-batches, memory and more. ``devices`` of each kind; ``items`` of an iteration;
+    """What to change of a profile before it is planned again. ``devices`` of each kind; ``items`` of an iteration;
     ``micro_batches``: most of an iteration; ``memory_gib`` of a device (None: no limit); where there are several kinds
     of device a mapping, of each kind (one number: of all).
 
@@ -150,8 +150,8 @@ class Question:
         return changed
 
     def answer(self, base: Profile, simulate: bool = False, like: Plans | None = None) -> Plans:
-        """Plans for the changed profile. Quick ones, or all of them with the first ones simulated. Raises `PlanError`
-        when nothing fits.
+        """Plans for the changed profile. They are quick ones, or all of them with the first ones simulated. Raises
+        `PlanError` when nothing fits.
 
         ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that
         the profile describes. Where there are as many devices, of as much memory, a quick answer is looked for among
@@ -189,8 +189,8 @@ def _longer(profile: Profile, generator: str, length: float = 1.0, tail: float =
 
 
 def _slower_with(profile: Profile, generator: str) -> frozenset[str]:
-    """Workers whose seconds depend on the length of a generator's responses. Itself, and batch work on them where
-    tokens are weights.
+    """Workers whose seconds depend on the length of a generator's responses. They are the generator itself, and batch
+    work on them where tokens are weights.
     """
     reached, open_ = set[str](), [generator] if profile.weights == "tokens" else []
     while open_:
@@ -278,8 +278,8 @@ def moved(question: Question, field: str, value: float | None) -> Question:
 
 
 def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
-    """Those that can change an answer. No memory slider where nobody needs memory, none for lengths without a
-    generator.
+    """The sliders that can change an answer. There is none for memory where nobody needs memory, none for lengths
+    without a generator.
     """
     found = []
     for kind, count in question.devices.items():
@@ -375,7 +375,9 @@ def _memories(profile: Profile, question: Question, now: float | None) -> tuple[
 
 
 def described(plans: Plans) -> dict[str, Any]:
-    """`Plans.to_dict` with the causes of each plan's bubbles where it was simulated. [cause, share of device time]."""
+    """`Plans.to_dict` with the causes of bubbles of each plan that was simulated. Each is a list [cause, share of
+    device time].
+    """
     data = plans.to_dict()
     for made, entry in zip(plans, data["plans"], strict=True):
         if made.simulated is not None:

@@ -39,8 +39,9 @@ def fit(profile: Profile, rule: str = "fitted") -> dict[str, CostModel]:
 
 
 def fit_worker(worker: WorkerProfile, group_size: int = 1) -> CostModel:
-    """The model that the worker's kind asks for. An equal worker has the same one: most questions change one worker or
-    none, or what no model knows. ``group_size``: items come in groups of so many (`Profile.group_size`).
+    """The model that the worker's kind asks for, the same one for an equal worker. It is kept, since most questions
+    change one worker or none, or what no model knows. ``group_size``: items come in groups of so many
+    (`Profile.group_size`).
 
     On the host a worker is as fast whatever devices the plan has: its samples are of none.
     """

@@ -41,8 +41,8 @@ class CostEstimate:
         return replace(self, seconds=calls * self.seconds, low=calls * self.low, high=calls * self.high)
 
     def by_speed(self, kind: str) -> CostEstimate:
-        """The same of another kind of device than the one that was measured. As sure as a guess, whatever the samples
-        say there.
+        """The same of another kind of device than the one that was measured. It is as sure as a guess, whatever the
+        samples say there.
         """
         note = "; ".join(
             filter(None, (self.note, f"measured on {kind}, seconds by the relative speed of the two kinds"))
@@ -102,8 +102,8 @@ class Misfit:
 
 
 def at_samples(seconds: float, measured: Sequence[float]) -> CostEstimate:
-    """An estimate at a point with samples. ``measured`` where the model meets their mean as well as they meet each
-    other.
+    """An estimate at a point with samples. It is ``measured`` where the model meets their mean as well as they meet
+    each other.
     """
     mean, low, high = float(np.mean(measured)), min(measured), max(measured)
     apart = max([REPEAT, *(high / mean - 1, mean / low - 1)]) if low > 0 else math.inf if high > 0 else REPEAT
@@ -139,8 +139,8 @@ def estimated(
 
 
 def of_a_rank(items: float | np.ndarray, ranks: np.ndarray, group_size: int = 1) -> np.ndarray:
-    """Items of the rank that has most. They are whole, and so are the groups of ``group_size`` in which they come. Of a
-    number that is not, the mean of micro-batches that differ by one.
+    """Items of the rank that has most. They are whole, and so are the groups of ``group_size`` in which they come. A
+    number that is not whole gives the mean of micro-batches that differ by one.
     """
     bundles = np.asarray(items, float) / group_size
     low = np.floor(bundles + ROUNDING)
@@ -185,8 +185,8 @@ def _beyond(value: float, seen: Sequence[float], what: str) -> tuple[float, str]
 
 
 def nearest_colocation(groups: Mapping[frozenset[str], T], beside: Collection[str]) -> T:
-    """The measurement made in the most similar co-location. The same, else the smallest larger one (pessimistic), else
-    the largest smaller.
+    """The measurement made in the most similar co-location. That is the same one, else the smallest larger one
+    (pessimistic), else the largest smaller.
     """
     wanted = frozenset(beside)
     if wanted in groups:

@@ -169,7 +169,8 @@ def _whole(
 
 
 def _affine(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> tuple[float, float, float]:
-    """Least squares of relative errors, neither part negative. (fixed, each, root mean square of the relative error).
+    """Fit a line by least squares of relative errors, neither part negative. Returns (fixed, each, root mean square of
+    the relative error).
     """
     weight = by_relative_error(t)
     if with_fixed:

@@ -1,4 +1,4 @@
-"""A cell, for the calls of an iteration. Workers that answer each other step by step (simulator and policy).
+"""The cost of a cell for the calls of an iteration. Its workers answer each other step by step (simulator and policy).
 
 On one set of devices they time-share. On devices of their own, with k sub-batches, one half steps while the answers for
 the other half are computed: an iteration takes ``max(k · slowest member, sum of the members)``, each at a k-th of the

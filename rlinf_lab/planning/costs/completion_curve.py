@@ -43,7 +43,9 @@ def lengths_from_completion(lengths: Lengths, ratio: float | None, share: float)
 
 
 def _by_context(grid: np.ndarray, running: np.ndarray, lengths: Lengths, ratio: float) -> np.ndarray:
-    """``alpha · (1 + ratio · running · context)``. Heun's method inside a bisection on alpha."""
+    """Tokens by time where one takes ``alpha · (1 + ratio · running · context)``. Heun's method runs inside a bisection
+    on alpha.
+    """
     step = float(grid[1])
     low, high = 0.0, float(grid[-1]) / lengths.max_tokens
     tokens = np.zeros_like(grid)
@@ -62,7 +64,9 @@ def _by_context(grid: np.ndarray, running: np.ndarray, lengths: Lengths, ratio: 
 
 
 def _by_count(grid: np.ndarray, running: np.ndarray, most: float, share: float) -> np.ndarray:
-    """``alpha · (1 + kappa · running)``. kappa is such that load has ``share`` of the seconds."""
+    """Tokens by time where one takes ``alpha · (1 + kappa · running)``. kappa is such that load has ``share`` of the
+    seconds.
+    """
 
     def advance(kappa: float) -> np.ndarray:
         speed = 1 / (1 + kappa * running)

@@ -83,7 +83,9 @@ class SimulatorModel:
 
     @cached_property
     def hinge(self) -> tuple[float, float, float]:
-        """(flat, slope, knee) of least squares. Flat up to the knee, then ``flat + slope · (environments - knee)``."""
+        """Least squares' (flat, slope, knee). Seconds are flat up to the knee, then grow by ``slope`` for each further
+        environment.
+        """
         n, t = self.points
         best = (float("inf"), float(t.mean()), 0.0, float(n[-1]))
         for knee in (0.0, *n[:-1]):

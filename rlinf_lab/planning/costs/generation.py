@@ -164,8 +164,8 @@ class GenerationModel:
 
     @cached_property
     def asked(self) -> np.ndarray:
-        """The lengths that seconds are asked for. The measured ones, or what `Lengths.factor` and `Lengths.tail` make
-        of them.
+        """The lengths that seconds are asked for. They are the measured ones, or what `Lengths.factor` and
+        `Lengths.tail` make of them.
         """
         factor, tail = self.lengths.factor, self.lengths.tail
         if factor == tail == 1:
@@ -234,8 +234,8 @@ class GenerationModel:
         return of_a_rank(items, ranks, self.group_size)
 
     def _slots(self, requests: np.ndarray, cap: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """On how many slots the representative requests are looked at, and how often they pass. There are QUANTILES of
-        them; each has its share of real slots.
+        """On how many slots the representative requests are looked at, and how often they pass. There are QUANTILES
+        requests, and each is to have its share of real slots.
 
         As many slots as there are really, up to DRAWN: fewer would make the last ones drain at once. Then the queue is
         as long as it is by more rounds.

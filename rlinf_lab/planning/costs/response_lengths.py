@@ -13,7 +13,9 @@ from rlinf_lab.errors import ConfigError, shown
 
 @dataclass(frozen=True, eq=False)
 class ResponseLengths:
-    """How long responses are. The share that has at most so many tokens, straight between the points."""
+    """The distribution of response lengths. It gives the share that has at most so many tokens, straight between the
+    points.
+    """
 
     tokens_Q: NDArray[np.float64]
     """rising, from 0"""

@@ -1,4 +1,4 @@
-"""The cost rules of RLinf's public placement tool, to compare with it. From one run of all workers on all devices.
+"""The cost rules of RLinf's public placement tool, for comparison. They use one run of all workers on all devices.
 
 - generation costs the same on fewer devices as long as their engines can hold all requests at once, else seconds grow
   with N/n;

@@ -1,4 +1,4 @@
-"""The engine's devices. Who has them, who waits for them, and who is on them with its memory."""
+"""The engine's devices: who has them, waits for them, and keeps memory on them."""
 
 from __future__ import annotations
 
@@ -185,8 +185,8 @@ class Devices:
             self._bring(p)
 
     def _wanted(self, p: Process, device: int) -> int:
-        """Units that must be free on a device for p. Its own, and those of its cell that are not there yet, where the
-        cell fits at all.
+        """Units that must be free on a device for p. They are its own, and those of its cell that are not there yet,
+        where the cell fits at all.
         """
         there, own = self._residents[device], 0 if p.resident else p.size
         if not p.resident and p.mates and self._memory is not None:

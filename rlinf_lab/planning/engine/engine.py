@@ -189,8 +189,8 @@ class Engine:
         return self._flush()
 
     def granted(self, process: int, channel: int, first: int, n: int) -> Instructions:
-        """The host of this stub has answered a get. ``n`` items from number ``first`` on; none means that the stream
-        has ended.
+        """The host of this stub has answered a get. The answer is ``n`` items from number ``first`` on; none means that
+        the stream has ended.
         """
         p = self.processes[process]
         queue = self.channels[channel]
@@ -238,7 +238,8 @@ class Engine:
         self._devices.vacate(p)
 
     def relieve(self, widen: bool = False, spared: Collection[int] = ()) -> Instructions:
-        """Nothing can move. Let one putter exceed the capacity (the shallowest full channel), else serve a short get.
+        """Free one process when nothing can move. One putter may exceed the capacity (the shallowest full channel),
+        else a short get is served.
 
         Blocked producers on other hosts get as much room again as is filled. ``widen``: so do those here, where finding
         out that nothing moves is expensive. ``spared``: channels in which there shall be no more room.

@@ -1,6 +1,6 @@
-"""What the engine answers without instructions, in a third of an event's usual time. Puts and gets from which nothing
-follows for anybody else; items that the only one who waits is given, of this host or of another one; and a get that
-waits, with who gets the device from it.
+"""What the engine answers without instructions, in a third of an event's usual time. These are puts and gets from which
+nothing follows for anybody else; items that the only one who waits is given, of this host or of another one; and a get
+that waits, with who gets the device from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may be asked of an engine beside its decisions. Who waits for what, and who is on which device."""
+"""What may be asked of an engine beside its decisions. It tells who waits for what, and who is on which device."""
 
 from __future__ import annotations
 

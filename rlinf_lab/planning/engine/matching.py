@@ -95,8 +95,8 @@ class Matching:
         return n
 
     def _room(self, queue: Channel, n: int) -> bool:
-        """Room for n items. Below the capacity, or nothing there (a put larger than the channel), or an exact get asks
-        for more.
+        """Whether there is room for n items. There is below the capacity, or with nothing there (a put larger than the
+        channel), or when an exact get asks for more.
         """
         depth = queue.tail - queue.head
         if depth == 0 or depth + n <= queue.capacity:

@@ -1,4 +1,4 @@
-"""What workers on one device have in common is there once. Such as weights that two of them share."""
+"""What workers on one device have in common, such as shared weights, is there once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Overlaps:
             self._units.pop(pair, None)
 
     def saved(self, there: Sequence[Process]) -> int:
-        """What adding their sizes counts too much. Of each the most that it shares with one before it. Never more than
-        is true.
+        """What adding their sizes counts too much, but never more than is true. Of each it is the most that it shares
+        with one before it.
         """
         if not self._units:
             return 0

@@ -144,8 +144,8 @@ class Channel:
         return self.stream.whole and not self.stream.ended
 
     def leave(self, p: Process) -> bool:
-        """It does not wait here any more; returns whether it did. What was not enough for it may be so for who was
-        behind it.
+        """Take a process off this channel's queues, and say whether it waited. What was not enough for it may be so for
+        who was behind it.
         """
         if not any(waiting is p for waiting, _ in (*self.getters, *self.putters)):
             return False

@@ -1,5 +1,5 @@
-"""Cores that work at the same time slow each other down. Threads of one core, shared caches, a shared clock budget. So
-do the streams of one GPU.
+"""Cores that work at the same time slow each other down. Threads share one core, cores share caches and a clock budget.
+So do the streams of one GPU.
 
 A predicted timeline knows when how many of them work; its time is stretched there.
 """
@@ -55,7 +55,9 @@ def stretched(timeline: Timeline, factors: Sequence[float]) -> Timeline:
 
 
 def _crowd(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """When the number of working cores changes, and how many work from each moment on. Of the busiest machine."""
+    """How many cores of the busiest machine work at which time. Returns (moments at which the number changes, the
+    number from each to the next).
+    """
     spans, tracks = timeline.spans, timeline.tracks
     running = spans[spans["kind"] == SpanKind.RUN]
     cores = [_cores(track) for track in tracks]

@@ -38,7 +38,7 @@ def profile_from_run(
     fingerprint: Fingerprint | None = None,
     ranks: Mapping[str, Sequence[int]] | None = None,
 ) -> Profile:  # fmt: skip
-    """What the workers of a finished run cost. For asking what another plan would have done.
+    """What workers of a finished run cost. It serves to ask what another plan would have done.
 
     ``items`` of an iteration (default: the most that pass a channel; environments cannot be seen, give their number).
     ``ranks``: for each worker that may have others than it had, the numbers that plans may give it, such as
@@ -81,7 +81,7 @@ def profile_from_run(
 
 
 def _switches(run: Observed, timeline: Timeline) -> tuple[dict[str, tuple[float, float]], list[str]]:
-    """Seconds to (onload, offload) of those that did. Also notes about the others that have to."""
+    """Seconds to (onload, offload) of those that did, and notes about the others that must."""
     found: dict[str, tuple[float, float]] = {}
     notes = []
     for worker, (on, off) in switch_ns(run.graph, timeline).items():
@@ -217,7 +217,7 @@ def _shared_channels(runs: Sequence[Observed]) -> list[str]:
 def _own_batches(
     runs: Sequence[Observed], items: int, workers: Mapping[str, WorkerProfile], names: Sequence[str]
 ) -> tuple[dict[str, int], list[str]]:
-    """How many items at a time those ask for that do. Also what plans make of them."""
+    """Who asks for how many items at a time, and what plans make of that."""
     found, notes = dict[str, int](), []
     for name in names:
         if (size := asked_for(runs, name)) > 1 and are_groups(runs, name, size, items, workers):
@@ -248,8 +248,8 @@ def _of_one_size(workers: Mapping[str, WorkerProfile]) -> list[str]:
 
 
 def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list[str]]:
-    """In how many tokens cells go round in which nothing is keyed. Their workers keep their tokens whatever a plan
-    says; with what cannot be told of them.
+    """Numbers of tokens of cells in which nothing is keyed, with notes. Their workers keep their tokens whatever a plan
+    says; the notes tell what cannot be told of them.
     """
     found, notes = [], []
     for cell in runs[0].graph.cells:

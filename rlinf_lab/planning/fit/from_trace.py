@@ -142,9 +142,9 @@ def _check(timeline: object, workers: object, edges: object, devices: object) ->
 
 @dataclass(frozen=True)
 class _Seen:
-    """``spans`` of one worker, and when each of its places was at work. [start, end) in ns, apart and in order. Places
-    are its devices, or its lanes where those are not known (``guessed``) or it has none; ``seen_on`` so many devices.
-    ``left_out``: what of it does not count, in words.
+    """The ``spans`` of one worker, and when each of its places was at work. Times are [start, end) in ns, apart and in
+    order. Places are its devices, or its lanes where those are not known (``guessed``) or it has none; ``seen_on`` so
+    many devices. ``left_out``: what of it does not count, in words.
     """
 
     spans: tuple[Span, ...]
@@ -180,8 +180,8 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Reach:
-    """What counts of a trace that marks iterations. When the first one that came to its end begins and the last one
-    ends, ns, and their numbers.
+    """What counts of a trace that marks iterations. It reaches from when the first one that came to its end begins to
+    when the last one ends, ns, and has their numbers.
     """
 
     start_ns: int

@@ -1,5 +1,5 @@
-"""Habits of workers, told from a run. When a call takes and puts its items, and how often the tokens of a cell go
-round.
+"""Habits of workers, told from a run. They tell when a call takes and puts its items, and how often the tokens of a
+cell go round.
 
 When within a call its inputs were taken and its outputs were put: whether a worker takes everything before it works, or
 gives everything at its end. Read off the order of gets, puts and computing of one rank in one iteration. Where a single

@@ -1,5 +1,5 @@
-"""Who takes its items otherwise than in the batches of a plan. As many as it asks for (``inbox.get(6)``). That is a
-group to plans: they wait for as many, as a run does, and send no fewer.
+"""Workers that take as many items as they ask for, not a plan's batches. ``inbox.get(6)`` is a group to plans: they
+wait for as many, as a run does, and send no fewer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def are_groups(
 
 
 def _only_input(run: Observed, worker: str) -> str:
-    """The channel of single items on which others feed a worker outside all cells. Else empty."""
+    """The channel of single items that alone feeds a worker outside all cells. It is empty where there is none."""
     graph, fed = run.graph, inputs(run.graph, worker)
     spec = graph.channel(fed[0]) if len(fed) == 1 and not any(worker in cell for cell in graph.cells) else None
     alone = (

@@ -45,7 +45,8 @@ class Recorded:
 
 @dataclass(frozen=True)
 class LoopRecorded:
-    """What the loop itself did in one iteration. For each step of the dry run, the items of each of its puts or gets.
+    """What the loop itself did in one iteration. For each step of the dry run it has the items of each of its puts or
+    gets.
     """
 
     steps: tuple[tuple[LoopStep, tuple[int, ...]], ...]
@@ -53,8 +54,8 @@ class LoopRecorded:
 
 @dataclass(frozen=True)
 class Records:
-    """Of the iterations that count: calls, loop and items. ``calls`` by position in the program, ``loop`` by iteration,
-    ``passed``: items taken, by (iteration, channel).
+    """What the iterations that count recorded. ``calls`` by position in the program, ``loop`` by iteration, ``passed``:
+    items taken, by (iteration, channel).
 
     ``switches``: nanoseconds of coming and leaving by worker, of all iterations; None where it never did.
     """
@@ -66,7 +67,7 @@ class Records:
 
 
 def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | None) -> Records:
-    """Read what counts. The first of the wanted iterations is left out: it warms up; and those that did not come to
+    """Read the wanted iterations that count. The first one warms up and is left out, as are those that did not come to
     their end. Raises `PlanError` naming the call that cannot be told apart.
     """
     timeline = timeline.snapshot()
@@ -127,7 +128,7 @@ def _one_by_one(span: Span) -> list[Span]:
 
 
 def switch_ns(graph: WorkflowGraph, timeline: SpanStore) -> Switches:
-    """Nanoseconds that each worker took to come to its devices and to leave them. Medians; None where it never did."""
+    """Median nanoseconds in which each worker came to its devices and left them. None where it never did."""
     took: dict[tuple[str, SpanKind], list[int]] = {}
     for span in rows_of(timeline, np.isin(timeline.spans["kind"], (SpanKind.ONLOAD, SpanKind.OFFLOAD))):
         took.setdefault((span.track.worker, span.kind), []).append(span.end_ns - span.start_ns)

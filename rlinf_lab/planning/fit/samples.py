@@ -42,7 +42,7 @@ class Observed:
     def of(
         cls, graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline, first: int | None = None
     ) -> Observed:
-        """Of the iterations that came to their end, or the ``first`` so many. Raises `PlanError` as `turns_of`."""
+        """Read the iterations that came to their end, or the ``first`` so many. Raises `PlanError` as `turns_of`."""
         return cls(graph, plan, turns_of(graph, plan, timeline, first))
 
     # --- of the whole flow -------------------------------------------------------------------------------
@@ -237,7 +237,9 @@ class ObservedCell:
 
     @property
     def tokens_of_rank(self) -> int:
-        """Tokens of each rank of the head. As the plan says, or where nothing is keyed as many as were in flight."""
+        """Tokens of each rank of the head. They are as the plan says, or where nothing is keyed as many as were in
+        flight.
+        """
         return self.run.plan.tokens(self.head) if self._answers else self.circulation.tokens
 
     @cached_property
@@ -328,8 +330,8 @@ class ObservedCell:
         return [Sample(devices, n, statistics.median(s), beside) for n, s in sorted(found.items())]
 
     def _asked_at_another_rate(self, worker: str, passing: float) -> bool:
-        """Whether a member takes clearly more or fewer items than tokens go round. In an iteration; none at all counts
-        as well.
+        """Whether a member takes clearly more or fewer items an iteration than tokens go round. None at all counts as
+        well.
         """
         took = statistics.median(
             [sum(n for t in turns.values() for n, _ in t.batches) for turns in self.run.turns_by_rank(worker)] or [0.0]
@@ -337,8 +339,8 @@ class ObservedCell:
         return not passing / RATE_FACTOR <= took <= passing * RATE_FACTOR
 
     def _in_all(self, worker: str, items: int, beside: tuple[str, ...]) -> list[Sample]:
-        """Of a member whose batches do not tell which part of a step they are. A step's part of all that it did. Of
-        tokens that go round by themselves one of each rank of the head, and all of them.
+        """What a member did in a step when its batches do not tell. It is a step's part of all that it did: of tokens
+        that go round by themselves one of each rank of the head, and all of them.
         """
         steps, each, heads = self.steps, self.tokens_of_rank, self.run.plan.ranks(self.head)
         spent = statistics.median(
@@ -397,8 +399,8 @@ def giving_at_end(runs: Sequence[Observed]) -> set[tuple[str, str]]:
 
 
 def within(curve: tuple[tuple[float, float], ...], seconds: float) -> tuple[tuple[float, float], ...]:
-    """A curve of outputs of a call that took about so long. Where it ends later (another call, a wait on its way), in
-    proportion.
+    """A curve of outputs of a call that took about so long. Where it ends later (another call, a wait on its way), it
+    is scaled in proportion.
     """
     if not curve or not seconds:
         return ()

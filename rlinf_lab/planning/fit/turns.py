@@ -1,4 +1,4 @@
-"""What each rank did in an iteration of a run. Batches, puts and gets, seconds that belong to none."""
+"""What each rank did in an iteration of a run. It has batches, puts and gets, and seconds that belong to none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Items of an iteration in bundles, so that it has a few thousand steps. Whatever its size; batches count in them."""
+"""Items of an iteration in bundles, so that it has a few thousand steps. That holds for any number of items; batches
+count in bundles.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,8 @@ class Bundles:
         return step * math.ceil(max(detail, ranks) / step)
 
     def _unequal_shares(self) -> bool:
-        """Whether ranks of somebody are handed shares of everything that are not equal. Then a bundle is an item, so
-        that they are those of a run.
+        """Whether any worker's ranks are handed unequal shares of everything. Then a bundle is an item, so that the
+        shares are those of a run.
         """
         ranks = [
             self.placement.seats[e.consumer].ranks
@@ -122,8 +124,8 @@ class Bundles:
         )
 
     def share(self, name: str, position: int, count: int) -> int:
-        """Bundles that a rank of a source makes. Whole items, in whole groups, where no bundle is a part of two of
-        them.
+        """Bundles that a rank of a source makes. They are whole items, in whole groups, where no bundle is a part of
+        two of them.
         """
         groups = self.profile.items / self.profile.group_size(name)
         whole = int(groups) if groups == int(groups) and self.count % int(groups) == 0 else self.count

@@ -76,7 +76,9 @@ def device_names(placement: Placement) -> tuple[str, ...]:
 
 
 def graph_of(profile: Profile) -> WorkflowGraph:
-    """The workflow that a profile describes. A channel for each edge, a method for each worker, then the handovers."""
+    """The workflow that a profile describes. It has a channel for each edge, a method for each worker, then the
+    handovers.
+    """
     nodes, program, edges = [], [], (*profile.edges, *gates(profile))
     budget = Budget(profile, {"": 1})
     back = {e.channel for e in profile.edges if _answers(budget, e)}
@@ -99,8 +101,8 @@ def graph_of(profile: Profile) -> WorkflowGraph:
 
 
 def shared_weights(profile: Profile) -> list[dict[str, float]]:
-    """As `Simulator` takes them: who holds which weights. For each weights that several workers hold, of each of these
-    which part of what it moves they are.
+    """Who holds which weights together, as `Simulator` takes it. For weights that several workers hold, it says of each
+    worker which part of what it moves they are.
     """
     found: dict[str, dict[str, float]] = {}
     for name, worker in profile.workers.items():
@@ -110,8 +112,8 @@ def shared_weights(profile: Profile) -> list[dict[str, float]]:
 
 
 def gates(profile: Profile) -> tuple[EdgeProfile, ...]:
-    """Who must wait for complete groups although the responses reach it through others. An edge from the generator, of
-    whole groups.
+    """Who must wait for complete groups although the responses reach it through others. Each gate is an edge from the
+    generator, of whole groups.
 
     Not within a cell: its members answer each other step by step, all items of a sub-batch together.
     """
@@ -138,7 +140,7 @@ def _generator_above(profile: Profile, name: str) -> str | None:
 
 
 def _answers(budget: Budget, edge: EdgeProfile) -> bool:
-    """Whether an edge of a cell leads back. It does to a member that works before its producer in a step."""
+    """Whether an edge of a cell leads back. Such an edge goes to a member that works before its producer in a step."""
     stage = budget.home[edge.producer]
     if stage != budget.home[edge.consumer]:
         return False
@@ -179,9 +181,7 @@ class _Forecast:
             ) from error
 
     def _moving(self) -> dict[EdgeProfile, Message | None]:
-        """Edges between stages on devices of their own, whose items take time to move. Also what a message of each
-        costs.
-        """
+        """Edges between stages on devices of their own, with what a message costs. Their items take time to move."""
         found = {}
         for edge in self.edges:
             message = self._message(edge.producer, edge.consumer)
@@ -204,8 +204,8 @@ class _Forecast:
         return message_of(self.profile.messages, len(nodes) == 1)
 
     def _talk_seconds(self, name: str, inner: Sequence[EdgeProfile]) -> float:
-        """What the messages of a step of a cell cost one of its members. Computing, and the flight of what it waits
-        for.
+        """What the messages of a step of a cell cost one of its members. It counts computing, and the flight of what it
+        waits for.
         """
         total = 0.0
         for edge in inner:
@@ -373,8 +373,8 @@ class _Forecast:
         return lru_cache(maxsize=None)(lambda n: seconds(n / self.bundles.count * self.profile.items))
 
     def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
-        """Step by step, slot by slot. What comes from members before it in the step, its own work, what goes on;
-        answers of the last step by key.
+        """The script of a member of a cell, step by step, slot by slot. It takes what comes from members before it in
+        the step, does its own work, and puts what goes on; answers of the last step come by key.
         """
         mates = self.bundles.mates(name)
         at = order(self.profile, mates).index
@@ -448,8 +448,8 @@ def _ns(seconds: float) -> int:
 
 
 def _divided(n: int, parts: int) -> list[int]:
-    """As equal as whole numbers allow, the larger ones early, without empty ones. So the first parts of all ranks
-    together make no less than a micro-batch.
+    """Divide into parts as equal as whole numbers allow, without empty ones. The larger ones come early, so that the
+    first parts of all ranks together make no less than a micro-batch.
     """
     ends = [-(-n * i // parts) for i in range(parts + 1)]
     return [end - start for start, end in itertools.pairwise(ends) if end > start]

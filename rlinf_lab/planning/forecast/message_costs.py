@@ -1,5 +1,5 @@
-"""What messages between processes add to the calls of a forecast. Computing at both ends, and their flight where
-somebody waits for them.
+"""What messages between processes add to the calls of a forecast. They cost computing at both ends, and their flight
+where somebody waits for them.
 
     put ── busy ──> · · · flight · · · ──> busy ── get
 

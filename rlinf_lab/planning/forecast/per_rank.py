@@ -1,5 +1,5 @@
-"""Whose ranks a forecast simulates one by one, with the micro-batches of a run. Those that begin at different times,
-since others have some of their devices.
+"""Whose ranks a forecast simulates one by one, with the micro-batches of a run. They begin at different times, since
+others have some of their devices.
 
 A rank whose device is free takes the next batch while others wait for theirs, so such a worker is neither as early nor
 as late as one worker group. Where those with whom a worker shares devices have the same ones, its ranks begin together,
@@ -23,8 +23,8 @@ MAX_BATCHES = 1024
 
 
 def by_rank(placement: Placement) -> frozenset[str]:
-    """Workers whose ranks are simulated one by one, if they do not generate. No members of a cell, which go on step by
-    step, and not too many batches.
+    """Workers whose ranks are simulated one by one, if they do not generate. Members of a cell, which go on step by
+    step, and workers with too many batches are not among them.
     """
     stages, home = placement.setting.stages, placement.setting.home
     seats = [s for s in placement.seats.values() if s.devices and len(stages[home[s.worker]].members) == 1]

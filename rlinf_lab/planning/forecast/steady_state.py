@@ -1,4 +1,4 @@
-"""What a forecast settles to. Without staleness its second iteration; with it, whatever comes again and again.
+"""What a forecast settles to. It is the second iteration without staleness, and with it whatever comes again and again.
 
 Where iterations overlap, a worker may get ahead for a while, until the staleness or a queue stops it: then one long
 iteration follows many short ones. So it is not enough that iterations take equally long. A run has settled when
@@ -42,8 +42,8 @@ def steady(placement: Placement, devices: Sequence[str] = (), detail: int = BUND
 
 
 def needed(staleness: int) -> int:
-    """Iterations after which it may be seen what a run settles to. In some the overlap builds up, some are compared,
-    some nobody follows.
+    """Iterations after which it may be seen what a run settles to. The overlap builds up in the first, the next are
+    compared, the last are followed by none.
     """
     return 2 if not staleness else 2 * (staleness + 1) + 2 * min(staleness + 1, MAX_OVERLAPPING) + 2
 
@@ -81,8 +81,8 @@ def _period(timeline: Timeline, staleness: int) -> int | None:
 
 
 def _work(timeline: Timeline) -> np.ndarray:
-    """When each track's work of an iteration began and ended, before its end [ns]. Also when the iteration before
-    ended; shape (2 tracks + 1, iterations); nan where it did nothing.
+    """When each track began and ended its work of an iteration, from its end [ns]. The last row is when the iteration
+    before ended. Shape (2 tracks + 1, iterations); nan where a track did nothing.
     """
     spans = timeline.spans
     marks = spans[spans["kind"] == SpanKind.MARK]

@@ -1,5 +1,5 @@
-"""Seconds of a plan when its micro-batches are followed one by one. Streams that thin out towards a long tail, tokens
-as weights, groups, whole batches.
+"""Seconds of a plan when its micro-batches are followed one by one. This covers streams that thin out towards a long
+tail, tokens as weights, groups, whole batches.
 
 The search adds up equal micro-batches (`search.solver`); this follows a few hundred *atoms* (equal parts of the items,
 in order of completion) through the plan's tree. It is quick enough for a slider; the event simulator (`forecast`) then
@@ -38,8 +38,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Streamed:
-    """What following gives: ``seconds`` between iterations. ``fill``: until the last item has left and all is handed
-    over; ``work`` by stage; ``handing``: seconds by which handovers end later than the streams.
+    """What following the micro-batches of a plan gives. ``seconds`` between iterations; ``fill``: until the last item
+    has left and all is handed over; ``work`` by stage; ``handing``: seconds by which handovers end later than the
+    streams.
     """
 
     seconds: float
@@ -78,9 +79,9 @@ class _Follower:
         return Streamed(seconds, fill + later, work, later)
 
     def _handovers(self, work: dict[int, Work]) -> tuple[float, float]:
-        """How long handovers keep workers, and how much the last outlasts the streams. (Seconds from the begin of a
-        worker's work to the end of its last handover, or for which a device works: the next iteration of its does not
-        begin before; the second.)
+        """How long handovers keep workers busy, and by how much they outlast the streams. The first: seconds from the
+        begin of a worker's work to the end of its last handover, or for which a device works (the next iteration of its
+        does not begin before). The second: how much later than the streams the last handover ends.
         """
         profile, home = self.setting.profile, self.setting.home
         if not profile.handovers:
@@ -173,8 +174,8 @@ class _Follower:
         return float(ends[-1])
 
     def _led(self, leaf: Leaf, first: int, seconds: np.ndarray) -> np.ndarray:
-        """Seconds in which a source reads, or sets up, before it goes on evenly. The first call of the iteration has
-        that, too.
+        """Seconds of the calls of a source that has a lead. It reads, or sets up, before it goes on evenly: the first
+        call of the iteration has that, too.
         """
         lead = self.setting.leads.get(self.setting.stages[leaf.worker].members[0], 0.0)
         if not lead:
@@ -193,8 +194,8 @@ class _Follower:
         return end
 
     def _in_turn(self, stage: int) -> list[tuple[str | None, float]]:
-        """(producer, part of the seconds) of the inputs that a stage takes in turn. One entry for all where it takes a
-        batch of each at a time.
+        """(producer, part of the seconds) of the inputs that a stage takes in turn. There is one entry for all where it
+        takes a batch of each at a time.
         """
         members = self.setting.stages[stage].members
         own = self.setting.profile.workers[members[0]].in_turn if len(members) == 1 else ()
@@ -211,8 +212,8 @@ class _Follower:
     def _arrivals(
         self, stage: int, first: int, stop: int, of: str | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """When atoms ``first`` to ``stop`` are there for a stage, and their weights. Of all producers or ``of`` one;
-        weights of all atoms have the mean 1 (None: each 1).
+        """When atoms ``first`` to ``stop`` are there for a stage, and their weights. They come from all producers or
+        ``of`` one; weights of all atoms have the mean 1 (None: each 1).
         """
         arrived, weights = np.zeros(stop - first), None
         for edge in self.setting.profile.edges:

@@ -1,4 +1,4 @@
-"""A profile with a budget of devices. Who is placed as one, on how many devices of which kind, in how fine
+"""A profile with a budget of devices. It says who is placed as one, on how many devices of which kind, in how fine
 micro-batches, at what cost.
 
 A *stage* is what the search places as one: a worker, or the workers of a cycle (a cell).
@@ -113,9 +113,9 @@ class Budget:
     @cached_property
     def finest_call(self) -> tuple[int, ...]:
         """By stage, the finest granularity of its calls. Who is fed by groups gets whole ones, however fine the
-        micro-batches in which its consumers take what it makes. The first that is as fine as the groups are: six groups
-        come in six calls where eight micro-batches are asked for, and in three of two groups where four are (`calls`).
-        Not who generates: its calls are no micro-batches.
+        micro-batches in which its consumers take what it makes. Its granularity is the first that is as fine as the
+        groups are: six groups come in six calls where eight micro-batches are asked for, and in three of two groups
+        where four are (`calls`). Who generates is left out, for its calls are no micro-batches.
         """
         found = [0 if i in self.handed_all else self.granularities - 1 for i in range(len(self.stages))]
         for e in self.profile.edges:
@@ -131,7 +131,7 @@ class Budget:
 
     @cached_property
     def in_whole_calls(self) -> frozenset[str]:
-        """Workers whose calls a run makes of whole items or groups, by channel. Who is fed, and no member of a cell,
+        """Workers whose calls a run makes of whole items or groups, by channel. They are fed, and no members of a cell,
         which goes on in steps.
         """
         fed = {e.consumer for e in self.profile.edges if not e.value and self.home[e.producer] != self.home[e.consumer]}
@@ -171,8 +171,8 @@ class Budget:
         return self.profile.items / 2 ** self.finest_call[self.home[worker]]
 
     def begins_with_all(self, worker: str) -> bool:
-        """Whether it is a generator whose lengths are known. What they say holds when all requests are there from the
-        start.
+        """Whether it is a generator whose lengths are known. What the lengths say holds when all requests are there
+        from the start.
         """
         alone = len(self.stages[self.home[worker]].members) == 1
         return alone and isinstance(self.models[worker, self.kinds[0]], GenerationModel)
@@ -201,8 +201,8 @@ class Budget:
         return max((e.group for e in self.profile.edges if e.producer in downstream), default=1)
 
     def _on_kind(self, kind: str) -> Profile:
-        """The profile with each worker's samples on a kind of device. Or those on the first kind that it was measured
-        on, at the relative speed. Who works on the host is on no kind: as fast as measured.
+        """The profile with each worker's samples on a kind of device. Where there are none, they are those on the first
+        kind that it was measured on, at the relative speed. Who works on the host is on no kind: as fast as measured.
         """
         if all(
             w.resource == "host" or self._kind_of(s) == kind for w in self.profile.workers.values() for s in w.samples
@@ -220,8 +220,8 @@ class Budget:
         return self.profile.replace(workers=workers)
 
     def measured_on(self, worker: str, kind: str) -> str:
-        """The kind of device whose samples tell a worker's seconds on ``kind``. That one, or the first that it was
-        measured on; on the host ``kind``.
+        """The kind of device whose samples tell a worker's seconds on ``kind``. It is that one, or the first that it
+        was measured on; on the host ``kind``.
         """
         profile = self.profile.workers[worker]
         seen = {self._kind_of(s) for s in profile.samples}

@@ -1,4 +1,5 @@
-"""In how many calls a run works on the items of an iteration. Of whole items, or of whole groups, for each rank.
+"""In how many calls a run works on the items of an iteration. Calls are of whole items, or of whole groups, for each
+rank.
 
 The search halves micro-batches, so it asks for 2^g of them. Of 56 groups 32 micro-batches would be of a group and three
 quarters; a run makes them of two groups, and so 28 calls. Every call costs its fixed seconds, so it is the calls that

@@ -1,5 +1,5 @@
-"""Steps of a cell. In which order its members work in each, and as how many rounds the steps of an iteration are
-simulated.
+"""The order in which a cell's members work in each step, and its rounds. The steps of an iteration are simulated as so
+many rounds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MAX_ROUNDS = 64  # of an iteration at most; more steps are bundled
 
 
 def order(profile: Profile, members: Sequence[str]) -> list[str]:
-    """In which order the members of a cell work in a step. From its head along the edges."""
+    """The order in which a cell's members work in a step. It follows the edges from the head."""
     found = [head(profile, members)]
     for name in found:  # grows meanwhile
         found += dict.fromkeys(

@@ -1,4 +1,5 @@
-"""The best way to give the members of a cell devices of their own. How many each, and in how many sub-batches.
+"""The best way to give the members of a cell devices of their own. It says how many each has, and in how many
+sub-batches they work.
 
 The members' seconds add up and the slowest one counts as often as there are sub-batches: two numbers, so a front, as in
 the plan search.
@@ -20,8 +21,8 @@ MAX_COUNTS = 160  # device counts of a member that are looked at; more are thinn
 
 @dataclass(frozen=True)
 class Apart:
-    """``seconds`` of an iteration for each code of devices, and how. ``sub_batches`` and each member's ``codes``
-    (members, codes).
+    """``seconds`` of an iteration for each code of devices, and how they are reached. That is by ``sub_batches`` and
+    each member's ``codes`` (members, codes).
     """
 
     seconds: np.ndarray
@@ -30,8 +31,8 @@ class Apart:
 
 
 def apart(seconds: Mapping[int, Sequence[np.ndarray]], members: int, shape: Counts, model: CellModel) -> Apart:
-    """Find it. ``seconds``: for each number of sub-batches, each member's seconds of one sub-batch (all its calls), by
-    code, inf where impossible.
+    """Find the best way to sit apart. ``seconds``: for each number of sub-batches, each member's seconds of one
+    sub-batch (all its calls), by code, inf where impossible.
 
     ``model``: how they make an iteration. Empty where a micro-batch has fewer items than any number of sub-batches:
     then no code has finite seconds.

@@ -1,5 +1,5 @@
-"""The search's best plan that really fits. Who has a device in common with whom is settled as far as memory asks for it
-(branch and bound).
+"""The search's best plan that really fits. Branch and bound settles who has a device in common with whom, as far as
+memory asks for it.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ class _Branches(_Looks):
         return self._settle(used, undecided) if undecided else self._smaller(used, *broken[0])
 
     def _settle(self, used: Arrangement, together: frozenset[str]) -> list[Arrangement]:
-        """One in which these workers share a device and one in which they do not. First, on which kind those who stay
-        are.
+        """Branch in two: these workers share a device, or they do not. Before that it is settled on which kind those
+        who stay are.
         """
         forms, kinds = used.forms, self.setting.kinds
         if len(together) < 2:
@@ -256,7 +256,7 @@ class _Branches(_Looks):
 
 
 def _windowed(setting: Setting, used: Arrangement, name: str, window: Window) -> Arrangement:
-    """With another window of a worker. Also of those of its cell that sit on the same devices."""
+    """The arrangement with another window of a worker. Members of its cell on the same devices have it, too."""
     stage = setting.home[name]
     names = (name,) if used.forms[stage] == APART else setting.stages[stage].members
     return replace(used, forms=used.forms.within(names, window))
@@ -279,7 +279,9 @@ def _beside(placement: Placement) -> list[frozenset[str]]:
 
 
 def _too_many(placement: Placement) -> frozenset[str]:
-    """As few as are too many on a device that has too little memory. Who works there, and those that keep most."""
+    """As few as are too many on a device that has too little memory. They are who works there, and those that keep
+    most.
+    """
     clash = placement.clash()
     if clash is None:
         return frozenset()

@@ -1,5 +1,5 @@
-"""Seconds of a micro-batch of items; inf where it cannot be. For every stage, granularity, number of devices, and
-co-location on the same devices.
+"""Seconds of a micro-batch for every stage, granularity, number of devices, and co-location. Co-location is on the same
+devices; seconds are inf where it cannot be.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PERIOD_FACTORS = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream,
 
 @dataclass(frozen=True)
 class _Alone:
-    """What co-location changes nothing of. ``items`` of a micro-batch, GiB ``needed`` and whether a number of devices
-    is ``allowed``, shape (grains, devices), and the ``seconds`` of a call beside those in whose co-location it was
-    measured.
+    """What does not change with co-location. It has ``items`` of a micro-batch, GiB ``needed`` and whether a number of
+    devices is ``allowed``, shape (grains, devices), and the ``seconds`` of a call beside those in whose co-location it
+    was measured.
     """
 
     items: np.ndarray
@@ -117,8 +117,8 @@ class Tables:
         )
 
     def _of_one(self, name: str, grains: np.ndarray, colocated: Colocated) -> np.ndarray:
-        """Of a worker that is no part of a cell. Made once for all who leave it as much memory, or enough, and beside
-        whom it was measured alike.
+        """The seconds of a worker that is no part of a cell. They are made once for all who leave it as much memory, or
+        enough, and beside whom it was measured alike.
         """
         setting, left = self.setting, list[float]()
         if setting.profile.workers[name].resource == "host":
@@ -220,8 +220,8 @@ class Tables:
         items: np.ndarray,
         beside: frozenset[str] = NOBODY,
     ) -> np.ndarray:
-        """Seconds of one micro-batch of so many items, shape (grains, devices). The mean of those of the calls that a
-        run makes of all micro-batches.
+        """Seconds of one micro-batch of so many items, shape (grains, devices). They are the mean of those of the calls
+        that a run makes of all micro-batches.
         """
         if name in self.setting.sources and isinstance(model, BatchModel):
             return model.of_a_part(devices, self.setting.profile.items, 2.0 ** grains[:, None], beside)

@@ -1,4 +1,4 @@
-"""Where the parts of a plan sit within the devices of the whole. Also how much of the devices the plan uses.
+"""Where parts of a plan sit within the devices of the whole. It also tells how much of the devices the plan uses.
 
 Of two parts one comes first; those that time-share sit at one end or the other.
 Seconds do not depend on it; memory does, where somebody stays on a device while others work there. A *seating* is a

@@ -1,4 +1,4 @@
-"""The memory that a worker finds free on a device. Others stay there while it works."""
+"""The memory that a worker finds free on a device. Those who stay there while it works keep theirs."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Forms:
 
 @dataclass(frozen=True)
 class Colocated:
-    """Who is on the same devices. ``staying`` stages (a mask) in their ``forms``, and the ``mates`` of a cell, oneself
-    included.
+    """Who is on the same devices: ``staying`` stages and ``mates``. Staying stages are a mask, in their ``forms``;
+    mates are members of a cell, oneself included.
     """
 
     staying: int
@@ -82,8 +82,8 @@ class FreeMemory:
     def free(
         self, name: str, kind: str, devices: np.ndarray, items: float | np.ndarray, colocated: Colocated
     ) -> np.ndarray:
-        """GiB that a worker may use on each of its devices. What stays there meanwhile is taken off. Shape of devices
-        and ``items`` together.
+        """GiB that a worker may use on each of its devices. What stays there meanwhile is taken off. Has the shape of
+        devices and ``items`` together.
         """
         workers = self.setting.profile.workers
         left = np.full(np.broadcast_shapes(devices.shape, np.shape(items)), self.setting.cap(kind), float)
@@ -112,8 +112,8 @@ class FreeMemory:
         )
 
     def kept(self, who: tuple[str, ...], kind: str, forms: Forms) -> float:
-        """GiB that staying workers keep on a device. With the most devices of their window on which they fit, or
-        ``careful``, with the fewest.
+        """GiB that staying workers keep on a device. They have the most devices of their window on which they fit, or
+        if ``careful``, the fewest.
         """
         return sum((self._kept(name, kind, forms.window(name), forms.careful) for name in who), 0.0)
 
@@ -134,7 +134,7 @@ class FreeMemory:
         return float(memory.kept(worker, good[:1] if careful else good, items).min()) if len(good) else 0.0
 
     def _sharing(self, stage: int, forms: Forms) -> list[tuple[str, ...]]:
-        """Who of a stage can be on one device. All of them, or one of those that sit apart."""
+        """Who of a stage can be on one device. These are all of them, or one of those that sit apart."""
         names = self.setting.stages[stage].members
         return [(m,) for m in names] if forms[stage] == APART else [names]
 

@@ -1,4 +1,4 @@
-"""Who is on a device while somebody works there. In units of memory that an executor time-shares by.
+"""Who is on a device while somebody works there. It is counted in units of memory that an executor time-shares by.
 
 Units of turns, not bytes: those who leave fill a device, a cell all of it together, so that one of them is there at a
 time; what those who stay keep is no part of it. Somebody who stays and has no room to work beside those who leave fills
@@ -18,8 +18,8 @@ from rlinf_lab.workflow.graph import WorkflowGraph
 
 @dataclass(frozen=True)
 class Turns:
-    """Fields of an `ExecutionPlan` about turns. ``memory`` while resident, ``working`` besides, and what a device has
-    (None: nobody ever leaves).
+    """The fields of an `ExecutionPlan` that decide turns. ``memory`` while resident, ``working`` besides, and what a
+    device has (None: nobody ever leaves).
     """
 
     memory: dict[str, int] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Turns:
 
     @classmethod
     def of(cls, placement: Placement) -> Turns:
-        """As the search has it. Whoever leaves is away while others work, and whoever stays is there."""
+        """The fields as the search has it. Whoever leaves is away while others work, and whoever stays is there."""
         leaving = {
             name: _mates(placement, name) for name, seat in placement.seats.items() if seat.devices and not seat.stays
         }
@@ -50,8 +50,7 @@ def priorities(placement: Placement, graph: WorkflowGraph) -> dict[str, int]:
 
 
 def _mates(placement: Placement, name: str) -> int:
-    """How many of its cell, itself too, have a device in common with a worker. Members may sit apart, or on the host.
-    """
+    """How many members of its cell, itself too, share a device with a worker. Members may sit apart, or on the host."""
     stage = placement.setting.stages[placement.setting.home[name]]
     return sum(_meet(placement, name, mate) for mate in stage.members)
 
@@ -63,7 +62,7 @@ def _meet(placement: Placement, one: str, other: str) -> bool:
 
 
 def _alone(placement: Placement) -> list[str]:
-    """Those who stay and have too little memory for their work. They would have enough if those who leave were away."""
+    """Those who stay and lack memory for work where a leaving stage has not left."""
     return [
         name for name, seat in placement.seats.items() if seat.devices and seat.stays and placement.is_crowded(name)
     ]

@@ -1,4 +1,6 @@
-"""From a plan tree to devices. Which worker sits on which, as how many ranks, and whether everything fits there."""
+"""From a plan tree to devices. A placement says which worker sits on which, as how many ranks, and whether everything
+fits.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,8 @@ class Placement:
 
     @property
     def shape(self) -> str:
-        """Who shares and who streams. `>` one after another on the same devices, `|` at the same time, `+` a cell
-        time-shared, step by step.
+        """Who shares and who streams, as a text. `>` is one after another on the same devices, `|` at the same time,
+        `+` a cell time-shared, step by step.
         """
         forms, stages = self.arrangement.forms, self.setting.stages
         return shape(

@@ -23,8 +23,8 @@ KINDS = {sign: kind for kind, sign in SIGNS.items()}
 
 
 def origin_of(placement: Placement) -> dict[str, Any]:
-    """What `found_by` reads. The most micro-batches that were looked at, the tree, and the arrangement as far as it
-    says anything.
+    """What `found_by` reads. It is the most micro-batches that were looked at, the tree, and the arrangement as far as
+    it says anything.
     """
     setting, arrangement, forms = placement.setting, placement.arrangement, placement.arrangement.forms
     heads = [stage.members[0] for stage in setting.stages]
@@ -98,8 +98,8 @@ def _read(written: Sequence[Any], heads: Sequence[str]) -> Tree | None:
 
 
 def _is_possible(tree: Tree, setting: Setting) -> bool:
-    """Whether it can be a plan of these devices. It seats every stage once, within the devices that there are, in
-    micro-batches that are looked at.
+    """Whether an origin can be a plan of these devices. It seats every stage once, within the devices that there are,
+    in micro-batches that are looked at.
     """
     leaves = [n.worker for n in nodes(tree) if isinstance(n, Leaf)]
     if sorted(leaves) != list(range(len(setting.stages))):

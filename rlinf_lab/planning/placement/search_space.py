@@ -33,8 +33,8 @@ MAX_STAYING = 6  # of so many workers every set of those that stay is tried, of 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What is decided beside the tree. ``staying`` stages (a mask), each stage's form, how what they keep is counted,
-    and the ``seating`` (see `seating`).
+    """What is decided beside the tree. It has ``staying`` stages (a mask), each stage's form, how what they keep is
+    counted, and the ``seating`` (see `seating`).
     """
 
     staying: int
@@ -98,8 +98,8 @@ class Setting(Budget):
 
     @cached_property
     def overlap(self) -> int:
-        """Iterations that may be unfinished when one begins. As ``staleness`` allows, none where everybody waits for a
-        handover at the end of each.
+        """Iterations that may be unfinished when one begins. They are as many as ``staleness`` allows, and none where
+        everybody waits for a handover at the end of each.
         """
         return 0 if is_closed(self.profile) else self.staleness
 
@@ -140,8 +140,7 @@ class Setting(Budget):
 
     @cached_property
     def common_switches(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """Of stages that hold some weights together, by pairs: seconds to come and to leave. Those of the first, where
-        the other goes or comes.
+        """By pair of stages that share weights, seconds of the first to come and leave. The other goes or comes then.
         """
         held = [
             {w.memory.shared_as for m in u.members if memory.shares(w := self.profile.workers[m])} for u in self.stages
@@ -150,8 +149,8 @@ class Setting(Budget):
         return {(i, j): self.switch_seconds(self.stages[i], self.stages[j]) for i, j in pairs}
 
     def _minded(self, arrangement: Arrangement) -> tuple[int, ...]:
-        """For each stage the staying ones that may make it slower or fill its memory. It was measured beside somebody,
-        or has no room beside all of them, however much they keep.
+        """For each stage the others that stay, if any of them may matter to it. They may make it slower or leave it too
+        little memory: it was measured beside somebody, or has no room beside all of them, however much they keep.
         """
         staying, forms = arrangement.staying & ~self._hosts, arrangement.forms
         roomy = all(math.isinf(self.cap(kind)) for kind in self.kinds)
@@ -163,7 +162,7 @@ class Setting(Budget):
         return tuple(found)
 
     def _has_room(self, stage: int, staying: int, forms: Forms) -> bool:
-        """Whether it is as fast beside all of these as alone. However few devices they have."""
+        """Whether it is as fast beside all of these, on however few devices, as alone."""
         careful = replace(forms, careful=True, meeting=None)
         same = np.array_equal(self.tables.of(stage, staying, careful), self.tables.of(stage, 0, forms))
         if not same or not self._streams(self.stages[stage]):
@@ -172,8 +171,8 @@ class Setting(Budget):
         return all(np.array_equal(a, b) for a, b in zip(there, alone, strict=True))
 
     def _apart(self, forms: Forms) -> tuple[int, ...]:
-        """For each stage those that share no device with it. No worker of theirs may have a device in common with any
-        of its own, on the same kind of device.
+        """For each stage those that may share no device with it. No worker of theirs may have a device in common with
+        any of its own, on the same kind of device.
         """
         if not forms.apart:
             return ()

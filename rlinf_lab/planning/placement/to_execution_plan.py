@@ -1,5 +1,5 @@
-"""A plan of the search as the `ExecutionPlan` that an executor takes. Ranks, micro-batches of every channel, who is
-switched out.
+"""A plan of the search as the `ExecutionPlan` that an executor takes. It has ranks, micro-batches of every channel, and
+who is switched out.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
 
 
 def _rooms(placement: Placement, graph: WorkflowGraph, micro_batches: Mapping[str, int]) -> dict[str, int]:
-    """Room of channels that hold less than the plan needs. A batch for each rank of the consumers, and as much again
-    while they work on it; all items where a bound would hold up more than the producer of that channel alone (`_Held`).
+    """Room of channels that hold less than the plan needs. It is a batch for each rank of the consumers, and as much
+    again while they work on it; all items where a bound would hold up more than the producer of that channel alone
+    (`_Held`).
 
     A smaller bound would cut every batch to what it holds, and what a batch always takes would be paid so much oftener.
     """
@@ -115,7 +116,7 @@ class _Held:
         return cls(placement, frozenset(link for link in channels | values if link[0] != link[1]))
 
     def more_than_the_producer_of(self, edge: Edge) -> bool:
-        """Whether a bound costs more than that a producer waits for a slower consumer. So it is where others are fed by
+        """Whether a bound costs more than that a producer waits for a slower consumer. It does where others are fed by
         it, or by who feeds it; where its consumer waits for somebody else, too, or for its turn, and is fed no faster
         then; or where others have the producer's devices meanwhile.
         """
@@ -188,8 +189,8 @@ def micro_batch_between(placement: Placement, edge: Edge | EdgeProfile, fused: t
 
 
 def _in_cell(placement: Placement, tokens: int, consumer: Seat) -> int:
-    """Of items that circulate together: ``tokens`` of them if the cell has a whole iteration's. In its parts they are
-    as many parts, where these are alike.
+    """A consumer's micro-batch of items that circulate together. ``tokens`` are those of a cell that has all of an
+    iteration. In its parts they are as many parts, where these are alike; else it is one item.
     """
     profile, stage = placement.setting.profile, placement.setting.stages[placement.setting.home[consumer.worker]]
     first = placement.seats[head(profile, stage.members)]
@@ -200,9 +201,9 @@ def _in_cell(placement: Placement, tokens: int, consumer: Seat) -> int:
 
 
 def batch_of_tokens(tokens: int, ranks: int, is_head: bool) -> int:
-    """Of items that are put into a cell together, those of a member's rank. As many for each, so that none waits for a
-    batch that does not fill. The head waits for its own share, which is the same for each of its ranks, or else item by
-    item.
+    """Items that a member's rank takes of those put into a cell together. They are as many for each rank, so that none
+    waits for a batch that does not fill. The head waits for its own share, which is the same for each of its ranks, or
+    else item by item.
     """
     share = tokens // ranks
     if is_head:
@@ -246,8 +247,8 @@ def items_between(placement: Placement, edge: Edge | EdgeProfile) -> float:
 
 
 def same_workers(profile: Profile, graph: WorkflowGraph) -> None:
-    """Raise `PlanError` where a profile is not of this workflow. Other workers, or in micro-batches what the workflow
-    hands over at once.
+    """Raise `PlanError` where a profile is not of this workflow. It has other workers, or in micro-batches what the
+    workflow hands over at once.
     """
     missing = [w for w in graph.workers if w not in profile.workers]
     if missing:

@@ -1,4 +1,4 @@
-"""What a device is called. ``cpu:0`` is a core, ``cuda:0`` a GPU, of the node on which the user's loop runs;
+"""The names of devices. ``cpu:0`` is a core, ``cuda:0`` a GPU, of the node on which the user's loop runs;
 ``node1/cpu:0`` is of another. ``cuda:0.1`` and ``cuda:0.2`` are shares of one that work at the same time: on a GPU each
 is a CUDA stream.
 """

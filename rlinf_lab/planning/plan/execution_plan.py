@@ -399,8 +399,8 @@ class ExecutionPlan:
         return cls._parsed(read_text(path, "plan", PlanError), f"The plan {str(path)!r}")
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON. To be edited, read again by `load`, and simulated (`rlinf-lab simulate --plan FILE.json`,
-        `lab.planning.planned`).
+        """Write it as JSON, to be edited, read again by `load`, and simulated. The last is done by
+        `rlinf-lab simulate --plan FILE.json` and `lab.planning.planned`.
         """
         write_text(path, self.to_json(), "plan", PlanError)
 
@@ -467,7 +467,7 @@ class ExecutionPlan:
         return [(what, text) for what, text in found if text]
 
     def _memory(self) -> str:
-        """In words. As in ``a 1, b 1 + 2 at work; a device has 2 units: in turns a, b``."""
+        """In words. ``a 1, b 1 + 2 at work; a device has 2 units: time-shared a, b`` is an example."""
         units = [(w, self.memory.get(w, 0), self.working.get(w, 0)) for w in self.placements]
         held = ", ".join(f"{w} {n}" + f" + {more} at work" * bool(more) for w, n, more in units if n or more)
         if self.device_memory is None:
@@ -552,7 +552,7 @@ def _spread(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any)
 
 
 def _by_new_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    """What a file says, with fields by the names that they have now. Also within ``origin``."""
+    """What a file says, with fields by their present names, also within ``origin``."""
     found = (
         {OLD_NAMES.get(key, key): value for key, value in data.items()}
         if set(data).isdisjoint(OLD_NAMES.values())
@@ -566,8 +566,8 @@ def _by_new_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
 def _cell_micro_batches(
     graph: WorkflowGraph, tokens: Mapping[str, int], ranks: Mapping[str, int], whole: bool
 ) -> dict[str, int]:
-    """Micro-batches inside a cell. All tokens in flight, divided among the consumer's ranks (phases alternate), or one
-    by one (each unit advances on its own).
+    """Micro-batches inside a cell. They are all tokens in flight, divided among the consumer's ranks (phases
+    alternate), or one by one (each unit advances on its own).
     """
     micro_batches: dict[str, int] = {}
     for edge in graph.edges:

@@ -1,4 +1,4 @@
-"""From a plan to processes and queues. The part of the micro flow that every driver needs before it starts.
+"""From a plan to processes and queues. Every driver needs this part of the micro flow before it starts.
 
 A channel whose producer and consumer are fused has one queue for each unit (shard = rank); any other channel has one.
 """
@@ -19,8 +19,8 @@ from rlinf_lab.workflow.workflow import Workflow
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks and where they live. ``members``: (worker, rank) in engine order: the driver first, then workers in order
-    of declaration, rank by rank.
+    """The ranks of a plan and the queues between them. ``members``: (worker, rank) in engine order: the driver first,
+    then workers in order of declaration, rank by rank.
     """
 
     graph: WorkflowGraph

@@ -1,4 +1,6 @@
-"""Which process a rank lives in, and which one keeps a queue. From the plan alone, the same on every host."""
+"""Which process a rank lives in, and which one keeps a queue. Both follow from the plan alone, the same on every host,
+where an executor has several processes.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
 
 
 def homes_of(layout: Layout, place: Place, channel: str) -> list[str]:
-    """The hosts where queues of a channel live. Several when it has keys or shards, each the host of its only reader;
-    else that of most readers.
+    """The hosts where queues of a channel live. They are several when it has keys or shards, each the host of its only
+    reader; else the one of most readers.
     """
     ranks = Counter(place[w, r] for w in layout.graph.consumers(channel) for r in range(layout.ranks(w)))
     several = layout.sharded(channel) or layout.graph.channel(channel).keyed

@@ -1,4 +1,4 @@
-"""Who waits for whom. A line each for people, an edge each for finding the cycle."""
+"""Who waits for whom. Each wait is a line for people and an edge for finding the cycle."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def worker_of(label: str) -> str:
 
 
 def ranks_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Labels by what `Wait.on` may call them. Each by itself, and all of a worker by its name."""
+    """Labels by what `Wait.on` may call them. Each is found by itself, and all of a worker by its name."""
     found: dict[str, list[str]] = {}
     for label in names:
         found.setdefault(worker_of(label), []).append(label)
@@ -82,7 +82,7 @@ def ranks_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Ranks of a worker that wait for the same. Of hundreds of ranks a few groups are looked at."""
+    """Ranks of a worker that wait for the same. So a few groups are looked at instead of hundreds of ranks."""
 
     worker: str
     on: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""From a setting to the plans worth looking at. The best of every way to compose the flow, followed micro-batch by
-micro-batch.
+"""From a setting to the plans worth looking at. They are the best of every way to compose the flow, followed
+micro-batch by micro-batch.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ SAME = 1.001
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that fits. The seconds that the search gave it and those that come out when its micro-batches are
-    followed.
+    """A plan that fits, with its seconds. Some the search gave it, others come out when its micro-batches are followed.
     """
 
     placement: Placement
@@ -53,8 +52,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Known:
-    """What a search found before. Of each plan its compositions (`plan_tree.compositions`) and the stages that stay (a
-    mask), the best plans first.
+    """What a search found before, the best plans first. For each plan it has the compositions
+    (`plan_tree.compositions`) and the stages that stay (a mask).
 
     ``alone``: nothing else is looked at, as long as there is a plan of one of these shapes. Not where it was found for
     other devices, or other memory. A slider's answers for six workers are 6 % slower without what is known (median;
@@ -125,8 +124,8 @@ def _by_seconds(candidate: Candidate) -> tuple[float, str]:
 
 
 def _others(some: list[Candidate], most: int) -> list[Candidate]:
-    """Of one shape: those that the search finds about as fast as its best one. The best one of what is followed is
-    among them.
+    """Plans of one shape that the search finds about as fast as its best. The best one of what is followed is among
+    them.
     """
     least = min(c.searched for c in some)
     near = sorted((c for c in some if c.searched <= CLOSE * least), key=lambda c: c.searched)
@@ -141,8 +140,8 @@ def _others(some: list[Candidate], most: int) -> list[Candidate]:
 
 
 def _distinct(found: list[Candidate]) -> list[Candidate]:
-    """Without those that seat everybody as a faster one does and take about as long. They differ in name only, or in
-    micro-batches that change nothing.
+    """Candidates without those that seat everybody as a faster, similar one does. They take about as long, and differ
+    in name only, or in micro-batches that change nothing.
     """
     kept: list[Candidate] = []
     for c in found:
@@ -152,7 +151,7 @@ def _distinct(found: list[Candidate]) -> list[Candidate]:
 
 
 def alike(a: Placement, b: Placement) -> bool:
-    """Whether everybody sits on the same devices, in the same ranks. Of one mode, whatever the micro-batches."""
+    """Whether two placements of one mode seat everybody on the same devices and ranks. Micro-batches may differ."""
     return a.mode == b.mode and all(
         replace(seat, micro_batches=1) == replace(b.seats[name], micro_batches=1) for name, seat in a.seats.items()
     )
@@ -209,8 +208,8 @@ def _quick(
 def _recosted(
     setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float
 ) -> list[Candidate]:
-    """The best plans among known shapes. Where nothing fits with those who stayed in them, with those who may stay
-    where these shapes are turns.
+    """The best plans among known shapes. Where nothing fits with those who stayed in them, others may stay: those who
+    may where these shapes are turns.
     """
     some = [a for a in arrangements if a.staying in known.staying[:RECENT]]
     found = _best(setting, some, Only(modes, among=known.among), _as_it_runs(setting), ceiling)
@@ -248,8 +247,8 @@ def _as_it_runs(setting: Setting) -> Search:
 
 
 def _seconds_time_shared(setting: Setting, arrangement: Arrangement) -> float:
-    """Seconds of everybody one after another, each on the devices that suit it best. With the switches of those who
-    leave: roughly, which set may stay.
+    """Seconds of everybody one after another, each on the devices that suit it best. The switches of those who leave
+    are in them: this tells roughly which set may stay.
     """
     total = 0.0
     for i, stage in enumerate(setting.stages):

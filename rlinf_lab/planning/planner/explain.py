@@ -1,4 +1,4 @@
-"""Why a plan won or lost, in a line. Also who takes its devices twice, and why there is no plan of a mode."""
+"""Why a plan won or lost, in a line. It also tells who takes its devices twice, and why there is no plan of a mode."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def early(placement: Placement) -> tuple[str, ...]:
 
 
 def reason(candidate: Candidate, seconds: float, best: float, timeline: Timeline | None, bound: Bound | None) -> str:
-    """Why a plan is where it is. How much slower, and where its devices' time goes. ``seconds``: those that are shown,
-    of the simulation where there is one, which knows links and messages; ``best``: of the fastest plan. ``bound``:
-    given for that one.
+    """Why a plan is where it is. It tells how much slower it is, and where its devices' time goes. ``seconds``: those
+    that are shown, of the simulation where there is one, which knows links and messages; ``best``: of the fastest plan.
+    ``bound``: given for that one.
     """
     if bound is not None:
         above = round(100 * (seconds / bound.seconds - 1)) if bound.seconds else 0
@@ -173,7 +173,7 @@ class Shortage:
 
 
 def shortage(setting: Setting) -> Shortage:
-    """What stands against every plan of turns. Who keeps how much, and what works beside it."""
+    """What stands against every plan of turns. It tells who keeps how much, and what works beside it."""
     workers = setting.profile.workers
     most = {
         m: _most(setting, m, max(setting.counts))

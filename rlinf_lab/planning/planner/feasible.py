@@ -90,7 +90,7 @@ def _both(wish: Wish) -> str:
 
 
 def _least_memory(wish: Wish) -> float | None:
-    """The least GiB of a device with which there is a plan. With one percent less there is none; None when memory is
+    """The least GiB of a device with which there is a plan. There is none with one percent less; None when memory is
     not what is missing.
     """
 
@@ -111,8 +111,8 @@ def _least_memory(wish: Wish) -> float | None:
 
 
 def _least_devices(wish: Wish) -> Mapping[str, int] | None:
-    """With the fewest more of one kind, among the numbers that are tried. Also of one that the profile knows and that
-    was not asked for.
+    """The devices with the fewest more of one kind with which there is a plan. Only some numbers are tried; the kind
+    may be one that the profile knows and that was not asked for.
     """
     found = []
     others = {} if "" in wish.devices else {k.name: 0 for k in wish.profile.kinds if k.name not in wish.devices}

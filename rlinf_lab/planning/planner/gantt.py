@@ -25,8 +25,8 @@ Bar = tuple[str, tuple[int, int], float, float, int]
 
 @dataclass(frozen=True)
 class Gantt:
-    """``bars`` of a plan's work on its devices, shape (n, 6), float32. Start and end [s], first lane and the one behind
-    the last, worker, `BUSY` or `SWITCHING`.
+    """A plan's work on its devices as ``bars``, shape (n, 6), float32. A bar is start and end [s], first lane and the
+    one behind the last, worker, `BUSY` or `SWITCHING`.
 
     Lanes are the devices in order, then one for each worker that has none. ``seconds``: the end of the iteration.
     """
@@ -61,7 +61,7 @@ def gantt(planned: Planned) -> Gantt:
 
 
 def _part(planned: Planned, name: str, lanes: Lanes, on: tuple[int, int]) -> tuple[float, float]:
-    """Of the lanes of a bar those that are drawn. Members of a cell on the same devices time-share step by step, too
+    """The part of a bar's lanes that is drawn. Members of a cell on the same devices time-share step by step, too
     finely to be seen, so each has its part of the height.
     """
     setting = planned.candidate.placement.setting
@@ -85,7 +85,7 @@ def _melted(work: Work, seconds: float, overlap: bool) -> list[tuple[float, floa
 
 
 def _together(work: Work, seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    """What goes on between the ends of two iterations where several are under way. The work of one that was followed
+    """Bars between the ends of two iterations where several are under way. They are the work of one that was followed
     and, each ``seconds`` earlier, of the next ones.
     """
     lengths = np.minimum(work.ends - work.starts, seconds)

@@ -32,8 +32,8 @@ def in_given_batches(setting: Setting, graph: WorkflowGraph, plan: ExecutionPlan
 
 
 def _parts(setting: Setting, graph: WorkflowGraph, plan: ExecutionPlan) -> Iterator[tuple[str, float]]:
-    """(worker, which part of the cell's items a batch of all its ranks is). Of those that the search would give other
-    batches.
+    """(worker, part) of those that the search would give other batches. A batch of all ranks of the worker is that part
+    of the cell's items.
     """
     for i, stage in enumerate(setting.stages):
         tokens = setting.cell(i).tokens
@@ -49,8 +49,8 @@ def _parts(setting: Setting, graph: WorkflowGraph, plan: ExecutionPlan) -> Itera
 
 
 def _in_parts(setting: Setting, name: str, part: float) -> WorkerProfile:
-    """The profile as if a step's items took what they take in smaller batches. In batches of a part of them, on each
-    number of devices that was measured, beside whom it was.
+    """A worker as if all items took what they take in batches of a part. Its samples are on each number of devices that
+    was measured, beside whom it was.
     """
     worker, items = setting.profile.workers[name], float(setting.profile.items)
     groups: dict[tuple[str, tuple[str, ...]], list[Sample]] = {}
@@ -118,8 +118,8 @@ class GivenBatches:
         return max(1, math.ceil(passing * part / len(self.plan.placements[edge.consumer]) - ROUNDING))
 
     def grains(self, stage: int) -> list[int]:
-        """The work of an iteration is divided into 2^grain micro-batches. Those that make the calls that are asked for;
-        of who is handed nothing in batches all.
+        """The granularities g that make the calls that are asked for. An iteration's work is divided into 2^g
+        micro-batches; who is handed nothing in batches has all granularities.
         """
         found: dict[EdgeProfile, list[int]] = {}
         for edge in self.setting.profile.edges:

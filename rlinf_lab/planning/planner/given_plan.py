@@ -76,7 +76,9 @@ def as_given(
 def _as_found(
     profile: Profile, graph: WorkflowGraph, plan: ExecutionPlan, devices: Mapping[str, int], rule: str
 ) -> Candidate | None:
-    """The plan of the search that it was. Only if that still makes this very plan (nobody has edited it) and fits."""
+    """The plan of the search that it was. None if that does not make this very plan any more (somebody has edited it)
+    or does not fit.
+    """
     finest = plan.origin.get("micro_batches", 0)
     if not isinstance(finest, int) or not 1 <= finest <= MAX_MICRO_BATCHES:
         finest = DEFAULT_MICRO_BATCHES
@@ -111,7 +113,9 @@ class _Reader:
         self.batches = GivenBatches(setting, graph, plan)
 
     def candidate(self) -> tuple[Candidate, tuple[str, ...]]:
-        """The fastest of all trees and micro-batches that the plan may stand for. With each of them it is that plan."""
+        """The fastest of all trees and micro-batches with which the plan is this plan. Those that it may stand for are
+        tried.
+        """
         setting = self.setting
         forms = Forms(
             tuple(map(self._form, range(len(setting.stages)))),
@@ -143,7 +147,7 @@ class _Reader:
         return Candidate(best[1], best[0], follow(best[1])), self.names
 
     def _missed(self, placement: Placement) -> int:
-        """Channels whose batches would be others than the plan's. Also whether who comes first would be."""
+        """Channels whose batches would differ from the plan's, and whether who comes first would."""
         edges, asked = self.batches.edges, {e: self.batches.asked(e) for e in self.profile.edges}
         return sum(
             n is not None and micro_batch_between(placement, edges[e.producer, e.consumer]) != n
@@ -282,8 +286,8 @@ class _Reader:
 
     # --- the tree ------------------------------------------------------------------------------------------------
     def _trees(self, problem: Problem) -> Iterator[Tree]:
-        """Who has devices in common time-shares, the others stream. All such trees, those first in which most edges are
-        what the plan makes of them.
+        """All trees in which those with common devices time-share and the others stream. Those come first in which most
+        edges are what the plan makes of them.
         """
         cuts, known = Cuts.shared(problem), dict[int, list[tuple[int, Tree]]]()
 
@@ -303,8 +307,8 @@ class _Reader:
         return (tree for wrong, tree in trees if wrong == trees[0][0])
 
     def _in_micro_batches(self, tree: Tree) -> Iterator[Tree]:
-        """A tree with all the micro-batches that the plan may stand for. Of who is handed nothing in batches all that
-        there are; turns once, or for each micro-batch.
+        """A tree with all the micro-batches that the plan may stand for. Who is handed nothing in batches has all that
+        there are; turns come once, or for each micro-batch.
         """
         stages = range(len(self.setting.stages))
         asked = {u: grains for u in stages if len(grains := self.batches.grains(u)) <= self.setting.finest_call[u]}
@@ -327,8 +331,8 @@ class _Reader:
         return Leaf(stage, tuple(map(sum, zip(*counts, strict=True))), 0)
 
     def _composed(self, cut: Cut, before: Tree, after: Tree) -> tuple[int, Composed]:
-        """A composition, and the edges of it that would wrongly be turns. (edges whose producer and consumer have no
-        device in common, the composition).
+        """Compose two parts, and count the edges that would wrongly be turns. Returns (edges that would be turns
+        although producer and consumer have no device in common, the composition).
         """
         stages = self.setting.stages
         devices = [

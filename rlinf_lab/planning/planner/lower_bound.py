@@ -1,5 +1,5 @@
-"""A lower bound: seconds between iterations that no plan can beat. Under the profile's cost models, whatever it shares
-and streams.
+"""Seconds between iterations that no plan can beat: a lower bound. It holds under the profile's cost models, whatever a
+plan shares and streams.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ def _is_measured(setting: Setting, name: str, known: float, is_work: bool) -> bo
 
 
 def _device_seconds(setting: Setting, stage: int, known: float) -> float:
-    """Fewest device seconds of an iteration. What the members of a cell compute, each on devices that could beat
-    ``known``.
-    """
+    """Fewest device seconds of an iteration. Members of a cell compute each on devices that could beat ``known``."""
     names = setting.stages[stage].members
     calibration = setting.cell(stage).calibration if len(names) > 1 else 1.0
     return calibration * sum(_of_worker(setting, stage, name, known / calibration) for name in names)
@@ -100,8 +98,8 @@ def _of_worker(setting: Setting, stage: int, name: str, known: float) -> float:
 
 
 def _least(setting: Setting, stage: int, name: str) -> np.ndarray:
-    """Least seconds that a worker computes in an iteration, for each number of devices. In any micro-batches and
-    sub-batches.
+    """Least seconds that a worker computes in an iteration, for each number of devices. Any micro-batches and
+    sub-batches count.
     """
     colocated, cell = (
         Colocated(0, Forms((SINGLE,) * len(setting.stages)), (name,)),
@@ -117,8 +115,8 @@ def _least(setting: Setting, stage: int, name: str) -> np.ndarray:
 
 
 def _of_ranks(setting: Setting, stage: int, at_once: bool = True) -> np.ndarray:
-    """Seconds of an iteration for each number of devices where ranks need not share evenly. They need not have as many
-    items in each, for iterations overlap: five items of two ranks are two and a half. inf: no rank can have another
+    """Seconds of an iteration for each number of devices where ranks need not share evenly. Where iterations overlap
+    they need not have as many items in each: five items of two ranks are two and a half. inf: no rank can have another
     share.
 
     For the work (not ``at_once``) that is so in every iteration: a rank that has fewer ends sooner, and others have its
@@ -188,8 +186,8 @@ def _mean_response(setting: Setting, model: GenerationModel, devices: int, slots
 
 
 def _is_alone(setting: Setting, stage: int) -> bool:
-    """Whether every other stage ends before this one begins, or begins after its end. Somebody on the way waits for
-    everything.
+    """Whether every other stage ends before this one begins, or begins after its end. It is so where somebody on the
+    way waits for everything.
     """
     pairs = {(setting.home[e.producer], setting.home[e.consumer], setting.whole(e)) for e in setting.profile.edges}
     after: dict[bool, set[int]] = {False: {stage}, True: set()}  # fed by it, and those of them that wait for everything
@@ -222,9 +220,9 @@ def busy_seconds(setting: Setting, stage: int) -> np.ndarray:
 
 
 def _outside(setting: Setting, stage: int, member: str, entering: bool) -> float:
-    """The part of a cell's seconds in which a member is idle and others busy. Before it has its first inputs
-    (``entering``), or after its last outputs: in a ring those before it, or after it, in one step; without one those
-    who are some steps ahead or behind.
+    """The part of a cell's seconds in which others may work outside a member's. That is before its first inputs
+    (``entering``), or after its last outputs: in a ring those before it, or after it, work in one step; without one
+    those who are some steps ahead or behind.
     """
     profile, members = setting.profile, setting.stages[stage].members
     if len(members) == 1:
@@ -238,7 +236,9 @@ def _outside(setting: Setting, stage: int, member: str, entering: bool) -> float
 
 
 def _still(setting: Setting, edge: EdgeProfile) -> float:
-    """Which part of a consumer's seconds comes after an input, at least. All, unless it takes others before it."""
+    """The part of a consumer's seconds that comes after an input, at least. It is all, unless it takes others before
+    it.
+    """
     in_turn = setting.profile.workers[edge.consumer].in_turn
     at = next((i for i, (producer, _) in enumerate(in_turn) if producer == edge.producer), 0)
     return sum(part for _, part in in_turn[at:]) if in_turn else 1.0
@@ -253,7 +253,9 @@ def _on_at_most(setting: Setting, seconds: np.ndarray) -> np.ndarray:
 
 
 def _chain(setting: Setting, busy: list[np.ndarray]) -> Bound:
-    """Workers that wait for the whole batch of the one before come one after another. Even if each had all devices."""
+    """A bound by workers that each wait for the whole batch of another. They come one after another, even if each had
+    all devices.
+    """
     ends: list[float] = []
     paths: list[tuple[int, ...]] = []
     for stage in range(len(setting.stages)):

@@ -1,4 +1,4 @@
-"""Plans for a workflow. Ranked, each with its predicted timeline, and every loser with its reason.
+"""Ranked plans for a workflow. Each has its predicted timeline, and every loser its reason.
 
 >>> plans = plan(profile, devices=64)
 >>> plans.best.seconds, plans.best.shape
@@ -72,15 +72,15 @@ class Planned:
 
     @property
     def shape(self) -> str:
-        """Who shares and who streams. `>` one after another on the same devices, `|` at the same time on devices of
-        their own.
+        """Who shares and who streams, as a text. `>` is one after another on the same devices, `|` at the same time on
+        devices of their own.
         """
         return self.candidate.placement.shape
 
     @property
     def placement(self) -> Mapping[str, dict[str, Any]]:
-        """For each worker its place. Devices, ranks, micro-batches of an iteration, sub_batches, and whether it stays
-        on its devices.
+        """Where each worker is placed, and how it works there. This is devices, ranks, micro-batches of an iteration,
+        sub_batches, and whether it stays on its devices.
         """
         there = self.candidate.placement
         return {
@@ -96,7 +96,9 @@ class Planned:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Who takes its devices before its input is there. Also who may have one rank only."""
+        """Notes on who takes its devices too early, and who may have one rank only. Too early is before its input is
+        there.
+        """
         placement = self.candidate.placement
         told = [
             s for s in splits(placement.setting.profile, self.graph) if s.sure or placement.seats[s.worker].ranks > 1
@@ -105,8 +107,8 @@ class Planned:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The predicted timeline of so many iterations as it takes to settle. Two, or with staleness a few that
-        overlap.
+        """The predicted timeline of so many iterations as it takes to settle. They are two, or with staleness a few
+        that overlap.
         """
         return steady(self.candidate.placement, self.devices)
 

@@ -80,8 +80,8 @@ def order(shown: Sequence[Shown]) -> list[Shown]:
 
 
 def preference(candidate: Candidate) -> tuple[object, ...]:
-    """What comes first of plans that take as long. The one with the fewest switches, then the one with the most even
-    numbers of devices, with fewer micro-batches, then in the order of the graph.
+    """What comes first of plans that take as long. It is the one with the fewest switches, then the one with the most
+    even numbers of devices, with fewer micro-batches, then in the order of the graph.
     """
     tree = candidate.placement.tree
     leaves = [n for n in nodes(tree) if isinstance(n, Leaf)]
@@ -113,7 +113,7 @@ class _Trials:
     _seen: dict[tuple[object, ...], tuple[Candidate, float]] = field(default_factory=dict)
 
     def look(self, found: Sequence[Candidate]) -> None:
-        """The most promising plans of all and of each mode by what is followed. Also the search's favourite."""
+        """The plans most promising when followed, of all and of each mode. The search's favourite is among them."""
         first = [c for i, c in enumerate(found) if not any(alike(c.placement, other.placement) for other in found[:i])]
         of_modes = [[c for c in first if c.placement.mode == mode] for mode in {c.placement.mode for c in first}]
         some = [*first[: max(self.more, LOOKED_AT)], *(c for mode in of_modes for c in mode[:OF_A_MODE])]
@@ -137,8 +137,8 @@ class _Trials:
             shown[i] = simulated(shown[i].candidate, self.devices)
 
     def _best_of_each(self, found: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
-        """(seconds, plan) of each shape, simulated in less detail where some were. Of those that take about as long the
-        one that the search finds fastest.
+        """(seconds, plan) of each shape, simulated in less detail where some were. Of those that take about as long it
+        is the one that the search finds fastest.
         """
         shapes = dict[str, list[tuple[float, Candidate]]]()
         for c, seconds in self._seen.values():

@@ -1,5 +1,5 @@
-"""What single fields of a profile cannot see. Names that must exist, fields that need each other. Errors name the
-field, the value and what would work.
+"""What single fields of a profile cannot see. These are names that must exist, and fields that need each other. Errors
+name the field, the value and what would work.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _check_name(where: str, name: str) -> None:
 
 
 def _check_shared(workers: Mapping[str, WorkerProfile]) -> None:
-    """Weights that several hold are said of all of them. They are as large for each."""
+    """Weights that several hold are said of all of them, and as large for each."""
     holders: dict[str, list[str]] = {}
     for name, worker in workers.items():
         memory = worker.memory

@@ -1,5 +1,5 @@
-"""Values that go from call to call. New weights from a learner to a rollout, a batch from a loader to whoever works on
-it.
+"""Values that go from call to call. They are new weights from a learner to a rollout, or a batch from a loader to
+whoever works on it.
 
 A call without a channel that comes after everything its worker streams, and is given a value of another worker (or
 gives its own to such a call), is a *handover*: `Profile.handovers`. Any other call that is given a value of another
@@ -82,8 +82,8 @@ def _edges(graph: WorkflowGraph, handovers: set[int]) -> tuple[tuple[tuple[str, 
 
 
 def _before(graph: WorkflowGraph, i: int) -> tuple[int, ...]:
-    """Earlier calls that have ended when a call begins. Those whose values it is given, and for which the loop itself
-    waits first.
+    """Earlier calls that have ended when a call begins. It is given their values, or the loop itself waits for them
+    first.
     """
     return (*graph.program[i].after, *(step.call for step in graph.loop if step.kind == "wait" and step.before <= i))
 
@@ -110,8 +110,8 @@ def handed_over(profile: ProfileFields, ends: Mapping[str, float]) -> dict[str, 
 
 
 def tail(profile: ProfileFields) -> float:
-    """Seconds by which the last handover ends later than everything else, at least. Of chains that begin where all
-    streams end.
+    """Seconds by which the last handover ends later than everything else, at least. They are of chains that begin where
+    all streams end.
     """
     if not profile.handovers:
         return 0.0

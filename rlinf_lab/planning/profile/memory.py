@@ -1,4 +1,4 @@
-"""GiB on one device. What a worker needs while it works, and what it keeps there while others do."""
+"""GiB on one device. A worker needs some while it works, and keeps some there while others do."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ROUNDING = 1e-9  # GiB and items
 
 
 def advised(gib: float) -> int | float:
-    """What to advise where so many GiB are needed. No less, at most one percent more, and short: three figures, whole
-    numbers from 100 on.
+    """What to advise where so many GiB are needed. It is no less, at most one percent more, and short: three figures,
+    whole numbers from 100 on.
     """
     step = advised_step(gib)
     return _plain(math.ceil(gib / step - ROUNDING) * step)

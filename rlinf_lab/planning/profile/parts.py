@@ -1,6 +1,6 @@
 # ruff: noqa: RUF009 (rule() makes dataclass fields)
-"""What a profile is made of. Measurements of a worker, its ranks and memory, edges, cells, links, kinds of devices. See
-`planning.profile.profile`.
+"""The parts of a profile. They are measurements of a worker, its ranks and memory, edges, cells, links, kinds of
+devices. See `planning.profile.profile`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides the roofline of a decode step. Bytes of weights against bytes of the key-value cache."""
+    """What decides the roofline of a decode step. It sets bytes of weights against bytes of the key-value cache."""
 
     layers: int = rule(low=1, high=1_000_000, doc="transformer layers")
     kv_heads: int = rule(low=1, high=1_000_000, doc="key-value heads")
@@ -114,7 +114,8 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Distribution of response lengths. A completion curve of a measured run, token quantiles, or a mean and a maximum.
+    """The distribution of response lengths. It is a completion curve of a measured run, token quantiles, or a mean and
+    a maximum.
     """
 
     max_tokens: float = rule(low=1, high=1e9, unit="tokens", doc="longest response")

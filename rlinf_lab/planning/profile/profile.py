@@ -117,8 +117,8 @@ class Profile(ProfileFields):
         return max(fed or made, default=1)
 
     def scaled(self, worker: str, factor: float) -> Profile:
-        """A copy in which every second of a worker's samples is multiplied. An error of measurement, or a faster
-        device.
+        """A copy in which every second of a worker's samples is multiplied. It stands for an error of measurement, or a
+        faster device.
         """
         known("worker", worker, self.workers, "profile.workers")
         if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 <= factor < float("inf"):

@@ -1,4 +1,4 @@
-"""What the workflow that shall run says of its workers. Whatever a profile of them says."""
+"""What the workflow that shall run says of its workers, whatever a profile says."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def splits(profile: Profile, graph: WorkflowGraph) -> list[Split]:
 
 
 def _splits(profile: Profile, graph: WorkflowGraph) -> Iterator[Split]:
-    """What the loop itself or a worker's own cell feeds is not counted. With it nothing is sure."""
+    """The workers that take items and put groups of them. A profile does not count what the loop itself feeds, nor what
+    comes from a worker's own cell: with it nothing is sure.
+    """
     known = {(e.producer, e.consumer): e for e in profile.edges}
     for step in graph.program:
         for target in step.call.writes:
@@ -132,7 +134,9 @@ def _splits(profile: Profile, graph: WorkflowGraph) -> Iterator[Split]:
 
 
 def _in_equal_shares(profile: Profile, split: Split) -> Profile:
-    """The profile with a number of ranks that share whole groups. Where it says nothing of that number."""
+    """The profile with a number of ranks that each have a share of whole groups. It is unchanged where it says
+    something of that number itself.
+    """
     worker = profile.workers[split.worker]
     free = worker.devices is None and not worker.ranks.counts and not worker.ranks.divides
     if not split.shares or not free:
@@ -141,23 +145,23 @@ def _in_equal_shares(profile: Profile, split: Split) -> Profile:
 
 
 def _has_whole(graph: WorkflowGraph, channel: str, group: int, makes: float) -> bool:
-    """Whether what a rank gets at once is, or makes, whole groups. A key, groups (of which some may be dropped), an
-    item that makes so many.
+    """Whether what a rank gets at once is, or makes, whole groups. It is so of a key, of groups (of which some may be
+    dropped), and of an item that makes so many.
     """
     spec = graph.channel(channel)
     return spec.keyed or spec.group % group == 0 or _is_whole(makes * spec.group / group)
 
 
 def _is_one_by_one(graph: WorkflowGraph, call: Call, channel: str, group: int, makes: float) -> bool:
-    """Whether a worker takes batches as they come and puts one item for each. Not everything, nor as many as it asks
-    for. Other counts leave it open: where an item makes a group, and most of the groups are dropped, less than a group
-    comes of each.
+    """Whether a worker takes batches as they come and puts one item for each. It takes neither everything nor as many
+    as it asks for. Other counts leave it open: where an item makes a group, and most of the groups are dropped, less
+    than a group comes of each.
     """
     return channel in call.batched and not graph.channel(channel).whole and abs(makes - 1) <= ROUNDING
 
 
 def _feeders(graph: WorkflowGraph, channel: str, worker: str) -> list[str]:
-    """Who puts into a channel that a worker reads. Neither the loop, nor members of its cell."""
+    """Who puts into a channel that a worker reads. The loop and members of its cell do not count."""
     return [
         p
         for p in graph.producers(channel)

@@ -1,5 +1,5 @@
-"""What a call that reads batches does, and how that is learnt from a record. Phases of gets, what each batch costs,
-when it puts.
+"""What a call that reads batches does, and how that is learnt from a record. It has phases of gets, what each batch
+costs, and when it puts.
 
 A phase is a channel read on its own (``for batch in inbox``, or one ``get_all()``), or several in step: for each batch
 of the first one a get of each of the others (``for batch in left: right.get(len(batch))``). Gets in any other order are
@@ -35,7 +35,7 @@ from rlinf_lab.workflow.graph import Step
 
 @dataclass(frozen=True)
 class Work:
-    """What happens between two gets, for n items. ``fixed + each * n`` nanoseconds and puts.
+    """What happens between two gets, for n items. It takes ``fixed + each * n`` nanoseconds and makes puts.
 
     ``per_item`` and ``once``: items put into each channel, for each item taken and whatever was taken. ``head``: part
     of the time before the first put, ``tail``: after the last one.
@@ -342,7 +342,7 @@ def _asked(
     calls: Sequence[tuple[Recorded, list[Part]]],
     records: Records, measured: Layout, notes: list[str],
 ) -> int | None:  # fmt: skip
-    """What the gets of a phase ask for. The plan's micro-batch (None), everything, or a number of their own."""
+    """What the gets of a phase ask for. It is the plan's micro-batch (None), everything, or a number of their own."""
     ranks = measured.plan.ranks(step.worker)
     if measured.graph.channel(channel).whole:
         return ALL
@@ -453,7 +453,9 @@ def _moments(parts: Sequence[Sequence[Operation]]) -> tuple[float, float]:
 def _following(
     parts: Sequence[Sequence[Operation]], totals: Sequence[int]
 ) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]]:
-    """Puts after a phase. For each item taken where they are as many or a multiple, else so many whatever was taken."""
+    """Puts after a phase. There are some for each item taken where they are as many or a multiple, else so many
+    whatever was taken.
+    """
     per_item, once = [], []
     for channel, count in _counts(parts):
         ratios = {_puts(ops, channel) / n for ops, n in zip(parts, totals, strict=True) if n}

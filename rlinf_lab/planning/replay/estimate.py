@@ -117,8 +117,8 @@ class Estimate:
         return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
 
     def _switch_ns(self, plan: ExecutionPlan) -> dict[str, tuple[int, int]]:
-        """Nanoseconds of a switch that was never measured. Who never left in the measured run is taken to leave as fast
-        as it came; who never came, under a plan that makes it, is refused.
+        """Nanoseconds of a switch, also of one that was not measured. Who never left in the measured run is taken to
+        leave as fast as it came; who never came, under a plan that makes it, is refused.
         """
         found = {}
         for worker, need in plan.memory.items():
@@ -218,8 +218,8 @@ class Estimate:
         return source
 
     def _slots(self, channel: str, rank: int, layout: Layout) -> Sequence[int]:
-        """The keys of a channel that a rank answers to, in turn. Those of its unit when fused, else all; none for a
-        channel without keys.
+        """The keys of a channel that a rank answers to, in turn. They are those of its unit when fused, else all; none
+        for a channel without keys.
         """
         if not self.graph.channel(channel).keyed:
             return ()
@@ -337,7 +337,7 @@ def estimate(
 
 
 def _one_token(recorded: Recorded, tokens: int, k: int) -> list[Operation]:
-    """Of a rank that treats ``tokens`` tokens in turn. What it did for the k-th of them.
+    """What a rank that treats ``tokens`` tokens in turn did for the k-th of them.
 
     They time-share from get to get. What is put before the first get and after the last step is put token by token.
     """
@@ -353,7 +353,7 @@ def _one_token(recorded: Recorded, tokens: int, k: int) -> list[Operation]:
 
 
 def _share(operations: list[Operation], tokens: int, k: int) -> list[Operation]:
-    """The k-th token's part of puts that are made token by token. With the runs before them."""
+    """The k-th token's part of puts made token by token, with the runs before them."""
     blocks: list[list[Operation]] = [[]]
     for op in operations:
         blocks[-1].append(op)

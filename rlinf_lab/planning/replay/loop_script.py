@@ -45,7 +45,7 @@ def seen_messages(
 
 
 def _waking(flights: Iterable[Span], spans: Iterable[Span]) -> float:
-    """Median nanoseconds from a message's arrival to the end of a get. That get waited for it."""
+    """Median nanoseconds from a message's arrival to the end of the get awaiting it."""
     gets: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for span in spans:
         if span.kind == SpanKind.GET:
@@ -62,7 +62,9 @@ def _waking(flights: Iterable[Span], spans: Iterable[Span]) -> float:
 
 
 def loop_script(graph: WorkflowGraph, loops: Sequence[LoopRecorded]) -> Callable[[Turn], Script]:
-    """What the loop does. Its calls in order, and between them what it did itself; the recorded iterations in turn."""
+    """What the loop does, with the recorded iterations in turn. It makes its calls in order, and between them what it
+    did itself.
+    """
 
     def loop(turn: Turn) -> Script:
         made = 0

@@ -76,8 +76,8 @@ def _nearest(value: Any, low: int, high: int) -> int:
 
 
 def names_and_counts(devices: Any) -> tuple[tuple[str, ...], Any]:
-    """Of devices that are given by number or by name, perhaps kind by kind. (names, or none; how many, or how many of
-    each kind: not checked).
+    """Read devices that are given by number or by name, perhaps kind by kind. Returns (names, or none; how many, or how
+    many of each kind: not checked).
     """
     if isinstance(devices, Mapping):
         listed = [kind for kind, some in devices.items() if _is_list(some)]

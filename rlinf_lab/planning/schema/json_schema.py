@@ -30,7 +30,8 @@ def rule(
     high: float | None = None,
     choices: Collection[str] = (),
 ) -> Any:
-    """A dataclass field with its bounds. ``low`` <= value <= ``high``, value > ``above``, one of ``choices``."""
+    """A dataclass field with its bounds. They are ``low`` <= value <= ``high``, value > ``above``, one of ``choices``.
+    """
     metadata = {"doc": doc, "unit": unit, "low": low, "above": above, "high": high, "choices": tuple(choices)}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -125,7 +126,9 @@ def _such(kind: Any) -> str:
 
 
 def _nearby(kind: Any, value: Any) -> str:
-    """What was meant, perhaps. The number in a text, the whole number beside a fraction; else any value of the type."""
+    """What was meant, perhaps. It is the number in a text, the whole number beside a fraction; else any value of the
+    type.
+    """
     try:
         meant = float(value) if kind in (int, float) and isinstance(value, (str, float)) else math.nan
     except ValueError:
@@ -238,7 +241,7 @@ def _bounded(value: Any, where: str, bounds: Mapping[str, Any]) -> None:
 
 
 def nearest(value: float, bounds: Mapping[str, Any]) -> str:
-    """A number within the bounds of a field. Without a sign that was not meant, or the bound."""
+    """A number within the bounds of a field. It loses a sign that was not meant, or is the bound."""
     low, above, high = bounds.get("low"), bounds.get("above"), bounds.get("high")
     least = low if low is not None else above + 1 if above is not None else -math.inf
     good = [n for n in (-value, least) if n >= least and (high is None or n <= high)]

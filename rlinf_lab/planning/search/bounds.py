@@ -1,5 +1,4 @@
-"""What any plan with a part of the leaves takes at least. So it is known which points of its front are worth keeping.
-"""
+"""What any plan with a part of the leaves takes at least. That tells which points of its front are worth keeping."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ class Bounds:
 
     @cached_method
     def _linked(self, leaves: int) -> tuple[int, ...]:
-        """Leaves outside of a set from which edges lead to it, or to which. By any way. What cuts make holds all leaves
+        """Leaves outside a set that a way of edges links with it, in either direction. What cuts make holds all leaves
         of such a way, so wherever the two ends are cut apart an edge is, too. Without this bound a search on 1,024
         devices with a fixed cost for each call takes 316 ms instead of 42.
         """
@@ -93,8 +92,8 @@ class Bounds:
     def _least_with(
         self, part: int, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray
     ) -> np.ndarray:
-        """Seconds between iterations of any plan with a part of these numbers and leaves. Each leaf is linked to the
-        part.
+        """Seconds between iterations of any plan with a part of these numbers and these leaves. Each leaf is linked to
+        the part.
 
         Either the two time-share, somewhere above: then their seconds add up. Or they have devices of their own, and
         meet in a composition of granularity h, not finer than the part's: there their fills add up, and 2^h
@@ -136,9 +135,9 @@ class Bounds:
 
     @cached_method
     def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """Least numbers of a leaf on at most so many devices. In its own micro-batches or in finer ones. Shape
-        (granularities, codes): the shortest fill, and the shortest in which its last micro-batch can have left; and the
-        shortest period of a whole iteration.
+        """Least numbers of a leaf on at most so many devices. It has its own micro-batches or finer ones. They have
+        shape (granularities, codes): the shortest fill, and the shortest in which its last micro-batch can have left;
+        and the shortest period of a whole iteration.
         """
         fill, period = self._numbers(leaf, 0)
         least = np.minimum(fill, period)
@@ -158,8 +157,8 @@ class Bounds:
 
     @cached_method
     def others(self, leaves: int) -> tuple[int, float]:
-        """(most devices of a part that has not all, fewest device seconds of everybody else). Somebody else has devices
-        beside it, in streams alone everybody else.
+        """What a part must leave to everybody else. Returns (most devices of a part that has not all, fewest device
+        seconds of everybody else): somebody else has devices beside it, in streams alone everybody else.
         """
         others = [v for v in range(len(self._areas)) if not leaves >> v & 1]
         fewest = [self._fewest[v] for v in others]
@@ -167,7 +166,9 @@ class Bounds:
         return int(self._problem.totals[-1] - taken), sum(self._areas[v] for v in others)
 
     def _least_needs(self, leaf: int) -> tuple[float, float]:
-        """What a leaf needs in an iteration as short as the best so far. (fewest device seconds, fewest devices)."""
+        """What a leaf needs in an iteration as short as the best so far. Returns (fewest device seconds, fewest
+        devices).
+        """
         fill, period = self._numbers(leaf, 0)
         # least seconds that it holds its devices, shape (granularities, codes)
         busy = np.minimum(fill, period).min(axis=0) * self._scale[:, None]

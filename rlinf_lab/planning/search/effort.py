@@ -1,6 +1,6 @@
-"""How a search is done in a few seconds. Over all device counts where there are few leaves or few counts, else over
-some counts first and then over those near the best plan: evenly spaced ones of few leaves (`solver.near`, within half a
-percent of the best; `solver.guess` up to 4 % on 200 to 400 devices), few ones of many (`solver.guess`).
+"""How a search is done in a few seconds. Where there are few leaves or few counts it is over all device counts. Else it
+is over some counts first and then over those near the best plan: evenly spaced ones of few leaves (`solver.near`,
+within half a percent of the best; `solver.guess` up to 4 % on 200 to 400 devices), few ones of many (`solver.guess`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Fronts: what a part of a plan can do. Points (granularity, devices, fill, period), none of one granularity worse than
-another in all three.
+"""Fronts: what a part of a plan can do. They have points (granularity, devices, fill, period), none of one granularity
+worse than another in all three.
 
 *Fill*: seconds from a micro-batch's arrival to its departure. *Period*: seconds between micro-batches that are fed
 without pause. One number is not enough: a part with the shorter fill wins where another part is the bottleneck, one
@@ -181,8 +181,8 @@ def undominated(code: np.ndarray, fill: np.ndarray, period: np.ndarray, shape: C
 
 
 def spread(code: np.ndarray, most: int) -> np.ndarray:
-    """Some of the points, in the order of their codes, of a code by fill. At most so many of each code and one more,
-    evenly spaced, the first and the last among them.
+    """A spread of the points, in order of code, and of one code by fill. There are at most so many of each code and one
+    more, evenly spaced, the first and the last among them.
     """
     first = np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(code)])
     size = np.diff(np.append(first, len(code)))

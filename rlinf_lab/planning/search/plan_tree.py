@@ -1,4 +1,4 @@
-"""A plan as a tree. Who shares devices in time, who streams to whom on devices of their own, and in which
+"""A plan as a tree. It says who shares devices in time, who streams to whom on devices of their own, and in which
 micro-batches.
 """
 
@@ -85,8 +85,8 @@ def mode(tree: Tree) -> str:
 
 
 def shape(tree: Tree, names: Sequence[str]) -> str:
-    """Who shares and who streams, without numbers. ``(rollout | reward) > learner``; `>` one after another, `|` at the
-    same time.
+    """Who shares and who streams, without numbers. An example is ``(rollout | reward) > learner``; `>` is one after
+    another, `|` at the same time.
     """
     if isinstance(tree, Leaf):
         return names[tree.worker]
@@ -104,7 +104,7 @@ def _flat(tree: Tree, kind: str) -> list[Tree]:
 
 
 def colocated(tree: Tree, staying: int, beside: int = 0) -> dict[int, int]:
-    """For each leaf, the staying leaves with which it shares devices (a mask). Those on the other side of a temporal
+    """For each leaf, the staying leaves with which it shares devices (a mask). They are on the other side of a temporal
     node above it.
     """
     if isinstance(tree, Leaf):

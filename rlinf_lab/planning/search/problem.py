@@ -188,7 +188,7 @@ class Cuts:
 
     @cached_method
     def ends(self, leaves: int) -> tuple[int, int]:
-        """(sources, sinks) of a set. Whom nobody in it feeds, and who feeds nobody in it."""
+        """(sources, sinks) of a set. Nobody in it feeds a source, and a sink feeds nobody in it."""
         there = members(leaves)
         sources = sum(1 << v for v in there if not self._orders.producers[v] & leaves)
         return sources, sum(1 << v for v in there if not self._after[v] & leaves)
@@ -199,10 +199,10 @@ class Cuts:
 
 
 class Orders:
-    """In which orders the leaves of a graph may stand. Any in which producers come before consumers, or one of these,
-    where they have more cuts than can be looked at (they grow threefold with every leaf that no edge holds). Of more
-    than `LONG` leaves, one order is cut between groups of neighbours, and each group in one way: who comes first, and
-    the rest.
+    """The orders in which the leaves of a graph may stand. They are any in which producers come before consumers, or
+    one of these, where they have more cuts than can be looked at (they grow threefold with every leaf that no edge
+    holds). Of more than `LONG` leaves, one order is cut between groups of neighbours, and each group in one way: who
+    comes first, and the rest.
     """
 
     def __init__(self, edges: frozenset[tuple[int, int]], count: int) -> None:
@@ -285,7 +285,7 @@ class Orders:
         return [part for part in found if part and part != leaves]
 
     def _exceeds(self, most: int) -> bool:
-        """Whether there are more cuts together. Of the set of all leaves, and of all that come of cutting it."""
+        """Whether all leaves, and all sets cut from them, have over ``most`` cuts together."""
         count, seen, open_ = 0, set[int](), [(1 << len(self.producers)) - 1]
         while open_:
             leaves = open_.pop()

@@ -1,4 +1,4 @@
-"""The search itself. Exact, by composition of fronts, pruned by what the best plan so far needs.
+"""The search itself. It is exact, composes fronts, and prunes by what the best plan so far needs.
 
 For a set of leaves, a granularity and the leaves that stay on the same devices, the front of (devices, fill, period) is
 made from
@@ -54,8 +54,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Only:
-    """What is looked for. ``kinds`` of composition, the ``last`` one (its kind and the leaves before it), None: any,
-    and plans of compositions ``among`` some (of `plan_tree.compositions`).
+    """What is looked for. It may be some ``kinds`` of composition, the ``last`` one (its kind and the leaves before
+    it), None: any, and plans of compositions ``among`` some (of `plan_tree.compositions`).
     """
 
     kinds: tuple[str, ...] = BOTH
@@ -90,9 +90,9 @@ def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
 
 
 def near(problem: Problem, ceiling: float = np.inf, only: Only = Only(), units: int = UNITS) -> list[Found]:
-    """As `solve`, but over some device counts. So many evenly spaced ones, so that they add up, then finer ones near
-    the best plan. For many devices of one kind on which seconds fall smoothly: nearly the best plan in a fraction of
-    the time.
+    """Search as `solve` does, but over some device counts. There are so many evenly spaced ones, so that they add up,
+    then finer ones near the best plan. For many devices of one kind on which seconds fall smoothly this finds nearly
+    the best plan in a fraction of the time.
     """
     useful = [useful_counts(problem, v) for v in range(len(problem.names))]
     unit = -(-problem.most // units)
@@ -115,8 +115,8 @@ def _thinned(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse: bool = False) -> list[Found]:
-    """Good plans, fastest first. A search over few device counts, then (unless ``coarse``) over counts nearer and
-    nearer to those that it chose.
+    """Good plans, fastest first. They come of a search over few device counts, then (unless ``coarse``) over counts
+    nearer and nearer to those that it chose.
     """
     if problem.everyone.bit_count() == 1 or SPATIAL not in only.kinds:
         return solve(problem, ceiling, only)  # quick enough: on the same devices numbers of devices do not add up
@@ -141,7 +141,7 @@ def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only
 
 
 def _around(problem: Problem, useful: list[np.ndarray], tree: Tree, strides: list[int]) -> list[np.ndarray]:
-    """Of the useful counts of each leaf a few on either side of a plan's. Also the largest."""
+    """Useful counts of each leaf that are near a plan's. There are a few on either side of it, and the largest."""
     chosen = []
     for v, codes in enumerate(useful):
         at = int(np.searchsorted(codes, _code(problem, leaf_of(tree, v).devices)))
@@ -313,8 +313,8 @@ class _Solver:
         return self._with_finer(leaves, options)
 
     def _with_finer(self, leaves: int, options: list[ParetoFront]) -> ParetoFront:
-        """The useful ones of some points. Also of these with the micro-batches of finer granularities passing as one.
-        Of equal points the first and coarsest stays.
+        """The useful points, and these with micro-batches of finer granularities passing as one. Of equal points the
+        first and coarsest stays.
         """
         made = self._best_of(leaves, ParetoFront.joined(options))
         if not len(made) or self.problem.granularities == 1:
@@ -367,7 +367,7 @@ class _Solver:
     def _pairs(
         self, way: _Way, context: int, limit: int
     ) -> Iterator[tuple[ParetoFront, ParetoFront, np.ndarray, np.ndarray, np.ndarray]]:
-        """Pairs of points of both parts, of one granularity, that fit on the devices together. With both parts, as
+        """Both parts, and pairs of their points that fit on the devices together. Pairs are of one granularity, as
         index arrays in blocks, with their granularities: all that use at most ``limit`` devices; of those that use more
         (and are only ever given all devices), all that may be the best.
         """
@@ -402,8 +402,9 @@ class _Solver:
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, way: _Way) -> int:
-        """The front of who time-shares as a whole only. Leaves that are called once an iteration do, and so do some
-        others; so does everybody where nobody streams: each in as many calls as suit it, and the switches once.
+        """The finest granularity in which the parts of a way are composed. Leaves that are called once an iteration
+        time-share as a whole only, and so do some others; so does everybody where nobody streams: each in as many calls
+        as suit it, and the switches once.
         """
         whole = SPATIAL not in self.kinds or (way.cut.before | way.cut.after) & (self.problem.once | self.problem.whole)
         return 0 if way.kind == TEMPORAL and whole else way.cut.finest
@@ -516,8 +517,8 @@ def _fitting_of_kinds(
 def _largest(
     one: ParetoFront, other: ParetoFront, most: int, chosen: np.ndarray, codes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each of the ``chosen`` points of one part one pair, the largest. With all the devices that it leaves to the
-    other, whose numbers fall with devices.
+    """One pair for each of the ``chosen`` points of one part. The other part has all the devices that the point leaves,
+    for its numbers fall with devices.
     """
     code = one.code[chosen]
     first = code // codes * codes

@@ -1,5 +1,5 @@
-"""Calls in vain end, in virtual time. The rest of a stream is not wanted and nobody reads it any more, and they put
-into it.
+"""Calls whose stream is not wanted any more end early, in virtual time. They put into a stream whose rest is not wanted
+and that nobody reads any more.
 
 The rules of `runtime.host.channels.stream_end`, as far as a plan tells: a call whose value another one takes goes on to
 its end. That a method returns a value which no call takes, or that ranks may meet, is not known here; such calls are
@@ -22,8 +22,8 @@ class Unwanted:
         self._wanted = {i for call in state.calls for i in call.after}
 
     def look(self, iteration: int, made: Iteration) -> None:
-        """A call has ended, or the loop. Where no reader is left, though somebody may still put, what is blocked goes
-        on.
+        """Look again when a call or the loop has ended. Where no reader is left, though somebody may still put, what is
+        blocked goes on.
         """
         if made.all_known:
             self._discard(

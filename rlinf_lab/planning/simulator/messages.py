@@ -86,7 +86,7 @@ class UnderWay:
 
     @cached_method
     def _way(self, p: Rank, channel: str, key: int, kind: int) -> int:
-        """How long what a rank puts into a channel flies. Or its get there, and as long back."""
+        """Nanoseconds that a rank's put into a channel flies, or its get there. A get takes as long back."""
         if kind == PUT:
             return self._flights.put_ns(p.worker, p.rank, channel, key)
         return 0 if key >= 0 else self._flights.ask_ns(p.worker, p.rank, channel)  # who reads a key has its queue

@@ -1,4 +1,4 @@
-"""What asynchronous training gave. Of each response when, by which weights, and what became of it."""
+"""What asynchronous training gave. It tells of each response when, by which weights, and what became of it."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class AsynchronousTraining:
 
 
 class _Slots:
-    """The state of one simulation. Responses in slots, each taking the next as soon as it is free."""
+    """The state of one simulation. Its responses are in slots, each of which takes the next as soon as it is free."""
 
     def __init__(self, setting: AsynchronousTraining, seconds_N: NDArray[np.float64]) -> None:
         self.setting, self.seconds_N = setting, seconds_N

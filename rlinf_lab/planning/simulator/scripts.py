@@ -35,7 +35,7 @@ def run(duration_ns: int) -> Op:
 
 
 def get(channel: str, n: int | None = None, key: int = -1) -> Op:
-    """Take items. ``n`` of them, ``None`` for a micro-batch of the plan, `engine.ALL` for this rank's share of
+    """Take items. ``n`` is how many; ``None`` means a micro-batch of the plan, `engine.ALL` this rank's share of
     everything. Yields how many came.
     """
     if n is not None and n < 1:

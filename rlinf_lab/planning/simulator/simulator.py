@@ -1,4 +1,4 @@
-"""The engine in virtual time. The same scheduler that runs the workers, fed with durations instead of work.
+"""The engine in virtual time. This is the same scheduler that runs the workers, fed with durations instead of work.
 
 A call is described by a script (`planning.simulator.scripts`). With the durations that the workers really have, the
 simulated timeline is equal to that of the local executor with a mock clock, span by span (`tests/planning`).

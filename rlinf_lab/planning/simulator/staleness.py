@@ -1,4 +1,4 @@
-"""What becomes of responses that older weights gave. The policies, and the queue that carries them out.
+"""The policies for responses that older weights gave, and the queue that carries them out.
 
 The learner and the simulator hold the same queue, so what is predicted is what runs. Legend: groups are all responses
 to one prompt; a version counts updates; staleness is the version that learns less the version that began the response.

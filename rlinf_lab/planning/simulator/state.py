@@ -1,4 +1,6 @@
-"""What the parts of a host in virtual time share. Ranks, iterations, queues, and what is to be done at this instant."""
+"""The state that the parts of a host in virtual time share. It has ranks, iterations, queues, and what is to be done at
+this instant.
+"""
 
 from __future__ import annotations
 
@@ -123,8 +125,8 @@ class Rows:
         self.data += SPAN_STRUCT.pack(start, end, 0, flow, track, name, channel, iteration, items, kind)
 
     def batch(self, unnumbered: Iterable[str] = ()) -> SpanBatch:
-        """A batch leaves. ``unnumbered``: channels whose items are not taken in the order of their coming, so that no
-        number joins a get to a put.
+        """The rows as a batch of spans. ``unnumbered``: channels whose items are not taken in the order of their
+        coming, so that no number joins a get to a put.
         """
         spans = np.frombuffer(self.data, SPAN_DTYPE)
         names = [self.names[c] for c in unnumbered if c in self.names]

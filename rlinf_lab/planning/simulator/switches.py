@@ -1,4 +1,5 @@
-"""Ranks that come to their devices and leave them, in virtual time. Also what of weights that several hold moves then.
+"""Ranks that come to their devices and leave them, in virtual time. It also settles what then moves of weights that
+several hold.
 
 The rules of `workers.residence`: what who leaves holds together with somebody who is there, or about to come, stays.
 Whoever leaves last takes it, whoever comes first brings it, and they move it one after another.

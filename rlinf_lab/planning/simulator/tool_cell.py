@@ -1,4 +1,4 @@
-"""Generation that calls tools, in virtual time. How many decode steps it takes to answer everything.
+"""Generation that calls tools, in virtual time. It tells how many decode steps it takes to answer everything.
 
     running ──call──▶ tools (so many at once) ──result──▶ running
 

@@ -1,4 +1,5 @@
-"""The user's loop in virtual time. What it calls and waits for in each iteration, and when that is over."""
+"""The user's loop in virtual time. It says what the loop calls and waits for in each iteration, and when that is over.
+"""
 
 from __future__ import annotations
 

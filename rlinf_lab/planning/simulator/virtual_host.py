@@ -1,4 +1,4 @@
-"""A host in virtual time. Ranks that follow scripts instead of running code, driven by the engine of the executors.
+"""A host in virtual time. Its ranks follow scripts instead of running code, driven by the engine of the executors.
 
 It is the counterpart of `runtime.host.host.Host` and keeps the same rules, so that with equal durations both write
 equal spans: all who can go on do so; then all timers of the instant fire; then the engine settles the events of the

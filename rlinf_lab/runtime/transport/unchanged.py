@@ -74,7 +74,7 @@ class Unchanged:
         open_: list[tuple[Any, Any]] = [(None, self._state)]
         while open_:
             way, part = open_.pop()
-            held = _held(part)
+            held = None if isinstance(part, np.ndarray) else _held(part)
             if held is None or id(part) in seen:
                 yield way, part, (None, _AGAIN) if held is not None else (_count(part), self._looks(part))
                 continue

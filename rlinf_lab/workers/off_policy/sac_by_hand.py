@@ -21,6 +21,7 @@ from rlinf_lab.policies.fused import Layer, Perceptron, Room, Squashed
 from rlinf_lab.policies.heads import STATE_LOG_STD, SquashedGaussianHead
 from rlinf_lab.policies.leaves import in_rows
 from rlinf_lab.policies.off_policy import LinearEnsemble, NormEnsemble
+from rlinf_lab.trees import map_tree
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
 
 
@@ -49,13 +50,13 @@ class Begun(NamedTuple):
     """of the actor, for its gradients"""
 
     def part(self, which: int) -> tuple[Squashed, list[Tensor]]:
-        """0: for the next observations; 1: for these."""
+        """0: for the next observations; 1: for these, whose hidden layers gradients need."""
         rows = slice(which * len(self.obs_BX), (which + 1) * len(self.obs_BX))
-        return Squashed(*(each[rows] for each in self.drawn)), [each[rows] for each in self.hidden]
+        return Squashed(*(each[rows] for each in self.drawn)), [each[rows] for each in self.hidden] if which else []
 
 
 class ByHand:
-    """Of one actor, its critics and their targets. Called without gradients."""
+    """Of one actor, its critics and their targets. Called in torch's inference mode, or without gradients."""
 
     def __init__(self, actor: Actor, critic: QEnsemble, target: QEnsemble) -> None:
         self.actor, self.critic, self.head = actor, critic, actor.head
@@ -70,12 +71,14 @@ class ByHand:
 
     def begin(self, batch: Minibatch, noise_NBA: Tensor, acts: bool) -> Begun:
         """Draw the actions of a gradient step. The actor learns in it if it ``acts``: its weights move last."""
-        obs, of_critic = zip(*(self._features(each) for each in (batch.next_obs, batch.obs)[: 1 + acts]), strict=True)
-        params, hidden = self.policy.forward(torch.cat(obs) if acts else obs[0])
+        seen = map_tree(lambda *leaves: torch.cat(leaves), batch.next_obs, batch.obs) if acts else batch.next_obs
+        of_actor, of_critic = self._features(seen)
+        params, hidden = self.policy.forward(of_actor)
         mean, log_std = params.chunk(2, dim=1)
         drawn = Squashed.of(mean, log_std, noise_NBA[: 1 + acts].flatten(0, 1), STATE_LOG_STD)
-        obs_BX = of_critic[1] if acts else self._features(batch.obs)[1]
-        return Begun(obs_BX, of_critic[0], drawn, hidden)
+        rows = len(batch.reward)
+        obs_BX = of_critic[rows:] if acts else self._features(batch.obs)[1]
+        return Begun(obs_BX, of_critic[:rows], drawn, hidden)
 
     def critic_gradients(
         self, batch: Minibatch, begun: Begun, alpha: Tensor, share: float, subset: Tensor | None
@@ -94,11 +97,11 @@ class ByHand:
         weighted_KB = error_KB if batch.weight is None else error_KB * batch.weight
         rows = len(target_B)
         self.values.backward((weighted_KB * (share / rows)).unsqueeze(-1), inputs)
-        return (0.5 / rows) * torch.dot(error_KB.flatten(), weighted_KB.flatten()), q_KB, target_B
+        return torch.dot(error_KB.flatten(), weighted_KB.flatten()).mul_(0.5 / rows), q_KB, target_B
 
     def actor_gradients(self, begun: Begun, alpha: Tensor, share: float, average: bool) -> tuple[Tensor, Tensor]:
         """Write the actor's gradients, of ``share`` times the loss (`sac_actor_loss`). Returns the loss and the
-        log-probabilities (B).
+        mean log-probability.
         """
         drawn, hidden = begun.part(1)
         q_KB1, inputs = self.values.forward(torch.cat([begun.obs_BX, drawn.action_BA], 1))
@@ -108,12 +111,12 @@ class ByHand:
         else:
             least = q_KB1.min(0, keepdim=True)
             value, pull_KB1 = least.values.mean(), torch.zeros_like(q_KB1).scatter_(0, least.indices, -share / rows)
-        log_prob_B = drawn.log_prob_BA.sum(1) - self.log_reach
+        log_prob = drawn.log_prob_BA.sum().div_(rows).sub_(self.log_reach)
         of_input_KBI = self.values.backward(pull_KB1, inputs, of_weights=False, of_input=True)
         assert of_input_KBI is not None
         of_action_BA = of_input_KBI[:, :, -drawn.action_BA.shape[1] :].sum(0)
         self.policy.backward(torch.cat(drawn.backward(of_action_BA, float(alpha) * share / rows), 1), hidden)
-        return (alpha * log_prob_B).mean() - value, log_prob_B
+        return alpha * log_prob - value, log_prob
 
     def _features(self, obs: object) -> tuple[Tensor, Tensor]:
         """What actor and critics read of a tree of tensors (B, ...), (B, X). Without statistics it is the same."""
