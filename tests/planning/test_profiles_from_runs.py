@@ -475,18 +475,21 @@ def busy(profile: Profile, worker: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("roll", "of", "calls", "sub_batches"),
+    ("roll", "of", "sub_batches", "says"),
     [
-        (one_at_a_time, 1, 6, (1,)), (last_unanswered, 1, 6, (1,)), (all_at_once, 1, 6, (1,)),
-        (two_under_way, 1, 6, (2,)), (three_for_one, 3, 6, (1,)),
+        (one_at_a_time, 1, (1,), ""), (last_unanswered, 1, (1,), ""), (all_at_once, 1, (1,), "puts 4 items into the cell"),
+        (two_under_way, 1, (2,), ""), (three_for_one, 3, (1,), "puts 18 items an iteration into it and gets 6 back"),
     ],
 )  # fmt: skip
-def test_the_steps_of_a_ring_are_counted_and_plans_take_as_long_as_the_run(roll: Callable, of: int, calls: int, sub_batches: tuple[int, ...]) -> None:
+def test_the_steps_of_a_ring_are_counted_and_plans_take_as_long_as_the_run(roll: Callable, of: int, sub_batches: tuple[int, ...], says: str) -> None:
+    """And what cannot be told is said."""
     flow = ring()
     plan = together(flow)
     done = ring_ran(flow, plan, roll, of)
     profile = profile_from_run(flow, plan, done)
-    assert {w: profile.workers[w].calls for w in flow.graph.workers} == {"s": calls, "c": calls, "p": calls, "l": 1}
+    assert {w: profile.workers[w].calls for w in flow.graph.workers} == {"s": STEPS, "c": STEPS, "p": STEPS, "l": 1}
+    notes = " ".join(profile.notes)
+    assert says in notes and bool(says) == ("cell" in notes)
     assert [w for w, p in profile.workers.items() if p.kind == "simulator"] == ["s"]
     assert profile.cells[0].sub_batches == sub_batches
     for worker in ("s", "c", "p"):
@@ -522,16 +525,6 @@ def test_ranks_of_the_head_each_have_their_tokens() -> None:
     single = ExecutionPlan("one by one", THREE, plan.placements, micro_batches={"sc": 1, "cp": 1, "ps": 1})
     notes = profile_from_run(flow, single, ring_ran(flow, single, one_at_a_time)).notes
     assert any("'s' has 2 ranks, and 'c' took what they put" in n for n in notes) and not any("batches of" in n for n in profile.notes)
-
-
-@pytest.mark.parametrize(
-    ("roll", "of", "says"),
-    [(three_for_one, 3, "puts 18 items an iteration into it and gets 6 back"), (all_at_once, 1, "puts 4 items into the cell"), (two_under_way, 1, "")],
-)
-def test_what_cannot_be_told_is_said_by_name(roll: Callable, of: int, says: str) -> None:
-    flow = ring()
-    notes = " ".join(profile_from_run(flow, together(flow), ring_ran(flow, together(flow), roll, of)).notes)
-    assert says in notes and bool(says) == ("cell" in notes)
 
 
 def test_what_is_in_flight_is_counted_from_what_was_moved() -> None:
