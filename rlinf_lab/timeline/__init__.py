@@ -1,4 +1,4 @@
-"""What happened when. Clocks, spans, recorders, timelines, and where the idle time of a device went.
+"""What happened when. It has clocks, spans, recorders, timelines, and where the idle time of a device went.
 
 Importing this loads numpy only; pandas and pyarrow come with the first frame or file.
 """
