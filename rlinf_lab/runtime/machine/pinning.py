@@ -46,7 +46,7 @@ def core_of(layout: Layout, worker: str, rank: int) -> int | None:
 
 @contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
-    """Keep the calling thread there, but for torch that computes on several. Its threads would follow."""
+    """Keep the calling thread there, unless torch computes on several. The threads of torch would follow."""
     threads = getattr(sys.modules.get("torch"), "get_num_threads", None)  # none yet while another thread imports it
     if core is None or (threads is not None and threads() > 1):
         yield
