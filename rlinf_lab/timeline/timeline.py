@@ -174,7 +174,7 @@ class Timeline(SpanStore):
 
     @classmethod
     def open(cls, path: str | Path | Sequence[str | Path]) -> Self:
-        """Open a timeline from a file or a folder. It is of `to_parquet`, Chrome trace JSON of any tool
+        """Open a timeline from a file or a folder. These are files of `to_parquet`, Chrome trace JSON of any tool
         (`to_perfetto`), or the folder of a training run.
 
         Several files are Chrome traces of the ranks of one run, and become one timeline.

@@ -180,8 +180,8 @@ class SampleLog:
         self._context.begin_sample(id)
 
     def end(self, ids: str | Sequence[str], label: str = "sample", **fields: Plain | list[Plain]) -> None:
-        """Work on one or several samples is over. Logs as `log`, and a bar named ``label`` since `begin`, as a label of
-        the timeline.
+        """Work on one or several samples is over. This logs as `log` does, and draws a bar named ``label`` since
+        `begin`, as a label of the timeline.
 
         Of each rank up to sixteen bars lie side by side, beside those of the last four that run: the long tail.
         """

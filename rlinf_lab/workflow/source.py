@@ -79,8 +79,8 @@ def _inboxes(function: Callable[..., Any]) -> frozenset[str]:
 
 @functools.lru_cache(1024)
 def _definition(function: Callable[..., Any]) -> ast.FunctionDef | None:
-    """The definition of a function; None where its source cannot be told. So it is where there is none, another
-    function stands before this one, or the file has changed since.
+    """The definition of a function; None where its source cannot be told. That is where there is none, another function
+    stands before this one, or the file has changed since.
     """
     function = inspect.unwrap(function)
     code = function.__code__

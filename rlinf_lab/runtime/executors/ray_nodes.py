@@ -149,7 +149,7 @@ def devices(kind: str | None = None, address: str | None = None) -> list[str]:
 
 
 def _of_all_nodes(here: Sequence[str], kind: str | None) -> list[str]:
-    """Those of this node (``here``), then what Ray counts on the others. They are only GPUs if there are any."""
+    """Those of this node (``here``), then what Ray counts on the others. Only GPUs are given if there are any."""
     found = [Device.parse(name) for name in here]
     for number, node in nodes().items():
         if number:

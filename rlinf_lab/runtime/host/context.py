@@ -1,4 +1,4 @@
-"""What a worker sees of the runtime, and what it may tell the run. It may tell spans, metrics, pictures, and values for
+"""What a worker sees of the runtime, and what it may tell the run. It tells spans, metrics, pictures, and values for
 other ranks.
 """
 

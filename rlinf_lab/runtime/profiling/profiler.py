@@ -61,7 +61,7 @@ def profile(
     path: str | Path | None = None,
     progress: bool = True,
 ) -> Profile:
-    """Measure what the workers cost. It measures seconds at a few sizes and numbers of ranks, memory, switching, when
+    """Measure what the workers cost. That is seconds at a few sizes and numbers of ranks, memory, switching, and when
     outputs appear.
 
     ``devices``: where (default: those of this machine); cores or GPUs. Workers that a GPU does not hold together are
@@ -343,8 +343,8 @@ class _Measuring:
 
 
 def _turns(probed: Mapping[str, Probed], gib: float) -> dict[str, Any]:
-    """What plans are told of memory: MiB that each worker keeps, and what there is. Both are of a GPU, for all
-    together; nothing where all fit, and where it is not known (no ``probed``).
+    """What plans are told of a GPU: each worker's MiB, and what there is altogether. Nothing where all fit, and where
+    it is not known (no ``probed``).
     """
     memory = {worker: math.ceil(1024 * p.resident_gib) for worker, p in probed.items()}
     room = max([int(1024 * ROOM * gib), *memory.values()])

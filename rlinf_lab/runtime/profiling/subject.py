@@ -80,7 +80,7 @@ def _code_of_class(cls: type) -> Iterator[str]:
 
 
 def _code_of(function: Callable[..., Any] | None) -> Iterator[str]:
-    """A function's code, defaults and what it has from outside. Of anything else it is its name."""
+    """A function's code, defaults and what it has from outside. Anything else gives its name."""
     if not isinstance(function, FunctionType):
         yield getattr(function, "__qualname__", type(function).__qualname__)
         return

@@ -41,8 +41,8 @@ _LOG = logging.getLogger("rlinf_lab")
 
 
 class Sharing(Protocol):
-    """How memory is shared between processes. It is by CUDA's handles, or in tests what torch does for host memory.
-    Blocks are tensors of bytes.
+    """How memory is shared between processes. CUDA's handles do it, or in tests what torch does for host memory. Blocks
+    are tensors of bytes.
     """
 
     def identity(self, block: Any) -> str:

@@ -32,8 +32,8 @@ _PART, _AGAIN = "a part of its own", "seen already"  # what stands for parts in 
 
 
 class Unchanged:
-    """What was handed out, and what it looked like. It is tensors, arrays, and what holds them (dicts, lists, tuples,
-    dataclasses, torch's modules). A part that another one took the place of is the same if it looks the same.
+    """What was handed out, and what it looked like. These are tensors, arrays, and what holds them (dicts, lists,
+    tuples, dataclasses, torch's modules). A part that another one took the place of is the same if it looks the same.
 
     ``whole``: all of each, and of whatever else can be pickled, instead of samples: as checksums, which takes longer.
     """

@@ -112,8 +112,8 @@ def _failed(store: SpanStore, marks: NDArray) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Standing:
-    """Iterations that are not whole. They are ``failed`` (or given up because another one did), ``open``, of which
-    there are spans, but no mark, or have ended with spans still ``arriving`` from other hosts.
+    """Iterations that are not whole. These are ``failed`` ones (or given up because another one did), ``open`` ones, of
+    which there are spans, but no mark, and those that have ended with spans still ``arriving`` from other hosts.
     """
 
     failed: tuple[int, ...]

@@ -1,5 +1,5 @@
-"""Spans in an order in which causes come first. So do those of spans that end at one instant: in simulated time most
-do.
+"""Spans in an order in which causes come first. That goes for spans that end at one instant, too: in simulated time
+most do.
 
 At one instant a put may hand over items that a get waited for, after which its rank puts others. So ends are no order
 by themselves.

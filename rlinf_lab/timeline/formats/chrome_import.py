@@ -1,5 +1,5 @@
-"""Chrome trace JSON of other tools as a timeline. They are torch's profiler, ``ray timeline``, RLinf's tracer, our own
-export.
+"""Chrome trace JSON of other tools as a timeline. It may come from torch's profiler, ``ray timeline``, RLinf's tracer
+or our own export.
 
 Read are the phases X, B and E, b and e (joined by id), i, C and the names in M, of all that `chrome_text` can read. A
 thread becomes a track and its process the device that it is on; a stream of a GPU is on that GPU. Categories that say

@@ -1,4 +1,4 @@
-"""Where the spans of many processes come together. They are growing arrays, one table of tracks, one of names.
+"""Where the spans of many processes come together. There are growing arrays, one table of tracks, one of names.
 
 Batches may come from any thread, hosts in any order; each host's own batches come in their order. An array that was
 handed out is never written to again, and the tables only grow.
@@ -118,7 +118,7 @@ class Growing:
 
 
 class _Source:
-    """What is known of one recorder. It is the next batch's number, and its numbers translated to ours."""
+    """What is known of one recorder. That is the next batch's number, and its numbers translated to ours."""
 
     def __init__(self) -> None:
         self.seq = 0

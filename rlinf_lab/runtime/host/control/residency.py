@@ -89,7 +89,9 @@ class Residency:
 
     @staticmethod
     def _shared_units(process: Process, mates: Sequence[Process]) -> dict[int, int]:
-        """How much memory is the same, by processes that use a device of this one. It is what is true of either."""
+        """How much memory is the same, by processes that use a device of this one. It is the lesser of what either
+        says, true of both.
+        """
         mine, size = process.instance, process.machine.size
         found = {}
         for other in mates:

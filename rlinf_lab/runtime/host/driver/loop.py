@@ -200,7 +200,7 @@ class Loop:
     def _ended(
         self, call_id: int, rank: int, iteration: int, error: Failure | None, moved: Sequence[Moved]
     ) -> None:
-        """One rank has done its part of a call. In it, it has put and taken so much."""
+        """One rank has done its part of a call, and put and taken so much."""
         if error is not None and iteration in self._open:
             self.failed(error, iteration)
         if (label := self.under_way.end(call_id, rank)) is not None:

@@ -70,8 +70,7 @@ class Waits:
         return dict.fromkeys([name for name in left if name != process.worker] or left, channel)
 
     def _has_done(self, worker: str, queue: Queue, what: str) -> bool:
-        """Whether all its calls that write (or read) this channel are known to have ended. It is what this host knows.
-        """
+        """Whether all its calls that write (or read) this channel have ended, as known here."""
         if worker == DRIVER:
             return self._state.engine.is_sealed(queue.index)  # the loop has returned
         here = [process for process in self._state.ranks if process.worker == worker]

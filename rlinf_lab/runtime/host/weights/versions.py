@@ -131,7 +131,7 @@ class Versions:
                 self._settle(question, answer)
 
     def _pin(self, message: messages.Pin) -> None:
-        """Where the weights lie: keep this version for a call. It is the newest where that one is not here any more."""
+        """Where the weights lie: keep this version for a call. Where it is not here any more, the newest is kept."""
         store = self._store(message.question.name)
         there = store.first(message.version)
         pinned = there if store.has(there) else store.newest()
