@@ -23,13 +23,13 @@ demo: $(STAMP)  ## train a robot arm to press a button, under a plan that it fin
 HERE := not gpu and not vllm and not lerobot and not warp
 SUITE := $(PY) -m pytest -n 3 --dist loadgroup
 
-test: $(STAMP)  ## the daily tests: about 10 minutes on 2 cores
-	@echo "make test takes about 10 minutes on 2 quiet cores (make test-quick: 4 to 5, without Ray and browser)."
+test: $(STAMP)  ## the daily tests: about 8 minutes on 2 cores
+	@echo "make test takes about 8 minutes on 2 quiet cores (make test-quick: under 3, without Ray, browser and what computes long)."
 	@$(SUITE) $(ARGS)
 
-test-quick: $(STAMP)  ## those of them without Ray and browser: 4 to 5 minutes
-	@echo "make test-quick takes 4 to 5 minutes on 2 quiet cores."
-	@$(SUITE) -m "not slow and not long and not ray and not browser and $(HERE)" $(ARGS)
+test-quick: $(STAMP)  ## those of them without Ray and browser that compute for less than half a second each: under 3 minutes
+	@echo "make test-quick takes under 3 minutes on 2 quiet cores."
+	@$(SUITE) -m "not slow and not long and not heavy and not ray and not browser and $(HERE)" $(ARGS)
 
 test-long: $(STAMP)  ## clusters, all notebooks and benchmarks, which CI runs after the daily tests: about 13 minutes
 	@echo "make test-long takes about 13 minutes on 2 quiet cores."

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import warm_processes
@@ -28,6 +29,8 @@ FORKS = sys.platform == "linux" and not os.environ.get("RLINF_LAB_FRESH_PROCESSE
 GROUPS = ("browser", "ray", "gpu")  # those on one GPU slow each other down
 #: Rooms whose files take long; what is short fills up the end.
 LASTING = tuple(f"tests/{room}/" for room in ("simulators", "notebooks", "benchmarks", "experiments", "recipes", "generation", "planning"))
+#: What `make test-quick` leaves out, by name.
+HEAVY = {line for line in (Path(__file__).parent / "heavy.txt").read_text().split("\n") if line and not line.startswith("#")}
 REQUIRED = {
     "browser": "RLINF_LAB_REQUIRE_BROWSER", "vllm": "RLINF_LAB_REQUIRE_VLLM", "lerobot": "RLINF_LAB_REQUIRE_LEROBOT", "warp": "RLINF_LAB_REQUIRE_WARP",
 }  # fmt: skip
@@ -40,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in GROUPS:
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.xdist_group(marker))
+        if item.nodeid.removeprefix("tests/").partition("[")[0] in HEAVY:
+            item.add_marker(pytest.mark.heavy)
     items.sort(key=_turn)
 
 

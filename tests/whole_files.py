@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from xdist.scheduler import LoadGroupScheduling
 
-#: Groups that wait more than they compute, one after another in one process: two others have two cores to themselves.
-WAITING = ("browser", "ray")
 #: Rooms whose files import the same large libraries.
 TOGETHER = ("tests/generation/", "tests/simulators/")
 #: Rooms whose tests start a long process each, and share nothing.
@@ -19,8 +17,7 @@ APART = ("tests/benchmarks/", "tests/notebooks/")
 def scope(nodeid: str) -> str:
     """What goes to one process as a whole."""
     if nodeid.rfind("@") > nodeid.rfind("]"):
-        group = nodeid.rsplit("@", 1)[1]
-        return "waiting" if group in WAITING else group
+        return nodeid.rsplit("@", 1)[1]
     if nodeid.startswith(APART):
         return nodeid
     return next((room for room in TOGETHER if nodeid.startswith(room)), nodeid.partition("::")[0])

@@ -97,8 +97,8 @@ class PlanExplorer(PushedWidget):
         question = dataclasses.replace(self.question, **changes)
         if set(question.devices) != set(self.question.devices):
             raise ConfigError(
-                f"ask(devices={shown(question.devices)}): how many of each kind: "
-                f"{', '.join(map(repr, self.question.devices))}."
+                f"ask(devices={shown(question.devices)}): a number for each kind that is planned for. "
+                f"Next: devices={dict(self.question.devices)}."
             )
         question.profile(self._first.profile)  # what cannot be asked leaves what is shown
         with self._push_lock:

@@ -56,6 +56,7 @@ def computes_first(function: Callable[..., Any], cls: type) -> bool:
     return reader.block(definition.body) in (First.NOTHING, First.WORKS)
 
 
+@functools.lru_cache(1024)  # every call in a traced loop asks
 def batched(function: Callable[..., Any]) -> frozenset[str]:
     """Inboxes that a method uses for nothing but to get the plan's batches. It does so by ``for batch in inbox`` or
     ``inbox.get()``.

@@ -23,7 +23,7 @@ def test_what_starts_ray_is_in_its_group(request: pytest.FixtureRequest) -> None
     ("nodeid", "together"),
     [
         ("tests/planning/test_costs.py::test_a[x@y]", "tests/planning/test_costs.py"), ("tests/planning/test_costs.py::test_b", "tests/planning/test_costs.py"),
-        ("tests/runtime/test_a.py::test_b[0]@ray", "waiting"), ("tests/browser/test_a.py::test_b@browser", "waiting"), ("tests/demo/test_a.py::test_b@demo", "demo"),
+        ("tests/runtime/test_a.py::test_b[0]@ray", "ray"), ("tests/browser/test_a.py::test_b@browser", "browser"),
         ("tests/generation/test_a.py::test_b", "tests/generation/"), ("tests/notebooks/test_a.py::test_b[c]", "tests/notebooks/test_a.py::test_b[c]"),
     ],
 )  # fmt: skip

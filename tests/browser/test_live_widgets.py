@@ -128,6 +128,7 @@ def drag(lab: Any, canvas: Any, start: tuple[float, float], end: tuple[float, fl
     lab.page.mouse.up()
 
 
+@pytest.mark.long
 def test_zoom_pan_search_selection_and_theme(jupyterlab: Any) -> None:
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook("zoom", [DASHBOARD, "from rlinf_lab.widgets import TimelineView\nTimelineView(sample.timeline)"]))
     errors = watch_errors(lab.page)

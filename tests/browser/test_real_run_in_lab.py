@@ -128,6 +128,7 @@ def large(ranks: int = 300, steps: int = 40) -> Timeline:
     return made
 
 
+@pytest.mark.long
 def test_hundreds_of_lanes_under_mouse_and_keys(jupyterlab: Any, tmp_path: Path) -> None:
     made = large()
     page = jupyterlab.open_file(timeline_html(made, tmp_path / "large.html", "Three hundred lanes"), theme="light")

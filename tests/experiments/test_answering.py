@@ -105,7 +105,7 @@ def test_any_task_is_trained_on_by_name_or_as_an_object(tmp_path: Path) -> None:
         lab.train("grpo", "countdwn")
 
 
-@pytest.mark.parametrize("env", ["reasoning/sorting", "reasoning/products"])
+@pytest.mark.parametrize("env", ["reasoning/sorting", pytest.param("reasoning/products", marks=pytest.mark.long)])
 def test_an_evaluation_is_that_of_the_recipe(env: str, tmp_path: Path) -> None:
     """Answer by answer: with tools, too, which a loaded model calls itself. A bad prompt costs its own answer alone."""
     small = {"prompts": 4, "group_size": 2, "minibatches": 1, "warm_up_steps": 30, "max_tokens": 20, "slots": 64, "iterations": 1}

@@ -361,6 +361,7 @@ def _first(tree, n):
     return torch.utils._pytree.tree_map(lambda t: t[:n], tree)
 
 
+@pytest.mark.long
 def test_onnx_runs_the_policy(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -98,6 +98,7 @@ def test_construction_depends_on_the_seed_only():
     assert (a["encoder.position"] != c["encoder.position"]).any()
 
 
+@pytest.mark.long
 def test_an_exported_transformer_gives_the_greedy_chunk():
     policy, obs = made(Flow(steps=2)), observed()
     tensors = {key: torch.from_numpy(value) for key, value in obs.items()}

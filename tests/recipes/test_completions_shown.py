@@ -30,7 +30,7 @@ def run_of(config, executor="local", iterations=3):
     return run
 
 
-@pytest.mark.parametrize("executor", ["local", "processes"])
+@pytest.mark.parametrize("executor", ["local", pytest.param("processes", marks=pytest.mark.long)])
 def test_what_was_learnt_from_is_there_once_with_its_reward(executor):
     config = GRPOConfig(**SMALL, reward=ones)
     run = run_of(config, executor)

@@ -115,7 +115,7 @@ def test_ranks_come_and_go_and_every_update_is_that_of_the_whole_batch(executor:
 SMALL = PPOConfig(LineEnv, max_episode_steps=5, num_envs=4, n_steps=10, iterations=10, batch_size=7, n_epochs=2)
 
 
-@pytest.mark.parametrize(("executor", "parallel"), [("local", "ddp"), ("processes", "ddp"), ("local", "fsdp"), ("processes", "fsdp")])
+@pytest.mark.parametrize(("executor", "parallel"), [("local", "ddp"), pytest.param("processes", "ddp", marks=pytest.mark.long), ("local", "fsdp"), ("processes", "fsdp")])
 def test_the_learner_of_the_library_goes_on_with_who_is_there(executor: str, parallel: str) -> None:
     """Rank 1 joins before the third update and leaves before the fifth; version, counts, moments and minibatches are those of one rank."""
 

@@ -13,7 +13,7 @@ from rlinf_lab.vecenv import check_env, make_vec
 from rlinf_lab.vecenv.spaces import Native, sampled
 
 N = 5
-METAWORLD = ["pick-place-v3", "button-press-v3", "stick-pull-v3"]
+METAWORLD = ["pick-place-v3", *(pytest.param(task, marks=pytest.mark.long) for task in ("button-press-v3", "stick-pull-v3"))]
 
 
 @pytest.mark.parametrize(("task", "steps"), [*((task, 60 if task == "Acrobot-v1" else 500) for task in TASKS if task != "CartPole-v0"), *((task, 60) for task in RULES)])

@@ -63,6 +63,7 @@ def test_what_is_remembered_is_believed(memory: Path) -> None:
     assert make_vec("CartPole-v1", 2).spec.runner.why == "measured"
 
 
+@pytest.mark.long
 def test_processes_are_taken_where_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured for real, so that both are made and closed; then as on a machine where one of them is faster."""
     env = make_vec(Own, 2, cores=2)

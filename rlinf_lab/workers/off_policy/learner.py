@@ -124,9 +124,9 @@ class OffPolicyLearner(TorchWorker):
         Raises `ValueError` if nothing came, `FloatingPointError` where weights are not finite any more.
         """
         # Order of arrival is the plan's; nothing may depend on it, sums of returns neither.
-        received = sorted(
-            (t for part in self.exchange(trajectories.get_all()) for t in part), key=lambda t: t.first_env
-        )
+        mine = trajectories.get_all()
+        all_ranks = [mine] if self.ranks == 1 else self.exchange(mine)
+        received = sorted((t for part in all_ranks for t in part), key=lambda t: t.first_env)
         if not received:
             raise ValueError(
                 "OffPolicyLearner.train got no trajectory. Next: does the simulator put one before its call returns?"

@@ -75,8 +75,8 @@ class SACStep(GradientStep):
         found = {"critic_loss": loss.detach(), "q": q_KB.detach().mean(), "ent_coef": alpha}
         self.count += 1
         if acts:
-            loss, log_prob_B = self._actor_step(batch, begun, noise_NBK[1], alpha, shared)
-            found |= {"actor_loss": loss.detach(), "entropy": -log_prob_B.detach().mean()}
+            loss, log_prob = self._actor_step(batch, begun, noise_NBK[1], alpha, shared)
+            found |= {"actor_loss": loss.detach(), "entropy": -log_prob}
         with torch.inference_mode():
             self.targets.vector.lerp_(self.critics.vector, now["tau"])
         if batch.weight is not None:
@@ -101,21 +101,21 @@ class SACStep(GradientStep):
     def _actor_step(
         self, batch: Minibatch, begun: Begun | None, noise_BK: Tensor, alpha: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor]:
-        """Of the temperature, too."""
+        """Of the temperature, too. Returns the loss and the mean log-probability."""
         if self.by_hand is None or begun is None:
             with self.computing(), self.fixed(self.critics):
                 found: tuple[Tensor, Tensor] = self.actor_loss(batch, noise_BK, alpha)
             self.descend(self.actors, self.actor_optimizer, found[0], shared)
-            return found
+            return found[0], found[1].detach().mean()
         with torch.inference_mode():
-            loss, log_prob_B = self.by_hand.actor_gradients(begun, alpha, shared.share, self._climbs_mean)
-            slope = -(log_prob_B.mean() + self.target_entropy) if self.learns_temperature else torch.zeros(())
+            loss, log_prob = self.by_hand.actor_gradients(begun, alpha, shared.share, self._climbs_mean)
+            slope = -(log_prob + self.target_entropy) if self.learns_temperature else torch.zeros(())
             assert self.temperature.log_alpha.grad is not None
             self.temperature.log_alpha.grad.fill_(shared.share * slope)
             loss = loss + self.temperature.log_alpha * slope
         shared.average(self.actors.gradient)
         self.actor_optimizer.step()
-        return loss, log_prob_B
+        return loss, log_prob
 
     def critic_loss(self, batch: Minibatch, noise_BK: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():

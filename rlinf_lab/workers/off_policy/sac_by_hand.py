@@ -50,9 +50,9 @@ class Begun(NamedTuple):
     """of the actor, for its gradients"""
 
     def part(self, which: int) -> tuple[Squashed, list[Tensor]]:
-        """0: for the next observations; 1: for these."""
+        """0: for the next observations; 1: for these, whose hidden layers gradients need."""
         rows = slice(which * len(self.obs_BX), (which + 1) * len(self.obs_BX))
-        return Squashed(*(each[rows] for each in self.drawn)), [each[rows] for each in self.hidden]
+        return Squashed(*(each[rows] for each in self.drawn)), [each[rows] for each in self.hidden] if which else []
 
 
 class ByHand:
@@ -97,11 +97,11 @@ class ByHand:
         weighted_KB = error_KB if batch.weight is None else error_KB * batch.weight
         rows = len(target_B)
         self.values.backward((weighted_KB * (share / rows)).unsqueeze(-1), inputs)
-        return (0.5 / rows) * torch.dot(error_KB.flatten(), weighted_KB.flatten()), q_KB, target_B
+        return torch.dot(error_KB.flatten(), weighted_KB.flatten()).mul_(0.5 / rows), q_KB, target_B
 
     def actor_gradients(self, begun: Begun, alpha: Tensor, share: float, average: bool) -> tuple[Tensor, Tensor]:
         """Write the actor's gradients, of ``share`` times the loss (`sac_actor_loss`). Returns the loss and the
-        log-probabilities (B).
+        mean log-probability.
         """
         drawn, hidden = begun.part(1)
         q_KB1, inputs = self.values.forward(torch.cat([begun.obs_BX, drawn.action_BA], 1))
@@ -111,12 +111,12 @@ class ByHand:
         else:
             least = q_KB1.min(0, keepdim=True)
             value, pull_KB1 = least.values.mean(), torch.zeros_like(q_KB1).scatter_(0, least.indices, -share / rows)
-        log_prob_B = drawn.log_prob_BA.sum(1) - self.log_reach
+        log_prob = drawn.log_prob_BA.sum().div_(rows).sub_(self.log_reach)
         of_input_KBI = self.values.backward(pull_KB1, inputs, of_weights=False, of_input=True)
         assert of_input_KBI is not None
         of_action_BA = of_input_KBI[:, :, -drawn.action_BA.shape[1] :].sum(0)
         self.policy.backward(torch.cat(drawn.backward(of_action_BA, float(alpha) * share / rows), 1), hidden)
-        return (alpha * log_prob_B).mean() - value, log_prob_B
+        return alpha * log_prob - value, log_prob
 
     def _features(self, obs: object) -> tuple[Tensor, Tensor]:
         """What actor and critics read of a tree of tensors (B, ...), (B, X). Without statistics it is the same."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -107,6 +108,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
         yield from each.co_names
 
 
+@functools.lru_cache(1024)  # each run of the loop in a trace asks
 def _rebinds(code: types.CodeType) -> bool:
     """Whether it assigns to a variable outside itself (``global``, ``nonlocal``)."""
     import dis
