@@ -354,8 +354,7 @@ def _sayable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of any library as JSON can hold it. One that is not finite becomes None; anything else stays as it is.
-    """
+    """A number of any library as JSON can hold it. One that is not finite becomes None; anything else stays."""
     if type(value) in (str, bool, int, list, dict) or not isinstance(value, Real):
         return value
     number = _number(value)

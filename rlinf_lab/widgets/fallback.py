@@ -211,8 +211,7 @@ def _curve_row(curves: Sequence[tuple[str, Sequence[float]]]) -> Scene:
 
 
 def _seen(values: Sequence[float]) -> list[tuple[int, float]]:
-    """(place, value) of what a line this wide can show. These are the lowest and the highest of each pixel, in order.
-    """
+    """(place, value) of what a line this wide can show: each pixel's extremes, in order."""
     size = max(1, len(values) // _WIDTH_PX)
     if size == 1:
         return list(enumerate(values))

@@ -1,6 +1,4 @@
-"""What is new in a growing `Timeline`, as the browser wants it. A cursor goes over spans, tables, bubbles and their
-sums.
-"""
+"""What is new in a growing `Timeline`, for the browser. A cursor goes over spans, tables, bubbles and their sums."""
 
 from __future__ import annotations
 

@@ -172,9 +172,7 @@ def would_not_run(function: Callable[..., Any]) -> str:
 
 
 def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Its signature, and why it cannot be called so. The latter is "" when it can be, or is written in C and does not
-    say.
-    """
+    """Its signature, and why it cannot be called so. The latter is "" when it can, or is written in C and silent."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

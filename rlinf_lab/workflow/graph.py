@@ -167,8 +167,7 @@ class WorkflowGraph:
 
     @cached_property
     def _ends(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-        """Who writes each channel, and who reads it, in order of declaration. It is asked for every item of a
-        simulation.
+        """Who writes each channel, and who reads it, in order of declaration. Every item of a simulation asks for it.
         """
         found: tuple[dict[str, dict[str, None]], ...] = ({}, {})
         for node in self.nodes:
@@ -224,9 +223,7 @@ class WorkflowGraph:
         return came
 
     def ring_over(self, edge: Edge) -> str:
-        """The shortest way over an edge, and on over channels back to its producer. An example is ``a --x--> b --y-->
-        a``.
-        """
+        """The shortest way over an edge and further channels back to its producer. So ``a --x--> b --y--> a``."""
         came = self._ways(edge.consumer)
         way: list[Edge] = []
         here = edge.producer

@@ -13,8 +13,8 @@ from rlinf_lab.workflow.structure import Path, path_text
 
 
 class Dispatcher(Protocol):
-    """Who receives the calls of an iteration function. It is the tracer (``is_dry``: it runs nothing) or a session of
-    an executor.
+    """Who receives the calls of an iteration function: the tracer or an executor's session. ``is_dry``: the tracer,
+    which runs nothing.
     """
 
     is_dry: bool

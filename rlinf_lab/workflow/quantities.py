@@ -1,5 +1,4 @@
-"""What may be logged, and what is said of single samples. It is numbers, under names that the run does not use itself.
-"""
+"""What may be logged, and what is said of samples. Numbers have names that the run does not use itself."""
 
 from __future__ import annotations
 

@@ -230,8 +230,7 @@ class _Reader:
         return isinstance(e, ast.Name) or self._is_plain(e)
 
     def _is_plain(self, e: ast.expr) -> bool:
-        """An attribute that is only looked up. It is no property of the worker's class, or of something that it holds.
-        """
+        """An attribute that is only looked up. It is no property of the worker's class, or of what it holds."""
         if not isinstance(e, ast.Attribute) or not isinstance(e.value, ast.Name):
             return isinstance(e, ast.Attribute) and self._is_plain(e.value)
         made = inspect.getattr_static(self._cls, e.attr, None) if e.value.id == "self" else None

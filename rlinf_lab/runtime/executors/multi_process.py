@@ -73,8 +73,7 @@ class HostsExecutor(ABC):
 
     # --- what a kind of executor knows ---------------------------------------------------------------------
     def _prepare(self) -> str:
-        """Where hosts on other nodes reach this process. Called before the first process; returns when they can be
-        made.
+        """Where hosts on other nodes reach this process. Asked before the first process; returns when they can start.
         """
         return LOOPBACK
 

@@ -145,7 +145,7 @@ class Host:
         self.post.flush()
 
     def write_down(self) -> None:
-        """Record what has come. So does a rank before it waits again, and it is done before the recording is fetched.
+        """Record what has come. A rank does so before it waits again, and it is done before the recording is fetched.
         """
         if self.state.traffic.is_open():
             with self.state.mutex:
@@ -181,9 +181,7 @@ class Host:
         self.post.flush()
 
     def curves_missing(self, devices: Iterable[str], problem: str) -> None:
-        """From a sampler: tell the user why GPUs among these devices have no curves. Nothing is told where there are
-        none.
-        """
+        """From a sampler: tell the user why GPUs among these devices have no curves. Without GPUs nothing is told."""
         if (remark := remark_of_curves(self.name, devices, problem)) is not None:
             with self.state.mutex:
                 self.post.remark(*remark)

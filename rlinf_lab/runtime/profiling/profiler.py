@@ -1,5 +1,4 @@
-"""Measures the workers of a workflow. It is run under a few small plans, and each worker once by itself to see it come
-and go.
+"""Measures the workers of a workflow. It runs under a few small plans, and each worker by itself to see it come and go.
 """
 
 from __future__ import annotations
@@ -162,9 +161,7 @@ class _Measuring:
         )
 
     def _in_batches(self, first: Observed, bar: tqdm) -> list[Observed | None]:
-        """Smaller batches between workers, and all that circulates in a cell in one. In a cell the first run had single
-        items.
-        """
+        """Smaller batches between workers, and all of a cell in one. There the first run had single items."""
         smaller, at_once = self._smaller(first), self._together(first, self._plan("all that circulates at once", 1))
         if at_once is None:
             return [self._try(smaller, bar, memory=True)]

@@ -90,8 +90,7 @@ class MetricTable:
 
     # --- reading ----------------------------------------------------------------------------------------
     def since(self, version: int) -> tuple[list[dict[str, float]], int]:
-        """Rows of finished iterations that changed since ``version`` (0: all), and the version now. New ones are among
-        them.
+        """Rows of finished iterations that are new or changed, and the version now. ``version``: since when (0: all).
         """
         with self._lock:
             self._told = len(self._journal)

@@ -509,8 +509,8 @@ class Observed:
         return Standstill(f"Nothing has moved for {still:.0f} s", self.wait_graph()) if still >= STILL_SECONDS else None
 
     def wait_graph(self) -> WaitGraph:
-        """Who waits for whom and who computes. It is as of now, or of when nothing could move any more, if that ended
-        it.
+        """Who waits for whom and who computes. It is as of now, or of when nothing could move any more, if that was the
+        end.
         """
         if isinstance(self.error, DeadlockError):
             return WaitGraph(self.error.waits)

@@ -275,8 +275,7 @@ class FrameReader:
         return time.monotonic_ns() if self._transport != "unix" else there
 
     def _buffer(self, size: int) -> Any:
-        """Read a buffer, and do nothing else. A frame of which a part has not arrived is read again from its beginning.
-        """
+        """Read a buffer, and only that. A frame of which a part has not arrived is read again from its beginning."""
         stream, length = self._stream, size & LENGTH
         if size & IN_SLOT:
             return InSlot(stream.read(REFERENCE.size), length)

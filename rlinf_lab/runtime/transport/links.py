@@ -109,9 +109,7 @@ class Ways(NamedTuple):
     between_gpus: str = "ipc"
 
     def leave_node(self, address: Address) -> bool:
-        """Whether this way is another one than to a host of this node. It is also for a node that Ray emulates on this
-        machine.
-        """
+        """Whether this is another way than to a host of this node. It is one to a node that Ray emulates here, too."""
         return self.between_nodes != "stream" and self.ray_node != address.ray_node
 
 

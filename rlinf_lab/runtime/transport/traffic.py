@@ -94,8 +94,7 @@ class Traffic:
         return bool(self._open)
 
     def write_down(self) -> None:
-        """Write down one span for each edge, once all that had arrived was heard. It is on a lane of the pair of hosts.
-        """
+        """Write down one span for each edge: all that had arrived was heard. It is on a lane of the pair of hosts."""
         recorder = self._recorder
         for e in self._open:
             e.is_open = False

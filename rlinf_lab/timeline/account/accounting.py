@@ -242,8 +242,7 @@ class Ledger:
         self._open = numbers[ends > self._open_ns]
 
     def _tidy(self, fresh_count: int) -> None:
-        """Join old short stretches, each with following ones when they are as long. So there is a logarithm of copies.
-        """
+        """Join old short stretches with following ones as long, for a logarithm of copies."""
         old, fresh = list[_Settled](), self._stretches[-fresh_count:]
         # one after another: a short one may have become old together with a long one after it
         for stretch in self._stretches[:-fresh_count]:

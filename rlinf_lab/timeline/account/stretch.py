@@ -317,8 +317,7 @@ def _begins(differs: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """The disjoint intervals that the given ones (sorted by start) cover together. These are starts and ends, in order.
-    """
+    """The disjoint intervals that the given ones (sorted by start) cover together. Starts and ends are in order."""
     if not start.size:
         return start, end
     reach = np.maximum.accumulate(end)
@@ -339,8 +338,7 @@ def _first_start(start: Ints, end: Ints, starts: Ints, ends: Ints) -> Ints:
 
 
 def _covering(start: Ints, end: Ints, at: Ints) -> tuple[NDArray[np.bool_], Ints]:
-    """Whether an interval (sorted by start) covers each instant, and which. It is, of those begun, the one that ends
-    last.
+    """Whether an interval (sorted by start) covers each instant, and which. Of those begun, it is the one ending last.
     """
     reach = np.maximum.accumulate(end)
     holder = np.maximum.accumulate(np.where(end == reach, np.arange(end.size), 0))

@@ -136,8 +136,7 @@ class _Drawing:
         return max(HEIGHT, PORT * max(left, right) + 8)
 
     def _gap(self, column: int) -> float:
-        """The width between a column and the next. It has room for the labels of the arrows there, and for their heads.
-        """
+        """The width between two columns. It has room for the labels of the arrows there, and for their heads."""
         labels = [
             text_width(a.label, 11)
             for a in self.straight

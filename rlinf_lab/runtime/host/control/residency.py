@@ -74,8 +74,8 @@ class Residency:
         return mates
 
     def mates(self, process: Process) -> tuple[list[Process], list[Process]]:
-        """Under the mutex: other ranks here with workers. First come those on their devices or about to come, then the
-        rest.
+        """Under the mutex: other ranks here with workers. Those on their devices or about to come are first, the rest
+        second.
         """
         found: tuple[list[Process], list[Process]] = [], []
         for other in self._state.processes:

@@ -129,9 +129,7 @@ class Scheduler:
                 gate.open()
 
     def _at_once(self, process: Process, kind: int, channel: int, n: int) -> bool:
-        """Under the mutex: do what follows from a put or get that need not wait. It is done if the engine answers at
-        once.
-        """
+        """Under the mutex: do what follows from a put or get that need not wait. The engine must answer at once."""
         if self._mock is not None:
             return False
         engine, index, reader = self._engine, process.index, NOBODY

@@ -1,5 +1,4 @@
-"""The driver's side of a run. It is the thread of the user's loop at its host, its iterations and calls, and their end.
-"""
+"""The driver's side of a run: the thread of the user's loop at its host. It has iterations and calls, and their end."""
 
 from __future__ import annotations
 

@@ -112,8 +112,6 @@ def key_of(process: Process) -> int:
 
 
 def place_of(process: Process) -> int:
-    """A number for what is left behind. There is one for each worker, call and exchange within it; it is of the latest
-    one here.
-    """
+    """A number for what is left behind. It is of one worker, call and exchange within it, the latest one here."""
     assert process.call is not None
     return -((process.call.call_id * 2 + 1) * _IN_A_CALL + process.exchanges)

@@ -15,8 +15,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Post(Protocol):
-    """Messages out of this host, what is done about others, and what the driver's hears. Under the mutex, but for
-    `flush`.
+    """Messages out of this host, what is done about others, what the driver's hears. Under the mutex, except `flush`.
     """
 
     def on(self, kind: type[M], handler: Callable[[M], None]) -> None:
@@ -87,9 +86,7 @@ class RankControl(Protocol):
         """So many fewer; nobody looks whether that was the last one (`settle`)."""
 
     def settle(self) -> None:
-        """Where no thread runs: settle this instant, move mock time, or find a standstill. In a standstill nothing can
-        move.
-        """
+        """Where no thread runs: settle this instant, move mock time, or find that nothing moves."""
 
 
 class Items(Protocol):

@@ -1,6 +1,4 @@
-"""What one host knows of published weights. It knows the versions that are here, and those that are said to be
-elsewhere.
-"""
+"""What one host knows of published weights. It knows versions that are here, and those said to be elsewhere."""
 
 from __future__ import annotations
 
