@@ -1,4 +1,6 @@
-"""Values inside values. Leaves of nested lists, tuples, dicts, sets and dataclasses, and parts named by a path."""
+"""Values inside values. There are leaves of nested lists, tuples, dicts, sets and dataclasses, and parts named by a
+path.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is true of a node of a cluster, asked there. Versions, whether workers can be made, who can reach whom."""
+"""What is true of a node of a cluster, asked there. It tells versions, whether workers can be made, and who can reach
+whom.
+"""
 
 from __future__ import annotations
 

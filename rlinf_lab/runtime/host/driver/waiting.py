@@ -1,4 +1,6 @@
-"""What the driver's own thread waits for besides items and values. Ends of iterations, and of calls that are late."""
+"""What the driver's own thread waits for besides items and values. These are ends of iterations, and of calls that are
+late.
+"""
 
 from __future__ import annotations
 

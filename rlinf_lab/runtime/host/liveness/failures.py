@@ -1,4 +1,6 @@
-"""What is told of failures that are no call's own. A host that died, a message that nobody understands, a lost rank."""
+"""What is told of failures that are no call's own. These are a host that died, a message that nobody understands, a
+lost rank.
+"""
 
 from __future__ import annotations
 
