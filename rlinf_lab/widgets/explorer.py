@@ -76,7 +76,7 @@ class PlanExplorer(PushedWidget):
 
     # --- asking ------------------------------------------------------------------------------------------------
     def ask(self, simulate: bool = True, **changes: Any) -> Plans:
-        """Change fields of the question and show the answer, which is returned. Fields: those of
+        """Change fields of the question and show the answer, which is returned. The fields are those of
         `planning.adapt.whatif.Question` (``items=``, ``memory_gib=`` ...).
 
         ``devices``: how many, or how many of each kind; ``memory_gib``: of all kinds, or of some; ``speed``: of some
