@@ -177,6 +177,14 @@ def test_execution_plans_of_cells() -> None:
         execution.validate(made.graph)
 
 
+def test_a_lead_that_staleness_allows_is_no_speed() -> None:
+    """The slow stage starts ahead and is caught up with only after many iterations: what settles is its own time."""
+    slow, fast = WorkerProfile((Sample(1, 64.0, 30.0),), devices=1), WorkerProfile((Sample(1, 64.0, 13.0),), devices=1)
+    profile = Profile(64, {"b": slow, "c": fast, "d": fast}, (EdgeProfile("b", "d", whole=True), EdgeProfile("c", "d")))
+    for staleness in (1, 3):
+        assert plan(profile, 2, staleness=staleness).best.seconds >= 30
+
+
 @pytest.mark.parametrize(("reader", "bound"), [("policy", 10 + 5 / 2 + 1), ("simulator", 10 + 5 + 1)])
 def test_the_bound_of_a_chain_through_a_cell(reader: str, bound: float) -> None:
     """Who begins the steps need not wait for what only another member reads: its first one may be done by then."""
