@@ -132,9 +132,10 @@ def test_a_forecast_of_members_apart_pays_for_every_step() -> None:
     assert found[1] - found[0] == pytest.approx(10 * (2 * UNIX.latency_s + 4 * UNIX.busy_s), rel=0.12)
 
 
-def test_profiles_keep_messages() -> None:
+def test_profiles_keep_messages_and_links() -> None:
     made = profile((UNIX, TCP))
-    assert Profile.from_json(made.to_json()) == made
+    for kept in (made, moving(Link(12.0, 1e-4))):
+        assert Profile.from_json(kept.to_json()) == kept
     with pytest.raises(ConfigError, match="profile.messages names a transport twice"):
         made.replace(messages=(UNIX, UNIX))
     assert message_of((UNIX,), one_node=False) == UNIX and message_of((UNIX, TCP), one_node=True) == UNIX
@@ -175,7 +176,3 @@ def test_a_slow_link_decides_for_sharing_devices() -> None:
     assert lab.plan(moving(Link(1000.0)), 2).best.mode == "spatial"
     slow = lab.plan(moving(Link(0.1)), 2)  # 10 s to move what takes 4 s to make and to use on the same devices
     assert slow.best.mode == "temporal" and slow.best.seconds < 10 < next(p.seconds for p in slow if p.mode == "spatial")
-
-
-def test_links_travel_in_json() -> None:
-    assert Profile.from_json(moving(Link(12.0, 1e-4)).to_json()) == moving(Link(12.0, 1e-4))

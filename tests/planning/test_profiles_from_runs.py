@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -292,9 +293,11 @@ def test_a_torch_trace_has_as_many_devices_as_gpus_and_the_iterations_that_it_ma
     ],
 )
 def test_spans_of_a_device_may_hop_between_lanes(spans: list[tuple[int, int, int]], devices: int, took: float, tmp_path: Path) -> None:
-    trace = opened_trace(tmp_path, *(event("gen", start, end - start, lane) for lane, start, end in spans))
-    profile = lab.planning.profile_from_trace(trace, {"a": "gen"}, 64, [], devices={"a": devices})
+    trace = opened_trace(tmp_path, event("once", 20, 1, 9), *(event("gen", start, end - start, lane) for lane, start, end in spans))
+    profile = lab.planning.profile_from_trace(trace, {"a": "gen", "b": "once"}, 64, [], devices={"a": devices})
     assert (profile.workers["a"].samples[0].devices, seconds(profile)["a"]) == (devices, pytest.approx(took))
+    most = max(Counter(lane for lane, *_ in spans).values())
+    assert any(f"(on a lane: a {most} spans, b 1 span)" in note for note in profile.notes) == (most > 1)
 
 
 def test_time_does_not_count_for_two_workers(tmp_path: Path) -> None:
