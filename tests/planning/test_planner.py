@@ -291,17 +291,10 @@ def test_kinds_of_devices() -> None:
         planned(two(kinds=KINDS), by_hand(), devices={"H": 6, "L": 2})
     with pytest.raises(PlanError, match=r"but plan 'mine' has 8\. Next: 8"):
         planned(two(), by_hand(), devices=4)
+    with pytest.raises(PlanError, match="needs profile="):
+        planned(flow("ab"), by_hand())
     with pytest.raises(PlanError, match="an ExecutionPlan is needed"):
         planned(two(), "plan.json")  # type: ignore[arg-type]
-
-
-def test_a_plan_of_a_workflow_with_names_of_its_own() -> None:
-    flow = timed("ab", 64, dict.fromkeys("ab", (0.0, 1.0)))[0]
-    for p in plan(flow, 8, two()):
-        if p.simulated is not None:
-            assert planned(flow, saved(p), two()).seconds == pytest.approx(p.seconds, rel=1e-9)
-    with pytest.raises(PlanError, match="needs profile="):
-        planned(flow, by_hand())
 
 
 def test_plans_say_which_devices_one_rank_a_worker_leaves_idle_and_what_measures_more() -> None:

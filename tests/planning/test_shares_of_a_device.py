@@ -6,6 +6,7 @@ import random
 import threading
 from typing import Any, ClassVar, cast
 
+import built
 import pytest
 from mock_runs import run, seconds
 from timed_flows import cell
@@ -19,7 +20,6 @@ from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
 from rlinf_lab.planning.replay.estimate import estimate
 from rlinf_lab.runtime.profiling.crowding import Crowd
-from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
@@ -93,11 +93,7 @@ Made = list[tuple[tuple[str, ...], int, int]]
 
 def timeline_of(runs: Made) -> Timeline:
     """One rank for each run: its devices, start and end in ns."""
-    recorder, timeline = Recorder("simulated"), Timeline()
-    for number, (devices, start, end) in enumerate(runs):
-        recorder.add(recorder.track("w", number, devices), SpanKind.RUN, recorder.name("work"), start, end, 0)
-    timeline.extend(recorder.drain())
-    return timeline
+    return built.timeline_of(*(("w", number, devices, SpanKind.RUN, start, end, 0) for number, (devices, start, end) in enumerate(runs)))
 
 
 def bare(runs: Made, time: int) -> float:

@@ -10,7 +10,7 @@ from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 
 def recorder_of(rows: Iterable[tuple[Any, ...]], recorder: Recorder | None = None) -> Recorder:
     """Rows are (worker, rank, devices, kind, start, end), then iteration, channel, first item, items, and the name of the call."""
-    recorder = recorder or Recorder()
+    recorder = Recorder() if recorder is None else recorder  # an empty one is false
     for worker, rank, devices, kind, start, end, *rest in rows:
         iteration, channel, flow, items, name = [*rest, *(-1, "", -1, 0, "call")[len(rest) :]]
         track, number = recorder.track(worker, rank, devices), recorder.channel(channel) if channel else -1
