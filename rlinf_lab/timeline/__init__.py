@@ -1,4 +1,4 @@
-"""What happened when. Clocks, spans, recorders, timelines, and where the idle time of a device went.
+"""What happened when, and where the idle time of a device went. Here are clocks, spans, recorders and timelines.
 
 Importing this loads numpy only; pandas and pyarrow come with the first frame or file.
 """

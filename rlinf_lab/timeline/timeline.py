@@ -76,8 +76,8 @@ class Timeline(SpanStore):
         return tables.counters(self.snapshot())
 
     def depths(self) -> pd.DataFrame:
-        """How many items wait in each channel. One row whenever that changes, with channel, time_ns, seconds (since the
-        start) and depth (items).
+        """How many items wait in each channel. There is one row whenever that changes, with channel, time_ns, seconds
+        (since the start) and depth (items).
 
         Exact, from the spans: put until then less taken until then, 0 at least (clocks of several hosts differ a
         little); what an iteration leaves goes with its end. A depth holds until the channel's next row. Where spans
@@ -132,8 +132,8 @@ class Timeline(SpanStore):
         return critical.critical_path(self.snapshot(), by)
 
     def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
-        """What would be gained if each worker were ``times`` as fast. Seconds and share of the elapsed time; largest
-        first.
+        """What would be gained if each worker were ``times`` as fast, largest first. It is given in seconds and as a
+        share of the elapsed time.
 
         ``by``: worker, rank, name or a list of those. The recorded spans are replayed with those of one row shortened,
         waiting for each other as they did, in their orders; the rule, and what it leaves out, is in
@@ -174,8 +174,8 @@ class Timeline(SpanStore):
 
     @classmethod
     def open(cls, path: str | Path | Sequence[str | Path]) -> Self:
-        """A timeline from a file or a folder. `to_parquet`, Chrome trace JSON of any tool (`to_perfetto`), or the
-        folder of a training run.
+        """Open a timeline from a file or a folder. These are files of `to_parquet`, Chrome trace JSON of any tool
+        (`to_perfetto`), or the folder of a training run.
 
         Several files are Chrome traces of the ranks of one run, and become one timeline.
         Raises `TimelineError` for a file that is not there, damaged, cut off, or of something else.

@@ -1,4 +1,4 @@
-"""The dashboard of a run. One widget, fed from a background thread, laid out for a laptop's screen."""
+"""The dashboard of a run, laid out for a laptop's screen. It is one widget, fed from a background thread."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ def _sayable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of any library as JSON can hold it. None for one that is not finite; anything else stays as it is."""
+    """A number of any library as JSON can hold it. One that is not finite becomes None; anything else stays."""
     if type(value) in (str, bool, int, list, dict) or not isinstance(value, Real):
         return value
     number = _number(value)

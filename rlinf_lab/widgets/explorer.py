@@ -76,7 +76,7 @@ class PlanExplorer(PushedWidget):
 
     # --- asking ------------------------------------------------------------------------------------------------
     def ask(self, simulate: bool = True, **changes: Any) -> Plans:
-        """Change fields of the question and show the answer, which is returned. Fields: those of
+        """Change fields of the question and show the answer, which is returned. The fields are those of
         `planning.adapt.whatif.Question` (``items=``, ``memory_gib=`` ...).
 
         ``devices``: how many, or how many of each kind; ``memory_gib``: of all kinds, or of some; ``speed``: of some
@@ -97,8 +97,8 @@ class PlanExplorer(PushedWidget):
         question = dataclasses.replace(self.question, **changes)
         if set(question.devices) != set(self.question.devices):
             raise ConfigError(
-                f"ask(devices={shown(question.devices)}): how many of each kind: "
-                f"{', '.join(map(repr, self.question.devices))}."
+                f"ask(devices={shown(question.devices)}): a number for each kind that is planned for. "
+                f"Next: devices={dict(self.question.devices)}."
             )
         question.profile(self._first.profile)  # what cannot be asked leaves what is shown
         with self._push_lock:

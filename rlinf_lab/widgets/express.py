@@ -66,7 +66,7 @@ class Express:
 
     @classmethod
     def of(cls, comm: Any) -> Self | None:
-        """None where this is no ipykernel that packs JSON as usual. Its own way is to be taken then."""
+        """None where this is no ipykernel that packs JSON as usual. The comm's own way is to be taken then."""
         here = kernel()
         session, socket = getattr(here, "session", None), getattr(here, "iopub_socket", None)
         packer = getattr(sys.modules.get("jupyter_client.session"), "json_packer", None)
@@ -199,8 +199,8 @@ class Beat:
 
 
 def _signer(key: bytes, digest: Callable[..., Any]) -> Callable[[bytes], bytes]:
-    """HMAC (RFC 2104) by two hashes that have begun. With cold caches that saves two thirds of what the object of the
-    standard library takes.
+    """HMAC (RFC 2104) by two hashes that have begun. With cold caches it takes two thirds of what the object of the
+    standard library does.
     """
     block = digest().block_size
     padded = (key if len(key) <= block else digest(key).digest()).ljust(block, b"\0")

@@ -152,8 +152,8 @@ def _curves(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
 
 
 def _keys(wished: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The metrics to plot, as static/dashboard.js finds them. The wished ones that are there ("a|b": b where no a is),
-    else the first ones there are.
+    """The metrics to plot, as static/dashboard.js finds them. These are the wished ones that are there ("a|b": b where
+    no a is), else the first ones there are.
     """
     known = list(
         dict.fromkeys(
@@ -211,7 +211,7 @@ def _curve_row(curves: Sequence[tuple[str, Sequence[float]]]) -> Scene:
 
 
 def _seen(values: Sequence[float]) -> list[tuple[int, float]]:
-    """(place, value) of what a line this wide can show. For each pixel the lowest and the highest, in order."""
+    """(place, value) of what a line this wide can show: each pixel's extremes, in order."""
     size = max(1, len(values) // _WIDTH_PX)
     if size == 1:
         return list(enumerate(values))
@@ -234,7 +234,7 @@ _STYLE = (
 
 
 def is_possible() -> bool:
-    """In a kernel whose page is Jupyter's own, as far as that can be known. Others would show both."""
+    """Whether this is a kernel whose page is Jupyter's own, as far as is known. Others would show both."""
     if (
         "ipykernel" not in sys.modules
         or "VSCODE_PID" in os.environ
@@ -262,7 +262,7 @@ def is_update() -> bool:
 
 
 def show(still: Still, name: str, again: bool = False) -> None:
-    """In a new output, and in all those of this ``name`` that are there. ``again``: in these only."""
+    """Show it in a new output, and in all those of this ``name``. ``again``: in these only."""
     from IPython.display import display
 
     display(

@@ -1,4 +1,4 @@
-"""What is new in a growing `Timeline`, as the browser wants it. A cursor over spans, tables, bubbles and their sums."""
+"""What is new in a growing `Timeline`, for the browser. A cursor goes over spans, tables, bubbles and their sums."""
 
 from __future__ import annotations
 
@@ -204,8 +204,8 @@ class TimelineFeed:
         return update
 
     def take_bubbles(self, at_once: bool = False) -> Update:
-        """Device time and bubbles, where it is time to look at them, or ``at_once``. Of the spans that were taken, and
-        those that came since.
+        """Device time and bubbles, where it is time to look at them, or ``at_once``. They are of the spans that were
+        taken, and of those that came since.
         """
         update = Update()
         self._account(update, False, at_once)
@@ -250,8 +250,8 @@ class TimelineFeed:
         self._add_samples(now.counter_samples[self._sampled :], update)
 
     def _add_known_samples(self, update: Update) -> None:
-        """Others extend the timeline meanwhile. What is there is sent first, and then whether the page knows the names
-        of all that.
+        """Others extend the timeline meanwhile. So what is there is read first, and then whether the page knows the
+        names of all that.
         """
         fresh = self.timeline.counter_samples[self._sampled :]
         if self._shape_of(self.timeline) == self._shape:
@@ -312,15 +312,15 @@ class TimelineFeed:
         self._not_before += self._pause(time.thread_time() - began)
 
     def _pause(self, took: float) -> float:
-        """Seconds until accounting is worth it again. The last one took ``took`` seconds of a core."""
+        """Seconds until accounting is worth it again. It took ``took`` seconds of a core just now."""
         (at, computed), self._load = self._load, (time.monotonic(), time.process_time())
         is_alone = self._load[1] - computed - took < 0.25 * (self._load[0] - at) and _a_core_is_idle()
         self._accounted += took
         return min(LATE_SECONDS, (_REST_ALONE if is_alone else _REST) * took, _REST_EARLY * self._accounted)
 
     def _marks(self, now: Timeline) -> SpanArray:
-        """Marks of iterations that are new or settled, by start. Since the last look that told something; not all of a
-        long run, each time.
+        """Marks of iterations that have come or settled since the last look, by start. That look told something; a long
+        run's are not all gone through each time.
         """
         come = now._marks.view[self._marked :]
         self._marked += len(come)

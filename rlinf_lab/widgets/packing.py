@@ -1,5 +1,5 @@
-"""Device time as the browser reads it. 24-byte rows, little-endian, times relative to an origin so that a double is
-exact.
+"""Device time as the browser reads it. Rows have 24 bytes, little-endian; times are relative to an origin so that a
+double is exact.
 
 Spans travel as `rlinf_lab.timeline.formats.packed` lays them out.
 """

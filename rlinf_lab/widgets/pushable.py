@@ -55,8 +55,8 @@ def tidy(value: Any) -> Any:
 
 
 def tidy_state(state: Any) -> Any:
-    """Fields of a state with `tidy` values. Whole numbers become such (a table has 3.0), None an empty text or list
-    where one is meant.
+    """Fields of a state with `tidy` values. Whole numbers are made whole again (a table has 3.0); None is an empty text
+    or list where one is meant.
     """
     if not isinstance(state, _TABLE):
         return state
@@ -174,7 +174,7 @@ def _check_state(state: object) -> None:
 
 
 def _holds(value: Any) -> bool:
-    """Whether JSON can hold it. Else each page that connects would get nothing at all any more."""
+    """Whether JSON can hold it. If not, each page that connects would get nothing at all any more."""
     if isinstance(value, _SIMPLE):
         return True
     try:

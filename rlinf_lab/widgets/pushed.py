@@ -117,8 +117,8 @@ class PushedWidget(anywidget.AnyWidget):
         return {**data, "text/plain": still.text, "text/html": "<div></div>"}, metadata
 
     def renew_pictures(self, still: Still) -> None:
-        """Only the pictures above the views. A page makes no view anew for it, nor moves. Does nothing where the
-        picture is not an output of its own.
+        """Make only the pictures above the views anew. No page makes its view anew for it, nor moves. Does nothing
+        where the picture is not an output of its own.
         """
         if self._has_pictures:
             fallback.show(still, self._pictures, True)
@@ -129,9 +129,7 @@ class PushedWidget(anywidget.AnyWidget):
         shown.update(self)
 
     def renew(self, shown: Any) -> None:
-        """Make what is stored of an output up to date. The picture is that of now. ``shown``: the output's display
-        handle.
-        """
+        """Make what is stored of an output the picture of now. ``shown``: the output's display handle."""
         shown.update(self)
 
     def __repr__(self) -> str:
@@ -140,7 +138,7 @@ class PushedWidget(anywidget.AnyWidget):
 
 @contextmanager
 def _without_shell_parent(comm: Any) -> Iterator[None]:
-    """Send so that ipykernel does not remember the sender's shell. It would be the place to answer this comm from.
+    """Send so that ipykernel does not remember the sender's shell. It would answer this comm from there.
 
     ipykernel 7 routes a message of the page to the (sub)shell that sent last on the comm. A sender that inherits the
     busy main shell would make pause and stop wait until the cell ends. Outside ipykernel this does nothing.

@@ -73,7 +73,7 @@ class Declaration:
         return function
 
     def methods(self) -> list[str]:
-        """What a loop may call. Public methods that the class does not merely inherit from `Worker`."""
+        """The methods a loop may call: public ones, not merely inherited from `Worker`."""
         found = inspect.getmembers(self.cls, inspect.isfunction)
         return [n for n, f in found if not n.startswith("_") and getattr(Worker, n, None) is not f]
 
@@ -172,8 +172,7 @@ def would_not_run(function: Callable[..., Any]) -> str:
 
 
 def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Its signature, and why it cannot be called so. The reason is "" when it can, or is written in C and does not say.
-    """
+    """Its signature, and why it cannot be called so. The latter is "" when it can, or is written in C and silent."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

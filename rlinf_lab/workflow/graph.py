@@ -1,4 +1,4 @@
-"""The workflow graph. Workers, the channels between them, the values they hand on, and the cycles (cells).
+"""The workflow graph. It has workers, the channels between them, the values they hand on, and the cycles (cells).
 
 Frozen; traced from a dry run of the user's own loop (`trace.py`). Roles are never known by name.
 """
@@ -167,7 +167,8 @@ class WorkflowGraph:
 
     @cached_property
     def _ends(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-        """Who writes each channel, and who reads it, in order of declaration. Asked for every item of a simulation."""
+        """Who writes each channel, and who reads it, in order of declaration. Every item of a simulation asks for it.
+        """
         found: tuple[dict[str, dict[str, None]], ...] = ({}, {})
         for node in self.nodes:
             for call in node.calls:
@@ -210,7 +211,7 @@ class WorkflowGraph:
         return tuple(found)
 
     def _ways(self, start: str) -> dict[str, Edge]:
-        """The last edge of the shortest way to each worker. Ways are along channels, from ``start``."""
+        """The last edge of the shortest way from ``start`` to each worker along channels."""
         came: dict[str, Edge] = {}
         front = [start]
         for here in front:
@@ -222,7 +223,7 @@ class WorkflowGraph:
         return came
 
     def ring_over(self, edge: Edge) -> str:
-        """The shortest way over an edge, and on over channels back to its producer. ``a --x--> b --y--> a``."""
+        """The shortest way over an edge and further channels back to its producer. So ``a --x--> b --y--> a``."""
         came = self._ways(edge.consumer)
         way: list[Edge] = []
         here = edge.producer

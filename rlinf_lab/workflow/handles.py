@@ -1,4 +1,4 @@
-"""What a call returns at once. A handle of its future value, and lazy parts of that value."""
+"""What a call returns at once. It is a handle of its future value, and lazy parts of that value."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlinf_lab.workflow.structure import Path, path_text
 
 
 class Dispatcher(Protocol):
-    """Who receives the calls of an iteration function. The tracer (``is_dry``: it runs nothing) or a session of an
-    executor.
+    """Who receives the calls of an iteration function: the tracer or an executor's session. ``is_dry``: the tracer,
+    which runs nothing.
     """
 
     is_dry: bool
@@ -34,7 +34,7 @@ class Dispatcher(Protocol):
 
 
 class FlowBuilder(Protocol):
-    """A workflow as its parts know it. What is declared, and who receives the calls of its loop now."""
+    """A workflow as its parts know it. They see what is declared, and who receives the calls of its loop now."""
 
     name: str
     workers: dict[str, Declaration]
@@ -150,7 +150,7 @@ def awaited(lazy: Any) -> tuple[CallSpec, Path] | None:
 
 
 class Origin(NamedTuple):
-    """Where a value will come from. Who makes the call, and which part of what the call returns."""
+    """Where a value comes from: who makes the call, and which part it returns."""
 
     dispatcher: Dispatcher
     call: CallSpec

@@ -1,4 +1,4 @@
-"""What may be logged, and what is said of single samples. Numbers under names that the run does not use itself."""
+"""What may be logged, and what is said of samples. Numbers have names that the run does not use itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def logged(who: str, metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def returned(who: str, result: Any) -> dict[str, float]:
-    """The numbers among what a loop returned. The value itself (as ``result``), or those of its dict."""
+    """The numbers among what a loop returned. They are the value itself (as ``result``), or those of its dict."""
     if not isinstance(result, dict):
         value = _number(who, "result", result)
         return {} if value is None else {"result": value}
@@ -179,8 +179,8 @@ class SampleLog:
         self._context.begin_sample(id)
 
     def end(self, ids: str | Sequence[str], label: str = "sample", **fields: Plain | list[Plain]) -> None:
-        """Work on one or several is over. As `log`, and a bar named ``label`` since `begin`, as a label of the
-        timeline.
+        """Work on one or several samples is over. This logs as `log` does, and draws a bar named ``label`` since
+        `begin`, as a label of the timeline.
 
         Of each rank up to sixteen bars lie side by side, beside those of the last four that run: the long tail.
         """
@@ -188,8 +188,8 @@ class SampleLog:
         self._context.end_sample(SampleFields.of(self._who, every, fields), label)
 
     def log(self, *ids: str, **fields: Plain | list[Plain]) -> None:
-        """Say something of samples, in the run's table ``samples``. Numbers, bools and texts, of which 400 characters
-        are kept.
+        """Log numbers, bools and texts about samples, in the run's table ``samples``. Of a text, 400 characters are
+        kept.
 
         A list has one value for each id: together they cost a fraction of what they cost one by one. One row an id,
         whoever speaks of it and when; what is said later wins. Raises `WorkflowError` for other values.
@@ -197,7 +197,7 @@ class SampleLog:
         self._context.log_sample(SampleFields.of(self._who, ids, fields))
 
     def amend(self, *ids: str, **fields: Plain | list[Plain]) -> None:
-        """As `log`, of samples that others tell of, sooner or later. An id that nobody logs gets no row."""
+        """Log as `log` does, about samples that others log sooner or later. An id that nobody logs gets no row."""
         self._context.log_sample(SampleFields.of(self._who, ids, fields, makes_rows=False))
 
     def __repr__(self) -> str:

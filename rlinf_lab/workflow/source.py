@@ -58,7 +58,9 @@ def computes_first(function: Callable[..., Any], cls: type) -> bool:
 
 @functools.lru_cache(1024)  # every call in a traced loop asks
 def batched(function: Callable[..., Any]) -> frozenset[str]:
-    """Inboxes that a method uses for nothing but to get the plan's batches. ``for batch in inbox``, ``inbox.get()``."""
+    """Inboxes that a method uses for nothing but to get the plan's batches. It does so by ``for batch in inbox`` or
+    ``inbox.get()``.
+    """
     definition = _definition(function)
     nodes = [] if definition is None else [n for statement in definition.body for n in ast.walk(statement)]
     asked: list[ast.expr] = []
@@ -78,8 +80,8 @@ def _inboxes(function: Callable[..., Any]) -> frozenset[str]:
 
 @functools.lru_cache(1024)
 def _definition(function: Callable[..., Any]) -> ast.FunctionDef | None:
-    """None where it cannot be read. There is no source, another function stands before this one, or the file has
-    changed since.
+    """The definition of a function; None where its source cannot be told. That is where there is none, another function
+    stands before this one, or the file has changed since.
     """
     function = inspect.unwrap(function)
     code = function.__code__
@@ -147,7 +149,7 @@ class _Reader:
         return self._sequence([before, _either(self.block(s.body), First.NOTHING), self.block(s.orelse)])
 
     def _while(self, s: ast.While) -> First:
-        """Only ``while True`` without a way out before its first get is sure of it."""
+        """Only ``while True``, with no way out before its first get, surely comes to it."""
         asked, before = self._value(s.test), list[ast.stmt]()
         for statement in s.body if asked is First.NOTHING else ():
             if self._statement(statement) in (First.READS, First.WORKS):
@@ -228,7 +230,7 @@ class _Reader:
         return isinstance(e, ast.Name) or self._is_plain(e)
 
     def _is_plain(self, e: ast.expr) -> bool:
-        """An attribute that is only looked up. No property of the worker's class, or of something that it holds."""
+        """An attribute that is only looked up. It is no property of the worker's class, or of what it holds."""
         if not isinstance(e, ast.Attribute) or not isinstance(e.value, ast.Name):
             return isinstance(e, ast.Attribute) and self._is_plain(e.value)
         made = inspect.getattr_static(self._cls, e.attr, None) if e.value.id == "self" else None

@@ -138,8 +138,8 @@ class ChannelSpec:
 
     @property
     def taken_by(self) -> int:
-        """The order as the engine knows it. 0 first in, first out; 1 last in, first out; 2 by what is known of each
-        item; 3 by the age of its group.
+        """The order as the engine knows it, a number. 0: first in, first out; 1: last in, first out; 2: by what is
+        known of each item; 3: by the age of its group.
         """
         return {"fifo": 0, "lifo": 1, "oldest_group": 3}.get(self.order if isinstance(self.order, str) else "", 2)
 
@@ -187,7 +187,7 @@ class ChannelSpec:
 
 
 class Tags(NamedTuple):
-    """Of the items of a put. Their weights and their places in the order, where a channel has them."""
+    """Weights and places in the order of the items of a put. They are there where a channel has them."""
 
     weights: tuple[int, ...] | None
     ranks: tuple[float, ...] | None
@@ -234,7 +234,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """An argument that contains values of other calls. A structure with holes, and what fills them."""
+    """An argument that contains values of other calls. It is a structure with holes, and what fills them."""
 
     template: Any
     refs: tuple[RefArg, ...]

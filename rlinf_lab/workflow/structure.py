@@ -1,4 +1,6 @@
-"""Values inside values. Leaves of nested lists, tuples, dicts, sets and dataclasses, and parts named by a path."""
+"""Values inside values: leaves of nested containers and dataclasses, and parts named by a path. Containers are lists,
+tuples, dicts and sets.
+"""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ class Symbol:
         return f"<{self._text}>"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """For numpy, which is loaded when it asks. The symbol as an object, or the stand-in where a kind of number is
-        wanted.
+        """For numpy, which is loaded when it asks. It gets the symbol as an object, or the stand-in where a kind of
+        number is wanted.
         """
         import numpy as np
 
@@ -156,8 +156,8 @@ def refuse_kept(value: Symbol) -> NoReturn:
 
 
 def _unpacked(frame: FrameType) -> int | None:
-    """Into how many parts the statement that ``frame`` executes unpacks. Of ``a, b = x`` or ``a, *b = x``; None when it
-    iterates.
+    """How many parts the statement that ``frame`` executes unpacks to; None when it iterates. It is ``a, b = x`` or
+    ``a, *b = x``.
     """
     at = frame.f_lasti
     instruction = next((i for i in dis.get_instructions(frame.f_code) if i.offset == at), None)

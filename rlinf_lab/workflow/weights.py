@@ -1,6 +1,4 @@
-"""Versioned weights on their way from who learns to who acts. As the workflow's author writes them. The executor moves
-them.
-"""
+"""Versioned weights from who learns to who acts, as the workflow's author writes it. The executor moves them."""
 
 from __future__ import annotations
 
@@ -18,7 +16,8 @@ class Published(NamedTuple):
 
 
 class Weights:
-    """A store of weights, as a worker's method sees it. ``def act(self, prompts: lab.Inbox, weights: lab.Weights)``.
+    """A store of weights, as a worker's method sees it. A method takes one so: ``def act(self, prompts: lab.Inbox,
+    weights: lab.Weights)``.
 
     Declared with ``flow.weights("actor")`` and passed to methods like a channel. A version is there for others when the
     call that published it has ended well. Constructed by hand it is a store of its own, for trying a worker out.

@@ -1,4 +1,4 @@
-"""What a worker is. Also the two ends of a channel as a worker sees them.
+"""What a worker is, and the two ends of a channel as it sees them.
 
 A worker is a plain class. Its methods take inboxes (streams in), outboxes (streams out) and ordinary
 values, and run without any runtime: a list is a good inbox and `Collected` a good outbox in a unit test.
@@ -41,12 +41,12 @@ class Inbox(Protocol[T]):
     def __iter__(self) -> Iterator[list[T]]: ...
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[T]:
-        """Exactly ``n`` items (``None``: the plan's micro-batch). Fewer only when the stream ends, ``[]`` after its
-        end.
+        """Take exactly ``n`` items (``None``: the plan's micro-batch). They are fewer only when the stream ends, and
+        ``[]`` after its end.
         """
 
     def get_nowait(self, n: int | None = None, *, key: int | None = None) -> list[T]:
-        """What is there now, at most ``n`` items, without waiting for more. ``[]`` where nothing is.
+        """Take what is there now, at most ``n`` items, without waiting for more. It is ``[]`` where nothing is.
 
         Also after the end of the stream, which `get` tells: ask that as soon as there is nothing else to do. The rank
         keeps its device. Who waits in a get goes first. Where a rank reads a channel whose queue is in another process
@@ -114,7 +114,7 @@ class Outbox(Protocol[T_contra]):
         """
 
     def is_wanted(self) -> bool:
-        """Whether anybody may still read what is put. False once all calls that read the channel have ended.
+        """Whether anybody may still read what is put. It is False once all calls that read the channel have ended.
 
         Ask before the next decode step: a call that returns then keeps what it has in the making, and what it has not
         read is not wanted, either, where nobody reads any of what it writes.
@@ -259,15 +259,15 @@ class Worker:
         return "" if self.can_leave() else f"{type(self).__name__}.can_leave() says no"
 
     def _shared(self, other: Worker) -> float:
-        """The share of its memory on the device that is also the other worker's. From 0 to 1."""
+        """The share of its memory on the device, 0 to 1, that another worker shares."""
         return 0.0
 
     def _leaves_at_once(self) -> bool:
-        """Whether it leaves its device as soon as it is built. So it does where others will need the place."""
+        """Whether it leaves its device once built, where others will need the place."""
         return True
 
     def _shares_with_given(self, values: Iterable[Any]) -> bool:
-        """Whether memory of its own is also under these arguments of another worker. That one is not built yet."""
+        """Whether these arguments of another worker, not yet built, share memory with this one's."""
         return False
 
     def _nbytes(self) -> int:

@@ -200,7 +200,14 @@ def leaving(sizes: list[int], coming: int, memory: int, fixed: tuple[int, ...] =
         engine.settle([(process, Event.START, 0, 1)])
         engine.settle([(process, Event.ONLOADED, -1, 0)])
         engine.settle([(process, Event.DONE, 0, 0)])
-    return [process for do, process, _, _ in engine.settle([(newcomer, Event.START, 0, 1)]) if do == Do.OFFLOAD]
+    found = [process for do, process, _, _ in engine.settle([(newcomer, Event.START, 0, 1)]) if do == Do.OFFLOAD]
+    engine.settle([(process, Event.OFFLOADED, -1, 0) for process in found])
+    engine.settle([(newcomer, Event.ONLOADED, -1, 0)])
+    for _ in range(2):  # it works when they have left, and once more, for it is there
+        assert engine.processes[newcomer].state == "run"
+        engine.settle([(newcomer, Event.DONE, 0, 0)])
+        engine.settle([(newcomer, Event.START, 0, 1)])
+    return found
 
 
 @pytest.mark.parametrize(

@@ -54,15 +54,6 @@ def test_batch_meets_its_samples_and_says_where_it_guesses() -> None:
     assert alone.basis == "assumed" and alone.seconds == pytest.approx(177) == BatchModel(samples((64, 8192, 88.5)), 0.5).estimate(16, 8192).seconds
 
 
-def test_company_makes_it_slower() -> None:
-    rows = (Sample(16, 256.0, 190.0), Sample(16, 256.0, 474.0, ("policy", "simulator")))
-    model = BatchModel(rows)
-    alone, crowded = (float(model.seconds(np.array([16]), 256, frozenset(b))[0]) for b in ((), ("policy", "simulator")))
-    assert (alone, crowded) == (190.0, 474.0)
-    # Beside one of them nothing was measured: the smallest larger co-location is the pessimistic answer.
-    assert float(model.seconds(np.array([16]), 256, frozenset(["policy"]))[0]) == 474.0
-
-
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 500), st.floats(0.01, 100)), min_size=1, max_size=6))
 @settings(max_examples=60, deadline=None)
 def test_batch_is_positive_and_falls_with_fewer_items(rows: list[tuple[int, int, float]]) -> None:
@@ -101,16 +92,6 @@ def test_a_completion_curve_comes_back_as_it_went_in() -> None:
         assert stream.times[-1] == pytest.approx(200)
         if exponent:
             assert model.share == pytest.approx(exponent, abs=0.01)
-
-
-def test_a_cap_makes_waves() -> None:
-    free = GenerationModel(samples((8, 1024, 100)), Lengths(1000.0, mean_tokens=400.0), exponent=0.5)
-    waves = GenerationModel(samples((8, 1024, 100)), Lengths(1000.0, mean_tokens=400.0), max_running=16, exponent=0.5)
-    assert waves.schedule(QUANTILES // 8).steps > 3 * free.schedule(QUANTILES).steps
-    # Many more requests than slots: twice as many take about twice as long; without a cap far less than that.
-    double = waves.seconds(np.array([8]), 2048)[0] / waves.seconds(np.array([8]), 1024)[0]
-    assert 1.7 < double < 2.05
-    assert free.seconds(np.array([8]), 2048)[0] / free.seconds(np.array([8]), 1024)[0] == pytest.approx(1.5)
 
 
 @given(st.integers(1, QUANTILES), st.booleans())
@@ -218,7 +199,7 @@ def models(rows: list[tuple[int, int, float]]) -> list[CostModel]:
     return [BatchModel(some), SimulatorModel(some), GenerationModel(some, LENGTHS)]
 
 
-@given(st.lists(st.tuples(st.sampled_from([1, 2, 8, 32]), st.sampled_from([64, 512]), st.floats(0, 100)), min_size=1, max_size=5))
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 8, 32]), st.sampled_from([10, 64, 512]), st.floats(0, 100)), min_size=1, max_size=5))
 @settings(max_examples=25, deadline=None)
 def test_no_sample_lies_outside_what_is_stated_at_its_point(rows: list[tuple[int, int, float]]) -> None:
     for model in models(rows):
@@ -304,8 +285,3 @@ def test_a_rank_has_whole_items(items: int, ranks: int, size: int) -> None:
     # Micro-batches of a number that is not whole differ by one: together they cost what they hold.
     mean = np.mean([-(-n // ranks) for n in (items, items, items, items + 1)])
     assert float(BatchModel(rows, None, size).seconds(np.array([ranks * size]), items + 0.25)[0]) == pytest.approx(mean)
-
-
-def test_what_was_measured_with_uneven_ranks_is_met() -> None:
-    for model in models([(4, 10, 3.0), (1, 10, 9.0)]):
-        assert [model.estimate(n, 10).seconds for n in (4, 1)] == pytest.approx([3.0, 9.0])

@@ -184,6 +184,7 @@ class Doubler(Worker):
 def test_a_loop_at_its_channels_is_simulated_as_it_runs() -> None:
     """The same loop as a script: equal span by span to the run."""
     flow = feeding()
+    assert flow.graph.cells == (), "a loop that feeds a worker and reads it is no cell"
     plan = ExecutionPlan.spatial(flow, TWO, APART, micro_batch=2)
 
     def loop(turn):
@@ -322,7 +323,3 @@ def test_ranks_that_share_a_queue_answer_whoever_asked() -> None:
     with pytest.raises(PlanError, match="would hold 1 tokens"):
         found.simulate(dataclasses.replace(plans[0], sub_batches={}))
 
-
-# --- the loop and scripts -------------------------------------------------------------------------------------------
-def test_a_loop_that_feeds_a_worker_and_reads_it_is_no_cell() -> None:
-    assert feeding().graph.cells == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from built import timeline_of
 from driving import executed
 from timed_flows import cell
 
@@ -24,9 +25,7 @@ from rlinf_lab.planning.profile.profile import (
 )
 from rlinf_lab.planning.replay.estimate import estimate
 from rlinf_lab.planning.replay.loop_script import seen_messages
-from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.timeline.timeline import Timeline
 
 UNIX, TCP = Message("unix", 0.003, 0.001), Message("tcp", 0.03, 0.01)
 STEPS = 5
@@ -99,16 +98,11 @@ def test_computing_for_messages_that_a_plan_does_not_send_is_taken_off() -> None
 def test_flights_are_read_off_the_run() -> None:
     """10 and 30 ms on their way, and the reader of each goes on 1 ms later."""
     flow = cell(0.010, 0.020, STEPS)
-    timeline = Timeline(["cpu:0", "cpu:1"])
-    recorder = Recorder("host1")
-    lane = recorder.track("host0 → host1", 0)
-    reader = recorder.track("policy", 0, ("cpu:1",))
-    name, obs = recorder.name("unix"), recorder.channel("obs")
-    for number, took in enumerate((10, 30)):
-        start = (10 + number) * 10**9
-        recorder.add(lane, SpanKind.TRANSFER, name, start, start + took * MS, 1, 1, 0, obs)
-        recorder.add(reader, SpanKind.GET, recorder.name("act"), start - MS, start + (took + 1) * MS, 1, 1, 0, obs)
-    timeline.extend(recorder.drain())
+    rows: list[tuple] = []
+    for start, took in ((10 * 10**9, 10), (11 * 10**9, 30)):
+        rows.append(("host0 → host1", 0, (), SpanKind.TRANSFER, start, start + took * MS, 1, "obs", -1, 1, "unix"))
+        rows.append(("policy", 0, ("cpu:1",), SpanKind.GET, start - MS, start + (took + 1) * MS, 1, "obs", -1, 1))
+    timeline = timeline_of(*rows, devices=["cpu:0", "cpu:1"])
     assert seen_messages(flow.graph, timeline, {1}, ()) == (Message("unix", pytest.approx(0.021)),)
     assert seen_messages(flow.graph, timeline, {1}, (UNIX, TCP)) == (Message("unix", pytest.approx(0.021), UNIX.busy_s), TCP)
     assert seen_messages(flow.graph, timeline, {0}, (UNIX,)) == (UNIX,), "none in that iteration"
@@ -132,9 +126,10 @@ def test_a_forecast_of_members_apart_pays_for_every_step() -> None:
     assert found[1] - found[0] == pytest.approx(10 * (2 * UNIX.latency_s + 4 * UNIX.busy_s), rel=0.12)
 
 
-def test_profiles_keep_messages() -> None:
+def test_profiles_keep_messages_and_links() -> None:
     made = profile((UNIX, TCP))
-    assert Profile.from_json(made.to_json()) == made
+    for kept in (made, moving(Link(12.0, 1e-4))):
+        assert Profile.from_json(kept.to_json()) == kept
     with pytest.raises(ConfigError, match="profile.messages names a transport twice"):
         made.replace(messages=(UNIX, UNIX))
     assert message_of((UNIX,), one_node=False) == UNIX and message_of((UNIX, TCP), one_node=True) == UNIX
@@ -175,7 +170,3 @@ def test_a_slow_link_decides_for_sharing_devices() -> None:
     assert lab.plan(moving(Link(1000.0)), 2).best.mode == "spatial"
     slow = lab.plan(moving(Link(0.1)), 2)  # 10 s to move what takes 4 s to make and to use on the same devices
     assert slow.best.mode == "temporal" and slow.best.seconds < 10 < next(p.seconds for p in slow if p.mode == "spatial")
-
-
-def test_links_travel_in_json() -> None:
-    assert Profile.from_json(moving(Link(12.0, 1e-4)).to_json()) == moving(Link(12.0, 1e-4))

@@ -96,7 +96,7 @@ TWO = [{"devices": 1, "items": 64, "seconds": 0}, {"devices": 2, "items": 64, "s
         (GENERATION, {"workers.a.samples": TWO}),
         (GENERATION, {"workers.a.samples": [{**s, "seconds": 0} for s in TWO]}),
         (GENERATION, {"workers.a.resource": "host", FIRST + "devices": 0}),
-        (GENERATION, {"workers.a.lengths": {"max_tokens": 100, "quantiles": [[0, 0.9], [100, 1]], "tail": 2}}),
+        (GENERATION, {"workers.a.lengths": {"max_tokens": 100, "quantiles": [[0, 0.9], [50, 0.9], [100, 1]], "tail": 2}}),
         (GENERATION, {"workers.a.lengths": {"max_tokens": 1000, "completion": [[0, 0.0], [10, 1]]}}),
         *[(CELL, {"cells": [{"members": ["s", "p"], "sub_batches": [k]}]}) for k in (2, 3, 64)],
     ],

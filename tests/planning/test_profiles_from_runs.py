@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -292,9 +293,11 @@ def test_a_torch_trace_has_as_many_devices_as_gpus_and_the_iterations_that_it_ma
     ],
 )
 def test_spans_of_a_device_may_hop_between_lanes(spans: list[tuple[int, int, int]], devices: int, took: float, tmp_path: Path) -> None:
-    trace = opened_trace(tmp_path, *(event("gen", start, end - start, lane) for lane, start, end in spans))
-    profile = lab.planning.profile_from_trace(trace, {"a": "gen"}, 64, [], devices={"a": devices})
+    trace = opened_trace(tmp_path, event("once", 20, 1, 9), *(event("gen", start, end - start, lane) for lane, start, end in spans))
+    profile = lab.planning.profile_from_trace(trace, {"a": "gen", "b": "once"}, 64, [], devices={"a": devices})
     assert (profile.workers["a"].samples[0].devices, seconds(profile)["a"]) == (devices, pytest.approx(took))
+    most = max(Counter(lane for lane, *_ in spans).values())
+    assert any(f"(on a lane: a {most} spans, b 1 span)" in note for note in profile.notes) == (most > 1)
 
 
 def test_time_does_not_count_for_two_workers(tmp_path: Path) -> None:
@@ -381,26 +384,9 @@ THREE = ["cpu:0", "cpu:1", "cpu:2"]
 STEPS = 6
 
 
-class RingStage(Worker):
-    def roll(self, acts: Inbox, obs: Outbox, done: Outbox) -> None: ...
-    def see(self, obs: Inbox, feats: Outbox) -> None: ...
-    def act(self, feats: Inbox, acts: Outbox) -> None: ...
-    def fit(self, done: Inbox) -> None: ...
-
-
 def ring() -> Workflow:
-    flow = Workflow("ring")
-    obs, feats, acts, done = flow.channels("obs", "feats", "acts", "done")
-    sim, critic, policy, learner = (flow.worker(RingStage, name=n) for n in ("sim", "critic", "policy", "learner"))
-
-    @flow.iteration
-    def iteration() -> None:
-        sim.roll(acts, obs, done)
-        critic.see(obs, feats)
-        policy.act(feats, acts)
-        learner.fit(done)
-
-    return flow
+    """A simulator, a critic and a policy go round; a learner takes what is done."""
+    return timed("sc cp ps sl", 8, dict.fromkeys("scpl", (0, 0)))[0]
 
 
 def rounds(puts: int, items: int, gets: int) -> Callable:
@@ -410,9 +396,9 @@ def rounds(puts: int, items: int, gets: int) -> Callable:
         for _ in range(STEPS):
             for _ in range(puts):
                 yield run(4 * MS)
-                yield put("obs", items)
-            yield get("acts", gets)
-        yield put("done", 8)
+                yield put("sc", items)
+            yield get("ps", gets)
+        yield put("sl", 8)
 
     return roll
 
@@ -427,12 +413,12 @@ def tokens(count: int, answered: bool = True) -> Callable:
         for step in range(STEPS):
             for _ in range(count):
                 if step:
-                    yield get("acts", 1)
+                    yield get("ps", 1)
                 yield run(4 * MS)
-                yield put("obs")
+                yield put("sc")
         for _ in range(count * answered):
-            yield get("acts", 1)
-        yield put("done", 8)
+            yield get("ps", 1)
+        yield put("sl", 8)
 
     return roll
 
@@ -454,27 +440,27 @@ def answers(source: str, target: str, ms: int, of: int = 1):
 
 
 def fit(turn):
-    while n := (yield get("done")):
+    while n := (yield get("sl")):
         yield run(2 * n * MS)
 
 
 def ring_ran(flow: Workflow, plan: ExecutionPlan, roll: Callable, of: int = 1) -> Timeline:
     calls = [
-        SimCall("sim", "roll", roll, reads=("acts",), writes=("obs", "done")),
-        SimCall("critic", "see", answers("obs", "feats", 2), reads=("obs",), writes=("feats",), starts_on_device=False),
-        SimCall("policy", "act", answers("feats", "acts", 3, of), reads=("feats",), writes=("acts",), starts_on_device=False),
-        SimCall("learner", "fit", fit, reads=("done",), starts_on_device=False),
+        SimCall("s", "work", roll, reads=("ps",), writes=("sc", "sl")),
+        SimCall("c", "work", answers("sc", "cp", 2), reads=("sc",), writes=("cp",), starts_on_device=False),
+        SimCall("p", "work", answers("cp", "ps", 3, of), reads=("cp",), writes=("ps",), starts_on_device=False),
+        SimCall("l", "work", fit, reads=("sl",), starts_on_device=False),
     ]
     return Simulator(flow.graph, plan).simulate(calls, 4)
 
 
 def together(flow: Workflow, sims: int = 1) -> ExecutionPlan:
-    return ExecutionPlan.temporal(flow, THREE[:sims], {"sim": sims})
+    return ExecutionPlan.temporal(flow, THREE[:sims], {"s": sims})
 
 
 def apart(flow: Workflow) -> ExecutionPlan:
-    places = {"sim": [[0]], "critic": [[1]], "policy": [[2]], "learner": [[0]]}
-    return ExecutionPlan("apart", THREE, places, micro_batches={"obs": 1, "feats": 1, "acts": 1})
+    places = {"s": [[0]], "c": [[1]], "p": [[2]], "l": [[0]]}
+    return ExecutionPlan("apart", THREE, places, micro_batches={"sc": 1, "cp": 1, "ps": 1})
 
 
 def took(done: Timeline) -> float:
@@ -489,21 +475,24 @@ def busy(profile: Profile, worker: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("roll", "of", "calls", "sub_batches"),
+    ("roll", "of", "sub_batches", "says"),
     [
-        (one_at_a_time, 1, 6, (1,)), (last_unanswered, 1, 6, (1,)), (all_at_once, 1, 6, (1,)),
-        (two_under_way, 1, 6, (2,)), (three_for_one, 3, 6, (1,)),
+        (one_at_a_time, 1, (1,), ""), (last_unanswered, 1, (1,), ""), (all_at_once, 1, (1,), "puts 4 items into the cell"),
+        (two_under_way, 1, (2,), ""), (three_for_one, 3, (1,), "puts 18 items an iteration into it and gets 6 back"),
     ],
 )  # fmt: skip
-def test_the_steps_of_a_ring_are_counted_and_plans_take_as_long_as_the_run(roll: Callable, of: int, calls: int, sub_batches: tuple[int, ...]) -> None:
+def test_the_steps_of_a_ring_are_counted_and_plans_take_as_long_as_the_run(roll: Callable, of: int, sub_batches: tuple[int, ...], says: str) -> None:
+    """And what cannot be told is said."""
     flow = ring()
     plan = together(flow)
     done = ring_ran(flow, plan, roll, of)
     profile = profile_from_run(flow, plan, done)
-    assert {w: profile.workers[w].calls for w in flow.graph.workers} == {"sim": calls, "critic": calls, "policy": calls, "learner": 1}
-    assert [w for w, p in profile.workers.items() if p.kind == "simulator"] == ["sim"]
+    assert {w: profile.workers[w].calls for w in flow.graph.workers} == {"s": STEPS, "c": STEPS, "p": STEPS, "l": 1}
+    notes = " ".join(profile.notes)
+    assert says in notes and bool(says) == ("cell" in notes)
+    assert [w for w, p in profile.workers.items() if p.kind == "simulator"] == ["s"]
     assert profile.cells[0].sub_batches == sub_batches
-    for worker in ("sim", "critic", "policy"):
+    for worker in ("s", "c", "p"):
         worked = [s.end_ns - s.start_ns for s in done.rows() if s.track.worker == worker and s.kind == SpanKind.RUN and s.iteration == 2]
         assert busy(profile, worker) == pytest.approx(sum(worked) / 1e9), worker
     best = planned(flow, plan, profile)
@@ -525,27 +514,17 @@ def test_members_on_devices_of_their_own_take_as_long_as_the_run(roll: Callable)
 def test_ranks_of_the_head_each_have_their_tokens() -> None:
     flow = ring()
     plan = ExecutionPlan(
-        "two", THREE, {"sim": [[0], [1]], "critic": [[2]], "policy": [[2]], "learner": [[2]]}, micro_batches={"obs": 2, "feats": 1, "acts": 1}
+        "two", THREE, {"s": [[0], [1]], "c": [[2]], "p": [[2]], "l": [[2]]}, micro_batches={"sc": 2, "cp": 1, "ps": 1}
     )
     run_ = Observed.of(flow.graph, plan, ring_ran(flow, plan, one_at_a_time))
     cell = run_.cell(flow.graph.cells[0])
-    assert (cell.head, cell.tokens, cell.steps) == ("sim", 2, STEPS)
+    assert (cell.head, cell.tokens, cell.steps) == ("s", 2, STEPS)
     profile = fitted([run_])
-    assert busy(profile, "critic") == pytest.approx(0.002 * STEPS)
-    assert [(s.items, s.seconds) for s in profile.workers["policy"].samples] == [(profile.items / 2, pytest.approx(0.003))]  # it was asked one by one
-    single = ExecutionPlan("one by one", THREE, plan.placements, micro_batches={"obs": 1, "feats": 1, "acts": 1})
+    assert busy(profile, "c") == pytest.approx(0.002 * STEPS)
+    assert [(s.items, s.seconds) for s in profile.workers["p"].samples] == [(profile.items / 2, pytest.approx(0.003))]  # it was asked one by one
+    single = ExecutionPlan("one by one", THREE, plan.placements, micro_batches={"sc": 1, "cp": 1, "ps": 1})
     notes = profile_from_run(flow, single, ring_ran(flow, single, one_at_a_time)).notes
-    assert any("'sim' has 2 ranks, and 'critic' took what they put" in n for n in notes) and not any("batches of" in n for n in profile.notes)
-
-
-@pytest.mark.parametrize(
-    ("roll", "of", "says"),
-    [(three_for_one, 3, "puts 18 items an iteration into it and gets 6 back"), (all_at_once, 1, "puts 4 items into the cell"), (two_under_way, 1, "")],
-)
-def test_what_cannot_be_told_is_said_by_name(roll: Callable, of: int, says: str) -> None:
-    flow = ring()
-    notes = " ".join(profile_from_run(flow, together(flow), ring_ran(flow, together(flow), roll, of)).notes)
-    assert says in notes and bool(says) == ("cell" in notes)
+    assert any("'s' has 2 ranks, and 'c' took what they put" in n for n in notes) and not any("batches of" in n for n in profile.notes)
 
 
 def test_what_is_in_flight_is_counted_from_what_was_moved() -> None:

@@ -114,6 +114,7 @@ def test_cells_sit_together_or_apart() -> None:
     assert apart[0, 16] == pytest.approx(80 * max(2 * (0.8 + 0.1 * 6 / 30), 0.8 + 0.1 * 6 / 30 + 0.4 + 0.8 * 6 / 30))
     # Whose devices the learner shares: both of them, or one of the two on each device.
     assert setting.tables.of(1, 1, forms[0])[0, 16] == 470
+    assert setting.tables.of(1, 1, forms[1])[0, 16] == 470, "of one of them nothing was measured: the smallest larger company"
     one_beside = (Sample(16, 256.0, 200.0, ("policy",)), Sample(16, 256.0, 210.0, ("simulator",)))
     alone = embodied().with_worker("learner", samples=(*embodied().workers["learner"].samples, *one_beside))
     assert Setting.of(alone, 16).tables.of(1, 1, forms[1])[0, 16] == pytest.approx(210)

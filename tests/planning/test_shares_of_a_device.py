@@ -6,6 +6,7 @@ import random
 import threading
 from typing import Any, ClassVar, cast
 
+import built
 import pytest
 from mock_runs import run, seconds
 from timed_flows import cell
@@ -19,7 +20,6 @@ from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
 from rlinf_lab.planning.replay.estimate import estimate
 from rlinf_lab.runtime.profiling.crowding import Crowd
-from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
@@ -93,11 +93,7 @@ Made = list[tuple[tuple[str, ...], int, int]]
 
 def timeline_of(runs: Made) -> Timeline:
     """One rank for each run: its devices, start and end in ns."""
-    recorder, timeline = Recorder("simulated"), Timeline()
-    for number, (devices, start, end) in enumerate(runs):
-        recorder.add(recorder.track("w", number, devices), SpanKind.RUN, recorder.name("work"), start, end, 0)
-    timeline.extend(recorder.drain())
-    return timeline
+    return built.timeline_of(*(("w", number, devices, SpanKind.RUN, start, end, 0) for number, (devices, start, end) in enumerate(runs)))
 
 
 def bare(runs: Made, time: int) -> float:
@@ -121,17 +117,10 @@ def test_every_moment_counts_as_often_as_the_cores_that_work_in_it_make_it(seed:
         runs.append((tuple(rng.sample(names, rng.randint(0, 2))), start, start + rng.randint(0, 40)))
     runs.append((("cpu:0",), 0, 1))
     before, after = timeline_of(runs), stretched(timeline_of(runs), FACTORS)
+    assert stretched(before, ()) is before and stretched(before, (1.0,)) is before
     assert len(after) == len(before) and after.devices == before.devices and after.tracks == before.tracks
     for old, new in zip(before.rows(), after.rows(), strict=True):
         assert (new.start_ns, new.end_ns) == pytest.approx((bare(runs, old.start_ns), bare(runs, old.end_ns)), abs=0.5)
-
-
-def test_work_on_one_core_or_without_factors_takes_as_long_as_before() -> None:
-    alone = [(("cpu:0",), 0, 10), (("cpu:0",), 5, 20), (("cuda:0",), 0, 20)]
-    assert not stretched(timeline_of(alone), FACTORS).diff(timeline_of(alone))
-    both = timeline_of([(("cpu:0",), 0, 10), (("cpu:1",), 0, 10)])
-    assert stretched(both, ()) is both and stretched(both, (1.0,)) is both
-    assert stretched(both, FACTORS).elapsed_ns == 15
 
 
 @pytest.mark.parametrize("bad", [(2.0,), (1.0, 0.9), (1.0, float("nan")), (1.0, "x"), 3])

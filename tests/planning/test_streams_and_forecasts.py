@@ -108,6 +108,8 @@ def test_switches_are_paid_by_those_who_leave() -> None:
     kinds = timeline.spans["kind"]
     assert (kinds == SpanKind.ONLOAD).sum() == 6 and timeline.bubble_sum_error_ns() == 0
     assert timeline.bubbles().set_index("cause")["seconds"]["switch"] == pytest.approx(4 * (2 + 3 + 6 + 6))
+    work = forecast(placement, 800, noise=0.7).to_pandas().query("kind == 'run'")["seconds"]
+    assert work.mean() == pytest.approx(8.0, rel=0.05), "noise makes nobody slower in the mean"
     wild, again, other = (forecast(placement, 3, noise=0.3, seed=s) for s in (1, 1, 2))
     assert wild.diff(again) == "" and wild.diff(other) != "" and wild.diff(timeline) != ""
 

@@ -12,7 +12,7 @@ import pytest
 import random_flows
 from random_flows import scenario
 from sweeps import sweep
-from timed_flows import Timed, timed
+from timed_flows import timed
 
 import rlinf_lab as lab
 from rlinf_lab import ExecutionPlan
@@ -50,38 +50,23 @@ class AtRandom:
         return zlib.crc32(repr((self.seed, "ask", of)).encode()) % (self.most + 1) * MS
 
 
-class Other(lab.Worker):
-    def work(self) -> None: ...
-
-
-def flow_of(other: bool = False) -> lab.Workflow:
-    flow = lab.Workflow("far")
-    items = flow.channel("items")
-    source, reader = (flow.worker(Timed, 0, 0.0, 0.0, 1, name=name) for name in ("source", "reader"))
-    more = [flow.worker(Other, name="other")] if other else []
-
-    @flow.iteration
-    def iteration() -> None:
-        source.make(items)
-        reader.work(items)
-        for one in more:
-            one.work()
-
-    return flow
+def flow_of(workers: str = "sr") -> lab.Workflow:
+    """A source, who reads its items, and perhaps another one."""
+    return timed("sr", 1, dict.fromkeys(workers, (0, 0)))[0]
 
 
 def produce(turn: Turn):
     for _ in range(2):
         yield run(10 * MS)
-        yield put("items")
+        yield put("sr")
 
 
 def read(turn: Turn):
-    while (yield get("items", 1)):
+    while (yield get("sr", 1)):
         yield run(MS)
 
 
-CALLS = [SimCall("source", "make", produce, writes=("items",)), SimCall("reader", "work", read, reads=("items",), starts_on_device=False)]
+CALLS = [SimCall("s", "make", produce, writes=("sr",)), SimCall("r", "work", read, reads=("sr",), starts_on_device=False)]
 
 
 def ends(timeline: Timeline, worker: str, kind: SpanKind, rank: int = 0) -> list[float]:
@@ -89,31 +74,31 @@ def ends(timeline: Timeline, worker: str, kind: SpanKind, rank: int = 0) -> list
 
 
 def test_an_item_is_there_when_it_has_flown_and_the_end_of_the_stream_comes_behind_it() -> None:
-    plan = lab.ExecutionPlan.spatial(flow := flow_of(), ["cpu:0", "cpu:1"], {"source": [0], "reader": [1]}, micro_batch=1)
-    timeline = Simulator(flow, plan, flights=Far({"items": 5})).simulate(CALLS)
-    assert ends(timeline, "source", SpanKind.PUT) == [10, 20], "who puts goes on at once"
-    assert ends(timeline, "reader", SpanKind.GET) == [15, 25, 26]
+    plan = lab.ExecutionPlan.spatial(flow := flow_of(), ["cpu:0", "cpu:1"], {"s": [0], "r": [1]}, micro_batch=1)
+    timeline = Simulator(flow, plan, flights=Far({"sr": 5})).simulate(CALLS)
+    assert ends(timeline, "s", SpanKind.PUT) == [10, 20], "who puts goes on at once"
+    assert ends(timeline, "r", SpanKind.GET) == [15, 25, 26]
     numbers = [(s.kind, s.flow) for s in timeline.rows() if s.kind in (SpanKind.PUT, SpanKind.GET) and s.items]
     assert sorted(numbers) == sorted((kind, n) for kind in (SpanKind.PUT, SpanKind.GET) for n in (0, 1)), "arrows join what belongs together"
 
 
 def test_nobody_holds_a_device_while_an_item_flies() -> None:
-    plan = lab.ExecutionPlan.spatial(flow := flow_of(other=True), ["cpu:0", "cpu:1"], {"source": [0], "reader": [1], "other": [1]}, micro_batch=1)
+    plan = lab.ExecutionPlan.spatial(flow := flow_of("sro"), ["cpu:0", "cpu:1"], {"s": [0], "r": [1], "o": [1]}, micro_batch=1)
 
     def work(turn: Turn):
         yield run(12 * MS)
 
-    calls = [CALLS[0], SimCall("other", "work", work), CALLS[1]]
-    timeline = Simulator(flow, plan, flights=Far({"items": 12})).simulate(calls)
-    assert ends(timeline, "other", SpanKind.RUN) == [12]
-    assert ends(timeline, "reader", SpanKind.RUN) == [23, 33]
+    calls = [CALLS[0], SimCall("o", "make", work), CALLS[1]]
+    timeline = Simulator(flow, plan, flights=Far({"sr": 12})).simulate(calls)
+    assert ends(timeline, "o", SpanKind.RUN) == [12]
+    assert ends(timeline, "r", SpanKind.RUN) == [23, 33]
 
 
 def test_who_asks_another_host_stands_in_line_when_the_question_is_there() -> None:
-    plan = lab.ExecutionPlan("two readers", ("cpu:0", "cpu:1"), {"source": ((0,),), "reader": ((0,), (1,))}, {"items": 1})
-    timeline = Simulator(flow_of(), plan, flights=Far({}, {("reader", 1): 3})).simulate(CALLS)
-    assert ends(timeline, "reader", SpanKind.GET, rank=1)[0] == 23, "asked long before, so only the answer's way counts"
-    assert ends(timeline, "reader", SpanKind.RUN, rank=1) == [24]
+    plan = lab.ExecutionPlan("two readers", ("cpu:0", "cpu:1"), {"s": ((0,),), "r": ((0,), (1,))}, {"sr": 1})
+    timeline = Simulator(flow_of(), plan, flights=Far({}, {("r", 1): 3})).simulate(CALLS)
+    assert ends(timeline, "r", SpanKind.GET, rank=1)[0] == 23, "asked long before, so only the answer's way counts"
+    assert ends(timeline, "r", SpanKind.RUN, rank=1) == [24]
 
 
 def passed(timeline: Timeline) -> Counter[tuple[int, str, SpanKind]]:

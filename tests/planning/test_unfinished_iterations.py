@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from built import timeline_of
 from timed_flows import Timed
 
 import rlinf_lab as lab
@@ -16,7 +17,6 @@ from rlinf_lab.planning.planner.planner import Planned
 from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.account.tables import whole_iterations
-from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
@@ -140,12 +140,7 @@ def test_a_summary_says_what_has_not_come_to_its_end(stopped: Stopped) -> None:
 
 
 def test_a_trace_in_which_everything_failed_is_refused() -> None:
-    recorder = Recorder("here", MockClock())
-    track, driver = recorder.track("source", 0, ("cpu:0",)), recorder.track("driver", 0, ())
-    recorder.add(track, SpanKind.RUN, recorder.name("generate"), 0, 5, 0)
-    recorder.add(driver, SpanKind.MARK, recorder.name("iteration"), 0, 5, 0, channel=recorder.name("failed"))
-    timeline = Timeline()
-    timeline.extend(recorder.drain())
+    timeline = timeline_of(("source", 0, ("cpu:0",), SpanKind.RUN, 0, 5, 0), ("driver", 0, (), SpanKind.MARK, 0, 5, 0, "failed"))
     with pytest.raises(PlanError, match="No iteration of the timeline came to its end.* Next: "):
         lab.planning.profile_from_trace(timeline, {"source": "source"}, 8, [])
 

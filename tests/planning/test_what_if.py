@@ -16,7 +16,6 @@ import pytest
 from random_profiles import branching, random_profile
 from six_workers import six_workers
 
-import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.adapt.replan import WORTH_SHARE, replan
 from rlinf_lab.planning.adapt.whatif import Question, described, moved, sliders
@@ -315,12 +314,6 @@ def test_what_a_refusal_advises_is_possible(devices: int) -> None:
     with pytest.raises(PlanError, match=r"Next: .*\bdevices=8"):
         question.answer(profile)
     assert dataclasses.replace(question, devices={"": 8}).answer(profile).best.seconds > 0
-
-
-@pytest.mark.parametrize("where", [lab, lab.planning])
-def test_the_old_name_of_what_three_lines_do_says_which(where: Any) -> None:
-    with pytest.raises(AttributeError, match=r"sensitivity is gone.*Next: for times in .*profile\.scaled"):
-        _ = where.sensitivity
 
 
 # --- who wants no answer any more gets none -------------------------------------------------------------------------

@@ -133,6 +133,7 @@ def flow_of(makes: str, takes: str = "take", *arguments: Any, waits: bool = Fals
             between.work(first, last)
         taken = getattr(taker, takes)(last, *arguments)
         if waits:
+            assert last.get(1) == [1], "the loop has read, too, and does no more"
             taken.wait()
             made.wait()
         return made, taken

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from built import recorder_of, timeline_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,18 +16,6 @@ from rlinf_lab.timeline.account.accounting import CAUSES, Accounting, account, s
 
 K = SpanKind
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
-
-
-def timeline_of(*rows: tuple, devices: tuple[str, ...] = ("cpu:0", "cpu:1")) -> Timeline:
-    """Rows are (worker, rank, devices, kind, start, end, iteration, channel); short names for what repeats."""
-    recorder, timeline = Recorder(), Timeline(devices)
-    for worker, rank, places, kind, start, end, *rest in rows:
-        iteration, channel = [*rest, *(-1, "")[len(rest) :]]
-        number = recorder.channel(channel) if channel else -1
-        name = recorder.name("iteration" if kind is K.MARK else "call")
-        recorder.add(recorder.track(worker, rank, places), kind, name, start, end, iteration, 0, 0, number)
-    timeline.extend(recorder.drain())
-    return timeline
 
 
 ONE, TWO = ("cpu:0",), ("cpu:1",)
@@ -46,6 +35,7 @@ def test_a_bubble_says_who_waited_and_for_what():
         ("learner", 3, TWO, K.SETUP, 0, 30),
         ("learner", 3, TWO, K.ONLOAD, 10, 40, 0),
         ("learner", 3, TWO, K.WAIT, 40, 100, 0),
+        devices=DEVICES[:2],
     )
     table = timeline.bubbles(by=["cause", "worker", "rank", "waiting_for"])
     assert {tuple(row[:5]) for row in table.itertuples(index=False)} == {
@@ -59,9 +49,9 @@ def test_a_bubble_says_who_waited_and_for_what():
     }
     assert timeline.bubbles(by="cause").share.sum() + timeline.utilisation().mean() == pytest.approx(1)
     assert timeline.bubbles(by="device").ns.tolist() == [100, 45]
-    table = timeline_of(ITERATION, ("a", 2, ONE, K.RUN, 40, 100, 0)).bubbles(by=["device", "cause", "worker", "rank", "waiting_for"])
+    table = timeline_of(ITERATION, ("a", 2, ONE, K.RUN, 40, 100, 0), devices=DEVICES[:2]).bubbles(by=["device", "cause", "worker", "rank", "waiting_for"])
     assert [tuple(row[:6]) for row in table.itertuples(index=False)] == [("cpu:1", "off", "", -1, "", 100), ("cpu:0", "fill", "", -1, "", 40)]
-    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 100), ("a", 1, TWO, K.RUN, 50, 100))
+    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 100), ("a", 1, TWO, K.RUN, 50, 100), devices=DEVICES[:2])
     assert repr(timeline) == "Timeline: 2 devices, 3 spans, 0.1 µs, busy 75.0 %, bubbles: fill 25.0 %"
     with pytest.raises(UnknownNameError, match="Did you mean 'device'"):
         timeline.bubbles(by="devices")
@@ -81,7 +71,7 @@ _mark = st.tuples(st.integers(0, 40), st.integers(0, 25), st.integers(0, 3))
 def test_one_cause_per_nanosecond_and_the_sum_is_exact(spans, marks):
     rows = [(w, r, p, k, s, s + n, i, c) for w, r, p, k, s, n, i, c in spans]
     rows += [("driver", 0, (), K.MARK, s, s + n, i) for s, n, i in marks]
-    timeline = timeline_of(*rows, devices=tuple(DEVICES))
+    timeline = timeline_of(*rows, devices=DEVICES)
     accounting = account(timeline)
     assert accounting.sum_error_ns() == timeline.bubble_sum_error_ns() == 0
     assert (accounting.bubbles["end"] > accounting.bubbles["start"]).all()
@@ -98,15 +88,15 @@ def test_one_cause_per_nanosecond_and_the_sum_is_exact(spans, marks):
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(_span, max_size=5), max_size=6), st.lists(_mark, max_size=5), st.randoms(use_true_random=False))
 def test_what_is_computed_as_spans_arrive_equals_what_is_computed_at_once(portions, marks, random):
-    recorder, timeline = Recorder(), Timeline(DEVICES[:2])
+    recorder, timeline, before = Recorder(), Timeline(DEVICES[:2]), []
     for portion in portions:
         rows = [(w, r, p, k, s, s + n, i) for w, r, p, k, s, n, i, _ in portion]
         rows += [("driver", 0, (), K.MARK, s, s + n, i) for s, n, i in marks if random.random() < 1 / len(portions)]
-        for worker, rank, places, kind, start, end, iteration in rows:
-            name = recorder.name("iteration" if kind is K.MARK else "call")
-            recorder.add(recorder.track(worker, rank, places), kind, name, start, end, iteration)
-        timeline.extend(recorder.drain())
-        _assert_same(timeline.accounting(), account(timeline.snapshot()))
+        timeline.extend(recorder_of(rows, recorder).drain())
+        _assert_same(timeline.accounting(), now := account(timeline.snapshot()))
+        before.append((timeline.snapshot(), now))
+    for snapshot, then in before:
+        _assert_same(snapshot.accounting(), then)
 
 
 @pytest.mark.parametrize("overlap", [0, 2])
@@ -130,18 +120,6 @@ def test_of_a_run_only_what_is_new_is_looked_at_though_marks_begin_before_their_
         if i >= overlap:
             recorder.add(0, K.MARK, mark, begin - 1000 * overlap, begin + 900, i - overlap)
     _assert_same(timeline.accounting(), account(timeline.snapshot()))
-
-
-def test_a_snapshot_from_before_is_accounted_as_it_was():
-    recorder, timeline = Recorder(), Timeline(["cpu:0"])
-    track = recorder.track("a", 0, ONE)
-    for start in (0, 50):
-        recorder.add(track, K.RUN, recorder.name("x"), start, start + 10, 0)
-        timeline.extend(recorder.drain())
-        if start == 0:
-            before = timeline.snapshot()
-    assert timeline.busy().ns.tolist() == [20] and timeline.elapsed_ns == 60
-    assert before.busy().ns.tolist() == [10] and before.accounting().end_ns == 10
 
 
 def _assert_same(ours: Accounting, theirs: Accounting) -> None:

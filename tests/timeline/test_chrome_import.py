@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from built import timeline_of
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
@@ -209,11 +210,8 @@ def test_arrows_of_another_tool_are_counted_and_told(tmp_path: Path) -> None:
     assert timeline.foreign_arrows == timeline.snapshot().foreign_arrows == 4 and "4 arrows of that tool left out" in repr(timeline)
     assert "4 arrows of the tool that wrote this left out" in repr(timeline.summary()) and timeline.summary().to_dict()["foreign_arrows"] == 4
     assert repr(Timeline.open(write(tmp_path / "one.json", {"traceEvents": [*spans, *flow[:2]]}))).endswith(", 1 arrow of that tool left out")
-    recorder, ours = Recorder(), Timeline(["cpu:0"])
-    a, b, name = recorder.track("a", 0, ("cpu:0",)), recorder.track("b", 0, ("cpu:0",)), recorder.name("c")
-    recorder.add(a, K.PUT, name, 1000, 2000, 0, 1, 0, name, 0)
-    recorder.add(b, K.GET, name, 1500, 3000, 0, 1, 0, name, 0)
-    ours.extend(recorder.drain())
+    moves = (("a", 0, ("cpu:0",), K.PUT, 1000, 2000), ("b", 0, ("cpu:0",), K.GET, 1500, 3000))
+    ours = timeline_of(*((*move, 0, "c", 0, 1) for move in moves), devices=["cpu:0"])
     back = Timeline.open(ours.to_perfetto(tmp_path / "ours.json"))
     assert back.foreign_arrows == 0 and "arrows" not in repr(back) and "arrow" not in repr(back.summary())
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
+import built
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import UnknownNameError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.timeline.critical.critical_path import path
 from rlinf_lab.timeline.critical.flows import Ended
 
@@ -19,13 +20,8 @@ ONE, TWO = ("cpu:0",), ("cpu:1",)
 
 def timeline_of(*rows: tuple) -> Timeline:
     """Rows are (worker, devices, kind, start, end, channel, first item, items)."""
-    recorder, timeline = Recorder(), Timeline(["cpu:0", "cpu:1"])
-    for worker, devices, kind, start, end, *rest in rows:
-        channel, flow, items = [*rest, *("", -1, 0)[len(rest) :]]
-        number = recorder.channel(channel) if channel else -1
-        recorder.add(recorder.track(worker, 0, devices), kind, recorder.name(f"of {worker}"), start, end, 0, items, 0, number, flow)
-    timeline.extend(recorder.drain())
-    return timeline
+    made = ((worker, 0, places, kind, start, end, 0, *rest) for worker, places, kind, start, end, *rest in rows)
+    return built.timeline_of(*made, devices=(*ONE, *TWO))
 
 
 def steps(timeline: Timeline) -> list[tuple[str, str, int, int]]:

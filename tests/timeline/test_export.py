@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from built import recorder_of, timeline_of
 from PIL import Image
 
 from rlinf_lab.errors import UnknownNameError
@@ -26,19 +27,14 @@ K = SpanKind
 @pytest.fixture
 def timeline() -> Timeline:
     """Two workers: a puts 4 items one by one, b gets them as two micro-batches of two; a label, a mark, a counter."""
-    recorder, timeline = Recorder("box"), Timeline(["cpu:0", "cpu:1", "cpu:2"])
-    a, b = recorder.track("a", 0, ("cpu:0",)), recorder.track('b"<', 0, ("cpu:1",))
-    driver, act = recorder.track("driver", 0), recorder.channel("act")
+    a, b, zero, rows = ("a", 0, ("cpu:0",)), ('b"<', 0, ("cpu:1",)), 10**15, []
     for i in range(4):
-        start = 10**15 + 1000 * i
-        recorder.add(a, K.RUN, recorder.name("produce"), start, start + 900, 0)
-        recorder.add(a, K.LABEL, recorder.name("physics"), start + 100, start + 900, 0)
-        recorder.add(a, K.PUT, recorder.name("produce"), start + 900, start + 900 + i, 0, 1, 64, act, i)
-    for i in range(2):
-        start = 10**15 + 2000 * i
-        recorder.add(b, K.GET, recorder.name("consume"), start, start + 1903, 0, 2, 128, act, 2 * i)
-        recorder.add(b, K.RUN, recorder.name("consume"), start + 1903, start + 2000, 0)
-    recorder.add(driver, K.MARK, recorder.name("iteration"), 10**15, 10**15 + 5001, 0)
+        start = zero + 1000 * i
+        rows += [(*a, K.RUN, start, start + 900, 0), (*a, K.LABEL, start + 100, start + 900, 0), (*a, K.PUT, start + 900, start + 900 + i, 0, "act", i, 1)]
+    for start in (zero, zero + 2000):
+        rows += [(*b, K.GET, start, start + 1903, 0, "act", (start - zero) // 1000, 2), (*b, K.RUN, start + 1903, start + 2000, 0)]
+    recorder = recorder_of([*rows, ("driver", 0, (), K.MARK, zero, zero + 5001, 0)], Recorder("box"))
+    timeline = Timeline(["cpu:0", "cpu:1", "cpu:2"])
     recorder.counter("cpu:0 %", 10**15 + 7, 12.5)
     timeline.extend(recorder.drain())
     return timeline
@@ -68,16 +64,11 @@ def test_chrome_json_is_valid_and_complete(timeline: Timeline, tmp_path: Path):
 
 
 def test_arrows_join_what_was_put_and_got_in_the_same_iteration():
-    recorder, timeline = Recorder(), Timeline()
-    track, channel = recorder.track("w", 0), recorder.channel("c")
-    for iteration in range(3):
-        at = 100 * iteration
-        for i in range(6):
-            recorder.add(track, K.PUT, 0, at + i, at + i, iteration, 1, 0, channel, i)
-        recorder.add(track, K.GET, 0, at, at + 10, iteration, 4, 0, channel, 0)
-        recorder.add(track, K.GET, 0, at + 10, at + 20, iteration, 2, 0, channel, 4)
-    recorder.add(track, K.GET, 0, 0, 99, 1, 1, 0, channel, 0)  # over before that put began
-    timeline.extend(recorder.drain())
+    rows = [("w", 0, (), K.GET, 0, 99, 1, "c", 0, 1)]  # over before that put began
+    for iteration, at in enumerate((0, 100, 200)):
+        rows += [("w", 0, (), K.PUT, at + i, at + i, iteration, "c", i, 1) for i in range(6)]
+        rows += [("w", 0, (), K.GET, at, at + 10, iteration, "c", 0, 4), ("w", 0, (), K.GET, at + 10, at + 20, iteration, "c", 4, 2)]
+    timeline = timeline_of(*rows)
     spans = timeline.spans
     put, get = arrows(spans)
     assert len(put) == 18
@@ -152,9 +143,7 @@ def test_a_picture_that_is_shown_twice_has_no_id_twice_and_a_notebook_run_again_
 
 @pytest.mark.parametrize(("strange", "shown"), [("\x00", "\ufffd"), ("\x0b", "\ufffd"), ("\x1b[31m", "\ufffd[31m"), ("\ufffe", "\ufffd"), ("\x7f\t<&", "\x7f\t<&")])
 def test_pictures_are_xml_whatever_a_name_holds(strange: str, shown: str):
-    recorder, timeline = Recorder(), Timeline()
-    recorder.add(recorder.track(f"a{strange}b", 0, (f"cpu{strange}:0",)), K.RUN, recorder.name(strange), 0, 10)
-    timeline.extend(recorder.drain())
+    timeline = timeline_of((f"a{strange}b", 0, (f"cpu{strange}:0",), K.RUN, 0, 10, 0, "", -1, 0, strange))
     for lanes, lane in (("device", f"cpu{shown}:0"), ("worker", f"a{shown}b[0]")):
         words = [e.text for e in ET.fromstring(timeline.to_svg(lanes=lanes)).iter() if e.tag.endswith("text")]
         assert words[0] == lane and words[-1] == f"a{shown}b"
@@ -162,17 +151,10 @@ def test_pictures_are_xml_whatever_a_name_holds(strange: str, shown: str):
 
 def test_what_took_no_time_is_a_tick_in_a_ranks_lane():
     """Where nothing else is in the lane, and over spans where they are told apart; never more of them than pixels."""
-    recorder, timeline = Recorder(), Timeline(["cpu:0"])
-    busy, often, only = recorder.track("busy", 0, ("cpu:0",)), recorder.track("often", 0, ("cpu:0",)), recorder.track("only", 0)
-    name, ms = recorder.name("x"), 1_000_000
-    recorder.add(busy, SpanKind.RUN, name, 0, 100 * ms)
-    recorder.add(often, SpanKind.RUN, name, 0, 100 * ms)
-    for at in (10, 50, 100):
-        recorder.add(busy, SpanKind.PUT, name, at * ms, at * ms)
-    for at in range(1000):
-        recorder.add(often, SpanKind.PUT, name, at * ms // 10, at * ms // 10)
-        recorder.add(only, SpanKind.PUT, name, at * ms // 10, at * ms // 10)
-    timeline.extend(recorder.drain())
+    ms, (busy, often), only = 1_000_000, ((name, 0, ("cpu:0",)) for name in ("busy", "often")), ("only", 0, ())
+    rows = [(*who, K.RUN, 0, 100 * ms) for who in (busy, often)] + [(*busy, K.PUT, at * ms, at * ms) for at in (10, 50, 100)]
+    rows += [(*who, K.PUT, at * ms // 10, at * ms // 10) for at in range(1000) for who in (often, only)]
+    timeline = timeline_of(*rows, devices=["cpu:0"])
     made = scene(timeline, timeline.accounting(), 400, "worker")
     ticks = [line for line in made.lines if line.y1 - line.y0 == _NOTCH]
     left = min(bar.x for bar in made.bars)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,24 +88,6 @@ print(spans - 1000 == 100_000 * wrote)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.split()) == (0, ["True"]), done.stderr
-
-
-def test_every_row_of_many_threads_is_drained_once():
-    recorder, threads, each = Recorder(), 4, 20_000
-    seen: list[int] = []
-
-    def write(first: int) -> None:
-        for i in range(each):
-            _leave(recorder, first + i)
-
-    writing = [threading.Thread(target=write, args=(n * each,)) for n in range(threads)]
-    for thread in writing:
-        thread.start()
-    while any(thread.is_alive() for thread in writing):
-        taken = recorder.take_rows(1 << 20)
-        seen += (recorder.drain().spans["start"] if taken is None else np.frombuffer(taken[1], SPAN_DTYPE)["start"]).tolist()
-    seen += recorder.drain().spans["start"].tolist()
-    assert sorted(seen) == list(range(threads * each)) and recorder.dropped == 0
 
 
 @pytest.mark.parametrize("limit", [1, 2, 10, 1000, 5000])

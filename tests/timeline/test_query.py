@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 import pytest
+from built import recorder_of
 
 from rlinf_lab.errors import MissingDependencyError, TimelineError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import SpanKind, Timeline
 
 K = SpanKind
 QUERY = "select worker, count(*) as n, sum(seconds) as seconds from spans where kind = 'run' group by all order by worker"
@@ -16,13 +17,10 @@ QUERY = "select worker, count(*) as n, sum(seconds) as seconds from spans where 
 
 @pytest.fixture
 def timeline() -> Timeline:
-    recorder, timeline = Recorder(), Timeline(["cpu:0", "cpu:1"])
-    a, b, driver = recorder.track("a", 0, ("cpu:0",)), recorder.track("b", 1, ("cpu:1",)), recorder.track("driver", 0)
-    for i in range(50):
-        recorder.add(a, K.RUN, recorder.name("step"), 100 * i, 100 * i + 60, i // 10)
-        recorder.add(b, (K.GET, K.RUN)[i % 2], recorder.name("act"), 100 * i, 100 * i + 90, i // 10, 1, 0, recorder.channel("obs"), i)
-    for i in range(5):
-        recorder.add(driver, K.MARK, recorder.name("iteration"), 1000 * i, 1000 * i + 1000, i)
+    rows = [("a", 0, ("cpu:0",), K.RUN, 100 * i, 100 * i + 60, i // 10) for i in range(50)]
+    rows += [("b", 1, ("cpu:1",), (K.GET, K.RUN)[i % 2], 100 * i, 100 * i + 90, i // 10, "obs", i, 1) for i in range(50)]
+    rows += [("driver", 0, (), K.MARK, 1000 * i, 1000 * i + 1000, i) for i in range(5)]
+    recorder, timeline = recorder_of(rows), Timeline(["cpu:0", "cpu:1"])
     recorder.counter("cpu:0 %", 7, 12.5)
     timeline.extend(recorder.drain())
     return timeline

@@ -21,29 +21,30 @@ from rlinf_lab.timeline.record.batch import SPAN_DTYPE, SPAN_STRUCT
 from rlinf_lab.timeline.record.store import Growing
 
 
-def test_no_span_is_lost_or_doubled_while_threads_add_and_another_drains():
+def test_no_span_is_lost_or_doubled_while_threads_add_or_leave_numbers_and_another_drains():
     recorder, timeline, each = Recorder(), Timeline(), 20_000
-    threads = [threading.Thread(target=_add_many, args=(recorder, rank, each)) for rank in range(4)]
-    done = threading.Event()
 
-    def drain() -> None:
-        while not done.is_set():
-            timeline.extend(pickle.loads(pickle.dumps(recorder.drain())))
+    def leave(rank: int) -> None:
+        """As a runtime writes its rows."""
+        track, name = recorder.track("worker", rank), recorder.name("call 0")
+        for i in range(each):
+            recorder.loose.extend((i, i + 1, 0, -1, track, name, -1, 0, 0, SpanKind.RUN))
+            if len(recorder.loose) >= recorder.most_loose:
+                recorder.pack_up()
 
-    drainer = threading.Thread(target=drain)
-    for thread in [drainer, *threads]:
-        thread.start()
+    threads = [threading.Thread(target=leave, args=(rank,)) for rank in (0, 1)]
+    threads += [threading.Thread(target=_add_many, args=(recorder, rank, each)) for rank in (2, 3)]
     for thread in threads:
-        thread.join()
-    done.set()
-    drainer.join()
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if (rows := recorder.take_rows(1 << 20)) is None:
+            timeline.extend(pickle.loads(pickle.dumps(recorder.drain())))
+        elif rows[1]:
+            timeline.extend_by_rows(recorder.source, *rows)
     timeline.extend(recorder.drain())
-    assert len(timeline) == 4 * each
-    for rank in range(4):
-        number = [t.rank for t in timeline.tracks].index(rank)
-        mine = timeline.spans[timeline.spans["track"] == number]
-        assert mine["start"].tolist() == list(range(each))
-    assert recorder.dropped == timeline.dropped == 0
+    for track in range(4):
+        assert timeline.spans[timeline.spans["track"] == track]["start"].tolist() == list(range(each))
+    assert len(timeline) == 4 * each and recorder.dropped == timeline.dropped == 0
 
 
 def _add_many(recorder: Recorder, rank: int, count: int) -> None:

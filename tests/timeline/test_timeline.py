@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from built import timeline_of
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
@@ -123,7 +124,5 @@ def test_without_room_on_disk_it_stays_in_memory_and_says_so(monkeypatch: pytest
 
 @pytest.mark.parametrize(("ns", "said"), [(0, "0 s"), (1500, "1.5 µs"), (12_345_678, "0.01235 s"), (187_654 * 10**9, "187,654 s")])
 def test_the_length_of_a_timeline_has_no_exponent(ns: int, said: str) -> None:
-    recorder, timeline = Recorder(), Timeline(["cpu:0"])
-    recorder.add(recorder.track("w", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("run"), 0, ns)
-    timeline.extend(recorder.drain())
+    timeline = timeline_of(("w", 0, ("cpu:0",), SpanKind.RUN, 0, ns))
     assert repr(timeline).startswith(f"Timeline: 1 device, 1 span, {said}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from built import timeline_of
 
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.timeline.draw import picture
 from rlinf_lab.timeline.draw.picture import Word, scene
 
@@ -14,14 +15,10 @@ WIDEST = 11.5  # px of a letter, at the size of the picture's words
 
 
 def made(names: list[str], iterations: int = 3, first: int = 0) -> Timeline:
-    recorder, timeline = Recorder(), Timeline(["a-long-name-of-a-node.example.internal/cuda:0"])
-    for i, name in enumerate(names):
-        recorder.add(recorder.track(name, 0, tuple(timeline.devices)), SpanKind.RUN, recorder.name("step"), i * 1000, i * 1000 + 1000, 0)
-    driver, length = recorder.track("driver", 0), len(names) * 1000 // iterations
-    for i in range(iterations):
-        recorder.add(driver, SpanKind.MARK, recorder.name("iteration"), i * length, (i + 1) * length, first + i)
-    timeline.extend(recorder.drain())
-    return timeline
+    devices, length = ("a-long-name-of-a-node.example.internal/cuda:0",), len(names) * 1000 // iterations
+    rows = [(name, 0, devices, SpanKind.RUN, i * 1000, i * 1000 + 1000, 0) for i, name in enumerate(names)]
+    marks = (("driver", 0, (), SpanKind.MARK, i * length, (i + 1) * length, first + i) for i in range(iterations))
+    return timeline_of(*rows, *marks, devices=devices)
 
 
 def ends(word: Word) -> tuple[float, float]:
@@ -52,10 +49,9 @@ def test_numbers_of_iterations_stay_in_the_picture(first: int) -> None:
 
 
 def test_every_worker_of_a_device_is_in_its_lane_once() -> None:
-    recorder, timeline = Recorder(), Timeline(["cuda:0", "cuda:1", "cuda:2"])
-    for i, (worker, rank, devices) in enumerate([("a", 0, ("cuda:0",)), ("b", 0, ("cuda:0", "cuda:1")), ("a", 1, ("cuda:0",))]):
-        recorder.add(recorder.track(worker, rank, devices), SpanKind.RUN, recorder.name("step"), i * 1000, i * 1000 + 1000)
-    timeline.extend(recorder.drain())
+    ranks = [("a", 0, ("cuda:0",)), ("b", 0, ("cuda:0", "cuda:1")), ("a", 1, ("cuda:0",))]
+    spans = ((*rank, SpanKind.RUN, i * 1000, i * 1000 + 1000) for i, rank in enumerate(ranks))
+    timeline = timeline_of(*spans, devices=["cuda:0", "cuda:1", "cuda:2"])
     rows = list(picture._device_rows(timeline, timeline.accounting(), ["a", "b"]))
     of = [{label: part[0].tolist() for label, part in row.parts.items() if isinstance(label, str) and label in ("a", "b")} for row in rows]
     assert of == [{"a": [0, 2000], "b": [1000]}, {"b": [1000]}, {}]
@@ -63,16 +59,12 @@ def test_every_worker_of_a_device_is_in_its_lane_once() -> None:
 
 def of_gangs(*gangs: tuple[str, int, int]) -> Timeline:
     """Workers one after another, each on so many devices, all of whose ranks begin and end together or one by one (the last number: ns apart)."""
-    recorder, first, spans = Recorder(), 0, []
+    first, spans = 0, []
     for i, (name, count, apart) in enumerate(gangs):
         for rank in range(count):
-            spans.append((recorder.track(name, rank, (f"cuda:{first + rank}",)), i * 10**6, (i + 1) * 10**6 - rank * apart))
+            spans.append((name, rank, (f"cuda:{first + rank}",), SpanKind.RUN, i * 10**6, (i + 1) * 10**6 - rank * apart, 0))
         first += count
-    timeline = Timeline([f"cuda:{d}" for d in range(first)])
-    for track, start, end in spans:
-        recorder.add(track, SpanKind.RUN, recorder.name("step"), start, end, 0)
-    timeline.extend(recorder.drain())
-    return timeline
+    return timeline_of(*spans, devices=[f"cuda:{d}" for d in range(first)])
 
 
 def test_lanes_that_look_the_same_are_drawn_once_and_everybody_is_seen() -> None:

@@ -83,7 +83,7 @@ class DeviceHost:
         return ""
 
     def _see_gpus(self) -> dict[str, str]:
-        """See only the plan's GPUs, by what torch calls them here. They are the only ones that this process sees."""
+        """Find what torch calls the plan's GPUs here. They are the only ones that this process sees."""
         return {name: f"cuda:{i}" for i, name in enumerate(gpus_of(self._device_names()))}
 
     # --- devices --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The host of the user's loop where there are others. Its links to them, and what comes over these."""
+"""The host of the user's loop where there are others. It has links to them, and hears what comes over these."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def problems_in_a_child(packed: Mapping[str, Packed]) -> dict[str, str]:
 
 
 def answer(fd: int) -> None:
-    """In the child: what went wrong with each worker, into the pipe. A few hundred bytes, so that nobody needs to read
-    meanwhile.
+    """In the child: write what went wrong with each worker into the pipe. It is a few hundred bytes, so that nobody
+    needs to read meanwhile.
     """
     packed: dict[str, Packed] = pickle.load(sys.stdin.buffer)
     problems = {name: problem[:300] for name, problem in list(facts_here(packed).problems.items())[:100]}

@@ -73,8 +73,7 @@ class HostsExecutor(ABC):
 
     # --- what a kind of executor knows ---------------------------------------------------------------------
     def _prepare(self) -> str:
-        """Before the first process; returns when they can be made. Where hosts on other nodes reach this process is
-        known then.
+        """Where hosts on other nodes reach this process. Asked before the first process; returns when hosts can start.
         """
         return LOOPBACK
 
@@ -200,8 +199,8 @@ class HostsExecutor(ABC):
         return ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == host)
 
     def _silent(self, host: str) -> list[str]:
-        """Whom to name for a process that does not answer. Its ranks that are in a call; where none is, the process and
-        who lives there now.
+        """Whom to name for a process that does not answer. These are its ranks that are in a call; where none is, the
+        process and who lives there now.
         """
         loop = self.driver_host.loop
         assert loop is not None
@@ -224,7 +223,7 @@ class HostsExecutor(ABC):
         return ended
 
     def _ask_to_stop(self, ended: Ended) -> None:
-        """Have every host that lives end its workers. The last that it has recorded is heard."""
+        """Have every host that lives end its workers, and hear its last records."""
         answered: set[str] = set()
         asked = {name: self._ask(name, "stop") for name in self._reachable() if name not in self.driver_host.state.dead}
         deadline = time.monotonic() + STOP_SECONDS

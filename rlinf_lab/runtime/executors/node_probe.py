@@ -1,4 +1,4 @@
-"""What is true of a node of a cluster, asked there. Versions, whether workers can be made, who can reach whom."""
+"""What is true of a node of a cluster, asked there. It tells versions, if workers can be made, who reaches whom."""
 
 from __future__ import annotations
 

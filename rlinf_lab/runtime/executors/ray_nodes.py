@@ -129,8 +129,8 @@ def _refuse_when_gone(address: str) -> None:
 
 
 def devices(kind: str | None = None, address: str | None = None) -> list[str]:
-    """The devices of this machine that this process can use. Its GPUs if there are any (``kind="cuda"``), else one for
-    each core (``"cpu"``).
+    """The devices of this machine that this process can use. These are its GPUs if there are any (``kind="cuda"``),
+    else one for each core (``"cpu"``).
 
     ``address``: of a Ray cluster, as Ray writes it (``"auto"``: the one that runs here); then the devices of all its
     nodes, those of others as ``node1/cuda:0`` and so on.
@@ -149,7 +149,7 @@ def devices(kind: str | None = None, address: str | None = None) -> list[str]:
 
 
 def _of_all_nodes(here: Sequence[str], kind: str | None) -> list[str]:
-    """Those of this node (``here``), then what Ray counts on the others. GPUs only if there are any."""
+    """Those of this node (``here``), then what Ray counts on the others. Only GPUs are given if there are any."""
     found = [Device.parse(name) for name in here]
     for number, node in nodes().items():
         if number:

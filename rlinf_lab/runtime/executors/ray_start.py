@@ -1,4 +1,4 @@
-"""The Ray that runs use. The one of this process, the one named, or a private one that stays warm until `shutdown`."""
+"""The Ray that runs use. It is this process's, the one named, or a private one that stays warm until `shutdown`."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _begotten_by_raylet() -> list[Any]:
 
 
 def _end(processes: Iterable[Any]) -> None:
-    """Those that have not ended yet. Where Ray's control service is gone its agents ask for it for another minute."""
+    """Kill those that have not ended. Where Ray's control service is gone its agents ask for it for another minute."""
     import psutil
 
     for process in processes:

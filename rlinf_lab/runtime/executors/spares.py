@@ -49,7 +49,7 @@ class Spares:
         return time.monotonic() > self._until or all(future.done() for future in list(self._waiting.values()))
 
     def take(self, environment: Mapping[str, str]) -> Child | None:
-        """One that is ready. It was started as a host with this ``environment`` would be now. None where none is."""
+        """One that is ready and as new, or None. It was started as a host with this ``environment`` would be now."""
         with self._lock:
             for child, prepared in self._waiting.items():
                 as_new = child.environment == environment and child.paths == import_path()

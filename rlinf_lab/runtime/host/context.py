@@ -1,4 +1,6 @@
-"""What a worker sees of the runtime, and what it may tell the run. Spans, metrics, pictures, values for other ranks."""
+"""What a worker sees of the runtime, and what it may tell the run. It tells spans, metrics, pictures, and values for
+other ranks.
+"""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Host:
         self.post.flush()
 
     def write_down(self) -> None:
-        """What has come is recorded. Also by a rank before it waits again, and before the recording is fetched."""
+        """Record what has come. A rank does so before it waits again, and it is done before the recording is read."""
         if self.state.traffic.is_open():
             with self.state.mutex:
                 self.state.traffic.write_down()
@@ -159,7 +159,7 @@ class Host:
         self.post.flush()
 
     def lost(self, host: str) -> None:
-        """Another host has died, or is cut off from this one. Nobody shall wait for it.
+        """Another host has died, or is cut off: let nobody here wait for it.
 
         Anywhere else than with the driver that is the driver's to say.
         """
@@ -180,8 +180,7 @@ class Host:
         self.post.flush()
 
     def curves_missing(self, devices: Iterable[str], problem: str) -> None:
-        """From a sampler: the user is told why GPUs among these devices have no curves. Nothing where there are none.
-        """
+        """From a sampler: tell the user why GPUs among these devices have no curves. Without GPUs nothing is told."""
         if (remark := remark_of_curves(self.name, devices, problem)) is not None:
             with self.state.mutex:
                 self.post.remark(*remark)

@@ -23,7 +23,7 @@ def picture(image: Any, source: str) -> Any:
 
 
 class PictureBudget:
-    """When a rank may draw the next picture. At most twice a second, and in at most one hundredth of its time.
+    """When a rank may draw the next picture. It may at most twice a second, and in at most one hundredth of its time.
 
     In software a picture takes 10 to 100 ms. The first is not counted: it includes creating the renderer.
     """

@@ -1,4 +1,4 @@
-"""Samples of a rank that are being worked on. Since when, and which of them get a bar on the timeline."""
+"""Samples of a rank that are being worked on. It knows since when, and which of them get a bar on the timeline."""
 
 from __future__ import annotations
 

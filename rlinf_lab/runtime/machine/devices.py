@@ -111,9 +111,9 @@ def torch_device(names: Sequence[str]) -> str:
 
 
 def use_device(device: str, own_stream: bool = False) -> None:
-    """Give a rank's own thread its GPU, which is meant where none is named. So with ``.cuda()``, NCCL, or a tensor that
-    comes in a message. ``own_stream``: what it gives to the GPU does not queue behind what other threads have given to
-    it.
+    """Make a rank's own thread use its GPU, of several, where none is named. None is named by ``.cuda()``, by NCCL, or
+    by a tensor that comes in a message. ``own_stream``: what it gives to the GPU does not queue behind what other
+    threads have given to it.
     """
     if own_stream:
         import torch

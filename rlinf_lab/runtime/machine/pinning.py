@@ -46,7 +46,7 @@ def core_of(layout: Layout, worker: str, rank: int) -> int | None:
 
 @contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
-    """Keep the calling thread there, but for torch that computes on several. Its threads would follow."""
+    """Keep the calling thread on the core, unless torch computes on several. Torch's threads would follow it there."""
     threads = getattr(sys.modules.get("torch"), "get_num_threads", None)  # none yet while another thread imports it
     if core is None or (threads is not None and threads() > 1):
         yield

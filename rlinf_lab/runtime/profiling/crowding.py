@@ -139,8 +139,8 @@ def _typical() -> Workflow:
 
 
 def _factors(spent: Mapping[tuple[int, int], float], shifts: Shifts) -> list[float]:
-    """How many times longer copies take together than alone, for each number of them. In the same round; medians over
-    rounds and copies.
+    """How many times longer copies that work together take than alone, by their number. Both are of the same round;
+    medians over rounds and copies are given.
 
     ``spent``: seconds by (step, copy); steps are the shifts of a round, round after round, and the first round does not
     count.

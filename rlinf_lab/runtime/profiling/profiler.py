@@ -1,5 +1,4 @@
-"""Measures the workers of a workflow. It runs it under a few small plans, and each worker once by itself to see it come
-and go.
+"""Measures the workers of a workflow. It runs under a few small plans, and each worker by itself to see it come and go.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ def profile(
     path: str | Path | None = None,
     progress: bool = True,
 ) -> Profile:
-    """Measure what the workers cost. Seconds at a few sizes and numbers of ranks, memory, switching, when outputs
-    appear.
+    """Measure what the workers cost. That is seconds at a few sizes and numbers of ranks, memory, switching, and when
+    outputs appear.
 
     ``devices``: where (default: those of this machine); cores or GPUs. Workers that a GPU does not hold together are
     measured time-shared. ``ranks``: for each worker that may have several, which numbers to measure, such as
@@ -162,9 +161,7 @@ class _Measuring:
         )
 
     def _in_batches(self, first: Observed, bar: tqdm) -> list[Observed | None]:
-        """Smaller batches between workers, and all that circulates in a cell in one. There the first run had single
-        items.
-        """
+        """Smaller batches between workers, and all of a cell in one. There the first run had single items."""
         smaller, at_once = self._smaller(first), self._together(first, self._plan("all that circulates at once", 1))
         if at_once is None:
             return [self._try(smaller, bar, memory=True)]
@@ -214,8 +211,8 @@ class _Measuring:
         return replace(plan, micro_batches={**plan.micro_batches, **micro_batches})
 
     def _parts(self, first: Observed, plan: ExecutionPlan, head: str) -> int:
-        """In how many parts the ranks of a cell's head get an iteration's inputs. Items where they do not divide
-        evenly.
+        """In how many parts a cell's head gets the inputs of an iteration. They go to all its ranks, as single items
+        where they do not divide evenly.
         """
         most = 1
         for channel in inputs(self.flow.graph, head):
@@ -300,15 +297,15 @@ class _Measuring:
 
     # --- coming and going -----------------------------------------------------------------------------------
     def _probed(self, worker: str, bar: tqdm) -> Probed:
-        """A worker by itself. What it occupies, and how long it takes to leave and to come."""
+        """Measure a worker by itself: what it occupies, how long leaving and coming take."""
         bar.set_postfix_str(f"{worker} by itself")
         probed = _come_and_go(self.flow, worker, self.devices[0])
         bar.update()
         return probed
 
     def _held_together(self, probed: Mapping[str, Probed]) -> dict[str, Memory]:
-        """Of workers that hold the same weights in one process: the memory of each. Those who know theirs are set up
-        beside each other.
+        """The memory of each worker, of those that hold the same weights in one process. Those who know theirs are set
+        up beside each other.
         """
         builds = [worker for worker in probed if may_share(self.flow.declaration(worker).cls)]
         if len(builds) < 2:
@@ -343,8 +340,8 @@ class _Measuring:
 
 
 def _turns(probed: Mapping[str, Probed], gib: float) -> dict[str, Any]:
-    """Of plans: MiB that each worker keeps on a GPU, and all there is. Nothing where all fit, and where it is not known
-    (no ``probed``).
+    """What plans are told of a GPU: each worker's MiB, and what there is altogether. Nothing where all fit, and where
+    it is not known (no ``probed``).
     """
     memory = {worker: math.ceil(1024 * p.resident_gib) for worker, p in probed.items()}
     room = max([int(1024 * ROOM * gib), *memory.values()])
@@ -398,14 +395,14 @@ def _set_up(flow: Workflow, worker: str, device: str) -> Worker:
 
 
 def _whole(measured: float, known: float) -> float:
-    """GiB of a worker that knows what lies on its device. That is taken, unless clearly more was measured. (Less is,
-    where somebody else made the weights.)
+    """GiB of a worker that knows what lies on its device. It is what it knows, unless clearly more was measured. (Less
+    is, where somebody else made the weights.)
     """
     return measured if measured > known + max(NOTHING_GIB, NOISE * known) else known
 
 
 def _groups(shared: Mapping[tuple[str, str], float]) -> list[tuple[tuple[str, ...], float]]:
-    """Workers that all hold the same weights, and GiB of these. Those that share most first, each worker once.
+    """Workers that all hold the same weights, and GiB of these. Those that share most come first, each worker once.
     ``shared``: GiB by pairs.
     """
     found: list[tuple[tuple[str, ...], float]] = []
@@ -422,7 +419,7 @@ def _groups(shared: Mapping[tuple[str, str], float]) -> list[tuple[tuple[str, ..
 
 @contextlib.contextmanager
 def _named(worker: str, method: str) -> Iterator[None]:
-    """What a worker raises by itself. It says as well as in a run where it comes from."""
+    """Have what a worker raises by itself say where it comes from. It says so as well as in a run."""
     try:
         yield
     except Exception as error:
@@ -444,7 +441,7 @@ def _synchronise(device: str) -> None:
 
 
 def _gib_used(device: str, synchronised: bool = True) -> float:
-    """GiB that this process holds. Of a GPU what torch has allocated there, else resident memory. ``synchronised``:
+    """GiB that this process holds. On a GPU it is what torch has allocated, else resident memory. ``synchronised``:
     after its work has ended.
     """
     name = torch_device([device])
@@ -543,8 +540,8 @@ class _MemoryWatch:
             self.failed = f"peaks of memory not measured, {type(error).__name__}: {said}"
 
     def peaks(self, timeline: Timeline) -> dict[str, float]:
-        """The most of each worker's work above what was there before, GiB. Before: when that stretch of work began.
-        What is shorter than a look is left out.
+        """The most that each worker's work took above what was there before, GiB. Before is when that stretch of work
+        began. What is shorter than a look is left out.
         """
         found: dict[str, float] = {}
         moved = sorted(span.end_ns for span in timeline.rows() if span.kind in (SpanKind.ONLOAD, SpanKind.OFFLOAD))

@@ -1,5 +1,5 @@
-"""What a profile was measured of. The arguments of the iteration and of every worker, and their code. A profile of
-something else is stale.
+"""What a profile was measured of. It is the arguments of the iteration and of every worker, and their code. A profile
+of something else is stale.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _code_of_class(cls: type) -> Iterator[str]:
 
 
 def _code_of(function: Callable[..., Any] | None) -> Iterator[str]:
-    """Of a function: its code, defaults and what it has from outside. Of anything else its name."""
+    """A function's code, defaults and what it has from outside. Anything else gives its name."""
     if not isinstance(function, FunctionType):
         yield getattr(function, "__qualname__", type(function).__qualname__)
         return

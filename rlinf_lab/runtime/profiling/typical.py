@@ -1,4 +1,4 @@
-"""What workers usually do, a little of it, for measurements. Some Python, some small arrays, a small network.
+"""A little of what workers usually do, for measurements. It is some Python, some small arrays, a small network.
 
 A loop over one matrix would keep its caches warm however long it has slept; between two steps of a network everything
 that runs it has been forgotten.

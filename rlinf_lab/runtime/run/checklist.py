@@ -1,4 +1,4 @@
-"""A list of things that were looked at. What is there, what is missing, and what mends it."""
+"""A list of things that were looked at. It says what is there, what is missing, and what mends it."""
 
 from __future__ import annotations
 

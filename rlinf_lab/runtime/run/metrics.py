@@ -1,4 +1,4 @@
-"""The numbers of a run. A row for each iteration, and which rows have changed since somebody looked.
+"""The numbers of a run. There is a row for each iteration, and it knows which rows have changed since somebody looked.
 
 Adding a number costs the same however many iterations there were, and so does asking what is new.
 """
@@ -90,7 +90,8 @@ class MetricTable:
 
     # --- reading ----------------------------------------------------------------------------------------
     def since(self, version: int) -> tuple[list[dict[str, float]], int]:
-        """Rows of finished iterations that are new or changed, and the version now. Since ``version`` (0: all)."""
+        """Rows of finished iterations that are new or changed, and the version now. ``version``: since when (0: all).
+        """
         with self._lock:
             self._told = len(self._journal)
             if version == self._told:

@@ -1,4 +1,4 @@
-"""What can be seen of a run or a session while it works. Also the thread in the background that collects it."""
+"""What can be seen of a run or a session while it works. A thread in the background collects it."""
 
 from __future__ import annotations
 
@@ -188,15 +188,16 @@ class Observer:
                     self._afterwards()
 
     def _is_idle(self, seconds: float = IDLE_SECONDS) -> bool:
-        """No iteration is open, and nothing came of late. What other processes recorded comes a little later."""
+        """Whether no iteration is open, and nothing came of late. What other processes recorded comes a little later.
+        """
         if time.monotonic() - self.moved_at <= seconds:
             return False
         loop = self._executor.driver_host.loop
         return loop is not None and not loop.is_open()
 
     def glance(self) -> bool:
-        """Take the spans that are new, and nothing else, and wait for nobody. For a thread of somebody else's, eight
-        times a second.
+        """Take the spans that are new, and nothing else, and wait for nobody. It is for a thread of somebody else's,
+        eight times a second.
 
         The own thread then looks once or twice a second, at all the rest (`is_relieved`). False when there is nothing
         to come for: no iteration is open, or all is over.
@@ -303,8 +304,8 @@ class Observed:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row for each finished iteration. ``iteration``, ``seconds``, the numbers the loop returned, what workers
-        logged.
+        """One row for each finished iteration. Columns: ``iteration``, ``seconds``, the numbers the loop returned, what
+        workers logged.
 
         Of several ranks of a worker the mean. A name that several workers log, or a worker and the loop, is
         ``worker.name`` for each worker.
@@ -333,8 +334,8 @@ class Observed:
         return self._observer.samples.of_bar(worker, rank, start_ns)
 
     def metrics_since(self, version: int = 0) -> tuple[list[dict[str, float]], int]:
-        """Rows of `metrics` that are new or have changed since ``version``, and the version now. For loggers. Costs
-        what has changed.
+        """Rows of `metrics` that are new or changed since ``version``, and the version now. For loggers; it costs what
+        has changed.
 
         A row that comes again replaces the one of the same ``iteration``: what ranks of other processes log arrives a
         little later.
@@ -380,7 +381,7 @@ class Observed:
         return pd.DataFrame(self._executor.news.channels())
 
     def transports(self) -> pd.DataFrame:
-        """How items of each channel have come from host to host, so far. Transport, messages, items and bytes.
+        """How items of each channel have come from host to host, so far. Columns: transport, messages, items and bytes.
 
         ``reference``: handed over within a process; ``shared memory``: large arrays in slots, the rest in the stream;
         ``unix``, ``tcp``: all of it in the stream. Ranks that read a queue of another host are not in it: what they get
@@ -473,8 +474,8 @@ class Observed:
         return [] if self._is_over() else self._executor.news.waits()
 
     def status(self) -> str:
-        """In words: the state, who waits for what, who computes. Also the cycle if they wait for each other, how long
-        nothing moved, what was remarked.
+        """The state in words: who waits for what, and who computes. It also tells the cycle if they wait for each
+        other, how long nothing moved, and what was remarked.
         """
         still = self.still_seconds
         note = [f"nothing has moved for {still:.0f} s:"] if still >= STILL_SECONDS else []
@@ -509,7 +510,9 @@ class Observed:
         return Standstill(f"Nothing has moved for {still:.0f} s", self.wait_graph()) if still >= STILL_SECONDS else None
 
     def wait_graph(self) -> WaitGraph:
-        """Who waits for whom and who computes. Now, or when nothing could move any more, if that ended it."""
+        """Who waits for whom and who computes. It is as of now, or of when nothing could move any more, if that was the
+        end.
+        """
         if isinstance(self.error, DeadlockError):
             return WaitGraph(self.error.waits)
         waits, loop = self.waits(), self._executor.driver_host.loop

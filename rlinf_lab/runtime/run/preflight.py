@@ -1,5 +1,5 @@
-"""What can be known before a launch. Does the plan fit the workflow, the machines, their memory, packages and ports;
-would something hang?
+"""What can be known before a launch. Does the plan fit the workflow, machines, memory, packages and ports; would it
+hang?
 """
 
 from __future__ import annotations

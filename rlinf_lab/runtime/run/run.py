@@ -1,4 +1,4 @@
-"""A run. Iterations in the background, observed while they happen, stopped cleanly, never in the way of the kernel."""
+"""A run of iterations in the background. They are observed, stopped cleanly, and never in the way of the kernel."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Run(Observed):
     # --- looking -----------------------------------------------------------------------------------------
     @property
     def results(self) -> list[Any]:
-        """What the iterations returned, those that ``keep_results`` keeps. All of them, the latest ones, or none."""
+        """What the iterations returned, as far as ``keep_results`` keeps it: all, the latest, or none."""
         return list(self._results)
 
     @property

@@ -1,4 +1,4 @@
-"""What workers said of samples. A row for each of the latest, put together from what several workers say."""
+"""What workers said of samples. There is a row for each of the latest, put together from what several workers say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to say that nothing moves. No item, no span and no iteration has ended for long, and that is no deadlock, for
+"""When to say that nothing moves. No item, no span and no iteration has ended for long, and it is no deadlock, for
 somebody is in a call.
 
 A call may last (a model is loaded, a step is long), so it is no error. It is said once each time; where it has been

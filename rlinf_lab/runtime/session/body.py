@@ -1,4 +1,6 @@
-"""What an execution of the iteration function has done. Its calls, its ends of channels, streams that it has ended."""
+"""What an execution of the iteration function has done. It has its calls, its ends of channels, streams that it has
+ended.
+"""
 
 from __future__ import annotations
 

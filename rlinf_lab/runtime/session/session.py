@@ -143,7 +143,7 @@ class Session:
             raise
 
     def submit(self, *args: Any, **kwargs: Any) -> Iteration:
-        """Start an iteration. Executes the iteration function, and returns while its calls may still be going on.
+        """Start an iteration. It executes the iteration function, and returns while its calls may still be going on.
 
         When more than ``plan.staleness`` earlier iterations are unfinished it waits for the oldest first. Raises what
         the iteration function raises, or the failure of an earlier iteration; that one and all later ones are given up
@@ -355,7 +355,7 @@ class Session:
         return self._servant.do(end)
 
     def _end_failed(self, number: int, error: BaseException) -> tuple[int, BaseException | None]:
-        """End this iteration, all later ones and all that were given up. The next one finds idle workers then.
+        """End this iteration, all later ones and all that were given up. So the next one finds idle workers.
 
         Returns the first of them, and why it was given up.
         """

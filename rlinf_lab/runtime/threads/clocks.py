@@ -1,4 +1,4 @@
-"""The two clocks of a host. The machine's, and one that a test or a dry run moves by itself."""
+"""The two clocks of a host. One is the machine's, the other one a test or a dry run moves by itself."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Heard(Protocol):
     def fileno(self) -> int: ...
 
     def hear_what_is_there(self) -> bool:
-        """Without waiting. False: its own thread has to do it, and so much may take a while."""
+        """Hear messages without waiting. False: its own thread has to do it, and so much may take a while."""
 
     def hush(self) -> None:
         """Its own thread is not woken by what comes, until `heed`."""

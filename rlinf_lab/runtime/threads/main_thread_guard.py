@@ -68,7 +68,7 @@ class Servant:
 
 
 def aside(work: Callable[[], T]) -> T:
-    """The same in a thread of its own. For what ends something that a servant still does."""
+    """Do the same in a thread of its own. It is for what ends something that a servant still does."""
     if threading.current_thread() is not threading.main_thread():
         return work()
     task = Task(work)

@@ -78,7 +78,7 @@ class Seal:
 
 def together(raws: Sequence[Any]) -> tuple[tuple[Place | None, ...], list[bytearray]]:
     """Small buffers copied into blocks of at most `LITTLE` bytes. Each one by itself takes tens of microseconds on its
-    way. Where each lies; None for a large one, and where there are no bytes here.
+    way. Returns where each lies; None for a large one, and where there are no bytes here.
     """
     places, blocks = list[Place | None](), [bytearray()]
     for raw in raws:

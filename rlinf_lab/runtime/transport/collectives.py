@@ -111,7 +111,7 @@ class Sender:
 
 
 class Senders:
-    """Of one link: who sends tensors over it. A group for each GPU that it sends from, and one for host memory."""
+    """Who sends over one link. There is a group for each GPU that it sends from, and one for host memory."""
 
     def __init__(self, peer: str, address: str) -> None:
         self._peer, self._address = peer, address

@@ -41,8 +41,8 @@ _LOG = logging.getLogger("rlinf_lab")
 
 
 class Sharing(Protocol):
-    """How memory is shared between processes. CUDA's handles, or in tests what torch does for host memory. Blocks are
-    tensors of bytes.
+    """How memory is shared between processes. CUDA's handles do it, or in tests what torch does for host memory. Blocks
+    are tensors of bytes.
     """
 
     def identity(self, block: Any) -> str:
@@ -202,7 +202,7 @@ class _Owner:
 
 
 class Lent:
-    """The receiver's end of one tensor. Opened once, by the rank that needs it, or given back unopened.
+    """The receiver's end of one tensor. It is opened once, by the rank that needs it, or given back unopened.
 
     ``keeps``: a copy is made, for this process outlives the sender.
     """
@@ -252,7 +252,7 @@ def _drop(shared: Any, give_back: Callable[[], None]) -> None:
 
 
 def _release(shared: Any) -> None:
-    """Release one of them. A tensor that cannot be released keeps neither the others nor the news of a death."""
+    """Release a tensor that was lent. One that cannot be released keeps neither the others nor the news of a death."""
     try:
         SHARING.release(shared)
     except RuntimeError:  # the driver has released it, with the process

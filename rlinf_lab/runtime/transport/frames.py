@@ -1,4 +1,4 @@
-"""Messages as bytes, at the end that hears them. Frames of a stream; see `links` for what one looks like.
+"""Messages as bytes, at the end that hears them. They are frames of a stream; see `links` for what one looks like.
 
 A frame is read by whoever has the connection's lock. A thread that has nothing else to do reads on until the frame is
 there; a rank that listens while it waits (`lookout`) takes only what has arrived: the beginning of a frame stays in the
@@ -97,8 +97,8 @@ class Stream:
         return got < room
 
     def small(self) -> tuple[bytes, bytes, int, int] | None:
-        """The usual frame, if that is what is there, and all of it. Its header, its packet, how many items, and when
-        they were sent.
+        """The usual frame, if that is what is there, and all of it. Returns its header, its packet, how many items, and
+        when they were sent.
         """
         at, view = self._at + SMALL.size, self._view
         if at > self._end:
@@ -112,8 +112,8 @@ class Stream:
         return bytes(view[at:middle]), bytes(view[middle:end]), items, sent
 
     def together(self) -> tuple[bytes, list[bytes], tuple[int, ...], int] | None:
-        """Packets of one queue, if that is what is there, and all of it. Their header, them, how many items of each,
-        and when they were sent.
+        """Packets of one queue, if that is what is there, and all of it. Returns their header, them, how many items of
+        each, and when they were sent.
         """
         at, view = self._at + RUN.size, self._view
         if at > self._end:
@@ -275,7 +275,7 @@ class FrameReader:
         return time.monotonic_ns() if self._transport != "unix" else there
 
     def _buffer(self, size: int) -> Any:
-        """Only read. A frame of which a part has not arrived is read again from its beginning."""
+        """Read a buffer, and only that. A frame of which a part has not arrived is read again from its beginning."""
         stream, length = self._stream, size & LENGTH
         if size & IN_SLOT:
             return InSlot(stream.read(REFERENCE.size), length)

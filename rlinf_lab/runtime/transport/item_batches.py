@@ -71,7 +71,7 @@ class CheckedParcel(Parcel):
 
 
 class Gathered(Parcel):
-    """One group whose items came one by one, from anywhere. ``origin``: of the last of them."""
+    """One group whose items came one by one, from anywhere. ``origin`` is that of the last of them."""
 
     __slots__ = ("_pieces",)
 
@@ -91,7 +91,7 @@ class Piece(NamedTuple):
     hi: int
 
     def content(self) -> tuple[int, list[Any] | Packed]:
-        """How many, and what to send to another host. As it came where it is whole."""
+        """How many items, and what to send to another host. The latter is as it came where it is whole."""
         packed, count = self.parcel._packed, self.hi - self.lo
         return count, packed if packed is not None and count == self.parcel.count else self.parcel.open(
             self.lo, self.hi

@@ -56,7 +56,7 @@ _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _forget_sockets() -> None:
-    """In a forked child: forget the sockets of the parent. It would keep the streams of its dead parent open, and
+    """In a forked child: forget the sockets of its parent. It would keep the streams of its dead parent open, and
     nobody would notice the death.
     """
     for each in list(_OPEN):
@@ -109,9 +109,7 @@ class Ways(NamedTuple):
     between_gpus: str = "ipc"
 
     def leave_node(self, address: Address) -> bool:
-        """Whether this way is another one than to a host of this node. Also to a node that Ray emulates on this
-        machine.
-        """
+        """Whether this is another way than to a host of this node. It is one to a node that Ray emulates here, too."""
         return self.between_nodes != "stream" and self.ray_node != address.ray_node
 
 
@@ -293,7 +291,7 @@ class Link:
         return [head, *parts] if buffers else [b"".join((head, *parts))]
 
     def _placed(self, raw: Any) -> tuple[int, bytes | memoryview]:
-        """The size of a buffer with its marks. Also what of it travels in the stream."""
+        """The size of a buffer with its marks, and what travels in the stream."""
         if type(raw) is OnDevice:
             if (lent := self._lender.place(raw)) is not None:
                 return raw.nbytes | ON_GPU, lent

@@ -1,4 +1,4 @@
-"""The hearing end of the links of a host. A socket that others connect to, and a thread for each that does."""
+"""The hearing end of the links of a host. It is a socket that others connect to, and a thread for each that does."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What travels between processes as bytes. Pickles with their large buffers beside them, classes of a notebook by
-value.
+"""What travels between processes as bytes. These are pickles with their large buffers beside them, and classes of a
+notebook by value.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LENT_DEVICES = frozenset({"cuda"})  # kinds of torch device whose tensors stay t
 
 
 class OnDevice:
-    """What is beside a pickle of a tensor on a GPU. A copy of its bytes there, which is the transport's own. A link
-    lends it, or sends its bytes.
+    """What is beside a pickle of a tensor on a GPU. It is a copy of its bytes there, which is the transport's own. A
+    link lends it, or sends its bytes.
     """
 
     __slots__ = ("block",)
@@ -125,8 +125,8 @@ def unsendable(what: str, value: Any, error: BaseException) -> WorkflowError:
 
 
 def _where(value: Any, deep: int = 8) -> str:
-    """The part of a value that does not pickle, as written behind its name. "" where that is no part of it but the
-    whole, or it has very many.
+    """The part of a value that does not pickle, as written behind its name. It is "" where that is no part of it but
+    the whole, or it has very many.
     """
     for step, part in _parts(value):
         try:
@@ -204,8 +204,8 @@ def _itself(block: Any) -> Any:
 
 
 def _dense(plain: Any) -> tuple[Any, tuple[int, ...]]:
-    """A tensor's elements as they follow each other in memory, and its strides. As those of `torch.Tensor.clone`, which
-    keeps the order of dimensions (channels last, transposed) and closes gaps.
+    """A tensor's elements as they follow each other in memory, and its strides. They are as those of
+    `torch.Tensor.clone`, which keeps the order of dimensions (channels last, transposed) and closes gaps.
     """
     if plain.is_contiguous():
         return plain, plain.stride()

@@ -69,7 +69,7 @@ class Router:
         return self._homes[channel]
 
     def share(self, channel: str) -> int | None:
-        """How much of the capacity one producing host may fill. Evenly divided, at least one item; None without a
+        """How much of the capacity one producing host may fill. It is evenly divided, at least one item; None without a
         bound.
 
         The home itself looks at the true depth, so a channel between hosts holds less than twice its capacity.
@@ -85,7 +85,9 @@ class Router:
         return self._producing[channel]
 
     def is_numbered(self, channel: str) -> bool:
-        """Whether producer and consumer count the same items. Producers on several hosts count each their own."""
+        """Whether producer and consumer count the same items. They do not where producers are on several hosts: each
+        counts its own.
+        """
         return self._layout.sharded(channel) or (len(self.producing(channel)) == 1 and len(self.homes(channel)) == 1)
 
     def home(self, channel: str, shard: int) -> str:

@@ -1,5 +1,5 @@
-"""What has travelled. For each edge and pair of hosts the transport, messages, items and bytes; and a TRANSFER span for
-each stretch of it.
+"""What has travelled, for each edge and pair of hosts. It has the transport, messages, items and bytes, and a TRANSFER
+span for each stretch of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TRANSFER = int(SpanKind.TRANSFER)
 
 
 class Transit(NamedTuple):
-    """Of one message: how it came, when it was handed over, and its bytes. Times are in the clock of this node."""
+    """How one message came, when it was handed over, and its bytes. The time is in the clock of this node."""
 
     transport: str
     sent_ns: int
@@ -26,7 +26,7 @@ class Transit(NamedTuple):
 
 @dataclass(slots=True)
 class _Edge:
-    """A channel, as it comes from one host in one iteration. How it is named in the recorder, and messages that were
+    """A channel, as it comes from one host in one iteration. It has its name in the recorder, and messages that were
     heard in one go.
     """
 
@@ -94,7 +94,7 @@ class Traffic:
         return bool(self._open)
 
     def write_down(self) -> None:
-        """All that had arrived was heard. One span for each edge, on a lane of the pair of hosts."""
+        """Write down one span for each edge: all that had arrived was heard. It is on a lane of the pair of hosts."""
         recorder = self._recorder
         for e in self._open:
             e.is_open = False

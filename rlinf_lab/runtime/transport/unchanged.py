@@ -32,8 +32,8 @@ _PART, _AGAIN = "a part of its own", "seen already"  # what stands for parts in 
 
 
 class Unchanged:
-    """What was handed out, and what it looked like. Tensors, arrays, and what holds them (dicts, lists, tuples,
-    dataclasses, torch's modules). A part that another one took the place of is the same if it looks the same.
+    """What was handed out, and what it looked like. These are tensors, arrays, and what holds them (dicts, lists,
+    tuples, dataclasses, torch's modules). A part that another one took the place of is the same if it looks the same.
 
     ``whole``: all of each, and of whatever else can be pickled, instead of samples: as checksums, which takes longer.
     """
@@ -67,8 +67,8 @@ class Unchanged:
         return refusal(changed, version, weights, owner) if (changed := self.changed()) else None
 
     def _look(self) -> Iterator[tuple[Any, Any, tuple[int | None, Any]]]:
-        """Each part, in order; each holder once. (the way to it, it, (how often torch has seen it changed, what it
-        looks like)). Whatever can be pickled passes, also what holds itself.
+        """Each part, in order, and each holder once. Yields (the way to it, it, (how often torch has seen it changed,
+        what it looks like)). Whatever can be pickled passes, also what holds itself.
         """
         seen = set[int]()
         open_: list[tuple[Any, Any]] = [(None, self._state)]
@@ -86,8 +86,8 @@ class Unchanged:
             open_ += reversed(parts)
 
     def _looks(self, part: Any) -> Any:
-        """Some of its elements, or a checksum of all that it is, bit for bit. None where there is nothing to look at:
-        what is not in host memory, Python's objects.
+        """Some of its elements, or a checksum of all that it is, bit for bit. It is None where there is nothing to look
+        at: what is not in host memory, Python's objects.
         """
         if (some := _bytes_of(part, self._whole)) is not None:
             kind = getattr(part.dtype, "str", part.dtype)  # numpy's text of it takes ten times as long
@@ -170,7 +170,7 @@ def _places(size: int) -> NDArray[np.int64]:
 
 
 def _part_of(way: Any, looks: Any, looked: Any) -> Any:
-    """The way to the first number or text that is another one. A holder has the same names as before there."""
+    """The way to the first number or text that is another one. Holders on it have the same names as before."""
     if not isinstance(looked, tuple) or looks[:2] != looked[:2] or not isinstance(looked[2], tuple):
         return way
     return next((way, n) for n, now, was in zip(*looked[1:2], looks[2], looked[2], strict=True) if now != was)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def depths(store: SpanStore) -> pd.DataFrame:
-    """One row whenever the depth of a channel changes. Columns: channel, time_ns, seconds (since the timeline's start),
-    depth (items). By time, then channel.
+    """One row whenever the depth of a channel changes, by time, then channel. Columns: channel, time_ns, seconds (since
+    the timeline's start), depth (items).
     """
     import pandas as pd
 

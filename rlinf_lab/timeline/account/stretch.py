@@ -125,8 +125,8 @@ class Placement:
 
 
 class Stretch:
-    """Busy time and bubbles of all devices between two instants. ``busy`` (ns per device), ``bubbles`` by device and
-    start.
+    """Busy time and bubbles of all devices between two instants. ``busy`` is ns per device, ``bubbles`` are by device
+    and start.
 
     ``spans``, by start, may hold others than those that reach into the stretch; ``windows`` are those that begin in it,
     and none of them may reach over its end.
@@ -153,15 +153,15 @@ class Stretch:
         self.bubbles = stacked([rows for _, rows in parts] or [np.empty(0, BUBBLE_DTYPE)])
 
     def _portions(self, lanes: int) -> list[tuple[int, int]]:
-        """As many lanes at a time as fit on one axis of 64 bits. 4,096 devices for 13 days."""
+        """As many lanes at a time as fit on one axis of 64 bits. That is 4,096 devices for 13 days."""
         at_once = max(1, _LONGEST_NS // self._stride)
         return [(low, min(low + at_once, lanes)) for low in range(0, lanes, at_once)]
 
     def _lay(
         self, spans: Spans, row: NDArray[np.intp], lane: Ints, lanes: int
     ) -> tuple[Ints, Ints, NDArray[np.intp], Ints]:
-        """Starts and ends on the long axis, sorted by lane, start and arrival. Also the rows in that order, and where
-        the lane of each begins.
+        """Starts and ends on the long axis, sorted by lane, start and arrival. With them come the rows in that order,
+        and where the lane of each begins.
         """
         if lanes > 1:  # by start they are already
             # narrow ones are sorted ten times faster
@@ -172,8 +172,8 @@ class Stretch:
         return np.maximum(spans.start[row], self.start_ns) + offset, spans.end[row] + offset, row, begin
 
     def _group_ends(self, spans: Spans) -> Ints:
-        """When the last RUN of any rank of a worker placed on a device ends. (devices, windows); the window's start
-        without one.
+        """When the last RUN of any rank of a worker placed on a device ends. Shape (devices, windows); the window's
+        start where there is none.
         """
         place, windows = self._place, self._windows
         ends = np.full((place.devices, len(windows)), _FIRST, np.int64)
@@ -298,7 +298,7 @@ class _Columns:
         return self.cause, self.kind, self.track, self.channel, self.iteration
 
     def explain(self, cause: Cause, covered: NDArray[np.bool_], by: NDArray[np.intp], spans: Spans) -> None:
-        """Lay this cause on the covered intervals. The spans ``by``, one for each, say who waited for what."""
+        """Lay this cause on the covered intervals. The spans ``by`` (one for each interval) say who waited for what."""
         if cause is Cause.STARVED:
             covered = covered & (self.cause != _OFF)
         else:
@@ -317,7 +317,7 @@ def _begins(differs: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """The disjoint intervals that the given ones (sorted by start) cover together. Their starts and ends, in order."""
+    """The disjoint intervals that the given ones (sorted by start) cover together. Starts and ends are in order."""
     if not start.size:
         return start, end
     reach = np.maximum.accumulate(end)
@@ -338,7 +338,8 @@ def _first_start(start: Ints, end: Ints, starts: Ints, ends: Ints) -> Ints:
 
 
 def _covering(start: Ints, end: Ints, at: Ints) -> tuple[NDArray[np.bool_], Ints]:
-    """Whether an interval (sorted by start) covers each instant, and which. Of those begun, the one that ends last."""
+    """Whether an interval (sorted by start) covers each instant, and which. Of those begun, it is the one ending last.
+    """
     reach = np.maximum.accumulate(end)
     holder = np.maximum.accumulate(np.where(end == reach, np.arange(end.size), 0))
     begun = start.searchsorted(at, "right") - 1

@@ -19,8 +19,8 @@ KIND_LABELS = [kind.name.lower() for kind in SpanKind]
 
 
 def rows_of(store: SpanStore, chosen: NDArray[np.bool_] | slice = slice(None)) -> list[Span]:
-    """Every span as an object, by start, end and track. Or those for which ``chosen`` [spans] is true. For tests and
-    small timelines: 1 µs and 200 bytes each.
+    """Every span as an object, by start, end and track. ``chosen`` [spans]: only those for which it is true. For tests
+    and small timelines: 1 µs and 200 bytes each.
     """
     spans, tracks, names = store.spans[chosen], store.tracks, [*store.names, ""]
     order = np.lexsort((spans["track"], spans["end"], spans["start"]))
@@ -112,8 +112,8 @@ def _failed(store: SpanStore, marks: NDArray) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Standing:
-    """Iterations that are not whole. ``failed`` (or given up because another one did), ``open`` ones, of which there
-    are spans, but no mark, and those that have ended with spans still ``arriving`` from other hosts.
+    """Iterations that are not whole. These are ``failed`` ones (or given up because another one did), ``open`` ones, of
+    which there are spans, but no mark, and those that have ended with spans still ``arriving`` from other hosts.
     """
 
     failed: tuple[int, ...]

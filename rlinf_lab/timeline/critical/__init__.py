@@ -1,1 +1,1 @@
-"""Who waited for whom. The critical path, and what would be gained if a worker were faster."""
+"""Who waited for whom: the critical path, and what a faster worker would gain."""

@@ -1,4 +1,5 @@
-"""Spans in an order in which causes come first. Also of those that end at one instant: in simulated time most do.
+"""Spans in an order in which causes come first. That goes for spans that end at one instant, too: in simulated time
+most do.
 
 At one instant a put may hand over items that a get waited for, after which its rank puts others. So ends are no order
 by themselves.
@@ -49,8 +50,8 @@ def in_causal_order(spans: SpanArray) -> SpanArray:
 
 
 def _cut_short(spans: SpanArray, arrival: Indices) -> tuple[tuple[Indices, Indices], tuple[Indices, Indices]]:
-    """Pairs (cause, effect) of gets that the next put cut short. What its track did before it, then the get, then the
-    put.
+    """Pairs (cause, effect) of gets that the next put cut short. What the put's track did before it comes first, then
+    the get, then the put.
     """
     gets, puts = cut_short(spans)
     order = np.lexsort((arrival, spans["start"], spans["track"]))

@@ -98,7 +98,7 @@ def _steps(store: SpanStore) -> Ints:
 
 
 class _Lane:
-    """The spans of one track that last. By start, with the one that reaches farthest up to each."""
+    """The spans of one track that last, by start. Up to each, the one that reaches farthest is known."""
 
     def __init__(self, rows: Ints, start: Ints, end: Ints) -> None:
         rows = rows[np.lexsort((-end[rows], start[rows]))]

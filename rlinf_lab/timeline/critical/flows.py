@@ -16,7 +16,8 @@ EVER = -(1 << 63)  # before all times
 
 
 def arrows(spans: SpanArray) -> tuple[Indices, Indices]:
-    """Row numbers of puts and gets, pair by pair. Same channel and iteration, overlapping sequence numbers.
+    """Row numbers of puts and gets, pair by pair. A pair has the same channel and iteration, and overlapping sequence
+    numbers.
 
     A span of either kind moves the items ``flow`` to ``flow + items`` of its channel, counted from 0 in each iteration;
     without a channel, a flow or items it takes part in no arrow, and no arrow leads to a get that was over before the

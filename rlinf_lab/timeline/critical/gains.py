@@ -116,7 +116,7 @@ def _groups(store: SpanStore, spans: SpanArray, keys: Sequence[str]) -> dict[tup
 
 
 class _Replay:
-    """Spans in an order in which causes come first. For each: what its start and its end wait for."""
+    """Spans with causes first, and what the start and the end of each wait for."""
 
     def __init__(self, store: SpanStore, spans: SpanArray) -> None:
         self._spans = spans
@@ -182,8 +182,8 @@ class _Replay:
         return [other for other in found if other >= 0]
 
     def _stream_end(self, i: int) -> list[int]:
-        """The causes of a get that got nothing, or but what was left. What those who put into its channel did last
-        before.
+        """The causes of a get that got nothing, or only what was left. They are what those who put into its channel did
+        last before.
         """
         producers = self._producers[self._channel[i], self._call[i][0]]
         found = [self._of_track[track].last(self._end[i]) for track in producers if track != self._track[i]]
@@ -202,8 +202,8 @@ class _Replay:
             of_channel[self._channel[i]].add(i, end, track)
 
     def finish(self, groups: Sequence[NDArray[np.bool_]], times: float) -> tuple[int, list[int]]:
-        """The length of the timeline, ns. As it was, and when the spans of each group are so many times as fast. No
-        span is in two groups.
+        """The length of the timeline, ns, as it was and with groups of spans faster. The spans of each group are so
+        many times as fast; no span is in two groups.
         """
         if not self._start:
             return 0, [0] * len(groups)
@@ -238,7 +238,7 @@ class _Replay:
 
 
 def _latest(new: NDArray[np.int64], causes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """When the last of the causes is over. Each comes with what lies between it and its effect."""
+    """When the last of the causes is over. Each is given with what lies between it and its effect."""
     other, lag = causes[0]
     found = new[other] + lag
     for other, lag in causes[1:]:

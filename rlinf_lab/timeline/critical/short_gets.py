@@ -1,5 +1,4 @@
-"""Gets that took less than the micro-batch that was asked for. Because no more fitted into the channel, or because
-nobody put any more.
+"""Gets that took less than the micro-batch that was asked for. No more fitted into the channel, or nobody put any more.
 
 A micro-batch of more items than its bounded channel holds is cut short: the engine hands the get what is there when
 somebody's put does not fit any more. A span says neither the micro-batch nor the bound, so both are told from times and
@@ -42,7 +41,7 @@ def cut_short(spans: SpanArray) -> tuple[Indices, Indices]:
 
 
 def takes_the_rest(spans: SpanArray) -> NDArray[np.bool_]:
-    """Of each row: whether it is a get that ended only with the last put. It got nothing, or what was left of a
+    """Whether each row is a get that had to wait until nobody put any more. It got nothing, or what was left of a
     micro-batch.
 
     That is the last of its channel in the iteration, if it got less than others did, or cannot get its micro-batch, or

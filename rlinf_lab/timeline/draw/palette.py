@@ -56,8 +56,8 @@ _FIRST, _SALT, _PRIME = 5, 37888430, 16777619
 
 
 def colour_numbers(workers: Iterable[str], others: Iterable[str] = ()) -> dict[str, int]:
-    """The number of each worker's colour. By its name, not by its place, so that a worker looks the same whatever the
-    plan.
+    """The number of each worker's colour. It follows from its name, not its place, so that a worker looks the same
+    whatever the plan.
 
     Whose colour is taken has the next one that fewest have. ``others`` (workers without a device) choose after
     ``workers``, and change nothing for those. The same as in the widget (`colourNumbers` in base.js).

@@ -1,4 +1,5 @@
-"""The static picture of a timeline as bars, words and lines, whatever draws them. A lane per device or per worker rank.
+"""The static picture of a timeline as bars, words and lines, whatever draws them. It has a lane per device or per
+worker rank.
 
 Every pixel column of a lane shows what took most of its time, so the picture's size does not grow with the spans. Idle
 time is hatched by its cause, so that a print in grey tells causes apart, too. In a rank's lane there is a tick for what
@@ -129,8 +130,8 @@ def _width(text: str) -> float:
 
 
 def _cut(text: str, room: float) -> str:
-    """As much of it as ``room`` px hold. The end, which says the rank or the device of a node, and an ellipsis for what
-    is left out before it.
+    """As much of it as ``room`` px hold. It is the end, which says the rank or the device of a node, with an ellipsis
+    for what is left out before it.
     """
     if _width(text) <= room:
         return text
@@ -174,7 +175,7 @@ class Row(NamedTuple):
 
 
 def _merged(rows: Sequence[Row], zero: int, edges: NDArray) -> list[Row]:
-    """Each lane that looks like no lane before it. In the order of the first ones."""
+    """Each lane that looks like no lane before it, in the order of the first."""
     alike = defaultdict[tuple[object, ...], list[Row]](list)
     for row in rows:
         bars = tuple(bar[0::2] + bar[4:] for bar in _bars(row.parts, zero, edges, 0, 0.0))
@@ -183,7 +184,7 @@ def _merged(rows: Sequence[Row], zero: int, edges: NDArray) -> list[Row]:
 
 
 def _label(labels: Sequence[str]) -> str:
-    """``cuda:0 … 31 (32)``. Or the first of those that do not follow each other and how many more."""
+    """``cuda:0 … 31 (32)``. Where they do not follow each other, the first and how many more."""
     if len(labels) == 1:
         return labels[0]
     numbers = [re.fullmatch(r"(.*?)(\d+)(\D?)", label) for label in labels]
@@ -195,7 +196,7 @@ def _label(labels: Sequence[str]) -> str:
 
 
 def _of_everybody(rows: Sequence[Row], most: int) -> list[Row]:
-    """At most so many, in their order. For each worker the first in which it is, then those from the top."""
+    """At most so many, in their order. They are for each worker the first in which it is, then those from the top."""
     first = dict[str | Cause, int]()
     for i, row in enumerate(rows):
         for fill, (starts, _) in row.parts.items():

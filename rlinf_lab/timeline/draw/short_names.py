@@ -14,8 +14,8 @@ _HEAD, _BEFORE = 16, 8  # columns that are kept of the beginning, and before wha
 
 
 def narrow(names: Sequence[str], most: int = 56) -> list[str]:
-    """The names, each on one line of ``most`` columns of a terminal. By their beginning and end. Several that begin and
-    end alike are told apart by what follows the longest beginning that two of them have, or by a number.
+    """The names, each on one line of ``most`` columns of a terminal. Each is its beginning and end. Several that begin
+    and end alike are told apart by what follows the longest beginning that two of them have, or by a number.
     """
     plain = [_on_a_line(name) for name in names]
     cut = {name: _middle(name, most) for name in plain}
@@ -53,7 +53,7 @@ def _alike(cut: Mapping[str, str]) -> list[list[str]]:
 
 
 def _on_a_line(name: str) -> str:
-    """What no terminal prints as it is, as Python writes it. Line breaks, escapes that colour or erase."""
+    """What no terminal prints as it is, as Python writes it. These are line breaks and escapes that colour or erase."""
     return (
         name
         if name.isprintable()

@@ -1,5 +1,5 @@
-"""A timeline in a screenful. Its lanes, how busy the devices were, bubbles by cause, the critical path. For people and
-for scripts.
+"""A timeline in a screenful, for people and for scripts. It has its lanes, how busy the devices were, bubbles by cause,
+the critical path.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _UNTIL_THEN = "; what is idle there counts as fill, tail or drain until more com
 
 @dataclass(frozen=True)
 class Summary:
-    """Tables as `Timeline.busy`, `bubbles`, `critical_path` and `gains` give them. Also ``lanes``: one row per worker
-    rank.
+    """Tables of `Timeline.busy`, `Timeline.bubbles`, `Timeline.critical_path` and `Timeline.gains`, and ``lanes``. The
+    last has one row per worker rank.
 
     Printing it gives text, `to_json` everything.
     """
@@ -142,8 +142,8 @@ def summary(store: SpanStore, accounting: Accounting, gains: pd.DataFrame) -> Su
 
 
 def lanes(store: SpanStore) -> pd.DataFrame:
-    """One row per track, busiest first. Lane, devices, host, spans, ns and seconds in which a RUN span covered it,
-    share.
+    """One row per track, busiest first. Columns: lane, devices, host, spans, ns and seconds in which a RUN span covered
+    it, share.
     """
     import pandas as pd
 

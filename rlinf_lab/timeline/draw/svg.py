@@ -158,5 +158,5 @@ def _rules(prefix: str, mode: str, used: Sequence[Cause], colours: Sequence[int]
 
 
 def _text(text: str) -> str:
-    """As XML can hold it. No control characters, which a name may have, nor halves of characters."""
+    """The text as XML can hold it. It has no control characters, which a name may have, nor halves of characters."""
     return escape(_NO_XML.sub("\N{REPLACEMENT CHARACTER}", text))

@@ -1,4 +1,5 @@
-"""Chrome trace JSON of other tools as a timeline. Torch's profiler, ``ray timeline``, RLinf's tracer, our own export.
+"""Chrome trace JSON of other tools as a timeline. It may come from torch's profiler, ``ray timeline``, RLinf's tracer
+or our own export.
 
 Read are the phases X, B and E, b and e (joined by id), i, C and the names in M, of all that `chrome_text` can read. A
 thread becomes a track and its process the device that it is on; a stream of a GPU is on that GPU. Categories that say
@@ -76,8 +77,8 @@ def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector away meanwhile. Millions of dictionaries and rows come, and none of them goes: to look
-    through all of them for cycles, again and again, takes most of the time.
+    """Keep the garbage collector off. Millions of dictionaries and rows come, and none of them goes: to look through
+    all of them for cycles, again and again, takes most of the time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -89,7 +90,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def read_ranks(paths: Sequence[Path]) -> tuple[list[str], list[SpanBatch], int]:
-    """Files of several processes of one run, as one timeline. What is of rank 3 is on devices and threads called so.
+    """Files of a run's processes, one for each, as one timeline. What is of rank 3 is on devices and threads called so.
 
     Ranks are as the files say (torch's ``distributedInfo``), else in the order of the paths. Clocks are taken as they
     are. (devices, what each says, how many arrows are left out.)
@@ -174,7 +175,9 @@ class _Reader:
         self._lost = 0  # that begin without an end, or the other way round
 
     def read(self, events: Iterable[Event]) -> None:
-        """Read it. Raises `ValueError`, which names the first event, where none has the fields that the format has."""
+        """Read the events as a timeline. Raises `ValueError`, which names the first event, where none has the fields
+        that the format has.
+        """
         kept = [event for event in events if "ph" in event]
         try:
             self._read(kept)
@@ -248,7 +251,7 @@ class _Reader:
         return self._names.setdefault(text, len(self._names))
 
     def _track(self, event: Event) -> int:
-        """The lane of an event. Its thread, a stream of a GPU, or what is joined by ids within a category."""
+        """The lane of an event. It is its thread, a stream of a GPU, or what is joined by ids within a category."""
         pid, tid, args, category = event.get("pid"), event.get("tid"), _args(event), _category(event)
         stream, joined = category in _GPU, event["ph"] == "b"
         key: tuple[Any, ...] = (pid, category) if joined else (pid, tid, "")
@@ -271,8 +274,8 @@ class _Reader:
         return self._lanes[key]
 
     def _has_place(self, event: Event) -> bool:
-        """Of an instant: whether it belongs to a thread. A profiler names threads that are none for those of the whole
-        recording.
+        """Whether an instant has a place: those of a thread have one. A profiler names threads that are none for those
+        of the whole recording.
         """
         return event.get("s", "t") == "t" or (event.get("pid"), event.get("tid"), "") in self._lanes
 
@@ -309,8 +312,8 @@ class _Reader:
         self._row(self._track(event), kind, name, start, end)
 
     def _task(self, event: Event, start: int, end: int) -> str:
-        """The task that this is the execution of, as Ray draws it around. Of those that began before and are not over,
-        the last one. "" without one.
+        """The task whose execution this is, as Ray draws it around. It is, of those that began before and are not over,
+        the last one; "" without one.
         """
         tasks = self._tasks[event.get("pid"), event.get("tid")]
         # events come by their beginnings, so the others are over
@@ -361,8 +364,8 @@ class _Reader:
 
 
 def _with_numbers(event: Event) -> Event:
-    """The event with times that it says as texts as numbers. Chrome and Perfetto take both. Whole ones keep all their
-    digits.
+    """The event, with its times as numbers where they are texts. Chrome and Perfetto take both. Whole ones keep all
+    their digits.
     """
     told = {key: event[key].strip() for key in ("ts", "dur") if isinstance(event.get(key), str)}
     found = {

@@ -1,4 +1,4 @@
-"""The events of a file of Chrome trace JSON. Whatever is wrong with some of them.
+"""The events of a file of Chrome trace JSON, whatever is wrong with some.
 
 Plain, gzipped or zipped; an array, an object with ``traceEvents``, or one event a line. Profilers write what is no
 JSON: raw control characters, ``inf`` and ``nan`` as they are, quotes that are not escaped (pytorch/kineto 105 and 1459,
@@ -107,8 +107,8 @@ def _rank(parsed: Event) -> int | None:
 
 
 def _by_event(text: str) -> Loaded | None:
-    """Event by event, in whatever holds them, or one a line. An odd one is left out, and so is one that was cut off. An
-    array may lack its end, and is not cut off for that.
+    """Read event by event, in whatever holds them, or one a line. An odd one is left out, and so is one that was cut
+    off. An array may lack its end, and is not cut off for that.
     """
     events_of = _EVENTS.search(text) if text.startswith("{") else None
     if not text.startswith("[") and events_of is None and not _is_event(text, 0):
@@ -140,8 +140,8 @@ def _by_event(text: str) -> Loaded | None:
 
 
 def _mended(text: str, at: int) -> tuple[Event | None, int | None]:
-    """An event that is no JSON, its bare numbers named as JSON's reader names them. Also where the next one begins.
-    None for what is not there.
+    """An event that is no JSON, mended, and where the next one begins. Its bare numbers are named as JSON's reader
+    names them. None for what is not there.
     """
     begin = at
     while (found := _NEXT_EVENT.search(text, begin)) is not None:

@@ -1,4 +1,4 @@
-"""A timeline as bytes for a browser. A JSON-able header, and columns that become typed arrays without copying."""
+"""A timeline as bytes for a browser. A JSON-able header comes with columns that become typed arrays without copying."""
 
 from __future__ import annotations
 

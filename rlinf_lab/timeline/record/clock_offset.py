@@ -1,4 +1,4 @@
-"""Two clocks that nobody has set to each other. What lies between them, within a bound that is known.
+"""What lies between two clocks that nobody has set to each other. It is known within a bound.
 
 Whoever asks a clock at ``asked`` and has its answer at ``answered`` knows that it was read in between: the offset (ours
 less theirs) lies between ``asked - theirs`` and ``answered - theirs``. The best answers were fast: of all of them

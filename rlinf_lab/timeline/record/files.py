@@ -41,8 +41,8 @@ def path_of(who: str, path: object) -> Path:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write what shall be at ``path`` whole or not at all. A name beside it, which becomes ``path`` when the
-    block ends without an error.
+    """Where to write what shall be at ``path`` whole or not at all. It is a name beside it, which becomes ``path`` when
+    the block ends without an error.
 
     What was at ``path`` before stays until then, and for good when the block fails or is interrupted. A link stays a
     link, a file keeps its mode, and what is no ordinary file (a pipe, ``/dev/stdout``) is written to as it is. Raises

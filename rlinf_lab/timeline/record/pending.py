@@ -1,4 +1,4 @@
-"""Rows that wait in a recorder's memory. Packed ones, and those that a runtime left as numbers."""
+"""Rows that wait in a recorder's memory. Some are packed, others a runtime left as numbers."""
 
 from __future__ import annotations
 

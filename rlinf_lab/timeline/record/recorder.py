@@ -73,8 +73,8 @@ class Recorder:
         _RECORDERS.add(self)
 
     def _begin(self) -> None:
-        """With nothing that waits. At first, and in a process that was forked, where numbers of tracks and names stay
-        what they are.
+        """Begin with nothing that waits. So it is at first, and in a process that was forked, where numbers of tracks
+        and names stay what they are.
         """
         self.dropped = self.dropped_samples = 0
         self.source = f"{self.host}/{os.getpid()}/{os.urandom(6).hex()}"

@@ -43,7 +43,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One lane of a timeline. A rank of a worker, on its devices (names such as ``"cpu:0"``), on a host."""
+    """One lane of a timeline: a rank of a worker on a host. Its devices are names such as ``"cpu:0"``."""
 
     worker: str
     rank: int

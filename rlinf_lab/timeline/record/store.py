@@ -1,4 +1,4 @@
-"""Where the spans of many processes come together. Growing arrays, one table of tracks, one of names.
+"""Where the spans of many processes come together. There are growing arrays, one table of tracks, one of names.
 
 Batches may come from any thread, hosts in any order; each host's own batches come in their order. An array that was
 handed out is never written to again, and the tables only grow.
@@ -118,7 +118,7 @@ class Growing:
 
 
 class _Source:
-    """What is known of one recorder. The next batch's number, and its numbers translated to ours."""
+    """What is known of one recorder. That is the next batch's number, and its numbers translated to ours."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -135,8 +135,8 @@ class _Source:
             )
 
     def refuse_wrong(self, batch: SpanBatch, spans_are_right: bool) -> None:
-        """Raise `TimelineError` for a batch that cannot be taken. It does not come next, or has spans that this
-        recorder cannot have written.
+        """Raise `TimelineError` for a batch that does not come next. The same goes for spans that this recorder cannot
+        have written.
         """
         if batch.seq > self.seq:
             raise TimelineError(
@@ -169,7 +169,7 @@ class _Source:
 
 
 class SpanStore:
-    """The data of a timeline. Spans, tracks, names, counter samples and the devices they are about."""
+    """The data of a timeline. It has spans, tracks, names, counter samples and the devices they are about."""
 
     def __init__(self, devices: Sequence[str] = ()) -> None:
         if (

@@ -1,4 +1,4 @@
-"""The workflow graph as an SVG text. Columns from upstream to downstream, boxes for workers, arrows for channels.
+"""The workflow graph as an SVG text. Columns go from upstream to downstream, boxes are workers, arrows are channels.
 
 Pure function of plain data. Edges between neighbouring columns go straight from box to box, in either direction; all
 others take a lane of their own above (downstream) or below (upstream) the boxes. Colours follow the page's theme.
@@ -136,7 +136,7 @@ class _Drawing:
         return max(HEIGHT, PORT * max(left, right) + 8)
 
     def _gap(self, column: int) -> float:
-        """Between a column and the next. There is room for the labels of the arrows there, and for their heads."""
+        """The width between two columns. It has room for the labels of the arrows there, and for their heads."""
         labels = [
             text_width(a.label, 11)
             for a in self.straight
@@ -285,8 +285,8 @@ class _Drawing:
         return any(o.x == b.x and (o.y < b.y if over else o.y > b.y) for o in self.box.values())
 
     def _label(self, a: Arrow, places: list[tuple[float, float]], lines: list[tuple[float, float]]) -> None:
-        """At the first of the places where it hides no box and no other label. Of other ``lines`` it hides the least,
-        with paper under it.
+        """Draw the label where it hides no box, no other label and the fewest ``lines``. Of such places it takes the
+        first, and there is paper under it.
         """
         width = text_width(a.label, 11)
 

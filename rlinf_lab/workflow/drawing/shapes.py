@@ -1,4 +1,4 @@
-"""Shapes of the drawn graph. Boxes, curves, arrow heads, and how wide a text will be."""
+"""Shapes of the drawn graph, and how wide a text will be. They are boxes, curves and arrow heads."""
 
 from __future__ import annotations
 

@@ -132,13 +132,13 @@ class Tracer:
         return [Symbol(self, channel.name)] if n is not None or self.decide() else []
 
     def _loop(self, step: LoopStep) -> None:
-        """Once, however often it follows itself. A loop may put a million items one by one."""
+        """Note a step of the loop once, however often it follows itself. A loop may put a million items one by one."""
         if self.loop[-1:] != [step]:
             self.loop.append(step)
 
     def current(self) -> Tracer | None:
-        """Who traces now. This one, or that of a later path when a variable outside the loop has kept something of this
-        one.
+        """The tracer that traces now. It is this one, or that of a later path when a variable outside the loop has kept
+        something of this one.
         """
         if not self.over:
             return self

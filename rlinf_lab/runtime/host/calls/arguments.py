@@ -1,4 +1,4 @@
-"""The arguments of a call as the worker gets them. Ports of channels and weights, values of other calls."""
+"""The arguments of a call as the worker gets them. They are ports of channels and weights, values of other calls."""
 
 from __future__ import annotations
 

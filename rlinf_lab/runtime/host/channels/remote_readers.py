@@ -16,7 +16,7 @@ from rlinf_lab.runtime.transport.item_batches import Parcel, Piece
 
 
 class FarReaders:
-    """Far reading of one host, both ways. Its own ranks that read elsewhere, and ranks of others that read here."""
+    """Reading between one host and others, both ways. Its own ranks read elsewhere, and ranks of others read here."""
 
     def __init__(self, state: HostState, control: parts.RankControl, post: parts.Post) -> None:
         self._state, self._control, self._post = state, control, post

@@ -1,5 +1,5 @@
-"""Streams that nobody reads any more, though somebody may go on putting into them. What follows, as soon as it is
-certain.
+"""Streams that nobody reads any more, though somebody may go on putting into them. What follows is done as soon as it
+is certain.
 
 When the iteration function has returned the driver knows all calls, and it hears the end of each (`driver.ends`). When
 the last one that reads a channel has ended it tells every host. Where the rest is not wanted (``discard_unread``) the
@@ -77,9 +77,7 @@ class Unwanted:
         return stream not in self.discarded and stream not in self._missed
 
     def end_call(self, process: Process) -> None:
-        """In the thread of a rank that puts: end a call that is in vain. Raises `NobodyReads` when nobody reads
-        anything that it writes.
-        """
+        """In a putting rank's thread: raise `NobodyReads` when nobody reads what its call writes."""
         if not self.discarded or (call := self._call_in_vain(process)) is None:
             return
         if not (why := self._why_it_goes_on(call)):
@@ -87,7 +85,7 @@ class Unwanted:
         self._remark(process, call, why)
 
     def _remark(self, process: Process, call: CallSpec, why: str) -> None:
-        """Tell once of a call that goes on in vain. It has done so for long."""
+        """Tell once of a call that has gone on in vain for long."""
         who = f"{call.worker}.{call.method}()"
         if who in self._remarked:
             return

@@ -63,7 +63,7 @@ class Instants:
         return state.alone and not state.stopping and self._is_waiting()
 
     def _is_waiting(self) -> bool:
-        """Whether anybody waits. At a channel, for a device, or for what another rank gives within its call."""
+        """Whether anybody waits. It may be at a channel, for a device, or for what another rank gives in its call."""
         aside = (p.waits_for == "value" or p.machine.state == "aside" for p in self._state.processes)
         return self._state.engine.is_waiting() or any(aside)
 

@@ -22,7 +22,7 @@ class Residency:
         self._state, self._threads, self._post, self._spans = state, threads, post, spans
 
     def order(self, process: Process, order: str) -> None:
-        """Under the mutex: have its own thread leave or come onto its device. It goes on waiting meanwhile."""
+        """Under the mutex: its own thread shall leave or come onto its device. It goes on waiting meanwhile."""
         process.order = order
         self._threads.begins()
         if process.parked:
@@ -68,15 +68,15 @@ class Residency:
         self._post.flush()
 
     def share(self, process: Process) -> tuple[list[Process], list[Process]]:
-        """Under the mutex: tell the engine what memory a worker that was just built shares. The other ones are its
-        `mates`.
-        """
+        """Under the mutex: tell the engine which memory a newly built worker has in common. Returns its `mates`."""
         mates = self.mates(process)
         self._tell(process, self._shared_units(process, [*mates[0], *mates[1]]))
         return mates
 
     def mates(self, process: Process) -> tuple[list[Process], list[Process]]:
-        """Under the mutex: other ranks here with workers. Those on their devices or about to come, and the rest."""
+        """Under the mutex: other ranks here with workers. Those on their devices or about to come are first, the rest
+        second.
+        """
         found: tuple[list[Process], list[Process]] = [], []
         for other in self._state.processes:
             if other.instance is not None and other is not process:
@@ -89,8 +89,8 @@ class Residency:
 
     @staticmethod
     def _shared_units(process: Process, mates: Sequence[Process]) -> dict[int, int]:
-        """By processes that use a device of this one: how much memory is shared. It is the same for both, true of
-        either.
+        """How much memory is the same, by processes that use a device of this one. It is the lesser of what either
+        says, true of both.
         """
         mine, size = process.instance, process.machine.size
         found = {}

@@ -1,4 +1,4 @@
-"""The threads of a host. Also the engine that says which of them may go on.
+"""The threads of a host. The engine says which of them may go on.
 
 - One mutex guards the engine and all state; user code never runs under it, and nothing is sent under it.
 - A thread that posts an event waits at its own gate until the engine resumes it. It also carries out orders to leave
@@ -54,8 +54,8 @@ class Scheduler:
         self, items: parts.Items, finished: Callable[[Process], None], came: Callable[[Process], None],
         takes_nothing_more: Callable[[Process], bool], stuck: Callable[[], bool], write_down: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Once, before the first thread: what parts above do when they are asked. The engine asks for it, or a lack of
-        movement. Under the mutex but for the last.
+        """Connect what parts above do when the engine, or a lack of movement, asks. Once, before the first thread; they
+        are called under the mutex but for the last.
 
         ``items``: of channels; ``finished(rank)``: its call has ended; ``came(rank)``: it steps aside for a meeting;
         ``takes_nothing_more(rank)``: whether the get of one that leaves ends without items; ``stuck()``: see
@@ -129,9 +129,7 @@ class Scheduler:
                 gate.open()
 
     def _at_once(self, process: Process, kind: int, channel: int, n: int) -> bool:
-        """Under the mutex: do at once what follows from a put or a get. Only if it need not wait and the engine answers
-        at once.
-        """
+        """Under the mutex: do what follows from a put or get that need not wait. The engine must answer at once."""
         if self._mock is not None:
             return False
         engine, index, reader = self._engine, process.index, NOBODY

@@ -1,4 +1,5 @@
-"""Of one iteration, which streams have ended. How many ranks' calls that read or write each channel have not.
+"""Which streams of one iteration have ended. For each channel it counts ranks' calls that read or write it and have not
+ended.
 
 A loop that has not returned may still call a reader. Where it waits, nothing else moves, a producer wants room in a
 channel, and all calls that read that have ended, it is taken for certain that nobody will (`Ends.stranded`): making

@@ -1,4 +1,4 @@
-"""The iterations that have begun and are not over. Also what is known of their streams."""
+"""Iterations that have begun and are not over, and what is known of their streams."""
 
 from __future__ import annotations
 

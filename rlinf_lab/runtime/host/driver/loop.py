@@ -1,4 +1,4 @@
-"""The driver's side of a run. The thread of the user's loop at its host, its iterations and calls, and their end."""
+"""The driver's side of a run: the thread of the user's loop at its host. It has iterations and calls, and their end."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Loop:
     def _ended(
         self, call_id: int, rank: int, iteration: int, error: Failure | None, moved: Sequence[Moved]
     ) -> None:
-        """One rank has done its part of a call. It has put and taken so much in it."""
+        """One rank has done its part of a call, and put and taken so much."""
         if error is not None and iteration in self._open:
             self.failed(error, iteration)
         if (label := self.under_way.end(call_id, rank)) is not None:

@@ -106,7 +106,7 @@ class Members:
             self._changed.wait(min(left, 0.5))
 
     def give_up(self) -> None:
-        """Under the mutex: the run is over. Who waits for a rank to come is told so."""
+        """Under the mutex: the run is over. Whoever waits for a rank to come is told."""
         self._changed.notify_all()
 
     # --- what hosts answer (under the mutex) -------------------------------------------------------------------

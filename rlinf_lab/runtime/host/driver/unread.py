@@ -1,6 +1,6 @@
 """Items that nobody has read. Their iteration fails and names them, unless their channel's declaration says that the
-rest is not wanted. And streams into which nothing was put, though somebody was called to and somebody has read them: it
-fails, too, unless the declaration says that this may be.
+rest is not wanted. So does one with streams into which nothing was put, though somebody was called to and somebody has
+read them, unless the declaration says that this may be.
 
 Each rank counts what it puts into and takes from the channels of its call, and the counts go to the driver with the end
 of the call. So nothing is asked, no order of messages matters, and every executor says the same. What lies there while
@@ -73,7 +73,7 @@ class Unread:
         return WorkflowError(f"Iteration {iteration} of workflow {graph.name!r}: {' '.join(empty)}") if empty else None
 
     def early(self, graph: WorkflowGraph, iteration: int, channel: str, left: int) -> WorkflowError:
-        """Of a channel that everybody has read to the end, while producers go on. So many items lie there."""
+        """The error for items left in a channel that was read to the end. Producers go on meanwhile."""
         text = self._left(graph.channel(channel), self._taken(channel).total() + left, " put so far")
         return WorkflowError(
             f"Iteration {iteration} of workflow {graph.name!r} was given up, with items that nobody will read. {text}"

@@ -1,4 +1,4 @@
-"""What the driver's own thread waits for besides items and values. Ends of iterations, and of calls that are late."""
+"""What the driver's own thread waits for besides items and values. It waits for ends of iterations and late calls."""
 
 from __future__ import annotations
 

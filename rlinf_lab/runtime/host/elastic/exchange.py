@@ -1,4 +1,4 @@
-"""Values between the ranks of one worker, within a call. The meeting that collectives of other libraries start from.
+"""Values between the ranks of one worker, within a call. Collectives of other libraries start from this meeting.
 
 Each rank leaves its value where the results of calls lie, and fetches those of the others: nobody central is asked, and
 a rank that fails wakes the others like any failed call does. What a rank that leaves has for the others (its part of
@@ -99,7 +99,9 @@ class Exchange:
 
 
 def key_of(process: Process) -> int:
-    """In the place of a call's number, none of which is negative. One for each worker, call and exchange within it."""
+    """A number for each worker, call and exchange within it. It stands in the place of a call's number, none of which
+    is negative.
+    """
     assert process.call is not None
     process.exchanges += 1
     if process.exchanges >= _IN_A_CALL:
@@ -110,6 +112,6 @@ def key_of(process: Process) -> int:
 
 
 def place_of(process: Process) -> int:
-    """For what is left behind. One for each worker, call and exchange within it, the latest one here."""
+    """A number for what is left behind. It is of one worker, call and exchange within it, the latest one here."""
     assert process.call is not None
     return -((process.call.call_id * 2 + 1) * _IN_A_CALL + process.exchanges)

@@ -65,8 +65,8 @@ class Meetings:
         return self._beside[worker]
 
     def refuse_within(self, process: Process, channel: str, gets: bool) -> None:
-        """In the thread of a rank within ``with group:``: refuse a call that may wait. `WorkflowError` where others
-        that meet share the devices.
+        """Within ``with group:``, refuse what may wait where others that meet share the devices. Called in the thread
+        of a rank; raises `WorkflowError`.
         """
         other, call = self._other(process.worker), process.call
         if call is None or not other or (not gets and self._state.layout.capacity(channel) is None):

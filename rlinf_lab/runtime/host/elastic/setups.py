@@ -58,7 +58,7 @@ class Setups:
 
     def _leave_if_others_need_the_place(self, process: Process) -> None:
         """Leave the device if others need the place. Where it shares memory with one that is still to be built it stays
-        until that is: the memory is there once, and each would be given a copy of its own.
+        until that is: it is there once, and each would be given a copy of its own.
         """
         state, instance = self._state, process.instance
         assert instance is not None

@@ -1,5 +1,5 @@
-"""Workers that refuse a plan, or could not do what it asks of them. Before anything is started, and again when they are
-set up.
+"""Workers that refuse a plan, or could not do what it asks of them. This is found before anything is started, and again
+when they are set up.
 """
 
 from __future__ import annotations

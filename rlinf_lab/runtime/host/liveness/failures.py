@@ -1,4 +1,4 @@
-"""What is told of failures that are no call's own. A host that died, a message that nobody understands, a lost rank."""
+"""What is told of failures that are no call's own. A host died, nobody understands a message, or a rank is lost."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Unsent:
 
 
 def _told(error: Exception, what: str, value: object) -> Exception:
-    """Of the user's own value, where that is what does not pickle. Not of the message around it."""
+    """The error told of the user's own value, where that does not pickle. The message around it is not named then."""
     if type(error) is not WorkflowError or error.__cause__ is None:
         return error
     cause = error.__cause__

@@ -1,4 +1,4 @@
-"""Who waits for whom in a run, also as the graph that a widget draws. See `planning.plan.wait_graph`."""
+"""Who waits for whom in a run, and the graph of it for a widget. See `planning.plan.wait_graph`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Waits:
         return dict.fromkeys([name for name in left if name != process.worker] or left, channel)
 
     def _has_done(self, worker: str, queue: Queue, what: str) -> bool:
-        """Whether all its calls that write (or read) this channel have ended. As far as this host knows."""
+        """Whether all its calls that write (or read) this channel have ended, as known here."""
         if worker == DRIVER:
             return self._state.engine.is_sealed(queue.index)  # the loop has returned
         here = [process for process in self._state.ranks if process.worker == worker]
@@ -98,8 +98,8 @@ class WaitGraph:
         return [*map(str, self.waits), *(f"{call} computes" for call in self.computing), *cycles]
 
     def drawn(self) -> dict[str, Any]:
-        """As JSON: nodes, edges and cycles. ``nodes`` (name, text, computes), ``edges`` (from, to, label) and
-        ``cycles``, both by numbers of nodes.
+        """The graph as JSON. ``nodes`` (name, text, computes), ``edges`` (from, to, label) and ``cycles``, both by
+        numbers of nodes.
 
         Ranks of a worker that wait for the same are one node, except on a cycle, whose ranks are named one by one. That
         the loop waits for every call goes without saying, unless somebody waits for the loop.

@@ -1,4 +1,4 @@
-"""What the parts of a host may ask of each other. The way out, the threads of ranks, the driver."""
+"""What the parts of a host may ask of each other. They are the way out, the threads of ranks, the driver."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Post(Protocol):
-    """Messages out of this host, and what is done about those that come. Also what the driver's hears. Under the mutex,
-    but for `flush`.
-    """
+    """Messages out of this host, what is done about others, what the driver's hears. Under the mutex, not `flush`."""
 
     def on(self, kind: type[M], handler: Callable[[M], None]) -> None:
         """Register what is done about messages of this kind, under the mutex."""
@@ -29,10 +27,10 @@ class Post(Protocol):
         """The same, also to this host: then it is done at once."""
 
     def flush(self) -> None:
-        """Send what has been decided, in that order. Without the mutex: a full socket blocks only the sender."""
+        """Send what has been decided, in that order. Called without the mutex: a full socket blocks only the sender."""
 
     def flush_soon(self) -> None:
-        """Have a thread of the host send it, together with what comes until then. For those who go on putting."""
+        """Have a thread of the host send it, for those who go on putting. What comes until then goes with it."""
 
     def tell_driver(self, message: Message, urgent: bool = False) -> None:
         """Under the mutex; at the driver's own host it is done at once."""
@@ -87,7 +85,7 @@ class RankControl(Protocol):
         """So many fewer; nobody looks whether that was the last one (`settle`)."""
 
     def settle(self) -> None:
-        """Where no thread runs: settle this instant, or move mock time. Or find out that nothing can move."""
+        """Where no thread runs: settle this instant, move mock time, or find that nothing moves."""
 
 
 class Items(Protocol):

@@ -1,4 +1,4 @@
-"""Payloads of the queues whose consumer lives on this host. Also stubs of those that live elsewhere."""
+"""Payloads of the queues whose consumer lives here, and stubs of those that live elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MOST_TOGETHER = 1024
 
 @dataclass(eq=False, slots=True)
 class Queue:
-    """``parcels``: what was put and not yet taken, in the engine's order. None at a stub.
+    """The items of one queue, or a stub of it. ``parcels``: what was put and not yet taken, in the engine's order; none
+    at a stub.
 
     Room between hosts: a stub may hold its share of the capacity; items that the home hands over are credit for their
     origin. A stub that is full says so once, with the credit it has received; if more is on its way it need not be
@@ -59,7 +60,8 @@ class Queue:
         self.room, self.supply = f"room in channel {self.name.channel!r}", f"items of channel {self.name.channel!r}"
 
     def store(self, parcel: Parcel, tags: Tags | None) -> int:
-        """How many can be taken by that. Fewer items than came where groups are put together."""
+        """Keep a parcel; how many items can be taken by that. They are fewer than came where groups are put together.
+        """
         if self.ordered is not None:
             return self.ordered.store(parcel, None if tags is None else tags.ranks)
         self.parcels.append(parcel)

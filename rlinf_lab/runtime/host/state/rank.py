@@ -1,4 +1,4 @@
-"""One rank of a worker inside a host. Its thread, its state, the calls that it has still to do."""
+"""One rank of a worker inside a host. It has its thread, its state, the calls that it has still to do."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class SpanWriter:
         process.since = now
 
     def found_nothing(self, process: Process, kind: int) -> None:
-        """A get that does not wait has found nothing, or a put has completed nothing. No wait, unless one was."""
+        """A get that does not wait found nothing, or a put completed nothing. That is no wait, unless there was one."""
         asked = kind == _GET and process.queue is not None and process.queue.stub
         self.resumed(process, kind if asked or (process.waited and self._now() > process.since) else -1)
 

@@ -1,4 +1,5 @@
-"""Results of calls. Kept where they were produced, fetched once by each host that asks, forgotten with their iteration.
+"""Results of calls. They are kept where they were produced, fetched once by each host that asks, forgotten with their
+iteration.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class Returned:
-    """A value on its way to another host. Packed when the message is pickled, rebuilt by the first who takes it, whose
-    error it is where that fails.
+    """A value on its way to another host. It is packed when the message is pickled, and rebuilt by the first who takes
+    it, whose error it is where that fails.
 
     ``what``: for people, such as "What actor[0] returned from act()".
     """
@@ -125,7 +126,7 @@ class ValueTable:
         return waiters
 
     def ask(self, call_id: int, rank: int, iteration: int, host: str, say: Callable[[str, Message], None]) -> None:
-        """Another host wants this value. Now if it is there, else as soon as it is."""
+        """Another host wants this value. It gets it now if it is there, else as soon as it is."""
         entry, _ = self.entry(call_id, rank, iteration)
         if entry.ready:
             say(host, ValueOf(call_id, rank, iteration, entry.to_send(call_id), entry.error))

@@ -1,4 +1,4 @@
-"""What one host knows of published weights. The versions that are here, and those that are said to be elsewhere."""
+"""What one host knows of published weights. It knows versions that are here, and those said to be elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
 
 @dataclass(eq=False)
 class Store:
-    """One store as one host knows it. What is here, and what is said to be elsewhere."""
+    """One store as one host knows it. It knows what is here, and what is said to be elsewhere."""
 
     name: str
     held: dict[int, Held] = field(default_factory=dict)  # by version: the newest, and those that calls under way have

@@ -60,7 +60,9 @@ class Unpublished:
                 self._post.tell(lack.host, messages.NeverComes(who, lack.name, lack.version))
 
     def _waits(self, user: tuple[int, str, int], name: str) -> bool:
-        """For a version that is not there, too. Or behind such a call of its own rank."""
+        """Whether this publisher itself waits for a version that is not there. It may also be behind such a call of its
+        own rank.
+        """
         waiting = [w for w, lack in self._lacking.items() if lack.name == name and w[1:] == user[1:]]
         return any(w[0] <= user[0] for w in waiting)
 

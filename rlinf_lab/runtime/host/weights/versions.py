@@ -1,5 +1,5 @@
-"""Which version of published weights a call has. The same for all its ranks, though a learner may publish between their
-pulls.
+"""Which version of published weights a call has. It is the same for all its ranks, though a learner may publish between
+their pulls.
 
     rank ── Fix ──> host of rank 0: who pulls first there fixes it ── Pin ──> where it lies: kept ── Pinned ──> Fixed
 
@@ -109,8 +109,8 @@ class Versions:
             answer.askers.append(asker)
 
     def _settle(self, question: Question, answer: Answer) -> None:
-        """As far as it can be. What else was asked in this call goes first, and what nobody has published yet comes
-        later.
+        """Settle a question as far as it can be. What else was asked in this call goes first, and what nobody has
+        published yet comes later.
         """
         others = [a for q, a in self._answers.items() if q[:2] == question[:2] and a is not answer]
         if answer.is_asked or any(a.is_asked for a in others):
@@ -131,7 +131,7 @@ class Versions:
                 self._settle(question, answer)
 
     def _pin(self, message: messages.Pin) -> None:
-        """Where the weights lie: keep this version for a call. Or the newest where it is not here any more."""
+        """Where the weights lie: keep this version for a call. Where it is not here any more, the newest is kept."""
         store = self._store(message.question.name)
         there = store.first(message.version)
         pinned = there if store.has(there) else store.newest()

@@ -1,5 +1,5 @@
-"""Published weights. Kept where they were published, announced by the driver, fetched once by each host that wants
-them.
+"""Published weights. They are kept where they were published, announced by the driver, fetched once by each host that
+wants them.
 
 An announcement goes to the driver in front of the end of the call that published, and from there to all hosts in front
 of any call of a later iteration (links keep their order). So a rank that begins a call knows of every version of the
