@@ -28,7 +28,7 @@ NURSERY = warm_processes.Nursery()
 FORKS = sys.platform == "linux" and not os.environ.get("RLINF_LAB_FRESH_PROCESSES")
 GROUPS = ("browser", "ray", "gpu")  # those on one GPU slow each other down
 #: Rooms whose files take long; what is short fills up the end.
-LASTING = tuple(f"tests/{room}/" for room in ("simulators", "notebooks", "benchmarks", "experiments", "recipes", "generation", "planning"))
+LASTING = tuple(f"tests/{room}/" for room in ("simulators", "notebooks", "benchmarks", "experiments", "recipes", "generation", "runtime", "planning"))
 #: What `make test-quick` leaves out, by name.
 HEAVY = {line for line in (Path(__file__).parent / "heavy.txt").read_text().split("\n") if line and not line.startswith("#")}
 REQUIRED = {

@@ -42,6 +42,7 @@ ORACLES = [
     ("planning.forecast", "planning/test_promised_seconds.py"), ("planning.engine", "planning/test_at_once.py"), ("runtime.host", "runtime/test_several_hosts.py"),
     ("runtime.executors", "runtime/test_process_runs.py"), ("runtime.transport", "runtime_ray/test_links.py"),
     ("timeline.account", "timeline/test_accounting.py"), ("timeline.record", "timeline/test_alignment.py"),
+    ("planning.engine.queue_order", "runtime/test_weights_and_orders.py"),
 ]  # fmt: skip
 LIMIT_S = 240  # the tests of one mutant; longer is a hang
 HANGS_S = 120  # so is one test that takes so long

@@ -1,4 +1,4 @@
-"""Work for a widget in a thread beside the kernel's own. What is newly asked has what runs given up
+"""Work for a widget in a thread beside the kernel's own. New work has the running one given up
 (`planning.cancellation`), so nothing waits for it.
 """
 

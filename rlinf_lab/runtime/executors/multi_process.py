@@ -73,7 +73,7 @@ class HostsExecutor(ABC):
 
     # --- what a kind of executor knows ---------------------------------------------------------------------
     def _prepare(self) -> str:
-        """Where hosts on other nodes reach this process. Asked before the first process; returns when they can start.
+        """Where hosts on other nodes reach this process. Asked before the first process; returns when hosts can start.
         """
         return LOOPBACK
 

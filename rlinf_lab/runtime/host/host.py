@@ -145,8 +145,7 @@ class Host:
         self.post.flush()
 
     def write_down(self) -> None:
-        """Record what has come. A rank does so before it waits again, and it is done before the recording is fetched.
-        """
+        """Record what has come. A rank does so before it waits again, and it is done before the recording is read."""
         if self.state.traffic.is_open():
             with self.state.mutex:
                 self.state.traffic.write_down()

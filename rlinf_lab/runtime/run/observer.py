@@ -188,7 +188,8 @@ class Observer:
                     self._afterwards()
 
     def _is_idle(self, seconds: float = IDLE_SECONDS) -> bool:
-        """No iteration is open, and nothing came of late. What other processes recorded comes a little later."""
+        """Whether no iteration is open, and nothing came of late. What other processes recorded comes a little later.
+        """
         if time.monotonic() - self.moved_at <= seconds:
             return False
         loop = self._executor.driver_host.loop
@@ -303,8 +304,8 @@ class Observed:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row for each finished iteration. ``iteration``, ``seconds``, the numbers the loop returned, what workers
-        logged.
+        """One row for each finished iteration. Columns: ``iteration``, ``seconds``, the numbers the loop returned, what
+        workers logged.
 
         Of several ranks of a worker the mean. A name that several workers log, or a worker and the loop, is
         ``worker.name`` for each worker.

@@ -160,8 +160,8 @@ class Stretch:
     def _lay(
         self, spans: Spans, row: NDArray[np.intp], lane: Ints, lanes: int
     ) -> tuple[Ints, Ints, NDArray[np.intp], Ints]:
-        """Starts and ends on the long axis, sorted by lane, start and arrival. Also the rows in that order, and where
-        the lane of each begins.
+        """Starts and ends on the long axis, sorted by lane, start and arrival. With them come the rows in that order,
+        and where the lane of each begins.
         """
         if lanes > 1:  # by start they are already
             # narrow ones are sorted ten times faster

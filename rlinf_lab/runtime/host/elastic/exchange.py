@@ -1,4 +1,4 @@
-"""Values between the ranks of one worker, within a call. The meeting that collectives of other libraries start from.
+"""Values between the ranks of one worker, within a call. Collectives of other libraries start from this meeting.
 
 Each rank leaves its value where the results of calls lie, and fetches those of the others: nobody central is asked, and
 a rank that fails wakes the others like any failed call does. What a rank that leaves has for the others (its part of

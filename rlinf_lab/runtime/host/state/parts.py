@@ -15,8 +15,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Post(Protocol):
-    """Messages out of this host, what is done about others, what the driver's hears. Under the mutex, except `flush`.
-    """
+    """Messages out of this host, what is done about others, what the driver's hears. Under the mutex, not `flush`."""
 
     def on(self, kind: type[M], handler: Callable[[M], None]) -> None:
         """Register what is done about messages of this kind, under the mutex."""

@@ -60,7 +60,7 @@ class Queue:
         self.room, self.supply = f"room in channel {self.name.channel!r}", f"items of channel {self.name.channel!r}"
 
     def store(self, parcel: Parcel, tags: Tags | None) -> int:
-        """Keep a parcel; how many items can be taken by that. Where groups are put together they are fewer than came.
+        """Keep a parcel; how many items can be taken by that. They are fewer than came where groups are put together.
         """
         if self.ordered is not None:
             return self.ordered.store(parcel, None if tags is None else tags.ranks)
