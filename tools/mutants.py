@@ -37,6 +37,7 @@ ORACLES = [
     ("planning.engine", "planning/test_parity.py"), ("planning.simulator", "planning/test_parity.py"), ("planning.simulator", "planning/test_under_way.py"),
     ("planning.search", "planning/test_search_optimality.py"), ("planning.fit", "planning/test_habits_of_workers.py"),
     ("planning.planner", "planning/test_stated_seconds.py"), ("planning.replay", "planning/test_estimates.py"),
+    ("planning.simulator.simulator", "planning/test_estimates.py"),
     ("planning.placement", "planning/test_promised_seconds.py"), ("planning.profile", "planning/test_profile.py"),
     ("planning.profile.reconcile", "planning/test_whole_batches.py"),
     ("planning.forecast", "planning/test_promised_seconds.py"), ("planning.engine", "planning/test_at_once.py"), ("runtime.host", "runtime/test_several_hosts.py"),
