@@ -1,9 +1,10 @@
 """SAC on MuJoCo against stable-baselines3: the return after 50,000 environment steps, five seeds each. Hours: ``make bench-learn`` runs it, ``make bench`` does not.
 
 The interquartile mean of the last evaluation (20 episodes on unseen seeds) over the seeds, and the interval of its difference by bootstrap over seeds
-(rliable's definitions, `rlinf_lab.algorithms.statistics`), relative to SB3's; and gradient steps a CPU second, of runs of 3,000 steps in pairs, after the
-first thousand. Both sides have SB3's defaults (`SETTINGS`). Every run is kept as it is measured (`kept`), ours and SB3's of a seed after one another, and none
-is measured twice: a call that was ended goes on in the next one, and the rows say which seeds there are. A difference is judged when all five are there.
+(rliable's definitions, `rlinf_lab.algorithms.statistics`), relative to SB3's; and gradient steps a CPU second, of two runs that take turns every ten steps
+(on a shared machine one run alone differs from the next by 30 %). Both sides have SB3's defaults (`SETTINGS`). Every long run is kept as it is measured
+(`kept`), ours and SB3's of a seed after one another, and none is measured twice: a call that was ended goes on in the next one, and the rows say which seeds
+there are. A difference is judged when all five are there.
 
     python benchmarks/sac_mujoco.py learn [Reacher-v5] [ours]        what is missing (of that), run by run, for hours
     python benchmarks/sac_mujoco.py again ours Reacher-v5 0          one run anew, in the place of the kept one
@@ -36,13 +37,13 @@ SETTINGS = {
     "net_arch": [256, 256], "activation": "relu", "batch_size": 256, "learning_rate": 3e-4, "buffer_size": 1_000_000, "learning_starts": 100,
     "tau": 0.005, "gamma": 0.99, "train_freq": 1, "gradient_steps": 1, "ent_coef": "auto",
 }  # fmt: skip
-SHORT, WARM = 3_000, 1_000
+WARM, BLOCK, ROUNDS = 500, 10, 60  # environment steps before pace is measured, in a turn, and turns of each side
 RESAMPLES = 2_000
 
 
 def child(kind: str, env: str, seed: int, steps: int) -> dict[str, Any]:
     """The return at the end; CPU seconds of all, and gradient steps a CPU second after the first thousand steps."""
-    warm, marks = min(WARM, steps // 3), dict[int, float]()
+    warm, marks = min(2 * WARM, steps // 3), dict[int, float]()
 
     def look(done: int) -> None:
         if done in (warm, steps):
@@ -110,11 +111,56 @@ def relative_low(kept: Kept, env: str, seeds: Sequence[int], steps: int) -> floa
     return float(np.percentile(draws, 2.5) / abs(interquartile_mean(theirs)))
 
 
-def pace(kept: Kept, env: str, kind: str, steps: int, seeds: Iterator[int]) -> float:
-    """Gradient steps a CPU second, of the next seed each time."""
-    row = run_of(kept, kind, env, next(seeds), steps)
-    assert row is not None
-    return float(row["updates_per_cpu_s"])
+def paced(kind: str, env: str, seed: int) -> None:
+    """A run that waits after each turn until it is asked to go on, and says how many CPU seconds the turn took."""
+    begun: float | None = None
+
+    def look(done: int) -> None:
+        nonlocal begun
+        if done < WARM or (done - WARM) % BLOCK:
+            return
+        print(0.0 if begun is None else time.process_time() - begun, file=sys.__stdout__, flush=True)
+        if not sys.stdin.readline():
+            os._exit(0)
+        begun = time.process_time()
+
+    (_ours if kind == "ours" else _sb3)(env, seed, STEPS, look)
+
+
+class Turns:
+    """Both sides of a seed by turns, so that what a shared machine does to one it does to the other."""
+
+    def __init__(self, env: str, rounds: int) -> None:
+        self.env, self.rounds, self.seeds, self.theirs = env, rounds, iter(SEEDS), 0.0
+
+    def measure(self) -> float:
+        """Our gradient steps a CPU second; SB3's are in ``theirs``."""
+        seed, spent = next(self.seeds), dict.fromkeys(KINDS, 0.0)
+        with contextlib.ExitStack() as stack:
+            sides = {kind: stack.enter_context(self._side(kind, seed)) for kind in KINDS}
+            for turn in range(self.rounds):
+                for kind in KINDS[:: 1 if turn % 2 else -1]:
+                    spent[kind] += sides[kind]()
+        self.theirs = self.rounds * BLOCK / spent["sb3"]
+        return self.rounds * BLOCK / spent["ours"]
+
+    @contextlib.contextmanager
+    def _side(self, kind: str, seed: int) -> Iterator[Callable[[], float]]:
+        """A turn of that run, in CPU seconds. It has warmed up."""
+        words = [sys.executable, __file__, "paced", kind, self.env, str(seed)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert process.stdin is not None and process.stdout is not None
+        asks, answers = process.stdin, process.stdout
+
+        def turn() -> float:
+            asks.write("on\n")
+            asks.flush()
+            return float(answers.readline())
+
+        answers.readline()
+        yield turn
+        asks.close()  # which ends it
+        process.wait()
 
 
 def cases(smoke: bool) -> Iterator[Case]:
@@ -129,13 +175,11 @@ def cases(smoke: bool) -> Iterator[Case]:
         return [seed for seed in SEEDS if all(kept.find(env=env, kind=kind, seed=seed, steps=steps) for kind in KINDS)]
 
     for env in TASKS[:1] if smoke else TASKS:
-        short, steps = (300, 300) if smoke else (SHORT, STEPS)
-        if seeds := there(env, short):
-            paces = {kind: partial(pace, kept, env, kind, short, iter(seeds)) for kind in KINDS}
-            yield Case(
-                f"sac_mujoco_{env}_updates", "gradient steps / CPU s", paces["ours"], {"SB3": paces["sb3"]}, target=">= 1.5", runs=len(seeds),
-                note=f"one after each environment step, simulator and all else included; {short:,} steps, the first thousand not counted; {settings_told()}; on a loaded machine, on which one side alone moves by 30 %",
-            )  # fmt: skip
+        steps, turns = 300 if smoke else STEPS, Turns(env, 2 if smoke else ROUNDS)
+        yield Case(
+            f"sac_mujoco_{env}_updates", "gradient steps / CPU s", turns.measure, {"SB3": lambda turns=turns: turns.theirs}, target=">= 1.5", runs=len(SEEDS),
+            note=f"one after each environment step, simulator and all else included; {ROUNDS * BLOCK} steps of each side after {WARM}, {BLOCK} at a time by turns; {settings_told()}",
+        )  # fmt: skip
         seeds = there(env, steps)
         if smoke or len(seeds) > 1:  # one seed has no interval
             whole = smoke or len(seeds) == len(SEEDS)
@@ -173,6 +217,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     if sys.argv[1] == "learn":
         learn(*sys.argv[2:])
+    elif sys.argv[1] == "paced":
+        with contextlib.redirect_stdout(sys.stderr):
+            paced(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     elif sys.argv[1] == "again":
         again(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     else:
