@@ -185,8 +185,10 @@ def test_odd_texts_of_spans_are_kept_so_that_every_file_can_hold_them(label: str
 # --- what is kept -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("keep", "kept"), [(True, [0, 1, 2, 3]), (2, [2, 3]), (False, [])])
 def test_results_are_kept_as_asked(keep: bool | int, kept: list[int]) -> None:
+    before = time.monotonic()
     done = run(*counted(), inputs=range(4), keep_results=keep)
     assert done.wait(30) == done.results == kept and len(done.metrics) == 4
+    assert 0 < done.elapsed_seconds <= time.monotonic() - before
     assert not done._observer.table._ranks  # nothing more of iterations that cannot change any more
     for bad in (-1, 2.5, "all", None):
         with pytest.raises(ConfigError, match="keep_results="):
