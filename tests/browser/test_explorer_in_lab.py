@@ -59,7 +59,12 @@ def step(lab: Any, label: str, key: str, times: int = 1) -> None:
 def settled(lab: Any, shows: str) -> None:
     """Until what is asked has been simulated and ``shows`` stands in the head or the message."""
     lab.wait_until(lambda: shows in lab.page.locator(ROOT).inner_text(), shows)
-    lab.wait_until(lambda: data(lab, ROOT, "how") == "simulated" or data(lab, ROOT, "stale") == "true", "a simulation")
+    lab.wait_until(lambda: is_answered(lab) or data(lab, ROOT, "stale") == "true", "a simulation")
+
+
+def is_answered(lab: Any) -> bool:
+    """Nothing more comes: until then plans change places, and a click meets another one than was read."""
+    return data(lab, ROOT, "how") == "simulated" and not data(lab, ROOT, "open")
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
@@ -92,7 +97,7 @@ def test_sliders_selection_and_refusals(jupyterlab: Any) -> None:
     canvas = pixels(lab.page, f"{ROOT} .rl-gantt canvas")
     step(lab, "devices", "ArrowRight", 2)
     lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-headline").inner_text() != before, "another answer")
-    lab.wait_until(lambda: data(lab, ROOT, "how") == "simulated", "a simulation")
+    lab.wait_until(lambda: is_answered(lab), "a simulation")
     after = pixels(lab.page, f"{ROOT} .rl-gantt canvas")
     assert before != lab.page.locator(f"{ROOT} .rl-headline").inner_text() and (canvas.shape != after.shape or (canvas != after).any())
     # Why not this one?
@@ -111,7 +116,7 @@ def test_sliders_selection_and_refusals(jupyterlab: Any) -> None:
     # A faster worker, compared with the pinned plan.
     lab.page.locator(f"{ROOT} .rl-speeds summary").click()
     step(lab, "rollout", "ArrowRight", 4)
-    lab.wait_until(lambda: "→" in lab.page.locator(f"{ROOT} .rl-headline").inner_text() and data(lab, ROOT, "how") == "simulated" and not data(lab, ROOT, "open"), "what it gains")
+    lab.wait_until(lambda: "→" in lab.page.locator(f"{ROOT} .rl-headline").inner_text() and is_answered(lab), "what it gains")
     faster = lab.page.locator(f"{ROOT} .rl-headline").inner_text()
     assert re.match(r"[\d.,]+ → [\d.,]+ s an iteration, 1\.\d+×: ", faster) and before.startswith(faster.split(" → ")[0] + " s ")
     lab.screenshot("explorer-speed")
@@ -180,6 +185,7 @@ def test_a_drag_waits_for_no_simulation_and_what_is_older_is_marked(jupyterlab: 
 def test_four_workers_and_long_notes_find_room_on_a_laptop(jupyterlab: Any) -> None:
     lab, errors, _ = opened(jupyterlab, "light", "grpo_7b_by_hand", 64, {})
     assert lab.page.locator(f"{ROOT} .rl-notes li").count() >= 4 and lab.page.locator(f"{ROOT} .rl-message").is_hidden()
+    lab.wait_until(lambda: is_answered(lab), "a simulation")
     rows = lab.page.locator(f"{ROOT} tbody tr[tabindex]")
     for i in range(rows.count()):
         name = rows.nth(i).locator("td").first.inner_text()
