@@ -368,6 +368,8 @@ def test_plans_of_inputs_in_turn_take_what_a_run_takes(times: tuple[float, float
     flow = reader(*times)
     plans = lab.plan(flow, DEVICES, profiled(flow))
     assert plans.bound.seconds <= plans.best.seconds * (1 + 1e-6)
-    for shape, close in {"a | b | j": 0.02, "(a | b) > j": 1e-6, "a > b > j": 1e-6}.items():
-        assert seconds(run(flow, plans[shape])) == pytest.approx(plans[shape].seconds, rel=close)
+    close = {"a | b | j": 0.02, "(a | b) > j": 1e-6, plans["temporal"].shape: 1e-6}  # in turns a and b may change places
+    for plan in plans:
+        if plan.shape in close:
+            assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=close[plan.shape])
     assert plans["a | b | j"].candidate.seconds == pytest.approx(plans["a | b | j"].seconds, rel=0.02)
