@@ -21,7 +21,7 @@ class Declaration:
 
     def __init__(self, name: str, cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.name, self.cls, self.args, self.kwargs = name, cls, args, kwargs
-        self._starts: dict[str, bool] = {}  # reading source code takes milliseconds, a call must not
+        self._functions: dict[str, Callable[..., Any]] = {}  # those that have been looked at: every call asks twice
 
     @property
     def arguments(self) -> list[Any]:
@@ -58,6 +58,8 @@ class Declaration:
         """The method as written. `UnknownNameError` with the nearest name, `WorkflowError` for one that cannot be
         called from a loop.
         """
+        if (known := self._functions.get(method)) is not None and getattr(self.cls, method, None) is known:
+            return known
         function = inspect.getattr_static(self.cls, method, None)
         who = f"method of worker {self.name!r} ({self.class_name})"
         if isinstance(function, (staticmethod, classmethod)):
@@ -70,6 +72,7 @@ class Declaration:
             raise UnknownNameError.of(who, method, self.methods(), advice)
         if fault := _fault(function):
             raise WorkflowError(f"{method!r}, a {who}, {fault}")
+        self._functions[method] = function
         return function
 
     def methods(self) -> list[str]:
@@ -89,9 +92,7 @@ class Declaration:
 
     def starts_on_device(self, method: str) -> bool:
         """Whether the method computes, or may compute, before it first reads from an inbox."""
-        if method not in self._starts:
-            self._starts[method] = computes_first(self.function(method), self.cls)
-        return self._starts[method]
+        return computes_first(self.function(method), self.cls)
 
     def batched(self, method: str) -> frozenset[str]:
         """The inboxes of which the method gets the plan's batches and nothing else."""
@@ -100,7 +101,7 @@ class Declaration:
 
 @functools.lru_cache(1024)
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Of a worker's method, self included. Every call asks; inspecting takes fifty times as long as remembering."""
+    """As written, self included. Every call and iteration asks; inspecting takes fifty times as long as remembering."""
     return inspect.signature(function)
 
 
@@ -174,7 +175,7 @@ def would_not_run(function: Callable[..., Any]) -> str:
 def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Its signature, and why it cannot be called so. The latter is "" when it can, or is written in C and silent."""
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):
         return ""
     try:
