@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -155,34 +154,3 @@ def test_pictures_become_rgb_and_what_is_none_is_refused_where_it_was_shown() ->
     for image in (np.zeros((4, 6, 3)), np.zeros((2, 4, 6, 3), np.uint8), np.zeros((0, 4, 3), np.uint8), "a picture"):
         with pytest.raises(WorkerError, match=r"w\[0\]: frame\(\) got an array of shape .* Next: give one picture"):
             run(*alone(Odd, "show", image), 1).wait(60)
-
-
-class OutOfTurn(Worker):
-    def make(self, how: str, out: Outbox) -> Any:
-        out.put(1)
-        if how == "thread":
-            with ThreadPoolExecutor() as pool:
-                pool.submit(out.put, 2).result()
-        if how == "kept":
-            self.kept.put(3)
-        self.kept = out
-        return 5
-
-
-def test_a_channel_is_used_by_the_rank_and_the_call_that_it_was_given_to() -> None:
-    flow = Workflow("turns")
-    items = flow.channel("items")
-    worker, other = flow.worker(OutOfTurn, name="w"), flow.worker(Odd, name="v")
-
-    @flow.iteration
-    def iteration(how: str = "") -> Any:
-        made = worker.make(how, items)
-        return made, other.drink(False, items)
-
-    by_thread = r"w\[0\]: channel 'items' is used by a thread that the worker started itself"
-    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]})) as s:
-        assert s.step() == (5, 1)
-        for how, message in (("thread", by_thread), ("kept", "was given to a call of iteration [02], which is over")):
-            with pytest.raises(WorkerError, match=message):
-                s.step(how)
-            assert s.step() == (5, 1)
