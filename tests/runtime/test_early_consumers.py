@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+from flows import Numbers
 from sessions import in_time, kinds, opened, recorded, step_within
 
 from rlinf_lab.errors import WorkflowError
@@ -89,12 +90,6 @@ class Meeting(Worker):
         self.exchange(0)
 
 
-class Relay(Worker):
-    def work(self, inbox: Inbox, out: Outbox) -> None:
-        for batch in inbox:
-            out.put_all(batch)
-
-
 class Taker(Worker):
     def take(self, inbox: Inbox, n: int = 1) -> int:
         return len(inbox.get(n)) if n else 0
@@ -124,13 +119,13 @@ def flow_of(makes: str, takes: str = "take", *arguments: Any, waits: bool = Fals
     last = flow.channel("items", **{"capacity": 3, **channel})
     maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
     first = flow.channel("raw", capacity=3) if relay else last
-    between = flow.worker(Relay, name="relay") if relay else None
+    between = flow.worker(Numbers, name="relay") if relay else None
 
     @flow.iteration
     def iteration() -> Any:
         made = getattr(maker, makes)(first)
         if between is not None:
-            between.work(first, last)
+            between.pass_on(first, last)
         taken = getattr(taker, takes)(last, *arguments)
         if waits:
             assert last.get(1) == [1], "the loop has read, too, and does no more"
@@ -270,7 +265,7 @@ def calls_of(relay: bool, n: int) -> list[SimCall]:
         yield sim.run(20_000_000)
 
     first = "raw" if relay else "items"
-    between = [SimCall("relay", "work", work, (first,), ("items",), starts_on_device=False)] if relay else []
+    between = [SimCall("relay", "pass_on", work, (first,), ("items",), starts_on_device=False)] if relay else []
     return [SimCall("maker", "paced", make, (), (first,)), *between, SimCall("taker", "slow_take", take, ("items",), starts_on_device=False)]
 
 

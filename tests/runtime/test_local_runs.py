@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flows import DEVICES, cell_flow, cell_plans, failing_flow
+from flows import DEVICES, Numbers, cell_flow, cell_plans, failing_flow
 from own_threads import own_threads
 from sessions import executor_of, session_of, until
 
@@ -48,17 +48,13 @@ class Endless(Worker):
             self.compute(0.01)
             out.put(1)
 
-    def drain(self, inbox: Inbox) -> None:
-        for _ in inbox:
-            pass
-
 
 def endless_flow() -> Workflow:
     flow = Workflow("endless")
     items = flow.channel("items")
-    source, sink = flow.worker(Endless, name="source"), flow.worker(Endless, name="sink")
+    source, sink = flow.worker(Endless, name="source"), flow.worker(Numbers, name="sink")
 
-    flow.iteration(lambda: (source.spin(items), sink.drain(items))[:0])
+    flow.iteration(lambda: (source.spin(items), sink.count(items))[:0])
     return flow
 
 
