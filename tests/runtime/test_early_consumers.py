@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from flows import Numbers
+from flows import Numbers, apart
 from sessions import in_time, kinds, opened, recorded, step_within
 
 from rlinf_lab.errors import WorkflowError
@@ -110,8 +110,7 @@ class Taker(Worker):
 
 
 def plan_of(flow: Workflow, makers: int = 1, takers: int = 1) -> ExecutionPlan:
-    ranks = {"maker": tuple((r,) for r in range(makers)), "relay": ((2,),), "taker": tuple((3 + r,) for r in range(takers))}
-    return ExecutionPlan("early", tuple(f"cpu:{i}" for i in range(5)), {w: ranks[w] for w in flow.workers}, micro_batches=dict.fromkeys(flow.channel_specs, 1))
+    return apart(flow, {"maker": makers, "taker": takers}, micro_batches=dict.fromkeys(flow.channel_specs, 1))
 
 
 def flow_of(makes: str, takes: str = "take", *arguments: Any, waits: bool = False, relay: bool = False, **channel: Any) -> Workflow:

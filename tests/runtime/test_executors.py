@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows import DEVICES, NOTEBOOK_RESULT, Fails, Numbers, cell_flow, cell_plans, failing_flow, notebook_flow
+from flows import DEVICES, NOTEBOOK_RESULT, Fails, Numbers, apart, cell_flow, cell_plans, failing_flow, notebook_flow
 from sessions import session_of
 
 import rlinf_lab as lab
@@ -133,7 +133,7 @@ def flow_of() -> tuple[Workflow, ExecutionPlan]:
     maker, passer, taker = (flow.worker(Numbers, name=name) for name in ("maker", "passer", "taker"))
 
     flow.iteration(lambda count: (maker.make(count, a), passer.pass_on(a, b), taker.total(b))[::2])
-    return flow, ExecutionPlan("many", ("cpu:0", "cpu:1", "cpu:2"), {"maker": ((0,),), "passer": ((1,),), "taker": ((2,),)}, micro_batches={"a": 1, "b": 1})
+    return flow, apart(flow, micro_batches={"a": 1, "b": 1})
 
 
 @pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])

@@ -16,7 +16,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
-from flows import Numbers
+from flows import Numbers, apart
 from sessions import until
 
 import rlinf_lab as lab
@@ -220,10 +220,7 @@ def test_who_waits_when_the_run_is_stopped_or_another_one_fails(loop: Callable, 
     items = flow.channel("items", capacity=2)
     made = {name: flow.worker(cls, name=name) for name, (cls, _) in workers.items()}
     flow.iteration(lambda: loop(items, **made))
-    devices, places = 0, {}
-    for name, (_, ranks) in workers.items():
-        places[name], devices = tuple((devices + r,) for r in range(ranks)), devices + ranks
-    going = run(flow, ExecutionPlan("apart", tuple(f"cpu:{i}" for i in range(devices)), places), 1, emulate=True)
+    going = run(flow, apart(flow, {name: ranks for name, (_, ranks) in workers.items()}), 1, emulate=True)
     if "other" in workers:
         with pytest.raises(lab.errors.WorkerError, match="as it was asked to"):
             going.wait(30)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flows import apart
 from sessions import both, opened, recorded, step_within
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "planning"))
@@ -61,8 +62,7 @@ def polled(ranks: int, capacity: int | None, most: int | None) -> tuple[Workflow
     items = flow.channel("items", capacity=capacity)
     source, poller = flow.worker(Source, name="source"), flow.worker(Poller, name="poller")
     flow.iteration(lambda n: (source.make(list(range(n)), items), poller.take(items, most))[1])
-    places = {"source": ((0,),), "poller": tuple((1 + r,) for r in range(ranks))}
-    return flow, ExecutionPlan("polled", tuple(f"cpu:{i}" for i in range(1 + ranks)), places)
+    return flow, apart(flow, {"poller": ranks})
 
 
 @both
@@ -107,8 +107,7 @@ def test_a_whole_batch_is_not_given_in_parts_and_the_end_is_told_by_get() -> Non
     makes, starts, early = flow.worker(Source, name="makes"), flow.worker(Source, name="starts"), flow.worker(Early, name="early")
 
     flow.iteration(lambda: (makes.make([1, 2, 3], items), starts.make([0, 0], go), early.take(items, go))[2])
-    plan = ExecutionPlan("whole", ("cpu:0", "cpu:1", "cpu:2"), {"makes": ((0,),), "starts": ((1,),), "early": ((2,),)})
-    found, _ = mock_run(flow, plan)
+    found, _ = mock_run(flow, apart(flow))
     assert found == [[0, [], 0, [], [1], 2, [2], [3], [], []]] * 2
 
 
@@ -150,7 +149,7 @@ def over_sampled() -> tuple[Workflow, ExecutionPlan]:
     sampler, takes = flow.worker(Sampler, name="sampler"), flow.worker(Takes, name="takes")
 
     flow.iteration(lambda: (prompts.put_all(range(8)), sampler.sample(prompts, answers), takes.take(answers, 1))[1:])
-    return flow, ExecutionPlan("over", ("cpu:0", "cpu:1"), {"sampler": ((0,),), "takes": ((1,),)})
+    return flow, apart(flow)
 
 
 def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() -> None:
