@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from flows import Numbers, apart
 from mesh import MeshExecutor
@@ -120,33 +119,6 @@ def test_what_a_reader_leaves_goes_to_one_on_another_host(method: str, most: int
             first, second = step_within(s)
             assert len(first) == most and sorted(first + second) == list(range(30))
             assert first == sorted(first) and second == sorted(second)
-
-
-class Reuser(Worker):
-    """Writes into the same array again as soon as put() has returned."""
-
-    def make(self, count: int, out: Outbox) -> None:
-        array = np.zeros(100)
-        for i in range(count):
-            array[:] = i
-            out.put((i, array))
-
-    def torn(self, first: Inbox, second: Inbox) -> int:
-        return sum(int((array != i).any()) for inbox in (first, second) for batch in inbox for i, array in batch)
-
-
-@pytest.mark.parametrize("capacity", [1, None])
-def test_what_is_written_after_put_has_returned_does_not_travel(capacity: int | None) -> None:
-    flow = Workflow("reuse")
-    one, two = flow.channel("one", capacity=capacity), flow.channel("two", capacity=capacity)
-    a, b, c, _ = (flow.worker(Reuser, name=name) for name in ("a", "b", "c", "both"))
-    flow.iteration(lambda: (a.make(150, one), b.make(150, two), c.torn(one, two)))
-    # "both" makes one host of the devices of a and b: two threads that send
-    placements = {"a": ((0,),), "b": ((1,),), "c": ((2,),), "both": ((0, 1),)}
-    executor = MeshExecutor(flow, ExecutionPlan("reuse", ("cpu:0", "cpu:1", "cpu:2"), placements), slow_sending=0.001)
-    assert executor.driver_host.place["a", 0] == executor.driver_host.place["b", 0] != executor.driver_host.place["c", 0]
-    with session_of(executor) as s:
-        assert step_within(s)[-1] == 0
 
 
 class Asks(Worker):
