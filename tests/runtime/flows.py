@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -78,6 +82,13 @@ class Numbers(Worker):
 
     def total(self, inbox: Inbox) -> int:
         return sum(sum(batch) for batch in inbox)
+
+
+def apart(flow: Workflow, ranks: Mapping[str, int] = {}, **fields: Any) -> ExecutionPlan:
+    """Each rank on a device, and so on a host, of its own. ``ranks``: of who has several."""
+    count = itertools.count()
+    places = {worker: tuple((next(count),) for _ in range(ranks.get(worker, 1))) for worker in flow.graph.workers}
+    return ExecutionPlan("apart", tuple(f"cpu:{i}" for i in range(next(count))), places, **fields)
 
 
 def cell_flow(steps: int = 6) -> Workflow:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 
 import pytest
+from flows import Numbers
 from sessions import until
 
 import rlinf_lab as lab
@@ -132,23 +133,12 @@ def test_who_is_let_go_before_it_has_parked_has_waited_all_the_same(monkeypatch:
 ITERATIONS = 4
 
 
-class Source(lab.Worker):
-    def generate(self, out: lab.Outbox) -> None:
-        out.put_all(range(4))
-
-
-class Learner(lab.Worker):
-    def train(self, inbox: lab.Inbox) -> None:
-        for _ in inbox:
-            pass
-
-
 def test_an_iteration_is_whole_when_every_process_has_told_of_it() -> None:
     flow = lab.Workflow("late")
     items = flow.channel("items")
-    source, learner = flow.worker(Source, name="source"), flow.worker(Learner, name="learner")
+    source, learner = flow.worker(Numbers, name="source"), flow.worker(Numbers, name="learner")
 
-    flow.iteration(lambda: (source.generate(items), learner.train(items))[:0])
+    flow.iteration(lambda: (source.make(4, items), learner.count(items))[:0])
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "learner": [1]}, micro_batch=1)
     looks: list[Timeline] = []
     with lab.session(flow, plan, executor="processes", emulate=True) as session:

@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+from flows import Numbers, apart
 from sessions import in_time, kinds, opened, recorded, step_within
 
 from rlinf_lab.errors import WorkflowError
@@ -89,12 +90,6 @@ class Meeting(Worker):
         self.exchange(0)
 
 
-class Relay(Worker):
-    def work(self, inbox: Inbox, out: Outbox) -> None:
-        for batch in inbox:
-            out.put_all(batch)
-
-
 class Taker(Worker):
     def take(self, inbox: Inbox, n: int = 1) -> int:
         return len(inbox.get(n)) if n else 0
@@ -115,8 +110,7 @@ class Taker(Worker):
 
 
 def plan_of(flow: Workflow, makers: int = 1, takers: int = 1) -> ExecutionPlan:
-    ranks = {"maker": tuple((r,) for r in range(makers)), "relay": ((2,),), "taker": tuple((3 + r,) for r in range(takers))}
-    return ExecutionPlan("early", tuple(f"cpu:{i}" for i in range(5)), {w: ranks[w] for w in flow.workers}, micro_batches=dict.fromkeys(flow.channel_specs, 1))
+    return apart(flow, {"maker": makers, "taker": takers}, micro_batches=dict.fromkeys(flow.channel_specs, 1))
 
 
 def flow_of(makes: str, takes: str = "take", *arguments: Any, waits: bool = False, relay: bool = False, **channel: Any) -> Workflow:
@@ -124,13 +118,13 @@ def flow_of(makes: str, takes: str = "take", *arguments: Any, waits: bool = Fals
     last = flow.channel("items", **{"capacity": 3, **channel})
     maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
     first = flow.channel("raw", capacity=3) if relay else last
-    between = flow.worker(Relay, name="relay") if relay else None
+    between = flow.worker(Numbers, name="relay") if relay else None
 
     @flow.iteration
     def iteration() -> Any:
         made = getattr(maker, makes)(first)
         if between is not None:
-            between.work(first, last)
+            between.pass_on(first, last)
         taken = getattr(taker, takes)(last, *arguments)
         if waits:
             assert last.get(1) == [1], "the loop has read, too, and does no more"
@@ -270,7 +264,7 @@ def calls_of(relay: bool, n: int) -> list[SimCall]:
         yield sim.run(20_000_000)
 
     first = "raw" if relay else "items"
-    between = [SimCall("relay", "work", work, (first,), ("items",), starts_on_device=False)] if relay else []
+    between = [SimCall("relay", "pass_on", work, (first,), ("items",), starts_on_device=False)] if relay else []
     return [SimCall("maker", "paced", make, (), (first,)), *between, SimCall("taker", "slow_take", take, ("items",), starts_on_device=False)]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows import DEVICES, NOTEBOOK_RESULT, Fails, Numbers, cell_flow, cell_plans, failing_flow, notebook_flow
+from flows import DEVICES, NOTEBOOK_RESULT, Fails, Numbers, apart, cell_flow, cell_plans, failing_flow, notebook_flow
 from sessions import session_of
 
 import rlinf_lab as lab
@@ -26,7 +26,7 @@ from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.executors.ray_executor import RayExecutor
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.workflow.worker import Collected, Inbox, Outbox, Scripted, Worker
+from rlinf_lab.workflow.worker import Collected, Scripted
 from rlinf_lab.workflow.workflow import Workflow
 
 executors = pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=pytest.mark.ray)])
@@ -122,29 +122,6 @@ def test_nothing_is_left_of_a_run_and_a_foreign_ray_is_left_alone(tmp_path: Path
     assert "{'total': 12.0}" in done.stdout
 
 
-class Makes(Worker):
-    def make(self, out: Outbox) -> None:
-        for i in range(5):
-            out.put((os.getpid(), i))
-
-
-class Takes(Worker):
-    def take(self, inbox: Inbox) -> dict[str, Any]:
-        found = [item for batch in inbox for item in batch]
-        return {"items": [i for _, i in found], "together": {pid for pid, _ in found} == {os.getpid()}, "device": self.device}
-
-
-def test_shares_of_a_core_are_in_one_process() -> None:
-    flow = Workflow("shares")
-    items = flow.channel("items")
-    makes, takes = flow.worker(Makes, name="makes"), flow.worker(Takes, name="takes")
-
-    flow.iteration(lambda: (makes.make(items), takes.take(items))[1])
-    plan = ExecutionPlan.spatial(flow, ("cpu:0.1", "cpu:0.2"), {"makes": [0], "takes": [1]})
-    (found,) = run(flow, plan, 1, executor="processes", emulate=True).wait(60)
-    assert found == {"items": [*range(5)], "together": True, "device": "cpu"}
-
-
 # --- nothing central ---
 TIMED = {"news", "clock", "pulse", "relieved"}  # what hosts say so many times a second (answers to the watch, too), however many items there are
 
@@ -156,7 +133,7 @@ def flow_of() -> tuple[Workflow, ExecutionPlan]:
     maker, passer, taker = (flow.worker(Numbers, name=name) for name in ("maker", "passer", "taker"))
 
     flow.iteration(lambda count: (maker.make(count, a), passer.pass_on(a, b), taker.total(b))[::2])
-    return flow, ExecutionPlan("many", ("cpu:0", "cpu:1", "cpu:2"), {"maker": ((0,),), "passer": ((1,),), "taker": ((2,),)}, micro_batches={"a": 1, "b": 1})
+    return flow, apart(flow, micro_batches={"a": 1, "b": 1})
 
 
 @pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])

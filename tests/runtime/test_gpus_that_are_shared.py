@@ -4,17 +4,17 @@ Each thread has its device, and its work is done when somebody else's begins."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from flows import Numbers
+from sessions import opened
 from test_profiler import flow as sampling
 from torch import nn
 
@@ -22,10 +22,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, WorkerError
 from rlinf_lab.runtime.executors.device_host import DeviceHost
 from rlinf_lab.runtime.executors.driver import Driver
-from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.profiling import profiler, request
-from rlinf_lab.runtime.session.session import Session
-from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.runtime.transport import cuda_ipc
 from rlinf_lab.timeline.record.span import Span, SpanKind, Track
 from rlinf_lab.workers.residence import Residence, _by_block
@@ -47,15 +44,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return SEEN
 
 
-@contextlib.contextmanager
-def session(executor: LocalExecutor) -> Iterator[Session]:
-    try:
-        executor.start()
-        yield Session(executor)
-    finally:
-        executor.stop()
-
-
 class Makes(lab.Worker):
     def setup(self) -> None:
         note("setup")
@@ -66,22 +54,17 @@ class Makes(lab.Worker):
             out.put(i)
 
 
-class Takes(lab.Worker):
-    def take(self, inbox: lab.Inbox) -> int:
-        return sum(map(len, inbox))
-
-
-def flow(makes: type[lab.Worker] = Makes, takes: type[lab.Worker] = Takes) -> lab.Workflow:
+def flow(makes: type[lab.Worker] = Makes, takes: type[lab.Worker] = Numbers) -> lab.Workflow:
     made = lab.Workflow("gpus")
     items = made.channel("items", capacity=None)
     a, b = made.worker(makes, name="a"), made.worker(takes, name="b")
-    made.iteration(lambda: (a.make(items), b.take(items))[1])
+    made.iteration(lambda: (a.make(items), b.count(items))[1])
     return made
 
 
 def run(places: dict[str, Any], devices: tuple[str, ...], **plan: Any) -> list[tuple[str, str]]:
     made = flow()
-    with session(LocalExecutor(made, lab.ExecutionPlan("p", devices, places, micro_batches={"items": 1}, **plan), emulate=True)) as s:
+    with opened("local", made, lab.ExecutionPlan("p", devices, places, micro_batches={"items": 1}, **plan)) as s:
         assert s.step() == 4
     return list(SEEN)
 
@@ -104,7 +87,7 @@ def test_a_device_that_cannot_be_used_is_told_with_the_worker_and_in_made_up_tim
     with pytest.raises(WorkerError, match="Worker 'a' rank 0 failed in .*invalid device ordinal"):
         run({"a": [[0]], "b": [[0]]}, ("cuda:1",))
     made = flow()
-    with session(LocalExecutor(made, lab.ExecutionPlan("p", ("cuda:5",), {"a": [[0]], "b": [[0]]}), MockClock())) as s:
+    with opened("mock", made, lab.ExecutionPlan("p", ("cuda:5",), {"a": [[0]], "b": [[0]]})) as s:
         assert s.step() == 4
 
 
@@ -173,7 +156,7 @@ def test_what_was_taken_stays_until_the_stream_has_read_it(streams: list[tuple[s
                 out.put(Item())
 
     class Drops(lab.Worker):
-        def take(self, inbox: lab.Inbox) -> int:
+        def count(self, inbox: lab.Inbox) -> int:
             dropped = []
             for _ in range(3):
                 dropped.append(weakref.ref(inbox.take()))
@@ -184,7 +167,7 @@ def test_what_was_taken_stays_until_the_stream_has_read_it(streams: list[tuple[s
     places = {"a": [[0]], "b": [[1]]}
     for devices, kept in ((("cuda:0.1", "cuda:0.2"), True), (("cpu:0", "cpu:1"), False)):
         alive.clear()
-        with session(LocalExecutor(made, lab.ExecutionPlan("p", devices, places, micro_batches={"items": 1}), emulate=True)) as s:
+        with opened("local", made, lab.ExecutionPlan("p", devices, places, micro_batches={"items": 1})) as s:
             assert s.step() == 3
         assert alive == [[kept], [False, kept], [False, False, kept]]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from flows import apart
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import both, opened, recorded, step_within
@@ -63,11 +64,6 @@ def grpo(gather: str, method: str = "learn", samples: str = "", **options: Any) 
     return flow
 
 
-def plan_of(flow: lab.Workflow, samplers: int = 1, learners: int = 1, **fields: Any) -> lab.ExecutionPlan:
-    places = {"sampler": list(range(samplers)), "learner": list(range(samplers, samplers + learners))}
-    return lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(samplers + learners)], places, **fields)
-
-
 def learnt(flow: lab.Workflow, plan: lab.ExecutionPlan, order: list[int], kind: str = "mock") -> list[Any]:
     with opened(kind, flow, plan, 0.0005) as s:
         found = step_within(s, order)
@@ -93,7 +89,7 @@ def test_every_group_comes_whole_and_once_in_the_order_of_its_completion(
 ) -> None:
     """Whoever made its members, and wherever they are put together."""
     flow = grpo(gather, capacity=capacity, order=how if gather == "readers" else "fifo")
-    groups = learnt(flow, plan_of(flow, samplers, learners, micro_batches={"groups": micro_batch}), order, kind)
+    groups = learnt(flow, apart(flow, {"sampler": samplers, "learner": learners}, micro_batches={"groups": micro_batch}), order, kind)
     assert all(len({prompt for prompt, _ in group}) == 1 and len(group) == SIZE for group in groups)
     assert sorted(i for group in groups for _, i in group) == list(range(len(order)))
     if samplers == learners == 1 and (kind, how) == ("mock", "fifo"):
@@ -104,7 +100,7 @@ def test_every_group_comes_whole_and_once_in_the_order_of_its_completion(
 def test_groups_leave_as_they_are_whole_or_the_oldest_first(how: str, order: list[int]) -> None:
     """0 begins, 1 is whole first; while the learner is busy with it 2 becomes whole before 0 does."""
     flow = grpo("readers", order=how)
-    found = [group[0][0] for group in learnt(flow, plan_of(flow, micro_batches={"groups": 1}), order)]
+    found = [group[0][0] for group in learnt(flow, apart(flow, micro_batches={"groups": 1}), order)]
     assert found == completed(order), "who is not kept waiting gets them as they are whole"
     # On one device the learner begins when all are there: now their ages count, also of items that nobody puts together.
     late = [group[0][0] for group in learnt(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), order)]
@@ -117,17 +113,17 @@ def test_groups_leave_as_they_are_whole_or_the_oldest_first(how: str, order: lis
 def test_a_group_weighs_what_its_members_weigh(gather: str) -> None:
     flow = grpo(gather, "by_weight")
     order = [0, 0, 0, 1, 1, 1, 2, 2, 2]  # weights 6, 15, 24
-    assert [[g[0][0] for g in batch] for batch in learnt(flow, plan_of(flow), order)] == [[0, 1], [2]]
+    assert [[g[0][0] for g in batch] for batch in learnt(flow, apart(flow), order)] == [[0, 1], [2]]
 
 
 @both
 def test_an_incomplete_group_is_told_unless_that_is_meant(kind: str) -> None:
     order = [0, 0, 0, 1, 1]
     with pytest.raises(WorkerError, match=r"sampler\[0\]: channel 'groups' has groups of 3, and the call ended with 2 of key 1"):
-        learnt(flow := grpo("writers"), plan_of(flow), order, kind)
+        learnt(flow := grpo("writers"), apart(flow), order, kind)
     with pytest.raises(WorkflowError, match=r"Channel 'groups': 2 of 5 items are left.*Next: put 3 items of each key \(one that failed is an item, too\)"):
-        learnt(flow := grpo("readers"), plan_of(flow, 2), order, kind)
-    found = learnt(flow := grpo("readers", discard_unread=True), plan_of(flow, 2), order, kind)
+        learnt(flow := grpo("readers"), apart(flow, {"sampler": 2}), order, kind)
+    found = learnt(flow := grpo("readers", discard_unread=True), apart(flow, {"sampler": 2}), order, kind)
     assert [[p for p, _ in group] for group in found] == [[0, 0, 0]]
 
 
@@ -135,7 +131,7 @@ def test_an_incomplete_group_is_told_unless_that_is_meant(kind: str) -> None:
 @pytest.mark.parametrize("how", ["fifo", "oldest_group"])
 def test_the_simulator_says_when_each_group_is_taken(samplers: int, how: str) -> None:
     flow = grpo("readers", capacity=2, order=how)
-    plan = plan_of(flow, samplers, micro_batches={"groups": 1})
+    plan = apart(flow, {"sampler": samplers}, micro_batches={"groups": 1})
     order = [0, 1, 2, 0, 3, 1, 1, 2, 3, 0, 3, 2]
 
     def sampler(turn: Turn) -> Script:
@@ -176,7 +172,7 @@ def test_the_loop_puts_groups_too() -> None:
 def test_the_graph_the_profile_and_the_plan_know_groups() -> None:
     flow = grpo("writers", capacity=2)
     assert [e.group for e in flow.graph.edges] == [SIZE] and "groups of 3" in flow.graph._repr_html_()
-    plan = plan_of(flow, micro_batches={"groups": 1})
+    plan = apart(flow, micro_batches={"groups": 1})
     with opened("mock", flow, plan) as s:
         for _ in range(3):
             s.step([p for p in range(PROMPTS) for _ in range(SIZE)])
@@ -203,6 +199,6 @@ def test_bad_declarations_and_puts_are_refused() -> None:
             flow.channel("c", **options)
     for gather in SAMPLES:
         with pytest.raises(WorkerError, match=r"has groups.*[sS]ay of which group the item is"):
-            learnt(flow := grpo(gather, samples="keyless"), plan_of(flow), [0])
+            learnt(flow := grpo(gather, samples="keyless"), apart(flow), [0])
     assert "groups of 3 of any rank" in repr(lab.Workflow("told").channel("c", group=3, gather="readers"))
     assert "groups of 2" in repr(lab.Workflow("told").channel("c", group=2))

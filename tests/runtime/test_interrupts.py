@@ -16,7 +16,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
-from flows import Numbers
+from flows import Numbers, apart
 from sessions import until
 
 import rlinf_lab as lab
@@ -179,10 +179,6 @@ LONG_NS = 150_000_000
 
 
 class Maker(lab.Worker):
-    def make(self, out: lab.Outbox) -> None:
-        for i in range(1000):
-            out.put(i)
-
     def make_one(self, out: lab.Outbox) -> None:
         out.put(0)
         while not self.cancelled:
@@ -193,15 +189,11 @@ class Maker(lab.Worker):
         raise ValueError("as it was asked to")
 
 
-class Taker(lab.Worker):
+class Taker(Numbers):
     def take_slowly(self, inbox: lab.Inbox) -> None:
         inbox.get(1)
         while not self.cancelled:
             time.sleep(0.01)
-
-    def take(self, inbox: lab.Inbox) -> None:
-        for _ in inbox:
-            pass
 
     def meet(self) -> None:
         if self.rank == 0:
@@ -211,11 +203,11 @@ class Taker(lab.Worker):
 
 
 CASES: dict[str, tuple[Callable, dict[str, tuple[type, int]], str, tuple[Any, ...]]] = {  # loop, workers and ranks, who waits, kind and channel of its wait
-    "room": (lambda items, maker, taker: (maker.make(items), taker.take_slowly(items)), {"maker": (Maker, 1), "taker": (Taker, 1)}, "maker", (SpanKind.PUT, "items")),
-    "items": (lambda items, maker, taker: (maker.make_one(items), taker.take(items)), {"maker": (Maker, 1), "taker": (Taker, 1)}, "taker", (SpanKind.GET, "items")),
+    "room": (lambda items, maker, taker: (maker.make(1000, items), taker.take_slowly(items)), {"maker": (Numbers, 1), "taker": (Taker, 1)}, "maker", (SpanKind.PUT, "items")),
+    "items": (lambda items, maker, taker: (maker.make_one(items), taker.count(items)), {"maker": (Maker, 1), "taker": (Taker, 1)}, "taker", (SpanKind.GET, "items")),
     "the other ranks": (lambda items, taker: taker.meet(), {"taker": (Taker, 2)}, "taker", (SpanKind.WAIT, "")),
     "another fails": (
-        lambda items, maker, taker, other: (maker.make_one(items), taker.take(items), other.fail()),
+        lambda items, maker, taker, other: (maker.make_one(items), taker.count(items), other.fail()),
         {"maker": (Maker, 1), "taker": (Taker, 1), "other": (Maker, 1)}, "taker", (SpanKind.GET, "items"),
     ),
 }  # fmt: skip
@@ -228,10 +220,7 @@ def test_who_waits_when_the_run_is_stopped_or_another_one_fails(loop: Callable, 
     items = flow.channel("items", capacity=2)
     made = {name: flow.worker(cls, name=name) for name, (cls, _) in workers.items()}
     flow.iteration(lambda: loop(items, **made))
-    devices, places = 0, {}
-    for name, (_, ranks) in workers.items():
-        places[name], devices = tuple((devices + r,) for r in range(ranks)), devices + ranks
-    going = run(flow, ExecutionPlan("apart", tuple(f"cpu:{i}" for i in range(devices)), places), 1, emulate=True)
+    going = run(flow, apart(flow, {name: ranks for name, (_, ranks) in workers.items()}), 1, emulate=True)
     if "other" in workers:
         with pytest.raises(lab.errors.WorkerError, match="as it was asked to"):
             going.wait(30)

@@ -8,11 +8,12 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flows import DEVICES, cell_flow, cell_plans, failing_flow
+from flows import DEVICES, Numbers, cell_flow, cell_plans, failing_flow
 from own_threads import own_threads
 from sessions import executor_of, session_of, until
 
@@ -47,17 +48,13 @@ class Endless(Worker):
             self.compute(0.01)
             out.put(1)
 
-    def drain(self, inbox: Inbox) -> None:
-        for _ in inbox:
-            pass
-
 
 def endless_flow() -> Workflow:
     flow = Workflow("endless")
     items = flow.channel("items")
-    source, sink = flow.worker(Endless, name="source"), flow.worker(Endless, name="sink")
+    source, sink = flow.worker(Endless, name="source"), flow.worker(Numbers, name="sink")
 
-    flow.iteration(lambda: (source.spin(items), sink.drain(items))[:0])
+    flow.iteration(lambda: (source.spin(items), sink.count(items))[:0])
     return flow
 
 
@@ -109,7 +106,7 @@ def test_pause_holds_between_iterations() -> None:
 
 
 class Uses(Worker):
-    """Channels, with a key that may be wrong."""
+    """Channels, with a key that may be wrong, the wrong end, or out of turn."""
 
     def put(self, key: Any, out: Outbox) -> None:
         out.put(0, key=key)
@@ -125,12 +122,30 @@ class Uses(Worker):
         for _ in obs:
             actions.put(1, key=0)
 
+    def writes(self, inbox: Inbox) -> None:
+        inbox.put(1)  # type: ignore[attr-defined]
+
+    def reads(self, out: Outbox) -> None:
+        out.get()  # type: ignore[attr-defined]
+
+    def by_thread(self, out: Outbox) -> None:
+        with ThreadPoolExecutor() as pool:
+            pool.submit(out.put, 2).result()
+
+    def keep(self, out: Outbox) -> None:
+        getattr(self, "kept", out).put(3)
+        self.kept = out
+
 
 BAD_USES: list[tuple[str, Any, type[Exception], str]] = [  # what the loop does with two workers, a channel, and one with keys
     (f"key {key!r} by {side}", lambda a, b, x, _, key=key, side=side: (a.put(key if side == "put" else None, x), b.get(key if side == "get" else None, x)),
      WorkerError, "'numbers' has no keys") for key in (0, np.array(0), [1]) for side in ("put", "get")  # also one that cannot be looked up
 ] + [
     ("a put after waiting downstream", lambda a, b, x, _: (a.put(None, x), b.get(None, x).wait(), a.put(None, x)), WorkflowError, "after the loop waited"),
+    ("a put into an inbox", lambda a, b, x, _: (a.put(None, x), b.writes(x)), WorkerError, r"b\[0\]: channel 'numbers' is an Inbox here.*not 'put'"),
+    ("a get of an outbox", lambda a, b, x, _: (a.reads(x), b.get(None, x)), WorkerError, "an Outbox here.*not 'get'"),
+    ("a thread", lambda a, b, x, _: (a.by_thread(x), b.get(None, x)), WorkerError, r"a\[0\]: channel 'numbers' is used by a thread that the worker started"),
+    ("the call before", lambda a, b, x, _: (a.keep(x), b.get(None, x)), WorkerError, "given to a call of iteration 0, which is over"),
     ("a key of nobody", lambda a, b, x, keyed: (a.collect(keyed, x), b.answer(x, keyed)), WorkerError, "key 7 of channel 'keyed' belongs to"),
 ]  # fmt: skip
 
@@ -143,6 +158,7 @@ def test_bad_uses_of_channels_are_refused_in_words(uses: Any, error: type[Except
     flow.iteration(lambda: uses(a, b, numbers, keyed)[:0])
     with session(flow, ExecutionPlan.temporal(flow, DEVICES, {"a": 2 if "collect" in uses.__code__.co_names else 1})) as s, pytest.raises(error, match=told):
         s.step()
+        s.step()  # of a call before it
 
 
 def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() -> None:

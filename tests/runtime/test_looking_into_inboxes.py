@@ -1,4 +1,4 @@
-"""`get_nowait` and `qsize`: a tool cell whose generator refills as it decodes, on the local executor, between hosts and simulated."""
+"""`get_nowait`, `qsize` and `is_wanted`: on the local executor, between hosts and simulated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flows import apart
 from sessions import both, opened, recorded, step_within
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "planning"))
@@ -14,120 +15,23 @@ from driving import hold_up_threads
 
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.planning.simulator.scripts import ALL, Script, Turn, call, get, get_nowait, put, run
+from rlinf_lab.planning.simulator.scripts import Script, Turn, call, get, get_nowait, put, run
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Scripted, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 MS = 1_000_000
-SEQUENCES, DECODE_MS, TOOL_MS, CALLS_AT, TOOLS = 8, 4, 30, 10, 4
-FEWEST = 18 + 23  # the longest of 33 tokens calls after 10, which takes eight steps, and has 23 more to go
+DECODE_MS = 4
+POLL_NS = 2_500_000
 
 
-def decoded(running: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """One token of each (number, length, tokens so far): those that call a tool now, and those that are done; they run no more."""
-    for one in running:
-        one[2] += 1
-    calls, ended = [r for r in running if r[2] == CALLS_AT and r[0] % 2], [r for r in running if r[2] >= r[1]]
-    running[:] = [r for r in running if r not in calls and r not in ended]
-    return calls, ended
-
-
-class Decoder(Worker):
-    """Sequences of 12, 15, 18... tokens; every other one calls a tool after ten, and goes on when its result is there."""
-
-    def generate(self, results: Inbox, requests: Outbox, done: Outbox) -> int:
-        running, out, steps = [[p, 12 + 3 * p, 0] for p in range(SEQUENCES)], 0, 0
-        while running or out:
-            came = results.get_nowait() if running else results.get(1)
-            running, out = running + came, out - len(came)
-            if running:
-                self.compute(DECODE_MS / 1000)
-                steps += 1
-            calls, ended = decoded(running)
-            out += len(calls)
-            for one in calls:
-                requests.put(one)
-            for one in ended:
-                done.put(one[0])
-        return steps
-
-
-class Tool(Worker):
-    def answer(self, requests: Inbox, results: Outbox) -> None:
-        for batch in requests:
-            for one in batch:
-                self.compute(TOOL_MS / 1000)
-                results.put(one)
-
-
-def tool_cell() -> tuple[Workflow, ExecutionPlan]:
-    flow = Workflow("tools")
-    requests, results, done = flow.channels("requests", "results", "done")
-    decoder, tool = flow.worker(Decoder, name="decoder"), flow.worker(Tool, name="tool")
-
-    @flow.iteration
-    def iteration() -> Any:
-        steps = decoder.generate(results, requests, done)
-        tool.answer(requests, results)
-        return sorted(done.get_all()), steps
-
-    devices, tools = tuple(f"cpu:{i}" for i in range(1 + TOOLS)), tuple((1 + i,) for i in range(TOOLS))
-    plan = ExecutionPlan("cell", devices, {"decoder": ((0,),), "tool": tools}, micro_batches={"requests": 1, "results": 1})
-    return flow, plan
-
-
-def scripts() -> list[SimCall]:
-    def decoder(turn: Turn) -> Script:
-        running, away = [[p, 12 + 3 * p, 0] for p in range(SEQUENCES)], list[list[int]]()
-        while running or away:
-            n = yield get_nowait("results") if running else get("results", 1)
-            running, away = running + away[:n], away[n:]
-            if running:
-                yield run(DECODE_MS * MS)
-            calls, ended = decoded(running)
-            away += calls
-            for _ in calls:
-                yield put("requests")
-            for _ in ended:
-                yield put("done")
-
-    def tool(turn: Turn) -> Script:
-        while n := (yield get("requests")):
-            for _ in range(n):
-                yield run(TOOL_MS * MS)
-                yield put("results")
-
-    return [
-        SimCall("decoder", "generate", decoder, ("results",), ("requests", "done")),
-        SimCall("tool", "answer", tool, ("requests",), ("results",), starts_on_device=False),
-    ]
-
-
-def loop(turn: Turn) -> Script:
-    yield call(0)
-    yield call(1)
-    yield get("done", ALL)
-
-
-def mock_run(flow: Workflow, plan: ExecutionPlan) -> tuple[Any, Timeline]:
+def mock_run(flow: Workflow, plan: ExecutionPlan, *arguments: Any) -> tuple[list[Any], Timeline]:
+    """What two iterations return, in made-up time."""
     with opened("mock", flow, plan) as s:
-        found = s.step()
+        found = [s.step(*arguments) for _ in range(2)]
         s.finish()
     return found, recorded(s)
-
-
-def test_a_generator_decodes_on_while_tools_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By-count takes of one result after another needed twice as many steps."""
-    hold_up_threads(monkeypatch, 3, 0.05, 0.0001)
-    flow, plan = tool_cell()
-    (done, steps), timeline = mock_run(flow, plan)
-    assert done == list(range(SEQUENCES)) and steps == FEWEST
-    simulated = Simulator(flow.graph, plan).simulate(scripts(), 1, loop)
-    assert not (difference := timeline.diff(simulated)), difference
-    with opened("mesh", *tool_cell(), delay=0.002) as s:
-        assert step_within(s)[0] == list(range(SEQUENCES))
 
 
 class Source(Worker):
@@ -150,7 +54,7 @@ class Poller(Worker):
             if not got:
                 return found
             found += got
-            self.compute(0.0005)
+            self.compute(POLL_NS / 1e9)
 
 
 def polled(ranks: int, capacity: int | None, most: int | None) -> tuple[Workflow, ExecutionPlan]:
@@ -158,8 +62,7 @@ def polled(ranks: int, capacity: int | None, most: int | None) -> tuple[Workflow
     items = flow.channel("items", capacity=capacity)
     source, poller = flow.worker(Source, name="source"), flow.worker(Poller, name="poller")
     flow.iteration(lambda n: (source.make(list(range(n)), items), poller.take(items, most))[1])
-    places = {"source": ((0,),), "poller": tuple((1 + r,) for r in range(ranks))}
-    return flow, ExecutionPlan("polled", tuple(f"cpu:{i}" for i in range(1 + ranks)), places)
+    return flow, apart(flow, {"poller": ranks})
 
 
 @both
@@ -169,6 +72,24 @@ def test_every_item_comes_once_however_it_is_asked_for(kind: str, ranks: int, ca
         for n in (1, 40):
             found = step_within(s, n)
             assert sorted(i for mine in (found if ranks > 1 else [found]) for i in mine) == list(range(n))
+
+
+@pytest.mark.parametrize(("capacity", "most"), [(3, None), (None, 2), (4, 1)])
+def test_the_simulator_finds_what_is_there(capacity: int | None, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_up_threads(monkeypatch, 3, 0.05, 0.0001)
+
+    def make(turn: Turn) -> Script:
+        for _ in range(40):
+            yield run(MS)
+            yield put("items")
+
+    def take(turn: Turn) -> Script:
+        while (yield get_nowait("items", most)) or (yield get("items", 1)):
+            yield run(POLL_NS)
+
+    flow, plan = polled(1, capacity, most)
+    calls = [SimCall("source", "make", make, (), ("items",)), SimCall("poller", "take", take, ("items",), starts_on_device=False)]
+    assert not (difference := mock_run(flow, plan, 40)[1].diff(Simulator(flow.graph, plan).simulate(calls, 2))), difference
 
 
 class Early(Worker):
@@ -186,9 +107,8 @@ def test_a_whole_batch_is_not_given_in_parts_and_the_end_is_told_by_get() -> Non
     makes, starts, early = flow.worker(Source, name="makes"), flow.worker(Source, name="starts"), flow.worker(Early, name="early")
 
     flow.iteration(lambda: (makes.make([1, 2, 3], items), starts.make([0, 0], go), early.take(items, go))[2])
-    plan = ExecutionPlan("whole", ("cpu:0", "cpu:1", "cpu:2"), {"makes": ((0,),), "starts": ((1,),), "early": ((2,),)})
-    found, _ = mock_run(flow, plan)
-    assert found == [0, [], 0, [], [1], 2, [2], [3], [], []]
+    found, _ = mock_run(flow, apart(flow))
+    assert found == [[0, [], 0, [], [1], 2, [2], [3], [], []]] * 2
 
 
 def test_bad_counts_are_refused_and_a_scripted_inbox_says_the_same() -> None:
@@ -205,7 +125,7 @@ class Sampler(Worker):
     kept: tuple[int, ...] = ()
 
     def sample(self, prompts: Inbox, answers: Outbox) -> tuple[int, int]:
-        new = () if self.kept else tuple(5 * (i + 1) for i in range(len(prompts.get(4))))
+        new = () if self.kept else tuple(5 * (i + 1) for i in range(len(prompts.get(8))))
         left, steps = list(self.kept or new), 0
         while left and answers.is_wanted():
             self.compute(DECODE_MS / 1000)
@@ -229,7 +149,7 @@ def over_sampled() -> tuple[Workflow, ExecutionPlan]:
     sampler, takes = flow.worker(Sampler, name="sampler"), flow.worker(Takes, name="takes")
 
     flow.iteration(lambda: (prompts.put_all(range(8)), sampler.sample(prompts, answers), takes.take(answers, 1))[1:])
-    return flow, ExecutionPlan("over", ("cpu:0", "cpu:1"), {"sampler": ((0,),), "takes": ((1,),)})
+    return flow, apart(flow)
 
 
 def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() -> None:
@@ -238,9 +158,9 @@ def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() ->
         with opened(kind, flow, plan) as s:
             for i in range(3):
                 (_, left), taken = step_within(s)
-                assert taken == [i] and left <= 3 - i
+                assert taken == [i] and left <= 7 - i
     with opened("mock", flow, plan) as s:
-        assert [s.step() for _ in range(3)] == [((6, 3), [0]), ((5, 2), [1]), ((5, 1), [2])]  # one step more each time: the news comes within it
+        assert [s.step() for _ in range(3)] == [((6, 7), [0]), ((5, 6), [1]), ((5, 5), [2])]  # one step more each time: the news comes within it
         s.finish()
     executed = recorded(s)
     kept: list[int] = []
@@ -248,7 +168,7 @@ def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() ->
     def sampler(turn: Turn) -> Script:
         left = list(kept)
         if not left:
-            n = yield get("prompts", 4)
+            n = yield get("prompts", 8)
             left = [5 * (i + 1) for i in range(n)]
         while left and turn.wanted("answers"):
             yield run(DECODE_MS * MS)
@@ -270,41 +190,3 @@ def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() ->
         SimCall("takes", "take", takes, ("answers",), (), starts_on_device=False),
     ]
     assert not (difference := executed.diff(Simulator(flow.graph, plan).simulate(calls, 3, loop_of_both))), difference
-
-
-# --- aborting one request ------------------------------------------------------------------------------------------
-class Serving(Worker):
-    """Requests of many steps; what is asked to be aborted is given back as it is, and the others go on."""
-
-    def serve(self, requests: Inbox, aborts: Inbox, answers: Outbox) -> None:
-        running = {name: [0, steps] for name, steps in requests.get_all()}
-        while running:
-            self.compute(0.001)
-            for name in aborts.get_nowait():
-                if name in running:
-                    answers.put((name, running.pop(name)[0], "aborted"))
-            for name, one in list(running.items()):
-                one[0] += 1
-                if one[0] == one[1]:
-                    answers.put((name, running.pop(name)[0], "done"))
-
-
-class Judge(Worker):
-    """Has seen enough of request 2 after its first answer."""
-
-    def judge(self, answers: Inbox, aborts: Outbox) -> list[Any]:
-        seen = [answers.take()]
-        aborts.put(2)
-        return sorted(seen + [a for batch in answers for a in batch])
-
-
-def test_one_request_is_aborted_while_the_others_go_on() -> None:
-    flow = Workflow("aborts")
-    requests, aborts, answers = flow.channels("requests", "aborts", "answers")
-    serving, judge = flow.worker(Serving, name="serving"), flow.worker(Judge, name="judge")
-
-    asked = [(1, 3), (2, 1000), (3, 8)]
-    flow.iteration(lambda: (requests.put_all(asked), serving.serve(requests, aborts, answers), judge.judge(answers, aborts))[2])
-    plan = ExecutionPlan("aborts", ("cpu:0", "cpu:1"), {"serving": ((0,),), "judge": ((1,),)}, micro_batches={"answers": 1, "aborts": 1})
-    found, _ = mock_run(flow, plan)
-    assert found == [(1, 3, "done"), (2, 3, "aborted"), (3, 8, "done")]

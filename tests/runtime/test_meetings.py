@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from flows import Numbers
 from sessions import both, opened, recorded, until
 from torch import nn
 
@@ -269,17 +270,12 @@ def test_back_in_the_order_of_complete_meetings_before_those_with_items() -> Non
     assert engine.come_back(b) == []  # it is back already
 
 
-class Counts(lab.Worker):
-    def count(self, made: lab.Inbox) -> int:
-        return sum(len(batch) for batch in made)
-
-
 def learners_that_share(what: str, capacity: int | None = 2, steps: int = 3) -> tuple[lab.Workflow, lab.ExecutionPlan]:
     """Actor and critic on the same two devices, on which only one of them fits."""
     flow = lab.Workflow("within")
     a, b = flow.channels("a", "b")
     made = flow.channel("made", capacity=capacity, may_be_empty=True)
-    source, counts = flow.worker(Source, name="source"), flow.worker(Counts, name="counts")
+    source, counts = flow.worker(Source, name="source"), flow.worker(Numbers, name="counts")
     actor, critic = flow.worker(Learns, 1.0, what, name="actor"), flow.worker(Learns, 2.0, "before", name="critic")
 
     flow.iteration(lambda: (source.go(2 * steps, a, b), actor.train(steps, a, made), critic.train(steps, b), counts.count(made))[1:])

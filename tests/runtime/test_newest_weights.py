@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flows import apart
 from sessions import both, exact, opened, step_within
 
 import rlinf_lab as lab
@@ -113,8 +114,7 @@ def stuck(who: str, ranks: int) -> tuple[lab.Workflow, lab.ExecutionPlan]:
 
     waits = rollout if who == "rollout" else learner
     flow.iteration(lambda: (busy.compute_on(), learner.publish(weights), waits.wait_for(3, weights))[:0])
-    places = {"rollout": list(range(2, 2 + ranks)), "learner": [0], "busy": [1]}
-    return flow, lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(2 + ranks)], places)
+    return flow, apart(flow, {"rollout": ranks})
 
 
 @both

@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 import pytest
+from flows import Numbers
 
-from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
+from rlinf_lab import ExecutionPlan, Outbox, Worker, Workflow
 from rlinf_lab.runtime.executors.node_clocks import ASK_NS, AT_ONCE, NodeClocks
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.transport import listener
@@ -79,23 +80,20 @@ def test_spans_of_ten_minutes_lie_within_the_bound_that_the_timeline_tells(far: 
     assert f"clock of far: aligned to ± {error / 1e3:,.0f} µs" in repr(timeline.summary())
 
 
-class Pair(Worker):
+class Slowly(Worker):
     def make(self, out: Outbox) -> None:
         for i in range(20):
             time.sleep(0.02)  # longer than the first news take, so that answers come over the link
             out.put(i)
-
-    def take(self, inbox: Inbox) -> int:
-        return sum(sum(batch) for batch in inbox)
 
 
 def test_processes_that_are_taken_for_other_nodes_are_asked_and_found_to_have_our_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "node_id", lambda: "elsewhere")  # of the driver only: its hosts live on another node, it believes
     flow = Workflow("two nodes")
     items = flow.channel("items")
-    maker, taker = flow.worker(Pair, name="maker"), flow.worker(Pair, name="taker")
+    maker, taker = flow.worker(Slowly, name="maker"), flow.worker(Numbers, name="taker")
 
-    flow.iteration(lambda: (maker.make(items), taker.take(items))[1])
+    flow.iteration(lambda: (maker.make(items), taker.total(items))[1])
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, micro_batch=1)
     with session(flow, plan, "processes", emulate=True) as s:
         steps = 0

@@ -64,7 +64,7 @@ def test_a_fused_cell_stays_on_the_core_of_its_device_and_another_goes_anywhere(
 
 
 def test_the_cores_of_devices() -> None:
-    assert cores_of(["cpu:1"], [4, 6]) == {6}
+    assert cores_of(["cpu:1"], [4, 6]) == cores_of(["cpu:1.1", "cpu:1.2"], [4, 6]) == {6}
     assert cores_of(["cpu:0", "node1/cpu:3", "cuda:1"], [4, 6]) == {4, 6}  # emulated: two devices share a core
     assert cores_of(["cuda:0"], [4, 6]) == set()
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from flows import apart
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import both, opened, step_within
@@ -136,12 +137,8 @@ def made(chain: list[Level], stops: int) -> tuple[Workflow, ExecutionPlan, list[
                     found.append(workers[name].sink(failure, f"c{n}", channels[n - 1]))
         return found
 
-    devices, placements = [], {}
-    for level, some in zip(chain, names, strict=True):
-        for name, ranks in zip(some, level.ranks, strict=True):
-            placements[name] = tuple((len(devices) + r,) for r in range(ranks))
-            devices += [f"cpu:{len(devices) + r}" for r in range(ranks)]
-    return flow, ExecutionPlan("random", tuple(devices), placements, micro_batches={f"c{n}": level.micro_batch for n, level in enumerate(chain) if n}), names
+    ranks = {name: count for level, some in zip(chain, names, strict=True) for name, count in zip(some, level.ranks, strict=True)}
+    return flow, apart(flow, ranks, micro_batches={f"c{n}": level.micro_batch for n, level in enumerate(chain) if n}), names
 
 
 def check(one: Any, chain: list[Level], names: list[list[str]], stops: int, planned: dict[str, Failure], count: int) -> None:

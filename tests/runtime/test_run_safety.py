@@ -1,44 +1,24 @@
-"""What users and their machines do to a run: time-outs, interrupts, stops at bad moments, listeners and workers that raise."""
+"""What users and their machines do to a run: time-outs, stops at bad moments, workers that raise or draw."""
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from flows import Numbers, apart
 
-from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
+from rlinf_lab import ExecutionPlan, Worker, Workflow
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.runtime.run.run import run, session
-
-DEVICES = ["cpu:0", "cpu:1"]
 
 
 class Odd(Worker):
     def sleep(self, seconds: float) -> float:
         time.sleep(seconds)
         return seconds
-
-    def produce(self, count: int, slow: bool, out: Outbox) -> None:
-        for i in range(count):
-            self.hold(slow)
-            out.put(i)
-
-    def drink(self, slow: bool, inbox: Inbox) -> int:
-        count = 0
-        for batch in inbox:
-            self.hold(slow)
-            count += len(batch)
-        return count
-
-    def hold(self, on: bool) -> None:
-        """As long as the iteration is wanted."""
-        while on and not self.cancelled:
-            time.sleep(0.01)
 
     def wait_for(self, go: threading.Event) -> int:
         assert go.wait(60)
@@ -63,18 +43,18 @@ def alone(cls: type[Worker], method: str, *args: Any) -> tuple[Workflow, Executi
     flow = Workflow("alone")
     worker = flow.worker(cls, name="w")
     flow.iteration(lambda: getattr(worker, method)(*args))
-    return flow, ExecutionPlan.temporal(flow, DEVICES[:1])
+    return flow, ExecutionPlan.temporal(flow, ["cpu:0"])
 
 
 def test_a_wait_that_timed_out_does_not_disturb_the_iteration() -> None:
     flow, said, go = Workflow("late"), list[str](), threading.Event()
     items = flow.channel("items")
-    sleeper, producer = flow.worker(Odd, name="sleeper"), flow.worker(Odd, name="producer")
+    sleeper, producer = flow.worker(Odd, name="sleeper"), flow.worker(Numbers, name="producer")
 
     @flow.iteration
     def iteration() -> Any:
         held = sleeper.wait_for(go)
-        producer.produce(8, False, items)
+        producer.make(8, items)
         try:
             held.wait(timeout=0.05)
         except TimeoutError as error:
@@ -82,46 +62,12 @@ def test_a_wait_that_timed_out_does_not_disturb_the_iteration() -> None:
         go.set()
         return items.get_all(), held
 
-    plan = ExecutionPlan.spatial(flow, DEVICES, {"sleeper": [0], "producer": [1]})
-    with session(flow, plan) as s:
+    with session(flow, apart(flow)) as s:
         for _ in range(2):
             go.clear()
             assert s.step() == (list(range(8)), 7)
     after = "Next: wait longer, or without a timeout; status() tells who waits for whom."
     assert said == [f"driver[0] waited 0.05 s for the value of sleeper[0]; it has not come. {after}"] * 2
-
-
-def interrupt_after(seconds: float) -> None:
-    threading.Timer(seconds, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
-
-
-@pytest.fixture
-def heard_interrupts() -> Any:
-    """Also in a shell that ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heard_interrupts")
-def test_an_interrupted_step_leaves_the_session_usable() -> None:
-    flow = Workflow("interrupted")
-    given, made = flow.channel("given", capacity=1), flow.channel("made")
-    worker, other = flow.worker(Odd, name="w"), flow.worker(Odd, name="v")
-
-    @flow.iteration
-    def iteration(where: str = "") -> Any:
-        drunk = worker.drink(where in ("put", "wait"), given)
-        other.produce(3, where == "get", made)
-        given.put_all(range(40 if where == "put" else 2))
-        return len(made.get_all()), drunk.wait()
-
-    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]}, micro_batches={"given": 1})) as s:
-        for where in ("put", "get", "wait"):
-            interrupt_after(0.2)
-            with pytest.raises(KeyboardInterrupt):
-                s.step(where)
-            assert s.step() == s.step() == (3, 2)
 
 
 def test_what_close_raises_is_told() -> None:
@@ -155,34 +101,3 @@ def test_pictures_become_rgb_and_what_is_none_is_refused_where_it_was_shown() ->
     for image in (np.zeros((4, 6, 3)), np.zeros((2, 4, 6, 3), np.uint8), np.zeros((0, 4, 3), np.uint8), "a picture"):
         with pytest.raises(WorkerError, match=r"w\[0\]: frame\(\) got an array of shape .* Next: give one picture"):
             run(*alone(Odd, "show", image), 1).wait(60)
-
-
-class OutOfTurn(Worker):
-    def make(self, how: str, out: Outbox) -> Any:
-        out.put(1)
-        if how == "thread":
-            with ThreadPoolExecutor() as pool:
-                pool.submit(out.put, 2).result()
-        if how == "kept":
-            self.kept.put(3)
-        self.kept = out
-        return 5
-
-
-def test_a_channel_is_used_by_the_rank_and_the_call_that_it_was_given_to() -> None:
-    flow = Workflow("turns")
-    items = flow.channel("items")
-    worker, other = flow.worker(OutOfTurn, name="w"), flow.worker(Odd, name="v")
-
-    @flow.iteration
-    def iteration(how: str = "") -> Any:
-        made = worker.make(how, items)
-        return made, other.drink(False, items)
-
-    by_thread = r"w\[0\]: channel 'items' is used by a thread that the worker started itself"
-    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]})) as s:
-        assert s.step() == (5, 1)
-        for how, message in (("thread", by_thread), ("kept", "was given to a call of iteration [02], which is over")):
-            with pytest.raises(WorkerError, match=message):
-                s.step(how)
-            assert s.step() == (5, 1)

@@ -8,9 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from flows import Numbers
+from flows import Numbers, apart
 from mesh import MeshExecutor
 from sessions import in_time, opened, session_of, step_within
 from sweeps import sweep
@@ -76,15 +75,10 @@ def flow_of(method: str, *arguments: Any, reader: type[Worker] = Reader, makes: 
     return flow
 
 
-def plan_of(makers: int = 1, readers: int = 1, **plan: Any) -> ExecutionPlan:
-    """Every rank on a device, and so on a host, of its own."""
-    placements = {"maker": tuple((i,) for i in range(makers)), "reader": tuple((makers + i,) for i in range(readers))}
-    return ExecutionPlan("spread", tuple(f"cpu:{i}" for i in range(makers + readers)), placements, **plan)
-
-
 def test_the_next_step_waits_for_those_that_compute_on(monkeypatch: pytest.MonkeyPatch) -> None:
     freed = FREED["busy"] = threading.Event()
-    with opened("mesh", flow_of("fail", makes=("compute_until", "busy")), plan_of(), 0.0) as s:
+    flow = flow_of("fail", makes=("compute_until", "busy"))
+    with opened("mesh", flow, apart(flow), 0.0) as s:
         monkeypatch.setattr(waiting, "SETTLE_SECONDS", 0.2)
         with pytest.raises(WorkerError, match="as it was asked to") as caught:
             step_within(s)
@@ -118,39 +112,13 @@ class Peer(Worker):
 @pytest.mark.parametrize(("method", "most", "capacity"), [("hold", 1, 1), ("hold", 1, None), ("some", 2, 1), ("some", 2, 4)])
 def test_what_a_reader_leaves_goes_to_one_on_another_host(method: str, most: int, capacity: int | None) -> None:
     """Also while the first one is busy."""
-    with opened("mesh", flow_of(method, reader=Peer, makes=("make", 30), capacity=capacity), plan_of(1, 2, micro_batches={"items": 1}), 0.0) as s:
+    flow = flow_of(method, reader=Peer, makes=("make", 30), capacity=capacity)
+    with opened("mesh", flow, apart(flow, {"reader": 2}, micro_batches={"items": 1}), 0.0) as s:
         for _ in range(2):
             FREED.update(taken=threading.Event(), held=threading.Event())
             first, second = step_within(s)
             assert len(first) == most and sorted(first + second) == list(range(30))
             assert first == sorted(first) and second == sorted(second)
-
-
-class Reuser(Worker):
-    """Writes into the same array again as soon as put() has returned."""
-
-    def make(self, count: int, out: Outbox) -> None:
-        array = np.zeros(100)
-        for i in range(count):
-            array[:] = i
-            out.put((i, array))
-
-    def torn(self, first: Inbox, second: Inbox) -> int:
-        return sum(int((array != i).any()) for inbox in (first, second) for batch in inbox for i, array in batch)
-
-
-@pytest.mark.parametrize("capacity", [1, None])
-def test_what_is_written_after_put_has_returned_does_not_travel(capacity: int | None) -> None:
-    flow = Workflow("reuse")
-    one, two = flow.channel("one", capacity=capacity), flow.channel("two", capacity=capacity)
-    a, b, c, _ = (flow.worker(Reuser, name=name) for name in ("a", "b", "c", "both"))
-    flow.iteration(lambda: (a.make(150, one), b.make(150, two), c.torn(one, two)))
-    # "both" makes one host of the devices of a and b: two threads that send
-    placements = {"a": ((0,),), "b": ((1,),), "c": ((2,),), "both": ((0, 1),)}
-    executor = MeshExecutor(flow, ExecutionPlan("reuse", ("cpu:0", "cpu:1", "cpu:2"), placements), slow_sending=0.001)
-    assert executor.driver_host.place["a", 0] == executor.driver_host.place["b", 0] != executor.driver_host.place["c", 0]
-    with session_of(executor) as s:
-        assert step_within(s)[-1] == 0
 
 
 class Asks(Worker):

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from flows import apart
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import exact, opened
@@ -74,12 +75,6 @@ def flow_of(method: str, maker: str = "maker", **channel: Any) -> Workflow:
     return flow
 
 
-def plan_of(flow: Workflow, ranks: int, makers: int = 1) -> ExecutionPlan:
-    devices = [f"cpu:{i}" for i in range(makers + ranks)]
-    maker = next(iter(flow.workers))
-    return ExecutionPlan("shares", tuple(devices), {maker: tuple((d,) for d in range(makers)), "reader": tuple((makers + r,) for r in range(ranks))})
-
-
 def step(kind: str, flow: Workflow, plan: ExecutionPlan, *args: int) -> Any:
     with opened(kind, flow, plan) as s:
         found = [s.step(*args) for _ in range(2)]
@@ -101,7 +96,7 @@ def test_each_rank_gets_its_share_whoever_asks_last(count: int, makers: int, ran
     if method == "batches":
         channel = {"whole": True}
     flow = flow_of(method, may_be_empty=True, **channel)
-    with opened(kind, flow, plan_of(flow, ranks, makers)) as s:
+    with opened(kind, flow, apart(flow, {"maker": makers, "reader": ranks})) as s:
         for _ in range(2):
             found = s.step(count, late) if ranks > 1 else [s.step(count, late)]
             found = [[item for part in mine for item in part] for mine in found] if method == "batches" else found
@@ -137,7 +132,7 @@ CASES: dict[str, tuple[Workflow, int, tuple[int, ...], Any]] = {  # flow, ranks,
 @exact
 @pytest.mark.parametrize(("flow", "ranks", "arguments", "expected"), CASES.values(), ids=CASES)
 def test_what_the_ranks_get(kind: str, flow: Workflow, ranks: int, arguments: tuple[int, ...], expected: Any) -> None:
-    assert step(kind, flow, plan_of(flow, ranks), *arguments) == expected
+    assert step(kind, flow, apart(flow, {"reader": ranks}), *arguments) == expected
 
 
 @exact
@@ -152,7 +147,7 @@ def test_the_share_of_a_rank_that_does_not_ask_is_given_to_nobody(method: str, c
     """The user hears so, unless the channel says that it is meant."""
     flow = flow_of(method, whole=True)
     with pytest.raises(WorkflowError, match=left):
-        step(kind, flow, plan_of(flow, 2), count, 1)
+        step(kind, flow, apart(flow, {"reader": 2}), count, 1)
 
 
 def test_ranks_that_are_fused_with_their_producers_read_what_their_own_has_put() -> None:
@@ -163,7 +158,7 @@ def test_ranks_that_are_fused_with_their_producers_read_what_their_own_has_put()
 
 def test_who_leaves_takes_its_share_and_who_comes_meanwhile_has_none() -> None:
     flow = flow_of("all", whole=False, capacity=None)
-    with opened("local", flow, plan_of(flow, 4), absent={"reader": [3]}) as s:
+    with opened("local", flow, apart(flow, {"reader": 4}), absent={"reader": [3]}) as s:
         going = s.submit(60)
         s.leave("reader", 1)
         s.join("reader", 3)

@@ -6,10 +6,10 @@ from re import escape
 from typing import Any
 
 import pytest
-from flows import Numbers
+from flows import Numbers, apart
 from sessions import both, opened
 
-from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
+from rlinf_lab import Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.runtime.run.run import run
 
@@ -99,11 +99,6 @@ def looping() -> Workflow:
     return flow
 
 
-def plan_of(flow: Workflow, makers: int = 1, takers: int = 1, **fields: Any) -> ExecutionPlan:
-    ranks = {"maker": tuple((r,) for r in range(makers)), "sieve": ((0,),), "taker": tuple((2 + r,) for r in range(takers))}
-    return ExecutionPlan("unread", tuple(f"cpu:{i}" for i in range(4)), {w: ranks[w] for w in flow.workers}, **fields)
-
-
 BY_ONE = {"micro_batches": {"items": 1}}
 PUT_IT = "Next: put what is to be read; or, where nothing may come, say so: flow.channel('{0}', may_be_empty=True)."
 NOTHING = "Iteration {3} of workflow 'sifts': nothing was put into channel '{0}' ({1} ended without a put), so {2} read an empty stream. " + PUT_IT
@@ -119,7 +114,7 @@ CASES: dict[str, tuple[Workflow, dict[str, Any], list[tuple[tuple[Any, ...], lis
     ]),
     "few are discarded": (flow_of(discard_unread=True), {}, [((8, 3, 1), [3]), ((8, 0, 1), [0]), ((8, 3, 0), [])]),
     "many are discarded": (flow_of(discard_unread=True), {}, [((300, 3, 1), [3]), ((300, 0, 1), [0]), ((300, 3, 0), [])]),
-    "ranks": (flow_of(), {"takers": 2}, [((), r"Channel 'items': [1-9] of \d items.* are left; taker\[0\].take\(\) read 3, taker\[1\].take\(\) read 3")]),
+    "ranks": (flow_of(), {"ranks": {"taker": 2}}, [((), r"Channel 'items': [1-9] of \d items.* are left; taker\[0\].take\(\) read 3, taker\[1\].take\(\) read 3")]),
     "keys": (flow_of("by_key", "by_key", keyed=True), {}, [((), r"Channel 'items': [1-9] of \d items.* are left; taker\[0\].by_key\(\) read 3")]),
     "groups": (flow_of("by_key", group=2), {}, [((), r"Channel 'items': 1 of 4 groups of 2 items.* are left; taker\[0\].take\(\) read 3")]),
     "a loop": (looping(), BY_ONE, [
@@ -131,7 +126,7 @@ CASES: dict[str, tuple[Workflow, dict[str, Any], list[tuple[tuple[Any, ...], lis
     "meant": (sifting(may_be_empty=True), {}, [((0,), [0]), ((5,), [0])]),
     "nobody was called": (sifting(), {}, [((0, 0, False), [0])]),
     "nobody asks": (sifting(takes="take"), {}, [((5,), [0])]),
-    "another rank puts": (sifting("on_rank_1"), {"makers": 2}, [
+    "another rank puts": (sifting("on_rank_1"), {"ranks": {"maker": 2}}, [
         ((200,), [99]), ((0,), r"\(maker\[0\].on_rank_1\(\), maker\[1\].on_rank_1\(\) ended without a put\)"),
     ]),
 }  # fmt: skip
@@ -140,7 +135,7 @@ CASES: dict[str, tuple[Workflow, dict[str, Any], list[tuple[tuple[Any, ...], lis
 @both
 @pytest.mark.parametrize(("flow", "plan", "steps"), CASES.values(), ids=CASES)
 def test_an_iteration_that_leaves_or_misses_something_fails_by_name_and_the_next_one_goes_on(kind: str, flow: Workflow, plan: Any, steps: Any) -> None:
-    with opened(kind, flow, plan_of(flow, **plan)) as s:
+    with opened(kind, flow, apart(flow, **plan)) as s:
         for arguments, expected in steps:
             if isinstance(expected, str):
                 with pytest.raises(WorkflowError, match=expected):
@@ -160,13 +155,13 @@ def test_an_iteration_that_leaves_or_misses_something_fails_by_name_and_the_next
     ids=["left", "empty", "soon"],
 )
 def test_the_first_error_is_told_not_what_it_left(flow: Workflow, error: type[Exception], told: str) -> None:
-    with opened("local", flow, plan_of(flow)) as s, pytest.raises(error, match=told):
+    with opened("local", flow, apart(flow)) as s, pytest.raises(error, match=told):
         s.step()
 
 
 def test_a_run_fails_by_it_and_where_iterations_overlap_the_one_that_left_something_is_named() -> None:
     flow = flow_of()
-    run_ = run(flow, plan_of(flow, staleness=1), executor="local", emulate=True, inputs=[3, 3, 8, 3, 3])
+    run_ = run(flow, apart(flow, staleness=1), executor="local", emulate=True, inputs=[3, 3, 8, 3, 3])
     with pytest.raises(WorkflowError, match="Iteration 2 .* items.* are left") as caught:
         run_.wait(30)
     assert "That was in iteration 2" in caught.value.__notes__[0]
@@ -175,7 +170,7 @@ def test_a_run_fails_by_it_and_where_iterations_overlap_the_one_that_left_someth
 
 def test_a_run_that_is_stopped_in_the_middle_has_left_nothing() -> None:
     flow = flow_of(takes="all_slowly")
-    going = run(flow, plan_of(flow), executor="local", emulate=True)
+    going = run(flow, apart(flow), executor="local", emulate=True)
     while not going.iteration:
         going._ended.wait(0.001)
     going.stop()

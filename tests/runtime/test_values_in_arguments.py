@@ -15,7 +15,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError, UnknownNameError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 DEVICES = ["cpu:0", "cpu:1"]
@@ -183,31 +183,6 @@ def test_a_step_with_other_arguments_is_refused_and_a_class_defined_anew_in_its_
         with pytest.raises(WorkflowError, match="too many positional"):
             s.step(1, 2)
         assert s.step(3, twice=True) == 3
-
-
-class Confused(Worker):
-    def write(self, out: Outbox) -> None:
-        out.get()  # type: ignore[attr-defined]
-
-    def read(self, inbox: Inbox) -> None:
-        inbox.put(1)  # type: ignore[attr-defined]
-
-
-def test_the_wrong_end_of_a_channel_is_named() -> None:
-    flow = Workflow("ends")
-    w, first, second = flow.worker(Confused, name="w"), flow.channel("first"), flow.channel("second")
-
-    @flow.iteration
-    def iteration(method: str = ""):
-        if method != "read":
-            w.write(first), first.get_all()
-        if method != "write":
-            w.read(second), second.put(1)
-
-    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
-        for method, text in (("write", r"w\[0\]: channel 'first' is an Outbox here.*not 'get'"), ("read", "an Inbox here.*not 'put'")):
-            with pytest.raises(WorkerError, match=text):
-                s.step(method)
 
 
 class Defaults(Worker):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flows import apart
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import both, opened
@@ -58,9 +59,7 @@ def flow_of(seconds: float, seed: int, ranks: int, staleness: int) -> tuple[Work
     acts, other = flow.worker(Acts, seconds, seed, name="acts"), flow.worker(Acts, seconds, seed, name="other")
     learns = flow.worker(Learns, 2 * seconds, seed + 1, name="learns")
     flow.iteration(lambda: {"acted": acts.act(weights), "other": other.act(weights), "learnt": learns.learn(weights)})
-    devices = [f"cpu:{i}" for i in range(ranks + 2)]
-    places = {"acts": list(range(ranks)), "other": [ranks], "learns": [ranks + 1]}
-    return flow, ExecutionPlan.spatial(flow, devices, places, staleness=staleness)
+    return flow, apart(flow, {"acts": ranks}, staleness=staleness)
 
 
 def ranks_of(value: Any) -> list[Any]:
@@ -169,8 +168,7 @@ def test_few_versions_are_kept_also_of_who_publishes_often(kind: str, monkeypatc
                 acted.append(acts.act(weights))
         return acted
 
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"acts": [0, 1], "learns": [2]})
-    for calls in calls_of(kind, flow, plan, 3):
+    for calls in calls_of(kind, flow, apart(flow, {"acts": 2}), 3):
         for call in calls:
             assert len({pulled for _, pulled in call}) == 1, call
     assert max(within) <= 10, within  # each call of the ranks has two, at most: its own, and that beyond it

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from flows import apart
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import both, executor_of, opened, recorded, session_of, until
@@ -53,8 +54,7 @@ def heavy(order: Any, capacity: int | None, makers: int, takers: int, keyed: boo
         maker.tell(values, order if isinstance(order, str) else "", pause, keyed, items, go)
         return taker.by_weight(weight, keyed, late, items, go)
 
-    ranks = {"maker": tuple((r,) for r in range(makers)), "taker": tuple((2 + r,) for r in range(takers))}
-    return flow, ExecutionPlan("heavy", tuple(f"cpu:{i}" for i in range(4)), ranks)
+    return flow, apart(flow, {"maker": makers, "taker": takers})
 
 
 ITEMS = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 6)), max_size=12).map(lambda some: [(p, w, n) for n, (p, w) in enumerate(some)])

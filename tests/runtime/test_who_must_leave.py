@@ -6,15 +6,13 @@ import re
 from typing import Any
 
 import pytest
-from gymnasium.spaces import Box
 from torch import nn
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, WorkerError
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.timeline import SpanKind
-from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, register, registry
-from rlinf_lab.workers import SimulatorWorker, TorchWorker
+from rlinf_lab.workers import TorchWorker
 
 
 class Empty(lab.Worker):
@@ -56,11 +54,6 @@ class Torch(TorchWorker):
     def setup(self) -> None:
         self.module = nn.Linear(8, 1)
 
-    def work(self) -> int:
-        return 1
-
-
-class Sim(SimulatorWorker):
     def work(self) -> int:
         return 1
 
@@ -156,45 +149,6 @@ def test_weights_that_are_held_once_may_make_room() -> None:
         with session(flow, plan_of(flow, {"a": 1, "b": 1, "c": 1}, 2)) as s:
             s.step()
             s.step()
-
-
-class Real:
-    """An environment that nobody can copy."""
-
-    def reset(self, seed):
-        return [float(seed or 0)]
-
-    def step(self, action_A):
-        return Outcome([0.0], 0.0, False, False, False)
-
-    def close(self):
-        pass
-
-
-def test_simulators_are_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Robots(LoopVecEnv):
-        def __init__(self, num_envs, max_episode_steps):
-            super().__init__([Real() for _ in range(num_envs)], EnvSpec("mine/Real-v0", Box(-1, 1, (1,)), Box(-1, 1, (1,)), max_episode_steps or 5))
-
-    class Bare:
-        def __init__(self, num_envs, max_episode_steps): ...
-
-    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))  # other tests of this process know no such environment
-    register("mine/Real-v0", Robots)
-    memory = {"a": 1, "b": 1, "c": 1}
-    for env, refused_by_check, why in (
-        ("mine/Real-v0", False, r"mine/Real-v0 cannot be saved: Real has no save_state\(\) and restore_state\(\)"),
-        (Bare, True, r"Bare has no save_state\(\) and restore_state\(\)"),
-    ):
-        flow = flow_of((Sim, (env,), {"num_envs": 2, "n_steps": 3}), Torch, Torch)
-        assert lab.check(flow, plan_of(flow, memory, 1)).ok is not refused_by_check
-        with pytest.raises((PlanError, WorkerError), match=why), session(flow, plan_of(flow, memory, 1)):
-            pytest.fail("it was launched")
-    for env in ("gymnasium/Pendulum-v1", "gymnasium/Hopper-v5", "numpy/ReachArm-v0"):
-        flow = flow_of((Sim, (env,), {"num_envs": 2, "n_steps": 3}), Torch, Torch)
-        accepted(flow, plan_of(flow, memory, 1))
-    flow = flow_of((Sim, ("mine/Real-v0",), {"num_envs": 2, "n_steps": 3}), Torch, Torch)
-    accepted(flow, plan_of(flow, {"b": 1, "c": 1}, 1))
 
 
 class Room:
