@@ -21,7 +21,7 @@ class Declaration:
 
     def __init__(self, name: str, cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.name, self.cls, self.args, self.kwargs = name, cls, args, kwargs
-        self._functions: dict[str, Callable[..., Any]] = {}  # those that have been looked at: every call asks twice
+        self._starts: dict[str, bool] = {}  # reading source code takes milliseconds, a call must not
 
     @property
     def arguments(self) -> list[Any]:
@@ -58,8 +58,6 @@ class Declaration:
         """The method as written. `UnknownNameError` with the nearest name, `WorkflowError` for one that cannot be
         called from a loop.
         """
-        if (known := self._functions.get(method)) is not None and getattr(self.cls, method, None) is known:
-            return known
         function = inspect.getattr_static(self.cls, method, None)
         who = f"method of worker {self.name!r} ({self.class_name})"
         if isinstance(function, (staticmethod, classmethod)):
@@ -72,7 +70,6 @@ class Declaration:
             raise UnknownNameError.of(who, method, self.methods(), advice)
         if fault := _fault(function):
             raise WorkflowError(f"{method!r}, a {who}, {fault}")
-        self._functions[method] = function
         return function
 
     def methods(self) -> list[str]:
@@ -92,7 +89,9 @@ class Declaration:
 
     def starts_on_device(self, method: str) -> bool:
         """Whether the method computes, or may compute, before it first reads from an inbox."""
-        return computes_first(self.function(method), self.cls)
+        if method not in self._starts:
+            self._starts[method] = computes_first(self.function(method), self.cls)
+        return self._starts[method]
 
     def batched(self, method: str) -> frozenset[str]:
         """The inboxes of which the method gets the plan's batches and nothing else."""

@@ -46,7 +46,6 @@ class First(IntEnum):
     WORKS = 3
 
 
-@functools.lru_cache(1024)  # reading source code takes milliseconds, a call must not
 def computes_first(function: Callable[..., Any], cls: type) -> bool:
     """Whether a method computes, or may compute, before it first reads an inbox. True for one that never reads."""
     definition = _definition(function)
