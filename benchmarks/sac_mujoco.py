@@ -1,4 +1,6 @@
-"""SAC on MuJoCo against stable-baselines3: the return after 50,000 environment steps over seeds. Hours: ``make bench-learn`` runs it, ``make bench`` does not.
+"""SAC on MuJoCo against stable-baselines3: the return after 50,000 environment steps.
+
+Hours: ``make bench-learn`` runs it, ``make bench`` does not.
 
 The interquartile mean of the last evaluation (20 episodes on unseen seeds) over the seeds, and the interval of its difference by bootstrap over seeds
 (rliable's definitions, `rlinf_lab.algorithms.statistics`), relative to SB3's; and gradient steps a CPU second, of two runs that take turns

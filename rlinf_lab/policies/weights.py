@@ -30,7 +30,7 @@ class PolicyWeights:
 
     @classmethod
     def fixed(cls, arrays: Mapping[str, NDArray], version: int) -> PolicyWeights:
-        """Copies that nobody can write into or replace: a transport needs not look whether somebody has."""
+        """Copies that nobody can write into or replace. A transport needs not look whether somebody has."""
         return cls(MappingProxyType({key: np.ndarray(a.shape, a.dtype, a.tobytes()) for key, a in arrays.items()}), version)
 
     def __reduce__(self) -> tuple[Any, ...]:
