@@ -69,7 +69,7 @@ test-warp: .venv-warp/.installed  ## what needs MuJoCo Warp, with it, on cores
 bench: $(STAMP)  ## measure, paired with peers, and write benchmarks/results
 	@$(PY) benchmarks/harness.py
 
-bench-learn: $(STAMP)  ## SAC on MuJoCo against SB3, five seeds each: hours
+bench-learn: $(STAMP)  ## SAC on MuJoCo against SB3 over seeds: hours
 	@$(PY) benchmarks/harness.py sac_mujoco
 
 notebooks: $(STAMP)  ## execute the notebooks and keep their outputs (ARGS: which)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +24,17 @@ class PolicyWeights:
     may go on training while they travel.
     """
 
-    arrays: dict[str, NDArray]
+    arrays: Mapping[str, NDArray]
     version: int = 0
     """how many updates went into them; 0: as initialised"""
 
     @classmethod
     def fixed(cls, arrays: Mapping[str, NDArray], version: int) -> PolicyWeights:
-        """Copies that nobody can write into: a transport needs not look whether somebody has."""
-        return cls({key: np.ndarray(a.shape, a.dtype, a.tobytes()) for key, a in arrays.items()}, version)
+        """Copies that nobody can write into or replace. A transport needs not look whether somebody has."""
+        return cls(MappingProxyType({key: np.ndarray(a.shape, a.dtype, a.tobytes()) for key, a in arrays.items()}), version)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PolicyWeights, (dict(self.arrays), self.version)  # a view of a dict cannot be pickled
 
     @property
     def nbytes(self) -> int:

@@ -100,7 +100,7 @@ class Declaration:
 
 @functools.lru_cache(1024)
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Of a worker's method, self included. Every call asks; inspecting takes fifty times as long as remembering."""
+    """As written, self included. Every call and iteration asks; inspecting takes fifty times as long as remembering."""
     return inspect.signature(function)
 
 
@@ -174,7 +174,7 @@ def would_not_run(function: Callable[..., Any]) -> str:
 def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Its signature, and why it cannot be called so. The latter is "" when it can, or is written in C and silent."""
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):
         return ""
     try:

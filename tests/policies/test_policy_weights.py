@@ -89,6 +89,10 @@ def test_views_of_a_module_are_its_state_dict_and_write_what_fits():
     np.testing.assert_array_equal(other.act(obs, None)[0], before)
     with pytest.raises(ValueError, match="read-only|WRITEABLE"):
         next(iter(fixed.arrays.values())).setflags(write=True)
+    with pytest.raises(TypeError, match="item assignment"):
+        fixed.arrays["policy.0.bias"] = np.zeros(8)
+    again = pickle.loads(pickle.dumps(fixed))
+    assert again.version == 4 and StateViews(made(seed=2)).write(again.arrays)
     views = StateViews(other)
     other.load_state_dict({key: value + 1 for key, value in other.state_dict().items()})
     for parameter in other.parameters():
