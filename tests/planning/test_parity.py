@@ -9,6 +9,7 @@ import itertools
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ from random_flows import Scenario, scenario
 from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import checked_layout, refuse_fixed_place
 from rlinf_lab.planning.simulator.simulator import Simulator
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.workflow import Workflow
 
 ITERATIONS = 3
 
@@ -121,6 +124,8 @@ def test_simulated_and_executed_timelines_are_equal(block: int) -> None:
 
 
 # --- ranks that come and go at random moments -----------------------------------------------------------------------
+def in_made_up_time(flow: Workflow, plan: ExecutionPlan, **options: Any) -> LocalExecutor:
+    return LocalExecutor(flow, plan, MockClock(), **options)
 
 
 def movable(made: Scenario) -> list[tuple[str, int]]:
@@ -151,13 +156,13 @@ def test_each_item_is_done_once_whoever_comes_and_goes(seeds: range) -> None:
     assert tried > 8 and changes > 20, "some came and went"
 
 
-def turn_over(made: Scenario, ranks: list[tuple[str, int]], rng: random.Random) -> int:
+def turn_over(made: Scenario, ranks: list[tuple[str, int]], rng: random.Random, executor_of: Callable[..., Any] = in_made_up_time) -> int:
     """Run it; how many came or went."""
     absent: dict[str, list[int]] = {}
     for worker, rank in ranks:
         if rng.random() < 0.4:
             absent.setdefault(worker, []).append(rank)
-    executor = LocalExecutor(made.flow, made.plan, MockClock(), absent=absent)
+    executor = executor_of(made.flow, made.plan, absent=absent)
     executor.start()
     session, over = Session(executor), threading.Event()
     changes: list[Any] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 
 import psutil
 import pytest
+from flows import apart
 from mesh import MeshExecutor
 from sessions import session_of, step_within, until
 
@@ -58,16 +58,12 @@ class Sink(Worker):
             sys.exit(3)
 
 
-DEVICES = ["cpu:0", "cpu:1"]
-
-
 def two_hosts(sinks: int = 1, leaves: bool = False) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("cut")
     items = flow.channel("items")
     source, sink = flow.worker(Source, name="source"), flow.worker(Sink, leaves, name="sink")
     flow.iteration(lambda count: (source.make(count, items), sink.take(items)))
-    devices = [f"cpu:{i}" for i in range(1 + sinks)]
-    return flow, ExecutionPlan.spatial(flow, devices, {"source": [0], "sink": list(range(1, 1 + sinks))})
+    return flow, apart(flow, {"sink": sinks}, micro_batches={"items": 1})
 
 
 @pytest.mark.parametrize("first", ["driver", "host1", "both, of each other"])
@@ -202,21 +198,16 @@ class Meets(Worker):
         return self.rank
 
 
-class Hears(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        TOLD.set()
-
-
 def test_a_setup_that_lasts_says_where_it_stands(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It may wait for another one of its process."""
     monkeypatch.setattr(setups, "TOLD_AFTER_SECONDS", 0.1)
-    monkeypatch.setattr(logging.getLogger("rlinf_lab"), "handlers", [Hears()])
     TOLD.clear()
     flow = Workflow("meets")
     meets = flow.worker(Meets, name="meets")
     flow.iteration(lambda: meets.go())
-    plan = ExecutionPlan.spatial(flow, DEVICES, {"meets": [0, 1]})
-    started = run(flow, plan, 1, emulate=True)
+    started = run(flow, apart(flow, {"meets": 2}), 1, emulate=True)
+    until(lambda: "has been in its setup()" in caplog.text)
+    TOLD.set()
     assert started.wait() == [[0, 1]]
     told = r"meets\[0\] has been in its setup\(\) for 0.1 s.*the setup of meets\[1\] comes after it in the same process(.|\n)*Next: (.|\n)*TOLD.wait\(60\)"
     for said in (caplog.text, started.status()):

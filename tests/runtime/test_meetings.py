@@ -30,11 +30,6 @@ class Source(lab.Worker):
             b.put(i)
             self.compute(0.001)
 
-    def slowly(self, n: int, out: lab.Outbox) -> None:
-        for i in range(n):
-            out.put(i)
-            time.sleep(0.03)
-
 
 class Meets(lab.Worker):
     """A step is an item of each rank, and a meeting."""
@@ -200,53 +195,6 @@ class Learns(lab.Worker):
             if self.what == "put":
                 inbox.get(steps)
         return float(self.net.weight.grad.sum())
-
-
-class LearnsAlone(lab.TorchWorker):
-    """It is moved off its device while it waits for the other rank, and what it had wrapped goes."""
-
-    def setup(self) -> None:
-        torch.set_num_threads(1)
-        self.net = nn.Linear(4, 1)
-        self.group = RankGroup(self, timeout=20)
-
-    def offload(self) -> None:
-        self.group.offload()
-        super().offload()
-
-    def train(self, steps: int) -> int:
-        for _ in range(steps):
-            time.sleep(0.05 * self.rank)
-            with self.group:
-                self.group.parallel(self.net)(torch.ones(2, 4)).mean().backward()
-        return steps
-
-
-    def take(self, inbox: lab.Inbox) -> int:
-        taken = 0
-        for items in inbox if self.rank == 0 else ():
-            time.sleep(0.02)
-            taken += len(items)
-        self.exchange(0)
-        return taken
-
-
-def test_a_learner_that_leaves_its_device_while_it_waits_for_the_others_wraps_anew_with_them() -> None:
-    flow = lab.Workflow("moved")
-    items = flow.channel("items")
-    feeds, learns, other = flow.worker(Source, name="feeds"), flow.worker(LearnsAlone, name="learns"), flow.worker(LearnsAlone, name="other")
-
-    @flow.iteration
-    def iteration() -> tuple:
-        feeds.slowly(10, items)
-        learnt, taken = learns.train(6), other.take(items)
-        return learnt.wait(), taken.wait()
-
-    places, memory = {"feeds": [[2]], "learns": BOTH, "other": BOTH}, {"learns": 1, "other": 1}
-    plan = lab.ExecutionPlan("tight", ["cpu:0", "cpu:1", "cpu:2"], places, micro_batches={"items": 1}, memory=memory, device_memory=1)
-    run = lab.run(flow, plan, 2, dashboard=False, emulate=True)
-    assert run.wait(60) == [([6, 6], [10, 0])] * 2
-    assert "offload" in {s.name for s in run.timeline.rows() if s.track.worker == "learns"}
 
 
 def test_who_may_meet_is_read_from_the_code() -> None:

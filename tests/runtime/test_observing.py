@@ -651,18 +651,6 @@ def test_what_is_not_urgent_comes_after_what_is_and_less_often(monkeypatch: pyte
 
 
 # --- the table of metrics by itself: what a row holds, which rows are new, what is forgotten ---
-def test_ranks_are_averaged_and_the_last_value_of_each_counts() -> None:
-    table = MetricTable()
-    table.logged("w", 0, 0, {"x": 100.0})
-    table.logged("w", 0, 0, {"x": 1.0})
-    table.logged("w", 1, 0, {"x": 3.0})
-    assert len(table.frame()) == 0  # the iteration goes on
-    table.finished(0, 0.5, {"total": 7.0})
-    assert table.since(0)[0] == [{"iteration": 0, "seconds": 0.5, "x": 2.0, "total": 7.0}]
-    table.finished(2, 0.7, {})  # the one between has failed
-    assert table.frame()["iteration"].tolist() == [0, 2] and table.pace() == pytest.approx(0.6)
-
-
 @given(st.sets(st.tuples(st.sampled_from(["driver", "a", "b", "c"]), st.sampled_from(["x", "y", "a.x", "b.a.x", "c.b.a.x"]))))
 def test_no_two_columns_have_one_name(keys: set[tuple[str, str]]) -> None:
     """What the loop returns keeps its name."""
@@ -670,31 +658,37 @@ def test_no_two_columns_have_one_name(keys: set[tuple[str, str]]) -> None:
     assert labels([("driver", "loss"), ("a", "loss"), ("a", "x")]) == {("driver", "loss"): "loss", ("a", "loss"): "a.loss", ("a", "x"): "x"}
 
 
-def test_only_what_has_changed_is_told_and_values_of_ranks_are_forgotten_when_an_iteration_cannot_change() -> None:
-    table = MetricTable()
-    for i in range(1000):
-        table.finished(i, 0.1, {"r": float(i)})
-    rows, version = table.since(0)
-    assert len(rows) == 1000 and table.since(version) == ([], version)
-    table.logged("w", 0, 998, {"late": 5.0})  # of a process whose news come ten times a second
-    table.finished(1000, 0.1, {})
-    rows, _ = table.since(version)
-    assert rows == [{"iteration": 998, "seconds": 0.1, "r": 998.0, "late": 5.0}, {"iteration": 1000, "seconds": 0.1}]
-    table.logged("w", 0, 1000, {"late": 6.0})
-    table.settle(999)
-    assert set(table._ranks) == {1000} and list(table.frame()["late"].dropna()) == [5.0, 6.0]
+said = (st.integers(0, 2), st.sampled_from(["a", "b", "driver"]), st.integers(0, 1), st.sampled_from("xy"), st.floats(-9, 9))
 
 
-@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from("xyz"), st.floats(-9, 9)), max_size=40), st.lists(st.integers(0, 40), max_size=5))
-def test_a_listener_that_replaces_rows_has_the_whole_table(said: list[tuple[int, str, float]], looks: list[int]) -> None:
-    table, seen, version = MetricTable(), {}, 0
-    for number, (iteration, name, value) in enumerate(said):
-        table.logged("ab"[number % 2], 0, iteration, {name: value})
-        table.finished(iteration, 0.1, {})
-        if number in looks:
+@given(st.lists(st.tuples(*said, st.booleans()), max_size=20))
+def test_rows_are_means_of_what_ranks_said_last_and_those_that_changed_are_told(events: list[Any]) -> None:
+    """A listener that replaces rows has the whole table: of iterations that have ended, whatever comes late."""
+    table, seen, version, touched, known = MetricTable(), dict[int, Any](), 0, set[int](), dict[tuple[str, str], str]()
+    cells: dict[int, dict[tuple[str, str], dict[int, float]]] = {}  # by iteration, worker and name: of each rank
+    took: dict[int, float] = {}
+    for number, (iteration, who, rank, name, value, looks) in enumerate([*events, (9, "driver", 1, "x", 1.0, True)]):
+        row = cells.setdefault(iteration, {})
+        if who != "driver" or rank:  # the loop may return nothing
+            row.setdefault((who, name), {})[rank] = value
+        if who == "driver":
+            took[iteration] = number / 10
+            table.finished(iteration, took[iteration], {name: value} if rank else {})
+        else:
+            table.logged(who, rank, iteration, {name: value})
+        touched.add(iteration)
+        before, known = known, labels({key for row in cells.values() for key in row})
+        if any(known[key] != name for key, name in before.items()):
+            touched |= set(took)
+        if looks:
             rows, version = table.since(version)
-            seen |= {row["iteration"]: row for row in rows}
-    rows, version = table.since(version)
-    seen |= {row["iteration"]: row for row in rows}
-    whole = table.frame().to_dict("records")
-    assert [{k: v for k, v in row.items() if not math.isnan(v)} for row in whole] == [seen[i] for i in sorted(seen)]
+            new = {row["iteration"]: row for row in rows}
+            assert table.since(version) == ([], version) and set(new) <= touched
+            seen, touched = seen | new, set()
+    assert set(seen) == set(took) and table.pace() == pytest.approx(sum(took.values()) / len(took))
+    for i in took:
+        means = {known[key]: pytest.approx(sum(ranks.values()) / len(ranks)) for key, ranks in cells[i].items()}
+        assert seen[i] == {"iteration": i, "seconds": took[i], **means}
+    table.settle(1)
+    whole = [{k: v for k, v in row.items() if not math.isnan(v)} for row in table.frame().to_dict("records")]
+    assert whole == [seen[i] for i in sorted(took)] and not set(table._ranks) & {0, 1}

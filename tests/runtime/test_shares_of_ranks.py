@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "planning"))
+from mock_runs import run, seconds
+from timed_flows import Timed
+
 import rlinf_lab as lab
-from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.planner.planner import Planned, plan
+from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile.profile import EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.runtime.threads.clocks import MockClock
-from rlinf_lab.timeline.timeline import Timeline
 
 ITEMS, SECONDS = 32, 0.25
-
-
-class Rollout(lab.Worker):
-    def generate(self, out: lab.Outbox, group: int, items: int) -> None:
-        for i in range(items):
-            self.compute(SECONDS)
-            if group > 1:
-                out.put(i, key=i // group)
-            else:
-                out.put(i)
-
-
-class Learner(lab.Worker):
-    def train(self, inbox: lab.Inbox) -> list[int]:
-        """Items of each batch."""
-        sizes = []
-        for batch in inbox:
-            items = sum(len(item) if isinstance(item, list) else 1 for item in batch)
-            self.compute(SECONDS * items)
-            sizes.append(items)
-        return sizes
 
 
 def flow_of(whole: bool = False, group: int = 1, count: int = ITEMS) -> lab.Workflow:
     flow = lab.Workflow("chain")
     items = flow.channel("items", capacity=None, whole=whole, group=group)
-    rollout, learner = flow.worker(Rollout, name="rollout"), flow.worker(Learner, name="learner")
-    flow.iteration(lambda: (rollout.generate(items, group, count), learner.train(items)))
+    rollout, learner = (flow.worker(Timed, count, 0.0, SECONDS, group, name=name) for name in ("rollout", "learner"))
+    flow.iteration(lambda: (rollout.make(items), learner.work(items))[1])
     return flow
 
 
@@ -48,13 +31,6 @@ def profile(whole: bool = False, group: int = 1, gib: float = 0.0, cap: float = 
     rollout = WorkerProfile((Sample(1, count, count * SECONDS),), ranks=RankRule(counts=(1,)))
     learner = WorkerProfile((Sample(1, count, count * SECONDS),), memory=Memory(0.0, gib))
     return Profile(count, {"rollout": rollout, "learner": learner}, (EdgeProfile("rollout", "learner", group, whole),), device_memory_gib=cap)
-
-
-def executed(planned: Planned, flow: lab.Workflow, iterations: int = 1) -> tuple[list[list[int]], Timeline]:
-    """The sizes of the batches of each rank, and the timeline."""
-    run = lab.run(flow, planned, iterations, dashboard=False, clock=MockClock())
-    sizes = run.wait()[-1][1]
-    return [sizes] if planned.placement["learner"]["ranks"] == 1 else sizes, run.timeline
 
 
 @pytest.mark.parametrize(
@@ -71,26 +47,22 @@ def test_ranks_take_what_a_plan_of_the_search_says(whole: bool, group: int, coun
     """Whole groups, no more of them than fit, in the seconds that it says, or in fewer where it counts micro-batches that are no whole groups."""
     flow, costs = flow_of(whole, group, count), profile(whole, group, gib, cap, count)
     for planned in plan(flow, [f"cpu:{i}" for i in range(devices)], costs, micro_batches=4 if whole else 8):
-        sizes, timeline = executed(planned, flow, 3)
+        done = run(flow, planned, 3)
+        sizes = done.wait()[-1] if planned.placement["learner"]["ranks"] > 1 else done.wait()[-1:]
         held = max(n for rank in sizes for n in rank)
         assert all(len(rank) <= 1 for rank in sizes if whole), planned
         assert sum(map(sum, sizes)) == count and all(n % group == 0 for rank in sizes for n in rank), planned
         assert gib * held <= cap and (not gib or gib * held <= max(map(planned.candidate.placement.gib, range(devices)))), planned
         ranks, parts = planned.placement["learner"]["ranks"], count // group
         if not (whole and parts % ranks):  # these go on by themselves: said in its notes
-            took, foretold = timeline.iterations()["seconds"].iloc[-1], planned.seconds
+            took, foretold = seconds(done), planned.seconds
             assert took <= foretold * (1 + 1e-6), planned
             assert took == pytest.approx(foretold, rel=1e-6) or gib or parts & (parts - 1), planned
 
 
-def test_a_whole_batch_that_no_rank_can_hold_is_in_no_plan() -> None:
-    with pytest.raises(PlanError, match=r"'learner' needs 160 GiB .*devices=2"):
-        plan(flow_of(whole=True), ["cpu:0"], profile(whole=True, gib=5.0), micro_batches=4)
-
-
 def test_a_plan_by_hand_may_take_a_whole_batch_in_several_calls() -> None:
     flow = flow_of(whole=True)
-    run = lab.run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"items": 16}), 1, dashboard=False, clock=MockClock())
-    assert run.wait() == [(None, [16, 16])]
-    spans = run.timeline.to_pandas().query("kind == 'run'")
+    done = run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"], micro_batches={"items": 16}), 1)
+    assert done.wait() == [[16, 16]]
+    spans = done.timeline.to_pandas().query("kind == 'run'")
     assert spans[spans["worker"] == "learner"]["start_ns"].min() >= spans[spans["worker"] == "rollout"]["end_ns"].max()
