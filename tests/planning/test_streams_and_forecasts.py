@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 from brute_force import best
+from built import timeline_of
 from random_profiles import branching, random_profile
 from sweeps import sweep
 
@@ -75,6 +76,14 @@ def test_the_scheduler_in_virtual_time_agrees() -> None:
     for seed in range(4):
         for placement, seconds in placements(random_profile(seed, generators=False, chain=True, cells=False), 8, 8, staleness=2):
             assert 0.6 * seconds < settled(steady(placement), 2)[1] < 1.1 * seconds, (seed, placement.shape)
+
+
+def test_who_uses_up_a_lead_settles_to_what_its_device_works_for_an_iteration() -> None:
+    """Nothing is repeated: iterations become longer, or shorter, by a second each."""
+    for gaps, each in ((range(1, 11), 6.5), (range(10, 0, -1), 5.5)):
+        ends = [int(end) * 10**9 for end in np.cumsum(gaps)]
+        rows = [("a", 0, ("d",), kind, end - gap * 10**9, end, i) for kind in (SpanKind.RUN, SpanKind.MARK) for i, (end, gap) in enumerate(zip(ends, gaps, strict=True))]
+        assert settled(timeline_of(*rows), 1) == (ends[7] / 1e9, each)
 
 
 @pytest.mark.parametrize(("made", "devices", "micro_batches"), [
