@@ -150,7 +150,8 @@ class Calls:
 
     def __init__(self, at: Path, rooms: list[str]) -> None:
         if not at.exists():
-            folders = [f"tests/{room}" for room in rooms] + [f"tests/{file}" for _, file in ORACLES if file.partition("/")[0] not in rooms]
+            folders = [str(folder) for room in rooms for folder in (ROOT / "tests").glob(f"{room}*")]
+            folders += [f"tests/{file}" for _, file in ORACLES if not file.startswith(tuple(rooms))]
             environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tools'}", "OMP_NUM_THREADS": "1", "MUTANTS_CALLS": str(at)}
             command = [sys.executable, "-m", "pytest", "-p", "mutants", "-q", "-n", "2", "--timeout", str(HANGS_S), "-m", QUICK, *folders]
             subprocess.run(command, cwd=ROOT, env=environment, check=False)
