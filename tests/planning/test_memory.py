@@ -8,6 +8,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine.engine import Do, Engine, Event
+from rlinf_lab.planning.engine.shared_memory import Overlaps
 from rlinf_lab.planning.forecast.forecast import forecast, graph_of
 from rlinf_lab.planning.placement.memory_units import Turns
 from rlinf_lab.planning.placement.placement import Placement
@@ -241,6 +243,13 @@ def test_those_that_nothing_links_go_in_the_order_of_the_plan(order: str) -> Non
     executed = execution_plan(placement, graph, ["cpu:0"], "by hand")
     assert executed.priorities == {n: i for i, n in enumerate(order)}
     assert [p.priority for p in engine_of(Layout(graph, executed)).processes[1:]] == [order.index(n) for n in "abc"]
+
+
+def test_of_each_that_shares_memory_its_most_with_one_before_is_saved() -> None:
+    overlaps, there = Overlaps(), [SimpleNamespace(index=i) for i in range(3)]
+    for one, other, units in ((0, 1, 9), (2, 0, 3), (2, 1, 1), (1, 0, 4)):  # a later word counts
+        overlaps.set(one, other, units)
+    assert [overlaps.saved(some) for some in ([], there[:1], there[1:], there, there[::-1])] == [0, 0, 1, 4 + 3, 1 + 4]
 
 
 def engine_of(layout: Layout) -> Engine:

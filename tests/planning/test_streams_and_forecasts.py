@@ -139,6 +139,11 @@ def test_a_generator_has_a_tail_and_streams() -> None:
     assert timeline.bubbles().set_index("cause")["seconds"].sum() > 0
 
 
+def test_what_is_put_at_the_end_comes_once_and_then() -> None:
+    profile = chain(a=WORK, b=WORK).replace(edges=(EdgeProfile("a", "b", at_end=True),))
+    assert plan(profile, 8, modes=("spatial",)).best.simulate(1).elapsed_ns == pytest.approx(16e9), "8 s each, on 4 devices"
+
+
 def test_of_two_readers_the_one_of_groups_is_fed_later() -> None:
     generator = WorkerProfile((Sample(1, 64.0, 10.0),), "generation", lengths=Lengths(4096.0, mean_tokens=800.0), exponent=0.5)
     workers = {"g": generator, **{name: WorkerProfile((Sample(1, 64.0, 4.0),)) for name in "ac"}}
