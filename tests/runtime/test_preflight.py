@@ -7,14 +7,11 @@ import threading
 import types
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
-
-sys.path.insert(0, str(Path(__file__).parent))
 from flows import Numbers
+from gymnasium.spaces import Box
 from own_threads import own_threads
 
 import rlinf_lab as lab
