@@ -310,5 +310,5 @@ def test_before_the_first_call_the_others_are_not_there() -> None:
     flow = lab.Workflow("hasty")
     hasty = flow.worker(Hasty)
     flow.iteration(lambda: hasty.go())
-    with pytest.raises((lab.errors.WorkerError, lab.errors.WorkflowError), match="outside a call"), lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])):
+    with pytest.raises(lab.errors.RlinfLabError, match="outside a call"), lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])):
         pass
