@@ -23,8 +23,6 @@ from rlinf_lab.runtime.run.preflight import _Looking
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.workers import PolicyWorker, SimulatorWorker
 
-RAY = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
-
 
 def robot(num_envs: int = 4) -> lab.Workflow:
     flow = lab.Workflow("robot")
